@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(Embedding, (), (weight), (), ());
+OCTAVO_SIGNATURE(Embedding, (), (weight), (has_all), ());
 OCTAVO_SIGNATURE(PositionEmbedding, (), (weight), (offset), ());
 OCTAVO_SIGNATURE(TokenTypeEmbedding, (), (weight), (), ());
 
@@ -60,8 +60,15 @@ void read_rows(const PackedWeight& w, const int32_t* indices, int32_t offset, co
     for (int64_t r = rows.begin; r < rows.end; ++r) read_row(w, indices[r] + offset, out.data + r * out.cols);
 }
 
+// A step has no ids beyond a table that has all of them.
 void embedding(const Args& args, const Step& step, Worker& worker) {
-    read_rows(*args.weights[Embedding::weight].packed, step.token_ids, 0, args.output, worker);
+    const PackedWeight& weight = *args.weights[Embedding::weight].packed;
+    const View& out = args.output;
+    const Range rows = share(out.rows, worker);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const int32_t id = step.token_ids[r];
+        read_row(weight, id < weight.n ? id : 0, out.data + r * out.cols);
+    }
 }
 
 void position_embedding(const Args& args, const Step& step, Worker& worker) {

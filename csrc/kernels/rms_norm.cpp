@@ -10,10 +10,11 @@ void rms_norm(const Args& args, const Step&, Worker& worker) {
     const View& x = args.inputs[RmsNorm::x];
     const Weight& weight = args.weights[RmsNorm::weight];
     const float eps = args.floats[RmsNorm::eps];
-    const int64_t group = weight.data ? weight.size : args.ints[RmsNorm::group];
+    const int64_t wanted = args.ints[RmsNorm::group], group = wanted ? wanted : weight.size;
     const Range groups = share(x.rows * (x.cols / group), worker);
     for (int64_t i = groups.begin; i < groups.end; ++i)
-        rms_norm_group(args.output.data + i * group, x.data + i * group, weight.data, group, eps);
+        rms_norm_group(args.output.data + i * group, x.data + i * group,
+                       weight.data ? weight.data + i * group % weight.size : nullptr, group, eps);
 }
 
 }  // namespace

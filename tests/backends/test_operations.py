@@ -81,6 +81,10 @@ def selective_scan(g: Graph, x: Value) -> Value:
     return g.add_operation(ops.SelectiveScan(x, g.linear(x, "gates"), decay, skip, bias, ops.ScanHeads(4, 8, 2, 8), 0))
 
 
+def streams(g: Graph, x: Value) -> Value:
+    return g.add_operation(ops.SideBySide(x, g.activation(x, "silu")))
+
+
 # Graphs in which the operation survives the passes, or is made by them.
 GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Embedding: lambda _, x: x,
@@ -96,6 +100,13 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Scale: lambda _, x: x * 0.7,
     ops.Activation: lambda g, x: g.activation(x, "gelu_tanh"),
     ops.GatedActivation: lambda g, x: g.silu_mul(x, g.scale(x, 2.0)),
+    ops.Columns: lambda g, x: g.columns(x, 5, 40),
+    ops.SideBySide: streams,
+    ops.MixStreams: lambda g, x: g.add_operation(ops.MixStreams(streams(g, x), g.linear(x, "gates"))),
+    ops.AddToStreams: lambda g, x: g.add_operation(ops.AddToStreams(streams(g, x), x, None, (0.0, 1.0))),
+    ops.MatchMagnitude: lambda g, x: g.add_operation(ops.MatchMagnitude(streams(g, x), x, 1e-5)),
+    ops.ScaleColumns: lambda g, x: g.scale_columns(x, "norm"),
+    ops.Sparsify: lambda g, x: g.add_operation(ops.Sparsify(x, 0.5)),
     ops.Softcap: lambda g, x: g.softcap(x, 1.5),
     ops.Clip: lambda g, x: g.clip(x, 0.1),
     ops.Rope: lambda g, x: g.rope(x, 16, ROPE),

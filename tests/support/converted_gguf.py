@@ -28,6 +28,8 @@ _ARCHITECTURES = {
     "olmo3": "olmo2",
     "gpt_oss": "gpt-oss",
     "llama4_text": "llama4",
+    "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
     "glm4_moe": "glm4moe",
     "glm4_moe_lite": "deepseek2",
     "deepseek_v2": "deepseek2",
@@ -47,6 +49,8 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
     config = model.config
     if config.model_type in tiny_classic.GGUF_ARCHITECTURES:
         return tiny_classic.save_gguf(model, path)
+    if config.model_type == "gemma4_text":  # heads differ by layer; the general keys below are overwritten
+        config.allow_global_per_layer_attribute_access = True
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, config, kv_b)

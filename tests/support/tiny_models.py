@@ -322,13 +322,16 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
-            if parameter.dim() == 1 and parameter_name.endswith("weight") and not name.startswith(_OFFSET_NORMS):
+            is_offset = name.startswith(_OFFSET_NORMS) and not name.startswith(("gemma3n", "gemma4"))
+            if parameter.dim() == 1 and parameter_name.endswith(("weight", "scale")) and not is_offset:
                 parameter += 1.0
             if "embed_tokens" in parameter_name:
                 parameter *= parameter.shape[-1] ** 0.25
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.1)
+            if buffer_name.endswith("layer_scalar"):
+                buffer.uniform_(0.7, 1.3)
     return model
 
 

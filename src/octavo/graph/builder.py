@@ -14,6 +14,7 @@ from octavo.graph.ops import (
     Attention,
     AttentionParams,
     Clip,
+    Columns,
     DeltaHeads,
     Embedding,
     EncoderAttention,
@@ -36,6 +37,7 @@ from octavo.graph.ops import (
     RopeParams,
     Routing,
     Scale,
+    ScaleColumns,
     ScanHeads,
     SelectiveScan,
     SelectRows,
@@ -192,9 +194,9 @@ class Graph:
 
     # Operations with weights. `name` is the stem: `layers.0.self_attn.q_proj`.
 
-    def embedding(self, name: str) -> Value:
-        """The embeddings of the step's tokens: [TOKENS, cols]."""
-        return self.add_operation(Embedding(self._weight(name, "embedding")))
+    def embedding(self, name: str, *, has_all: bool = True) -> Value:
+        """The embeddings of the step's tokens: [TOKENS, cols]. has_all: False: ids beyond the table take its row 0."""
+        return self.add_operation(Embedding(self._weight(name, "embedding"), has_all))
 
     def position_embedding(self, name: str, offset: int = 0) -> Value:
         """The learned embeddings of the positions of the step's tokens: [TOKENS, cols]."""
@@ -219,7 +221,7 @@ class Graph:
     def rms_norm(self, x: Value, name: str | None, eps: float, group: int = 0) -> Value:
         """Normalizes groups of as many columns as the weight has: all columns, or each head by itself.
 
-        name: None: no weight; the groups have `group` columns.
+        name: None: no weight. group: columns of a group, if the weight, which has as many, is not that of one group.
         """
         return self.add_operation(RMSNorm(x, None if name is None else self._weight(name, "rms_norm"), eps, group))
 
@@ -301,6 +303,13 @@ class Graph:
     def gelu_mul(self, gate: Value, up: Value, *, approximate: bool) -> Value:
         """GeGLU: gelu(gate) * up, `approximate` with the tanh formula."""
         return self.add_operation(GatedActivation(gate, up, "gelu_tanh" if approximate else "gelu"))
+
+    def scale_columns(self, x: Value, name: str) -> Value:
+        """x * weight, a vector with a factor for each column or with one for all."""
+        return self.add_operation(ScaleColumns(x, self._weight(name, "scale_columns")))
+
+    def columns(self, x: Value, begin: int, count: int) -> Value:
+        return self.add_operation(Columns(x, begin, count))
 
     def softcap(self, x: Value, cap: float) -> Value:
         return self.add_operation(Softcap(x, cap))

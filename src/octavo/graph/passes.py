@@ -128,6 +128,10 @@ def fuse_attention(node: Node, view: _View) -> list[Node] | None:
     return [Node(product, qkv, node.layer), replace(node, op=attention)]
 
 
+def _is_of_heads(norm: RMSNorm, head_dim: int) -> bool:
+    return norm.columns == head_dim and (norm.weight is None or norm.weight.shape == (head_dim,))
+
+
 class _Projection(NamedTuple):
     linear: Linear | None
     norm: RMSNorm | None = None
@@ -143,7 +147,7 @@ def _projection(value: Value, head_dim: int, view: _View) -> _Projection:
         return _Projection(None)
     if isinstance(op, Rope) and op.head_dim == head_dim and view.used_once(op.x):
         rope, op = op.rope, view.producer(op.x)
-    if isinstance(op, RMSNorm) and op.columns == head_dim and view.used_once(op.x):
+    if isinstance(op, RMSNorm) and _is_of_heads(op, head_dim) and view.used_once(op.x):
         norm, op = op, view.producer(op.x)
     return _Projection(op if isinstance(op, Linear) else None, norm, rope)
 

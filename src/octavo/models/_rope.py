@@ -90,6 +90,13 @@ def yarn(
     return RopeParams(tuple(frequencies.tolist()), yarn_mscale(factor, 1.0))
 
 
+def proportional(head_dim: int, theta: float, share: float, factor: float) -> RopeParams:
+    """Gemma 4: the frequencies of a whole head, of which only the first `share` turn."""
+    frequencies = base_frequencies(head_dim, theta) / factor
+    frequencies[int(share * head_dim // 2) :] = 0.0
+    return RopeParams(tuple(frequencies.tolist()))
+
+
 def long_rope_from_hf(section: ConfigReader, max_positions: int) -> int | None:
     """The length in tokens up to which long-rope takes its short factors; None: another kind, or no long factors."""
     if section.text("rope_type", section.text("type", "default")) not in _LONG_ROPE:
@@ -115,7 +122,10 @@ def rope_from_hf(
     Raises ModelLoadError naming the key.
     """
     theta = section.number("rope_theta", theta, low=1.0)
-    rotary_dim = int(head_dim * section.number("partial_rotary_factor", 1.0, high=1.0))
+    share = section.number("partial_rotary_factor", 1.0, high=1.0)
+    if section.text("rope_type", "default") == "proportional":
+        return proportional(head_dim, theta, share, _number(section, "factor", 1.0))
+    rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:
         raise section.error("partial_rotary_factor", rotary_dim / head_dim, "rotates no even number of columns")
     kind = section.text("rope_type", section.text("type", "default"))
@@ -138,7 +148,7 @@ def rope_from_hf(
         name = "long_factor" if (length or max_positions) > original else "short_factor"
         divisors = _divisors(section, name, rotary_dim)
         return scaled(rotary_dim, theta, divisors, attention)
-    raise section.error("rope_type", kind, "must be default, linear, dynamic, llama3, yarn or longrope")
+    raise section.error("rope_type", kind, "must be default, linear, dynamic, llama3, yarn, longrope or proportional")
 
 
 def rope_from_gguf(

@@ -266,6 +266,34 @@ void compare_simple(Judge& judge, Random& random) {
     }
 }
 
+// Operations on two streams of `cols` columns side by side.
+void compare_streams(Judge& judge, Random& random) {
+    for (const int32_t cols : {1, 15, 96, 333}) {
+        Call call;
+        call.rows = 13;
+        const auto compare = [&](const char* kernel, std::vector<int32_t> inputs, std::vector<Operand> weights,
+                                 int32_t out) {
+            call.kernel = kernel;
+            call.cols = out;
+            call.inputs.clear();
+            for (const int32_t width : inputs) call.inputs.push_back(random_matrix(random, call.rows, width));
+            call.weights = std::move(weights);
+            judge.compare(call, std::to_string(cols) + " columns");
+        };
+        call.ints = {cols / 2, cols};
+        compare("columns", {2 * cols}, {}, cols);
+        call.ints.clear();
+        call.floats = {0.4f};
+        compare("side_by_side", {2 * cols, cols}, {}, 3 * cols);
+        compare("mix_streams", {2 * cols, 4}, {}, 2 * cols);
+        compare("add_to_streams", {2 * cols, cols, 2}, {random_vector(random, 2)}, 2 * cols);
+        compare("match_magnitude", {2 * cols, cols}, {}, 2 * cols);
+        compare("scale_columns", {cols}, {random_vector(random, cols)}, cols);
+        compare("scale_columns", {cols}, {random_vector(random, 1)}, cols);
+        compare("sparsify", {cols}, {}, cols);
+    }
+}
+
 void compare_encoder(Judge& judge, Random& random) {
     const std::vector<int32_t> starts = {0, 3, 4, 120, 160};
     for (const int32_t dim : {7, 32, 64})
@@ -302,6 +330,7 @@ int main(int argc, char** argv) {
     compare_products(judge, random);
     compare_embedding(judge, random);
     compare_encoder(judge, random);
+    compare_streams(judge, random);
     compare_steps(judge, random);
     judge.finish();
     return 0;

@@ -42,6 +42,7 @@ NESTED: dict[type, Any] = {
     ops.SelectiveScan: ops.SelectiveScan(X, X, W, W, W, ops.ScanHeads(2, 8, 1, 8), 1),
     MoE: MoE(X, W, W, W, W, Routing(1)),
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),
+    ops.AddToStreams: ops.AddToStreams(X, X, X, (1.0, 0.5)),
 }
 KERNELS = {
     cls for cls in vars(ops).values() if isinstance(cls, type) and issubclass(cls, Op) and cls not in (Op, ops.Input)

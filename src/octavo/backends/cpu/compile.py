@@ -27,7 +27,7 @@ from octavo.errors import GraphError, UsageError
 from octavo.graph.cache import CacheSizes, KVCache, StateCache
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
-from octavo.graph.ops import Input
+from octavo.graph.ops import Embedding, Input
 from octavo.graph.passes import Pass, optimize
 from octavo.graph.values import Parameter, Rows
 
@@ -203,7 +203,7 @@ def _make_program(
     memory = plan(graph, limits.rows, _ELEMENT_BYTES)
     values = [node.output for node in graph.nodes]
     # The limit of token ids in a batch: the rows of the embedding, not those of a table of positions.
-    tables = [p.shape[0] for node in graph.nodes if node.op.name == "embedding" for p in node.op.parameters]
+    tables = [node.op.weight.shape[0] for node in graph.nodes if isinstance(node.op, Embedding) and node.op.has_all]
     return _native.Program(
         isa,
         threads.count,

@@ -39,3 +39,10 @@ from octavo.graph.ops.state import GatedDeltaRule as GatedDeltaRule
 from octavo.graph.ops.state import ScanHeads as ScanHeads
 from octavo.graph.ops.state import SelectiveScan as SelectiveScan
 from octavo.graph.ops.state import ShortConv as ShortConv
+from octavo.graph.ops.streams import AddToStreams as AddToStreams
+from octavo.graph.ops.streams import Columns as Columns
+from octavo.graph.ops.streams import MatchMagnitude as MatchMagnitude
+from octavo.graph.ops.streams import MixStreams as MixStreams
+from octavo.graph.ops.streams import ScaleColumns as ScaleColumns
+from octavo.graph.ops.streams import SideBySide as SideBySide
+from octavo.graph.ops.streams import Sparsify as Sparsify

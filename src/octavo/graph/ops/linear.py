@@ -33,6 +33,7 @@ class Embedding(Op):
     """The rows of `Batch.token_ids`."""
 
     weight: Parameter  # [vocab, cols]; -> [TOKENS, cols]
+    has_all: bool = True  # False: ids beyond the table take its row 0
 
     def infer_shape(self) -> tuple[Rows, int]:
         require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
@@ -42,7 +43,10 @@ class Embedding(Op):
         return min(1.0, sizes.tokens / parameter.shape[0])
 
     def evaluate(self, step: Evaluation) -> Array:
-        return step.weights[self.weight][step.batch.token_ids]
+        ids = step.batch.token_ids
+        if not self.has_all:
+            ids = np.where(ids < self.weight.shape[0], ids, 0)
+        return step.weights[self.weight][ids]
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ class Clip(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm(Op):
-    """x / rms(x) * weight, over groups of as many columns (heads) as the weight has; without one, of `group` columns.
+    """x / rms(x) * weight, over groups of `group` columns; 0: of as many as the weight has, such as heads.
 
     Zhang and Sennrich, arXiv 1910.07467; eps is added to the mean square.
     """
@@ -200,28 +200,31 @@ class RMSNorm(Op):
     element_flops: ClassVar[int] = 4
 
     x: Value
-    weight: Parameter | None  # [group]; group divides x.cols
+    weight: Parameter | None  # [group], or one for several groups; its columns divide x.cols
     eps: float
-    group: int = 0  # read only if there is no weight
+    group: int = 0
 
     @property
     def columns(self) -> int:
         """Columns that are normalized together."""
-        return self.group if self.weight is None else self.weight.shape[0]
+        return self.weight.shape[0] if self.weight is not None and not self.group else self.group
 
     def infer_shape(self) -> tuple[Rows, int]:
         weight = self.weight
         name = f"a group of {self.group}" if weight is None else f"{weight.name} {list(weight.shape)}"
         fits = weight is None or len(weight.shape) == 1
-        require(
-            fits and self.columns > 0 and self.x.cols % self.columns == 0,
-            f"x {describe(self.x)} is not a multiple of {name}",
-        )
+        width = self.group if weight is None else weight.shape[0]
+        require(fits and width > 0 and self.x.cols % width == 0, f"x {describe(self.x)} is not a multiple of {name}")
+        require(width % self.columns == 0, f"{name} has no groups of {self.columns} columns")
         return self.x.rows, self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]
-        return rms_norm(x, np.ones(self.group, x.dtype) if self.weight is None else step.weights[self.weight], self.eps)
+        if self.weight is None:
+            return rms_norm(x, np.ones(self.group, x.dtype), self.eps)
+        weight = step.weights[self.weight]
+        normed = rms_norm(x, np.ones(self.columns, x.dtype), self.eps)
+        return np.asarray(normed * np.tile(weight, x.shape[1] // len(weight)))
 
 
 @dataclass(frozen=True, slots=True)

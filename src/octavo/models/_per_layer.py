@@ -1,0 +1,75 @@
+"""The parts that Gemma 3n and 4 share: inputs for each layer, and layers without keys and values of their own."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig, Windows
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import WeightTable
+from octavo.models.gemma2 import WEIGHTS as GEMMA2
+
+# Norms multiply by the weight itself, unlike those of Gemma 1 to 3.
+WEIGHTS = WeightTable(
+    names={
+        **GEMMA2.names,
+        "per_layer_token_embd": "embed_tokens_per_layer",
+        "per_layer_model_proj": "per_layer_model_projection",
+        "per_layer_proj_norm": "per_layer_projection_norm",
+        "blk.*.inp_gate": "layers.*.per_layer_input_gate",
+        "blk.*.proj": "layers.*.per_layer_projection",
+        "blk.*.post_norm": "layers.*.post_per_layer_input_norm",
+    },
+)
+
+
+def inputs_of_layers(g: Graph, h: Value, cfg: DecoderConfig, width: int) -> Value:
+    """The inputs of all layers side by side, `width` columns each. h: the scaled embeddings."""
+    table = g.embedding("embed_tokens_per_layer", has_all=False) * math.sqrt(width)
+    projected = g.linear(h, "per_layer_model_projection") * (1.0 / math.sqrt(cfg.hidden_size))
+    return (g.rms_norm(projected, "per_layer_projection_norm", cfg.norm_eps) + table) * math.sqrt(0.5)
+
+
+def gated_input(g: Graph, x: Value, inputs: Value, layer: int, cfg: DecoderConfig) -> Value:
+    """The input of a layer, multiplied by a gate of x and projected: [TOKENS, hidden]."""
+    p = f"layers.{layer}."
+    width = inputs.cols // cfg.num_layers
+    gate = g.linear(x, p + "per_layer_input_gate")
+    gated = g.gelu_mul(gate, g.columns(inputs, layer * width, width), approximate=True)
+    return g.rms_norm(g.linear(gated, p + "per_layer_projection"), p + "post_per_layer_input_norm", cfg.norm_eps)
+
+
+def cache_sources(reader: ConfigReader, key: str, windows: Windows, shared: int) -> tuple[int, ...]:
+    """The layer whose keys and values each layer reads: for the last `shared` ones, the last before them of their kind.
+
+    Raises ModelLoadError naming the key if there is none.
+    """
+    first = len(windows) - shared
+    if first < 1:
+        raise reader.error(key, shared, f"must be less than the {len(windows)} layers")
+    last = {window: layer for layer, window in enumerate(windows[:first])}
+    for window in windows[first:]:
+        if window not in last:
+            kind = "without" if window is None else "with"
+            raise reader.error(key, shared, f"no layer {kind} a window is left that has keys and values of its own")
+    return (*range(first), *(last[window] for window in windows[first:]))
+
+
+def text_section(reader: ConfigReader, defaults: dict[str, object]) -> ConfigReader:
+    """The part of config.json about text, with defaults; refuses attention to later tokens."""
+    reader = (reader.section("text_config") if reader.has("text_config") else reader).with_defaults(defaults)
+    key = "use_bidirectional_attention"
+    if reader.values.get(reader.prefix + key) not in (None, False, "vision"):
+        raise reader.error(key, reader.values[reader.prefix + key], "attention to later tokens is not supported")
+    return reader
+
+
+def with_widest_mlp(reader: ConfigReader, key: str, layers: str) -> ConfigReader:
+    """Some files have a width of the MLP for each layer. The weights have them, too."""
+    if isinstance(reader.values.get(reader.prefix + key), (list, tuple, np.ndarray)):
+        return reader.with_largest(key, reader.integer(layers, high=MAX_LAYERS))
+    return reader

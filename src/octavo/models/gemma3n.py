@@ -1,0 +1,245 @@
+"""Gemma 3n, text: four streams of hidden states, inputs for each layer, shared keys and values, sparse MLPs.
+
+AltUp: arXiv 2301.13310; LAuReL: arXiv 2411.07501.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import AddToStreams, AttentionParams, MatchMagnitude, MixStreams, RopeParams, SideBySide, Sparsify
+from octavo.graph.values import Value
+from octavo.models import _per_layer, gemma2
+from octavo.models._decoder import windows_of_pattern, windows_of_types
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._rope import rope_from_hf, scaled
+from octavo.models._weights import Stack, WeightTable
+
+ALIASES = ("gemma3n_text",)
+
+_ALTUP, _LAUREL = "layers.*.altup.", "layers.*.laurel."
+WEIGHTS = WeightTable(
+    names={
+        **_per_layer.WEIGHTS.names,
+        "altup_proj": "altup_projections",
+        "altup_unembd_proj": "altup_unembed_projections",
+        "blk.*.altup_correct_coef": _ALTUP + "correction_coefs",
+        "blk.*.altup_predict_coef": _ALTUP + "prediction_coefs",
+        "blk.*.altup_router": _ALTUP + "modality_router",
+        "blk.*.altup_router_norm": _ALTUP + "router_norm",
+        "blk.*.altup_correct_scale": _ALTUP + "correct_output_scale",
+        "blk.*.laurel_l": _LAUREL + "linear_left",
+        "blk.*.laurel_r": _LAUREL + "linear_right",
+        "blk.*.laurel_post_norm": _LAUREL + "post_laurel_norm",
+        _ALTUP + "correct_output_scale": _ALTUP + "correct_output_scale.weight",
+    },
+    transforms=tuple(
+        Stack(f"{stem}.*", stem, "safetensors") for stem in ("altup_projections", "altup_unembed_projections")
+    ),
+)
+
+# Values that published files leave out.
+_DEFAULTS: dict[str, object] = {
+    "vocab_size": 262_400,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
+_PATTERN = 5  # every fifth layer is global
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # if a file does not say it
+_SHARED = 15
+_STREAMS, _MAX_STREAMS = 4, 64
+_FLOOR = 1e-5  # of the mean square of a stream
+_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+_NO_ROPE = RopeParams(())
+
+
+@dataclass(frozen=True, slots=True)
+class Config(gemma2.Config):
+    """`rope` is that of the global layers, which have no window."""
+
+    local_rope: RopeParams = _NO_ROPE
+    qk_norm: bool = True
+    sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
+    deviations: tuple[float | None, ...] = ()  # [num_layers]: of a gate, below which it is 0; None: not sparse
+    input_width: int = 256  # of a layer's own input
+    num_streams: int = _STREAMS
+    active: int = 0  # the stream that layers compute with
+    scales_corrected: bool = True
+
+    def attention(self, layer: int) -> AttentionParams:
+        return gemma2.Config.attention(self, self.sources[layer])
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        reader = _per_layer.with_widest_mlp(reader, "feed_forward_length", "block_count")
+        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes)
+        window = reader.integer("attention.sliding_window")
+        key = "attention.sliding_window_pattern"
+        windows = windows_of_pattern(reader, key, plain.num_layers, _PATTERN, window)
+        shared = "attention.shared_kv_layers"
+        default = min(_SHARED, plain.num_layers - 1)
+        num_shared = reader.integer(shared, default, low=0, high=MAX_LAYERS)
+        config = replace(
+            plain,
+            windows=windows,
+            local_rope=scaled(plain.head_dim, reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)),
+            attention_scale=1.0,
+            logit_softcap=reader.number("final_logit_softcapping", 30.0),
+            sources=_per_layer.cache_sources(reader, shared, windows, num_shared),
+            deviations=_deviations_of_gguf(reader, plain.num_layers),
+            input_width=reader.integer("embedding_length_per_layer_input", 256, high=MAX_WIDTH),
+        )
+        return _with_streams(config, reader, "altup.num_inputs", "altup.active_idx")
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        reader = _per_layer.text_section(reader, _DEFAULTS)
+        reader = _per_layer.with_widest_mlp(reader, "intermediate_size", "num_hidden_layers")
+        num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("sliding_window", 512)
+        if reader.has("layer_types"):
+            windows = windows_of_types(reader, num_layers, window)
+        else:
+            windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
+        ropes = reader.section("rope_parameters")
+        plain = cls.read_hf(
+            reader,
+            rope=ropes.section("full_attention") if ropes.values else reader.section("rope_scaling"),
+            windows=windows,
+            activation=("gelu_pytorch_tanh",),
+            theta=_GLOBAL_THETA,
+        )
+        local_theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
+        num_shared = reader.integer("num_kv_shared_layers", _SHARED, low=0, high=MAX_LAYERS)
+        config = replace(
+            plain,
+            local_rope=rope_from_hf(
+                ropes.section("sliding_attention"), plain.head_dim, local_theta, plain.max_position_embeddings
+            ),
+            attention_scale=1.0,
+            logit_softcap=reader.number("final_logit_softcapping", 30.0),
+            sources=_per_layer.cache_sources(reader, "num_kv_shared_layers", windows, num_shared),
+            deviations=_deviations_of_hf(reader, num_layers),
+            input_width=reader.integer("hidden_size_per_layer_input", 256, high=MAX_WIDTH),
+            scales_corrected=reader.flag("altup_correct_scale", True),
+        )
+        return _with_streams(config, reader, "altup_num_inputs", "altup_active_idx")
+
+
+def _with_streams(config: Config, reader: ConfigReader, count: str, active: str) -> Config:
+    num_streams = reader.integer(count, _STREAMS, low=2, high=_MAX_STREAMS)
+    return replace(config, num_streams=num_streams, active=reader.integer(active, 0, low=0, high=num_streams - 1))
+
+
+def _deviations_of_hf(reader: ConfigReader, num_layers: int) -> tuple[float | None, ...]:
+    """A share of zeros as a distance from the mean of a normal distribution, in standard deviations."""
+    key = "activation_sparsity_pattern"
+    shares = (_SPARSITY,) * _SPARSE_LAYERS if num_layers > _SPARSE_LAYERS else ()
+    if reader.has(key):
+        shares = reader.numbers(key, num_layers, low=-1.0, high=1 - 1e-6)
+    for share in shares:
+        if share < 0:
+            raise reader.error(key, share, "must be from 0 to 1")
+    deviations = [NormalDist().inv_cdf(share) if share else None for share in shares]
+    return (*deviations, *(None,) * (num_layers - len(deviations)))
+
+
+def _deviations_of_gguf(reader: ConfigReader, num_layers: int) -> tuple[float | None, ...]:
+    key = "activation_sparsity_scale"
+    if not reader.has(key):
+        return _deviations_of_hf(ConfigReader({}), num_layers)
+    values = reader.values[reader.prefix + key]
+    if not isinstance(values, (list, tuple, np.ndarray)) or len(values) != num_layers:
+        raise reader.error(key, values, f"must be {num_layers} numbers")
+    # The converter writes minus infinity for a layer that is not sparse.
+    dense = [isinstance(value, (float, np.floating)) and value == -math.inf for value in values]
+    finite = ConfigReader({key: [0.0 if d else v for v, d in zip(values, dense, strict=True)]})
+    numbers = finite.numbers(key, num_layers, low=-100.0, high=100.0)
+    return tuple(None if d else number for number, d in zip(numbers, dense, strict=True))
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
+    inputs = _per_layer.inputs_of_layers(g, h, cfg, cfg.input_width)
+    copies = h
+    for _ in range(cfg.num_streams - 2):
+        copies = g.add_operation(SideBySide(copies, h))
+    others = g.add_operation(MatchMagnitude(g.head_linear(copies, "altup_projections"), h, _FLOOR))
+    streams = g.add_operation(SideBySide(h, others))
+    for i in range(cfg.num_layers):
+        streams = _layer(g, cfg, streams, inputs, i)
+    h = g.rms_norm(_joined(g, cfg, g.select_rows(streams)), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
+
+
+def _joined(g: Graph, cfg: Config, streams: Value) -> Value:
+    """The mean of the first stream and the others' projections of its magnitude."""
+    width, count = cfg.hidden_size, cfg.num_streams - 1
+    first = g.columns(streams, 0, width)
+    projected = g.head_linear(g.columns(streams, width, count * width), "altup_unembed_projections")
+    others = g.add_operation(MatchMagnitude(projected, first, _FLOOR))
+    for i in range(count):
+        first = first + g.columns(others, i * width, width)
+    return first * (1.0 / cfg.num_streams)
+
+
+def _layer(g: Graph, cfg: Config, streams: Value, inputs: Value, layer: int) -> Value:
+    """Predicts all streams, computes with the active one, and corrects the others by what it became."""
+    p = f"layers.{layer}."
+
+    def norm(x: Value, name: str) -> Value:
+        return g.rms_norm(x, p + name, cfg.norm_eps)
+
+    def active(x: Value) -> Value:
+        return g.columns(x, cfg.active * cfg.hidden_size, cfg.hidden_size)
+
+    def modalities(x: Value) -> Value:
+        routed = norm(x, "altup.router_norm") * (1.0 / cfg.hidden_size)
+        return g.activation(g.linear(routed, p + "altup.modality_router"), "tanh")
+
+    mixed = g.linear(modalities(active(streams)), p + "altup.prediction_coefs")
+    predicted = g.add_operation(MixStreams(streams, mixed))
+    h = active(predicted)
+    x = norm(h, "input_layernorm")
+    laurel = g.linear(g.linear(x, p + "laurel.linear_left"), p + "laurel.linear_right")
+    laurel = x + norm(laurel, "laurel.post_laurel_norm")
+    attended = h + norm(_attention(g, x, cfg, layer), "post_attention_layernorm")
+    h = (attended + laurel) * math.sqrt(0.5)
+    x = _mlp(g, norm(h, "pre_feedforward_layernorm"), cfg, layer)
+    activated = h + norm(x, "post_feedforward_layernorm")
+    factors = g.linear(modalities(activated), p + "altup.correction_coefs")
+    innovation = activated + active(predicted) * -1.0
+    ones = (1.0,) * cfg.num_streams
+    corrected = g.add_operation(AddToStreams(predicted, innovation, factors, ones))
+    first = active(corrected)
+    if cfg.scales_corrected:
+        first = g.scale_columns(first, p + "altup.correct_output_scale")
+    added = _per_layer.gated_input(g, first, inputs, layer, cfg)
+    return g.add_operation(AddToStreams(corrected, added, None, (0.0, *ones[1:])))
+
+
+def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
+    p, rope = f"layers.{layer}.self_attn.", cfg.rope if cfg.windows[layer] is None else cfg.local_rope
+    q = g.rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), cfg.head_dim, rope)
+    k = v = None
+    if cfg.sources[layer] == layer:
+        k = g.rope(g.rms_norm(g.linear(x, p + "k_proj"), p + "k_norm", cfg.norm_eps), cfg.head_dim, rope)
+        v = g.rms_norm(g.linear(x, p + "v_proj"), None, cfg.norm_eps, cfg.head_dim)
+    return g.linear(g.attention(q, k, v, cfg.attention(layer)), p + "o_proj")
+
+
+def _mlp(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
+    stem, deviations = f"layers.{layer}.mlp", cfg.deviations[layer]
+    gate, up = (g.linear(x, f"{stem}.{n}_proj") for n in ("gate", "up"))
+    if deviations is not None:
+        gate = g.add_operation(Sparsify(gate, deviations))
+    return g.linear(g.gelu_mul(gate, up, approximate=True), f"{stem}.down_proj")

@@ -1,0 +1,191 @@
+"""Gemma 4, text: heads of two sizes, shared keys and values, inputs for each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.values import Value
+from octavo.models import _per_layer, gemma2
+from octavo.models._decoder import checked_columns, windows_of_pattern, windows_of_types
+from octavo.models._layers import gated_mlp
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._rope import rope_from_hf, scaled
+from octavo.models._weights import WeightTable
+
+ALIASES = ("gemma4_text",)
+
+WEIGHTS = WeightTable(
+    names={
+        **_per_layer.WEIGHTS.names,
+        "blk.*.layer_output_scale": "layers.*.layer_scalar",
+        "layers.*.layer_scalar": "layers.*.layer_scalar.weight",
+    },
+)
+
+# Values that published files leave out.
+_DEFAULTS: dict[str, object] = {
+    "vocab_size": 262_144,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+}
+_GLOBAL_DIM = 512
+_PATTERN = 6  # every sixth layer is global, and the last one
+_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+_NO_ROPE = RopeParams(())
+
+
+@dataclass(frozen=True, slots=True)
+class Config(gemma2.Config):
+    """`head_dim`, `value_dim`, `num_kv_heads` and `local_rope` are those of layers with a window."""
+
+    local_rope: RopeParams = _NO_ROPE
+    global_head_dim: int = _GLOBAL_DIM
+    global_kv_heads: int = 1
+    sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
+    input_width: int = 0  # of a layer's own input; 0: there is none
+
+    def attention(self, layer: int) -> AttentionParams:
+        params = gemma2.Config.attention(self, self.sources[layer])
+        if params.window is not None:
+            return params
+        dim = self.global_head_dim
+        return replace(params, num_kv_heads=self.global_kv_heads, head_dim=dim, value_dim=dim)
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        reader = _per_layer.with_widest_mlp(reader, "feed_forward_length", "block_count")
+        num_layers, window = reader.integer("block_count", high=MAX_LAYERS), reader.integer("attention.sliding_window")
+        windows = windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, _PATTERN, window)
+        heads = reader.counts("attention.head_count_kv", num_layers)
+        kinds = [{n for n, w in zip(heads, windows, strict=True) if (w is None) == is_global} for is_global in (0, 1)]
+        if any(len(kind) > 1 for kind in kinds):
+            raise reader.error("attention.head_count_kv", heads, "differs between layers of the same kind")
+        key = reader.prefix + "attention.head_count_kv"
+        values = {**reader.values, key: max(heads)}
+        plain = cls.read_gguf(
+            ConfigReader(values, reader.prefix).with_defaults({"rope.freq_base": _GLOBAL_THETA}),
+            shapes,
+        )
+        # The plain keys are those of the global layers.
+        local_dim = reader.integer("attention.key_length_swa", plain.head_dim, low=2, high=MAX_WIDTH)
+        theta = reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)
+        local_rotary = reader.integer("rope.dimension_count_swa", local_dim, low=2, high=local_dim)
+        shared = "attention.shared_kv_layers"
+        width = reader.integer("embedding_length_per_layer_input", 0, low=0, high=MAX_WIDTH)
+        return replace(
+            plain,
+            windows=windows,
+            head_dim=local_dim,
+            value_dim=local_dim,
+            num_kv_heads=next(iter(kinds[0]), max(heads)),
+            global_head_dim=plain.head_dim,
+            global_kv_heads=next(iter(kinds[1]), max(heads)),
+            local_rope=scaled(local_rotary, theta),
+            attention_scale=1.0,
+            logit_softcap=reader.optional_number("final_logit_softcapping"),
+            sources=_per_layer.cache_sources(
+                reader, shared, windows, reader.integer(shared, 0, low=0, high=MAX_LAYERS)
+            ),
+            input_width=width,
+        )._checked(reader, "attention.head_count_kv")
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        reader = _per_layer.text_section(reader, _DEFAULTS)
+        if reader.flag("enable_moe_block", False):
+            raise reader.error("enable_moe_block", True, "experts of Gemma 4 are not supported")
+        num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("sliding_window", 512)
+        windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
+        if reader.has("layer_types"):
+            windows = windows_of_types(reader, num_layers, window)
+        windows = (*windows[:-1], None)  # the last layer is global whatever the file says
+        ropes = reader.section("rope_parameters")
+        plain = cls.read_hf(
+            reader,
+            rope=ropes.section("sliding_attention"),
+            windows=windows,
+            activation=("gelu_pytorch_tanh",),
+            theta=_LOCAL_THETA,
+        )
+        key = "num_kv_shared_layers"
+        dim, kv_heads = _global_heads(reader, windows, plain.num_kv_heads)
+        full = ropes.section("full_attention").with_defaults(
+            {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": _GLOBAL_THETA}
+        )
+        return replace(
+            plain,
+            rope=rope_from_hf(full, dim, _GLOBAL_THETA, plain.max_position_embeddings),
+            local_rope=plain.rope,
+            attention_scale=1.0,
+            global_head_dim=dim,
+            global_kv_heads=kv_heads,
+            logit_softcap=reader.optional_number("final_logit_softcapping"),
+            sources=_per_layer.cache_sources(reader, key, windows, reader.integer(key, 0, low=0, high=MAX_LAYERS)),
+            input_width=reader.integer("hidden_size_per_layer_input", 256, low=0, high=MAX_WIDTH),
+        )._checked(reader, "num_global_key_value_heads")
+
+    def _checked(self, reader: ConfigReader, key: str) -> Config:
+        if self.global_kv_heads < 1 or self.num_heads % self.global_kv_heads:
+            raise reader.error(key, self.global_kv_heads, f"does not divide the number of heads, {self.num_heads}")
+        checked_columns(reader, "global_head_dim", self.global_head_dim, self.num_heads)
+        return self
+
+
+def _global_heads(reader: ConfigReader, windows: tuple[int | None, ...], kv_heads: int) -> tuple[int, int]:
+    """head_dim and kv heads of the layers without a window; newer files have them for each layer."""
+    heads = kv_heads
+    if reader.flag("attention_k_eq_v", False) and reader.has("num_global_key_value_heads"):
+        heads = reader.integer("num_global_key_value_heads")
+    found = set()
+    layers = reader.section("per_layer_config")
+    for layer, window in enumerate(windows):
+        own = layers.section(str(layer)).with_defaults({"num_key_value_heads": heads})
+        if window is not None and layers.has(str(layer)):
+            raise layers.error(str(layer), own.values, "only layers without a window may differ")
+        if window is None:
+            default = reader.integer("head_dim") if layers.values else reader.integer("global_head_dim", _GLOBAL_DIM)
+            dim = own.integer("head_dim", default, low=2, high=MAX_WIDTH)
+            if dim % 2:
+                raise own.error("head_dim", dim, "must be even")
+            found.add((dim, own.integer("num_key_value_heads")))
+    if len(found) != 1:
+        raise reader.error("per_layer_config", layers.values, "differs between layers of the same kind")
+    return found.pop()
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
+    inputs = _per_layer.inputs_of_layers(g, h, cfg, cfg.input_width) if cfg.input_width else None
+    for i in range(cfg.num_layers):
+        p = f"layers.{i}."
+        x = _attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, i)
+        h = h + g.rms_norm(x, p + "post_attention_layernorm", cfg.norm_eps)
+        x = gated_mlp(g, g.rms_norm(h, p + "pre_feedforward_layernorm", cfg.norm_eps), p + "mlp", "gelu_tanh")
+        h = h + g.rms_norm(x, p + "post_feedforward_layernorm", cfg.norm_eps)
+        if inputs is not None:
+            h = h + _per_layer.gated_input(g, h, inputs, i, cfg)
+        if f"{p}layer_scalar.weight" in g.weights:
+            h = g.scale_columns(h, p + "layer_scalar")
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
+
+
+def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
+    """A layer without a projection of values takes that of its keys."""
+    p, params = f"layers.{layer}.self_attn.", cfg.attention(layer)
+    dim, rope = params.head_dim, cfg.rope if params.window is None else cfg.local_rope
+    q = g.rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), dim, rope)
+    k = v = None
+    if cfg.sources[layer] == layer:
+        k = g.linear(x, p + "k_proj")
+        v = g.linear(x, p + "v_proj") if p + "v_proj.weight" in g.weights else k
+        k = g.rope(g.rms_norm(k, p + "k_norm", cfg.norm_eps), dim, rope)
+        v = g.rms_norm(v, None, cfg.norm_eps, dim)
+    return g.linear(g.attention(q, k, v, params), p + "o_proj")
