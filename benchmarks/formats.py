@@ -90,7 +90,8 @@ def write(source: Path, target: Path, written: Written) -> None:
                 if stem.endswith("_proj") and name.endswith(".weight"):
                     tensors |= quantized(stem, tensor, written.packer, rng)
                     continue
-                tensors[name] = tensor
+                if not (written.head and stem == "lm_head"):
+                    tensors[name] = tensor
                 if written.head and stem == "model.embed_tokens":  # the head of a tied model
                     tensors |= quantized("lm_head", tensor, written.head, rng)
         save_file(tensors, unfinished / file.name)
