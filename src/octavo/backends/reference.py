@@ -61,7 +61,8 @@ def compile(  # noqa: A001 - the backend protocol's name
     dense: dict[Parameter, Array] = {}
     ends = [*accumulate(parameter_info(weights, p).nbytes for p in graph.parameters)]
     for parameter, loaded in zip(graph.parameters, ends, strict=True):
-        dense[parameter] = weight_of(weights, parameter).dequantize().astype(dtype, copy=False)
+        # One order in memory: with another, BLAS may take other kernels, whose last bits differ.
+        dense[parameter] = weight_of(weights, parameter).dequantize().astype(dtype, order="C", copy=False)
         if progress is not None:
             progress(PACKING, loaded, ends[-1])
     return ReferenceExecutor(graph, dense, limits, kv_dtype, dtype)
