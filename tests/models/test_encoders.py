@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.cpu.lowering import PASSES
@@ -124,6 +126,22 @@ def test_the_older_configuration_of_nomic(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"prenorm": True}))
     with pytest.raises(ModelLoadError, match="prenorm is True: must be False"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_older_names_of_norms(name: str, tmp_path: Path) -> None:
+    """`gamma` and `beta`, as bert-base-uncased has them: transformers reads the same file."""
+    tiny_encoder(name).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = {}
+    for tensor_name, tensor in load_file(file).items():
+        norm = ".".join(tensor_name.split(".")[-2:])
+        tensors[tensor_name.removesuffix(norm) + older.get(norm, norm)] = tensor
+    assert sum(tensor_name.endswith(("gamma", "beta")) for tensor_name in tensors) == 14
+    save_file(tensors, file, metadata={"format": "pt"})
+    expected = [expected_states(AutoModel.from_pretrained(tmp_path).eval(), text)[0] for text in TEXTS]
+    assert_close(vectors(open_checkpoint(tmp_path), "cpu", "cls"), expected, 1e-4)
 
 
 def vectors(

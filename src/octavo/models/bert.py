@@ -13,20 +13,26 @@ from octavo.models._weights import WeightTable
 
 __all__ = ["BERT_NAMES", "WEIGHTS", "Config", "build"]
 
+_NORMS = {
+    "embeddings.LayerNorm": "embed_norm",
+    "encoder.layer.*.attention.output.LayerNorm": "layers.*.post_attention_layernorm",
+    "encoder.layer.*.output.LayerNorm": "layers.*.post_feedforward_layernorm",
+}
 # Those of BERT and of the families that took them over; GGUF files of these families have one set, too.
 BERT_NAMES = {
+    **_NORMS,
+    # Checkpoints that were made from TensorFlow's, such as bert-base-uncased.
+    **{f"{stem}.gamma": f"{name}.weight" for stem, name in _NORMS.items()},
+    **{f"{stem}.beta": f"{name}.bias" for stem, name in _NORMS.items()},
     "embeddings.word_embeddings": "embed_tokens",
     "embeddings.position_embeddings": "embed_positions",
     "embeddings.token_type_embeddings": "embed_types",
-    "embeddings.LayerNorm": "embed_norm",
     "encoder.layer.*.attention.self.query": "layers.*.self_attn.q_proj",
     "encoder.layer.*.attention.self.key": "layers.*.self_attn.k_proj",
     "encoder.layer.*.attention.self.value": "layers.*.self_attn.v_proj",
     "encoder.layer.*.attention.output.dense": "layers.*.self_attn.o_proj",
-    "encoder.layer.*.attention.output.LayerNorm": "layers.*.post_attention_layernorm",
     "encoder.layer.*.intermediate.dense": "layers.*.mlp.up_proj",
     "encoder.layer.*.output.dense": "layers.*.mlp.down_proj",
-    "encoder.layer.*.output.LayerNorm": "layers.*.post_feedforward_layernorm",
     "pooler.dense": "pooler",
     "position_embd": "embed_positions",
     "token_types": "embed_types",
