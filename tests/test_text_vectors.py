@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from octavo import LLM, AsyncLLM, ModelLoadError, UsageError
@@ -45,6 +46,37 @@ def test_embeddings(name: str, pooling: str, normalize: bool, tmp_path: Path) ->
     expected = judge.SentenceTransformer(str(path), device="cpu").encode(TEXTS)
     with LLM(str(path)) as llm:
         np.testing.assert_allclose(embed(llm, TEXTS), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def dense_layers() -> tuple[nn.Sequential, nn.Sequential]:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(64, 96), nn.Tanh()), nn.Sequential(nn.Linear(96, 32, bias=False), nn.Identity())
+
+
+@pytest.mark.parametrize(("name", "pooling", "normalize"), [("bert", "cls", True), ("modernbert", "mean", False)])
+def test_dense_modules(name: str, pooling: str, normalize: bool, tmp_path: Path) -> None:
+    judge = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    path = save_pooling(save_encoder(name, tmp_path), pooling, normalize=normalize, dense=dense_layers())
+    expected = judge.SentenceTransformer(str(path), device="cpu").encode(TEXTS)
+    assert expected.shape == (len(TEXTS), 32)
+    with LLM(str(path)) as llm:
+        np.testing.assert_allclose(embed(llm, TEXTS), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_dense_modules_follow_pooling(is_decoder: bool, tmp_path: Path) -> None:
+    """The published formula: the linear, its activation, and so on, then length 1."""
+    path = save_decoder(tmp_path) if is_decoder else save_encoder("bert", tmp_path)
+    pooling = "last" if is_decoder else "mean"
+    with LLM(str(save_pooling(path, pooling, normalize=False))) as llm:
+        pooled = torch.from_numpy(embed(llm, TEXTS)).float()
+    with torch.no_grad():
+        expected = nn.functional.normalize(nn.Sequential(*dense_layers())(pooled)).numpy()
+    with LLM(str(save_pooling(path, pooling, dense=dense_layers()))) as llm:
+        np.testing.assert_allclose(embed(llm, TEXTS), expected, atol=1e-6)
+        assert llm._session.model().hidden_size == 32
+        cosines = expected @ expected[0]
+        np.testing.assert_allclose([s.outputs.score for s in llm.score(TEXTS[0], TEXTS)], cosines, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "xlm-roberta", "modernbert-biased"])
@@ -174,7 +206,7 @@ def test_a_head_of_several_labels_scores_no_pairs(tmp_path: Path) -> None:
     [
         ({"1_Pooling/config.json": {"pooling_mode": "max"}}, r"pooling_mode is \['max'\]; it must be mean, cls, last"),
         ({"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt is false"),
-        ({"modules.json": [{"type": "x.Dense", "path": "2_Dense"}]}, "the module Dense is not supported"),
+        ({"modules.json": [{"type": "x.CNN", "path": "2_CNN"}]}, "the module CNN is not supported"),
         ({"modules.json": [{"type": "x.Pooling", "path": "../other"}]}, "is not a module"),
         ({"modules.json": [{"type": "x.Pooling", "path": "/etc"}]}, "must be a folder of the model"),
         ({"modules.json": {}}, "must be a list of 1 to 16 modules"),
@@ -185,6 +217,44 @@ def test_pooling_that_is_not_supported_is_refused(change: dict[str, object], mes
     for file, value in change.items():
         (path / file).write_text(json.dumps(value))
     with pytest.raises(ModelLoadError, match=message):
+        LLM(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Mish"}, "activation_function is 'torch.nn.modules.activ"),
+        (
+            {"activation_function": "torch.save"},
+            r"activation_function is 'torch\.save': must be one of torch\.nn\.Iden",
+        ),
+        ({"activation_function": None}, "activation_function is None: must be one of"),
+        ({"in_features": 63}, "2_Dense/config.json: in_features is 63, but the vectors before it have 64"),
+        ({"out_features": 1 << 40}, "2_Dense/config.json: out_features is 1099511627776"),
+        ({"use_residual": True}, "2_Dense/config.json: use_residual is True: must be False"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings': must be sentence_embedd"),
+        ({"dropout": 0.1}, "2_Dense/config.json: dropout is 0.1: not supported"),
+        ({"bias": False}, "2_Dense/model.safetensors: has the tensors .* but config.json asks for .*96, 64"),
+    ],
+)
+def test_dense_modules_that_are_not_supported_are_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    path = save_pooling(save_encoder("bert", tmp_path), "cls", dense=dense_layers()[:1])
+    config = path / "2_Dense/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(ModelLoadError, match=message):
+        LLM(str(path))
+
+
+def test_dense_modules_have_a_place_and_a_file(tmp_path: Path) -> None:
+    path = save_pooling(save_encoder("bert", tmp_path), "cls", dense=dense_layers()[:1])
+    (path / "2_Dense/model.safetensors").rename(path / "2_Dense/pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match=r"2_Dense/model\.safetensors: no such file\. Where you trust"):
+        LLM(str(path))
+    modules = json.loads((path / "modules.json").read_text())
+    (path / "modules.json").write_text(json.dumps([*modules[:2], modules[3], modules[2]]))
+    with pytest.raises(ModelLoadError, match="the module Dense in 2_Dense must be between Pooling and Normalize"):
         LLM(str(path))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from tests.support.tiny_encoders import tiny_encoder
@@ -86,19 +89,39 @@ def save_encoder(name: str, directory: Path, *, labels: int = 0, **config: Any) 
     return directory
 
 
-def save_pooling(directory: Path, pooling: str, *, normalize: bool = True) -> Path:
-    """The files of sentence-transformers beside a model."""
+def save_pooling(directory: Path, pooling: str, *, normalize: bool = True, dense: Sequence[nn.Sequential] = ()) -> Path:
+    """The files of sentence-transformers beside a model. dense: a linear and an activation each."""
     package = "sentence_transformers.models"
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"}]
     modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"})
+    for layer in dense:
+        idx = len(modules)
+        modules.append({"idx": idx, "name": str(idx), "path": f"{idx}_Dense", "type": f"{package}.Dense"})
+        save_dense(layer, directory / f"{idx}_Dense")
     if normalize:
-        modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{package}.Normalize"})
+        idx = len(modules)
+        modules.append({"idx": idx, "name": str(idx), "path": f"{idx}_Normalize", "type": f"{package}.Normalize"})
     (directory / "modules.json").write_text(json.dumps(modules))
     (directory / "1_Pooling").mkdir(exist_ok=True)
     modes = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken", "max": "max_tokens"}
     config = {"word_embedding_dimension": 64, f"pooling_mode_{modes[pooling]}": True}
     (directory / "1_Pooling" / "config.json").write_text(json.dumps(config))
     return directory
+
+
+def save_dense(layer: nn.Sequential, directory: Path) -> None:
+    """The folder of one module."""
+    directory.mkdir(exist_ok=True)
+    linear, activation = layer
+    assert isinstance(linear, nn.Linear)
+    config = {
+        "in_features": linear.in_features,
+        "out_features": linear.out_features,
+        "bias": linear.bias is not None,
+        "activation_function": f"{type(activation).__module__}.{type(activation).__name__}",
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file({f"linear.{n}": p.detach() for n, p in linear.named_parameters()}, directory / "model.safetensors")
 
 
 def save_decoder(directory: Path, *, labels: int = 0) -> Path:

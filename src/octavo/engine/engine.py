@@ -18,7 +18,8 @@ from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsu
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.text_model import ANSWERS_ONLY, TextModel, YesNoHead
+from octavo.engine.text_heads import NO_HEADS, TextHeads
+from octavo.engine.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestOutput
@@ -81,9 +82,9 @@ class Engine:
         tokenizer: Tokenizer,
         limits: EngineLimits,
         texts: TextModel = ANSWERS_ONLY,
-        yes_no: YesNoHead | None = None,
+        heads: TextHeads = NO_HEADS,
     ) -> None:
-        """texts: the abilities of the model. yes_no: its head as a causal reranker."""
+        """texts: the abilities of the model. heads: the steps after pooling."""
         self.executor = executor
         self.texts = texts
         self.limits = limits
@@ -100,7 +101,7 @@ class Engine:
         )
         self.scheduler = Scheduler(kv_cache, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
         self._batch_builder = BatchBuilder(limits, self.scheduler.num_rows, len(layout.groups))
-        self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, yes_no)
+        self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
         self._publisher = Publisher(tokenizer, self.scheduler, self.metrics)
         self._requests: dict[str, Request] = {}
         self._in_flight: _Step | None = None

@@ -16,7 +16,8 @@ from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
 from octavo.engine.larger_than_memory import MIN_MODEL_LEN, memory_for_cache, paging_note, resident_bytes
 from octavo.engine.progress import size
-from octavo.engine.text_model import text_model, yes_no_head
+from octavo.engine.text_heads import text_heads
+from octavo.engine.text_model import text_model
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import STATES_PER_SEAT, CacheSizes
@@ -56,7 +57,7 @@ class LoadedModel:
     architecture: str
     eos_token_id: int | None  # the one that a chat template writes
     path: Path
-    hidden_size: int
+    hidden_size: int  # width of a vector of a text
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
@@ -127,8 +128,8 @@ def _load(
         )
         vocabulary = tokenizer.result()
         texts = text_model(graph, checkpoint.pooling, vocabulary)
-        yes_no = yes_no_head(graph, checkpoint, vocabulary) if texts.scoring == "yes_no" else None
-        engine = Engine(executor, vocabulary, engine_limits, texts, yes_no)
+        heads = text_heads(graph, checkpoint, texts, vocabulary)
+        engine = Engine(executor, vocabulary, engine_limits, texts, heads)
     except BaseException:
         executor.close()
         raise
@@ -141,7 +142,7 @@ def _load(
         architecture=checkpoint.architecture,
         eos_token_id=_eos_token_id(checkpoint, engine.tokenizer),
         path=checkpoint.path,
-        hidden_size=checkpoint.config.hidden_size,
+        hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
         sampling_defaults=defaults,
     )
 

@@ -15,8 +15,9 @@ from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import TextStream
 from octavo.engine.request import Request, RequestTimes, RowConsumer, Sequence, SequenceGroup, derive_seed
-from octavo.engine.row_consumers import Finish, Pooler, PromptLogprobs, RowTaker, TokenSampler, normalized
-from octavo.engine.text_model import ANSWERS_ONLY, TextModel, YesNoHead
+from octavo.engine.row_consumers import Pooler, PromptLogprobs, RowTaker, TokenSampler
+from octavo.engine.text_heads import NO_HEADS, TextHeads
+from octavo.engine.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams
 from octavo.sampling_params import BeamSearchParams, SamplingParams
@@ -37,16 +38,16 @@ class RequestFactory:
         kv_cache: KVCacheManager,
         metrics: EngineMetrics,
         texts: TextModel = ANSWERS_ONLY,
-        yes_no: YesNoHead | None = None,
+        heads: TextHeads = NO_HEADS,
     ) -> None:
-        """texts: the abilities of the model. yes_no: the head of a causal reranker."""
+        """texts: the abilities of the model. heads: the steps after pooling."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._num_tokens = min(limits.vocab_size, tokenizer.vocab_size)  # either may be padded
         self._kv_cache = kv_cache
         self._metrics = metrics
         self._texts = texts
-        self._yes_no = yes_no
+        self._heads = heads
         self._arrivals = itertools.count()
         self._grammar_lock = threading.Lock()
         self._grammar_compiler: GrammarCompiler | None = None
@@ -196,9 +197,7 @@ class RequestFactory:
 
     def _pooler(self, params: PoolingParams) -> RowConsumer:
         texts = self._texts
-        finish: Finish | None = normalized if texts.normalize and params.task == "embed" else None
-        if params.task == "score" and self._yes_no is not None:
-            finish = self._yes_no.score
+        finish = self._heads.finish(params, texts)
         pooling = params.pooling or texts.pooling
         return RowTaker(pooling, finish) if texts.takes_whole_texts else Pooler(pooling, finish)
 

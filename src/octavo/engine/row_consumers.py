@@ -157,10 +157,10 @@ def normalized(vector: Float32) -> Float32:
 
 def _end_with_vector(sequence: Sequence, vector: Float32, finish: Finish | None, scheduler: Scheduler) -> None:
     request = sequence.request
-    if np.isfinite(vector).all():
-        request.vector = vector if finish is None else finish(vector)
-    else:
-        request.vector = vector
+    if finish is not None and np.isfinite(vector).all():
+        vector = finish(vector)
+    request.vector = vector
+    if not np.isfinite(vector).all():
         request.error = NumericalError(f"{request.request_id} failed: its hidden states are not finite")
     sequence.finish_reason = FinishReason.STOP
     scheduler.finish(sequence.group)

@@ -183,7 +183,7 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
         if _HEAD in packed:  # a quantized head is not the embedding, even if the model was made with one for both
             reader = ConfigReader({**config_json, "tie_word_embeddings": False})
         config = module.Config.from_hf(reader)
-        pooling = pooling_of_directory(path.parent, config_json)
+        pooling = pooling_of_directory(path.parent, config_json, config.hidden_size)
         config = config.with_pooling(pooling.pooling)
     used = {tensor for source in packed.values() for tensor in source.tensors}
     names = [n for n in file.tensors if n not in used and not n.endswith(_BUFFERS)]

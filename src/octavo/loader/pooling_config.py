@@ -14,6 +14,7 @@ from typing import Literal
 
 from octavo.errors import ModelLoadError
 from octavo.generation_request import Pooling
+from octavo.loader.dense_module import DenseModule, read_dense
 from octavo.loader.json_file import read_json_object
 from octavo.models._encoder import is_classifier
 from octavo.models._reading import ConfigReader
@@ -38,7 +39,8 @@ class PoolingConfig:
     """pooling: of embeddings; normalize: to length 1. is_embedder: the checkpoint was made for embeddings.
 
     is_classifier: the model ends in a head of sequence classification. activation: of its one label, as a score.
-    yes_no: ids of the tokens whose logits a causal reranker compares, from its checkpoint.
+    yes_no: ids of the tokens whose logits a causal reranker compares, from its checkpoint. dense: the layers that
+    pooled vectors go through before normalization.
     """
 
     pooling: Pooling = "mean"
@@ -47,6 +49,11 @@ class PoolingConfig:
     is_classifier: bool = False
     activation: Literal["sigmoid", "identity"] = "sigmoid"
     yes_no: tuple[int, int] | None = None
+    dense: tuple[DenseModule, ...] = ()
+
+    def width(self, hidden_size: int) -> int:
+        """That of vectors of texts. hidden_size: of the model."""
+        return self.dense[-1].out_features if self.dense else hidden_size
 
 
 def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfig:
@@ -58,8 +65,8 @@ def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfi
     return PoolingConfig(_GGUF_POOLING.get(number, "mean"), normalize=True, is_embedder=number in _GGUF_POOLING)
 
 
-def pooling_of_directory(directory: Path, config_json: Mapping[str, object]) -> PoolingConfig:
-    """config_json: that of the model. Raises ModelLoadError naming the file, the key and the value."""
+def pooling_of_directory(directory: Path, config_json: Mapping[str, object], hidden_size: int) -> PoolingConfig:
+    """config_json, hidden_size: of the model. Raises ModelLoadError naming the file, the key and the value."""
     if is_classifier(ConfigReader(config_json)):
         return PoolingConfig(is_classifier=True, activation=_score_activation(directory, config_json))
     path = directory / "modules.json"
@@ -68,18 +75,24 @@ def pooling_of_directory(directory: Path, config_json: Mapping[str, object]) -> 
     pooling: Pooling = "mean"
     normalize, is_embedder = False, False
     yes_no = None
+    dense: list[DenseModule] = []
     for kind, folder in _modules(path):
         if kind == "Pooling":
             pooling, is_embedder = _pooling(directory / folder / "config.json"), True
         elif kind == "Normalize":
             normalize = True
+        elif kind == "Dense":
+            if normalize or not is_embedder:
+                raise ModelLoadError(f"{path}: the module Dense in {folder} must be between Pooling and Normalize")
+            dense.append(_dense(directory / folder, dense[-1].out_features if dense else hidden_size))
         elif kind == "LogitScore":
             yes_no = _yes_no(directory / folder / "config.json")
         elif kind != "Transformer":
             raise ModelLoadError(
-                f"{path}: the module {kind} is not supported; Octavo knows Transformer, Pooling, Normalize, LogitScore"
+                f"{path}: the module {kind} is not supported; Octavo knows Transformer, Pooling, Dense, Normalize, "
+                "LogitScore"
             )
-    return PoolingConfig(pooling, normalize, is_embedder, yes_no=yes_no)
+    return PoolingConfig(pooling, normalize, is_embedder, yes_no=yes_no, dense=tuple(dense))
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -114,6 +127,15 @@ def _pooling(path: Path) -> Pooling:
     if values.get("include_prompt", True) is not True:
         raise ModelLoadError(f"{path}: include_prompt is false; a part of a text cannot be left out of its vector")
     return _POOLING[modes[0]]
+
+
+def _dense(folder: Path, width: int) -> DenseModule:
+    """width: of the vectors that it gets."""
+    module = read_dense(folder)
+    if module.in_features != width:
+        path = folder / "config.json"
+        raise ModelLoadError(f"{path}: in_features is {module.in_features}, but the vectors before it have {width}")
+    return module
 
 
 def _yes_no(path: Path) -> tuple[int, int]:

@@ -1,0 +1,71 @@
+"""The steps from a pooled vector to the one of its text, or to its score: dense layers, length 1, yes or no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo.batch import Float32
+from octavo.engine.row_consumers import Finish, normalized
+from octavo.engine.text_model import TextModel, YesNoHead, yes_no_head
+from octavo.generation_request import PoolingParams
+from octavo.graph.builder import Graph
+from octavo.graph.ops.rowwise import ACTIVATIONS
+from octavo.loader.dense_module import DenseModule
+
+if TYPE_CHECKING:
+    from octavo.loader.checkpoint import Checkpoint
+    from octavo.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseLayer:
+    """A `DenseModule` with its weight [out_features, in_features] and its bias [out_features]."""
+
+    weight: Float32
+    bias: Float32
+    activation: str | None
+
+    @classmethod
+    def load(cls, module: DenseModule) -> DenseLayer:
+        """Raises ModelLoadError naming the file."""
+        return cls(*module.load(), module.activation)
+
+    def __call__(self, vector: Float32) -> Float32:
+        """[in_features] -> [out_features]"""
+        out = self.weight @ vector + self.bias
+        if self.activation is not None:
+            out = ACTIVATIONS[self.activation](out)
+        return out.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextHeads:
+    """yes_no: the head of a causal reranker. dense: layers that vectors of texts go through, in this order."""
+
+    yes_no: YesNoHead | None = None
+    dense: tuple[DenseLayer, ...] = ()
+
+    def finish(self, params: PoolingParams, texts: TextModel) -> Finish | None:
+        """The function from a pooled vector to the result of a request; None: it is the result."""
+        if params.task == "score":
+            return None if self.yes_no is None else self.yes_no.score
+        steps: tuple[Finish, ...] = (*self.dense, *((normalized,) if texts.normalize else ()))
+        return (lambda vector: _through(steps, vector)) if steps else None
+
+
+NO_HEADS = TextHeads()
+
+
+def text_heads(graph: Graph, checkpoint: Checkpoint, texts: TextModel, tokenizer: Tokenizer) -> TextHeads:
+    """The heads of a model, read from its checkpoint. Raises ModelLoadError naming the file."""
+    yes_no = yes_no_head(graph, checkpoint, tokenizer) if texts.scoring == "yes_no" else None
+    return TextHeads(yes_no, tuple(DenseLayer.load(module) for module in checkpoint.pooling.dense))
+
+
+def _through(steps: tuple[Finish, ...], vector: Float32) -> Float32:
+    for step in steps:
+        vector = step(vector)
+    return vector
