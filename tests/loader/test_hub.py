@@ -127,6 +127,15 @@ class TestChoice:
         names = ["config.json", "a-1.safetensors", "a-2.safetensors", "model.safetensors.index.json"]
         assert choose_files("o/n", names, None) == ["config.json", *sorted(names[1:])]
 
+    def test_modules_of_sentence_transformers(self) -> None:
+        modules = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+        others = ["2_Dense/pytorch_model.bin", "onnx/config.json", "openvino/model.safetensors"]
+        names = ["config.json", "model.safetensors", "modules.json", *modules, *others]
+        wanted = ["config.json", "model.safetensors", *modules, "modules.json"]
+        assert choose_files("o/n", names, None) == wanted
+        names.remove("modules.json")
+        assert choose_files("o/n", names, None) == wanted[:2]
+
     def test_usual_variant(self) -> None:
         assert choose_files("o/n", self.GGUFS, None) == ["m-Q4_K_M.gguf"]
         assert choose_files("o/n", ["b.gguf", "a.gguf"], None) == ["a.gguf"]
@@ -197,6 +206,17 @@ class TestHub:
         downloads = [path for path in hub.seen("GET") if "/resolve/" in path]
         assert len(downloads) == 3
         assert all(f"/resolve/{COMMIT}/" in path for path in downloads)
+
+    def test_folders_of_modules_then_offline(self, tmp_path: Path) -> None:
+        """The pooling of an encoder lies in a folder of its own."""
+        files = {"config.json": b"{}", "model.safetensors": self.CONTENT, "modules.json": b"[]"}
+        hub = Behaviour({**files, "1_Pooling/config.json": b'{"pooling_mode": "cls"}', "onnx/model.onnx": b"no"})
+        with serve(hub) as endpoint:
+            outcome = resolve("org/name", tmp_path, endpoint)
+        assert outcome.path is not None, outcome.error
+        found = {p.relative_to(outcome.path).as_posix() for p in outcome.path.rglob("*") if p.is_file()}
+        assert found == {*files, "1_Pooling/config.json"}
+        assert resolve("org/name", tmp_path, NOWHERE, OCTAVO_OFFLINE="1").path == outcome.path
 
     def test_broken_connection_is_taken_up(self, tmp_path: Path) -> None:
         """A download whose connection breaks is resumed."""

@@ -27,6 +27,10 @@ _SIDE_FILES = frozenset(
     {"config.json", "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 )
 _SIDE_FILES |= {"tokenizer.model", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}
+_MODULES = "modules.json"
+_SIDE_FILES |= {_MODULES, "config_sentence_transformers.json"}
+# Modules of sentence-transformers, such as `1_Pooling/config.json`.
+_MODULE_FILE = re.compile(r"[0-9]{1,2}_\w+/(?:config\.json|model\.safetensors)", re.ASCII)
 # Of several GGUF files in a repository, the one that most people want: small, with little loss.
 _PREFERRED_VARIANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
 _REACH_S = 2.0
@@ -98,7 +102,8 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     top = [name for name in names if "/" not in name]
     if variant is None and "config.json" in top and any(name.endswith(".safetensors") for name in top):
         weights = [name for name in top if name.endswith(".safetensors") or name == INDEX_NAME]
-        return ["config.json", *weights, *sorted(_SIDE_FILES.intersection(top) - {"config.json"})]
+        modules = [name for name in names if _MODULE_FILE.fullmatch(name)] if _MODULES in top else []
+        return ["config.json", *weights, *modules, *sorted(_SIDE_FILES.intersection(top) - {"config.json"})]
     ggufs = [name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()]
     for wanted in [variant] if variant is not None else _PREFERRED_VARIANTS:
         pattern = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:[-./].*)?\.gguf", re.IGNORECASE)
