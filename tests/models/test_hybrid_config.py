@@ -33,7 +33,7 @@ def from_hf(name: str, **changes: Any) -> Any:
         ("qwen3next", {"linear_key_head_dim": 1 << 30}, "linear_key_head_dim is 1073741824"),
         ("qwen35moe", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
         ("granitehybrid", {"layer_types": ["linear_attention", "rnn"] * 2}, "layer_types is 'rnn'"),
-        ("granitehybrid", {"mamba_n_groups": 2}, "mamba_n_groups is 2: must be 1"),
+        ("granitehybrid", {"mamba_n_groups": 3}, "mamba_n_groups is 3: does not divide 8 heads"),
         ("granitehybrid", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is .* steps are not limited"),
         ("granitehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         ("granitehybrid", {"mamba_d_state": 0}, "mamba_d_state is 0"),
@@ -64,7 +64,7 @@ def test_older_names_of_layers_and_sections() -> None:
         ("lfm2", {"lfm2.attention.head_count_kv": [0, 2, 0, -1]}, r"head_count_kv\[3\] is -1"),
         ("qwen35", {"qwen35.ssm.inner_size": 95}, r"qwen35\.ssm\.inner_size is 95: must be a multiple of 4 heads"),
         ("qwen35", {"qwen35.ssm.group_count": 3}, r"qwen35\.ssm\.group_count is 3: must divide"),
-        ("granitehybrid", {"granitehybrid.ssm.group_count": 2}, r"ssm\.group_count is 2: must be 1"),
+        ("granitehybrid", {"granitehybrid.ssm.group_count": 3}, r"ssm\.group_count is 3: does not divide 8"),
         ("granitehybrid", {"granitehybrid.ssm.inner_size": 9}, r"ssm\.inner_size is 9: must be a multiple"),
     ],
 )

@@ -74,6 +74,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "granitehybrid": lambda: GraniteMoeHybridConfig(**_MAMBA, num_local_experts=4, num_experts_per_tok=2),
     "granitehybrid-dense": lambda: GraniteMoeHybridConfig(**_MAMBA, num_local_experts=0, tie_word_embeddings=True),
+    "granitehybrid-groups": lambda: GraniteMoeHybridConfig(**_MAMBA, num_local_experts=0, mamba_n_groups=2),
     "granitehybrid-rope": lambda: GraniteMoeHybridConfig(
         **_MAMBA,
         num_local_experts=0,

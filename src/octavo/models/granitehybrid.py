@@ -132,8 +132,8 @@ class Config(granite.Config):
 
 
 def _checked(reader: ConfigReader, key: str, scan: ScanHeads) -> ScanHeads:
-    if scan.num_groups != 1:
-        raise reader.error(key, scan.num_groups, "must be 1: a norm of several groups is not supported")
+    if scan.num_heads % scan.num_groups:
+        raise reader.error(key, scan.num_groups, f"does not divide {scan.num_heads} heads")
     if scan.num_heads * scan.head_dim > MAX_WIDTH:
         raise reader.error(key, scan.num_groups, f"{scan.num_heads} heads of {scan.head_dim} are too wide")
     return scan
@@ -159,7 +159,11 @@ def build(g: Graph, cfg: Config) -> Value:
 
 
 def mamba2(g: Graph, x: Value, heads: ScanHeads, stem: str, eps: float) -> Value:
-    """The state space of the weights under `stem`, with its convolution, gate and norm: [TOKENS, hidden]."""
+    """The state space of the weights under `stem`, with its convolution, gate and norm: [TOKENS, hidden].
+
+    The heads of each group are normalized by themselves.
+    """
     z, xbc, dt = (g.linear(x, f"{stem}.{part}_proj") for part in ("z", "xbc", "dt"))
     out = g.selective_scan(g.short_conv(xbc, f"{stem}.conv1d", "silu"), dt, stem, heads)
-    return g.linear(g.rms_norm(g.silu_mul(z, out), f"{stem}.norm", eps), f"{stem}.out_proj")
+    group = heads.num_heads * heads.head_dim // heads.num_groups
+    return g.linear(g.rms_norm(g.silu_mul(z, out), f"{stem}.norm", eps, group), f"{stem}.out_proj")
