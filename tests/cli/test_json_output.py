@@ -24,6 +24,7 @@ COMMANDS = {
     "bench profile": ("MODEL", "--rows", "1", "--prefill", "4", "--context", "4", "--iterations", "1"),
     "bench throughput": ("MODEL", *SHORT, "--num-prompts", "2"),
     "compare": ("MODEL", "--window", "32", "--turns", "0"),
+    "convert": ("MODEL", "OUT/float.gguf", "--dtype", "f32"),
     "doctor": (),
     "eval": ("MODEL", "--window", "32", "--tokens", "64"),
     "list": (),
@@ -63,7 +64,7 @@ def test_no_key_has_spaces(command: str, tiny: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ceilings, "_SHORT_ROUNDS", 1)
     monkeypatch.setattr(ceilings, "_BEYOND_CACHES", 1 << 20)
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    words = [str(tiny) if word == "MODEL" else word for word in COMMANDS[command]]
+    words = [str(tiny) if word == "MODEL" else word.replace("OUT", str(tmp_path)) for word in COMMANDS[command]]
     with registered("http://127.0.0.1:1", ("tiny",), time.time()):
         result = octavo_here(*command.split(), *words, "--json")
     assert result.returncode == 0, result.stderr

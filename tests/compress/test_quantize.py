@@ -184,12 +184,6 @@ def test_weights_that_are_no_numbers_are_named(source: Path, tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["nan.gguf"]
 
 
-def test_a_safetensors_checkpoint_is_refused_by_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"any")
-    assert "only GGUF files can be quantized" in run(tmp_path, tmp_path / "m.gguf", "--type", "q8_0")[2]
-
-
 def test_the_command_itself(source: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "octavo", "quantize", source, tmp_path / "m.gguf", "--type"]
     done = subprocess.run([*command, "nonsense"], capture_output=True, text=True, check=False, env=os.environ)

@@ -313,12 +313,18 @@ def config_values(name: str) -> dict[str, Any]:
     return values
 
 
-def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
-    """The model in float32, with weights so large that every part of it shows in the logits."""
+def tiny_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """The model in float32, with weights so large that every part of it shows in the logits.
+
+    changes: other values of its configuration.
+    """
     torch.manual_seed(seed)
     # The eager form of Falcon in transformers adds the slopes of ALiBi twice.
     form = "sdpa" if name == "falcon-alibi" else "eager"
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32, attn_implementation=form).eval()
+    config = CONFIGS[name]()
+    for key, value in changes.items():
+        setattr(config, key, value)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=form).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)

@@ -35,6 +35,7 @@ _COMMANDS = {
     "show": "show.show",
     "plan": "plan.plan",
     "quantize": "quantize.quantize",
+    "convert": "quantize.convert",
     "bench": "bench.bench",
     "eval": "evaluate.evaluate",
     "compare": "compare.compare",

@@ -1,7 +1,8 @@
-"""`octavo quantize`: a model as a GGUF file of smaller types."""
+"""`octavo quantize` and `octavo convert`: a model as a GGUF file, of smaller types or of floats."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -62,8 +63,9 @@ if TYPE_CHECKING:
 def quantize(**options: Any) -> None:
     """Write SRC as the GGUF file DST with smaller types.
 
-    SRC is a GGUF file with float32, float16 or bfloat16 weights; one that is quantized already is accepted with a
-    warning. The file appears under its name when it is complete.
+    SRC has float32, float16 or bfloat16 weights: a GGUF file, or a safetensors checkpoint, which is converted on the
+    way. A GGUF file that is quantized already is accepted with a warning. The file appears under its name when it is
+    complete.
     """
     from octavo.compress.quantize import choose_types, parse_mixture
     from octavo.compress.source import open_source
@@ -82,6 +84,49 @@ def quantize(**options: Any) -> None:
             work = Work(destination, mixture.file_type, importance, options["threads"], max_part_bytes)
             _quantize(model, choices, work)
         _report(choices, options["as_json"])
+
+
+@click.command()
+@click.argument("source", shell_complete=complete_model, metavar="SRC")
+@click.argument("destination", type=click.Path(path_type=Path), metavar="DST")
+@click.option("--to", "form", type=click.Choice(["gguf"]), default="gguf", show_default=True, help="form of the result")
+@click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="type of the matrices [default: as in SRC]")
+@click.option("--max-part-size", metavar="SIZE", help="write parts of at most this size, such as 4GiB")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
+@click.option("--force", is_flag=True, help="replace DST if it exists")
+@click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
+def convert(**options: Any) -> None:
+    """Write SRC, a safetensors checkpoint or a GGUF file, as the GGUF file DST with float weights.
+
+    The result has the configuration, vocabulary, chat template and sampling of SRC. It is checked before anything is
+    written: what a GGUF file cannot say is an error. The file appears under its name when it is complete.
+    """
+    from octavo.compress.quantize import TypeOptions, choose_types, parse_mixture
+    from octavo.compress.source import open_source
+
+    max_part_bytes = _bytes_of(options["max_part_size"])
+    destination: Path = options["destination"]
+    path, _ = find_model(options["source"], {})
+    with open_source(path) as model:
+        _check_destination(model.path, destination, options["force"])
+        mixture = parse_mixture(options["dtype"] or _stored_type(model))
+        choices = choose_types(model, mixture, TypeOptions())
+        _warn(choices)
+        _quantize(model, choices, Work(destination, mixture.file_type, None, options["threads"], max_part_bytes))
+        _report(choices, options["as_json"])
+
+
+def _stored_type(model: SourceModel) -> str:
+    """The type of most numbers of the model. Raises UsageError if that is no float type."""
+    from octavo.quantization.packed import DENSE_TYPES
+
+    counts: Counter[str] = Counter()
+    for tensor in model.tensors:
+        counts[tensor.type_name] += math.prod(tensor.shape)
+    [(found, _)] = counts.most_common(1)
+    if found not in DENSE_TYPES:
+        raise UsageError(f"{model.path} is quantized, mostly as {found}; choose its new type with --dtype")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +186,8 @@ def _measured(model: SourceModel, path: Path, chunks: int) -> ImportanceMatrix:
         ids = tokenizer.encode(text)
         texts = split_text(ids, chunks, tokenizer.prefix_ids[0] if tokenizer.prefix_ids else None)
         squares = measure(checkpoint, texts, lambda done, total: progress.update("measuring layers", done, total))
+    names = {stored: tensor.name for tensor in model.tensors for stored in tensor.stored}
+    squares = {names[stored]: found for stored, found in squares.items()}
     return ImportanceMatrix(squares, path.name, path.name, len(texts), len(texts[0]))
 
 

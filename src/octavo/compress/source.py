@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from octavo.compress.encode import plain
 from octavo.compress.mixtures import ModelFacts, kind_of
-from octavo.errors import ModelLoadError
-from octavo.loader.checkpoint import find_model_file
+from octavo.compress.to_gguf import gguf_form_of
+from octavo.loader.checkpoint import find_model_file, open_checkpoint
 from octavo.loader.gguf import open_gguf
 from octavo.loader.gguf_writer import MetadataValue, typed_metadata
+from octavo.loader.tensor_files import Source, TensorFiles
 from octavo.quantization.packed import DenseWeight, GGMLWeight
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """A tensor under its name in GGUF files. make: its numbers, as stored; release: gives their pages back."""
+    """A tensor under its name in GGUF files. make: its numbers, as stored; release: gives their pages back.
+
+    stored: the names of the tensors in the source that it is made of.
+    """
 
     name: str
     type_name: str
     shape: tuple[int, ...]
     make: Callable[[], DenseWeight | GGMLWeight]
     release: Callable[[], None]
+    stored: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +68,27 @@ class SourceModel:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[SourceModel]:
-    """Opens a GGUF file (any part of a split one). Raises ModelLoadError naming file and reason."""
+    """Opens a GGUF file (any part of a split one), or a safetensors checkpoint as the GGUF file that it would be.
+
+    Raises ModelLoadError naming file and reason.
+    """
     path = find_model_file(path)
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
-        raise ModelLoadError(f"{path}: a safetensors checkpoint; only GGUF files can be quantized, float16 or float32")
-    file = open_gguf(path)
-    try:
-        tensors = [
-            SourceTensor(
-                info.name,
-                info.type_name,
-                info.shape,
-                partial(lambda name: plain(file.weight(name)), info.name),
-                partial(file.release, info.name),
-            )
-            for info in file.tensors.values()
-        ]
-        yield SourceModel(path, typed_metadata(file.metadata, file.number_types), tensors)
-    finally:
-        file.close()
+        with closing(open_checkpoint(path)) as checkpoint:
+            metadata, sources = gguf_form_of(checkpoint)
+            yield SourceModel(path, metadata, [_tensor(checkpoint.file, *item) for item in sources.items()])
+        return
+    with closing(open_gguf(path)) as file:
+        metadata = typed_metadata(file.metadata, file.number_types)
+        yield SourceModel(path, metadata, [_tensor(file, name, file.source(name)) for name in file.tensors])
+
+
+def _tensor(file: TensorFiles, name: str, source: Source) -> SourceTensor:
+    def make() -> DenseWeight | GGMLWeight:
+        return plain(source.make())
+
+    def release() -> None:
+        for tensor in source.tensors:
+            file.release(tensor)
+
+    return SourceTensor(name, source.type_name, source.shape, make, release, source.tensors)

@@ -52,6 +52,24 @@ def transformed(
     return {str(name): source for group in groups.values() for name, source in group.items()}
 
 
+def restored(weights: Mapping[str, Source], transforms: Sequence[Transform], config: ModelConfig) -> dict[str, Source]:
+    """The tensors of a GGUF file under their checkpoint names, from the weights of a graph: `transformed` undone.
+
+    Rows are put back into the order of the file. Raises ModelLoadError for a transform that has no way back.
+    """
+    found = {TensorName.parse(text): source for text, source in weights.items()}
+    for transform in reversed(transforms):
+        if transform.only == "safetensors":
+            continue
+        if not isinstance(transform, Permute):
+            raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} have no way back")
+        order = np.argsort(transform.order(config))
+        for name, source in found.items():
+            if name.stem == transform.stem:
+                found[name] = _permuted(source, order, _axis(name, source))
+    return {str(name): source for name, source in found.items()}
+
+
 def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator[tuple[TensorName, Source]]:
     match transform:
         case Permute():

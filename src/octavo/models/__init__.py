@@ -1,8 +1,9 @@
 """The architectures, one in each file, found by file name.
 
 A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`) and `build(g, cfg)`. Optionally it has
-`ALIASES`, further names of the architecture in GGUF files and config.json, and `WEIGHTS`, the table that turns stored
-tensors into the graph's weights. Files with a leading underscore are shared parts.
+`ALIASES`, further names of the architecture in GGUF files and config.json, `WEIGHTS`, the table that turns stored
+tensors into the graph's weights, and `GGUF`, the form in which `octavo convert` writes it. Files with a leading
+underscore are shared parts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import ModelConfig
+from octavo.models._gguf import GGUFForm
 from octavo.models._nearest import nearest
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
@@ -81,6 +83,21 @@ def weight_table(architecture: Architecture) -> WeightTable:
     """The table of a module of this package; an empty one if it has none."""
     table: WeightTable = getattr(architecture, "WEIGHTS", WeightTable())
     return table
+
+
+def gguf_form(architecture: str) -> GGUFForm:
+    """The form of a module of this package in GGUF files. Raises ModelLoadError listing those that have one."""
+    if (form := _declared_form(architecture)) is None:
+        known = [name for name in sorted(set(known_architectures().values())) if _declared_form(name) is not None]
+        raise ModelLoadError(
+            f"architecture {architecture!r} cannot be written as GGUF yet; declared are {', '.join(known)}"
+        )
+    return form
+
+
+def _declared_form(architecture: str) -> GGUFForm | None:
+    form: GGUFForm | None = getattr(load_architecture(architecture), "GGUF", None)
+    return form
 
 
 def build_graph(

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
 from octavo.models import gemma2
 from octavo.models._decoder import windows_of_pattern, windows_of_types
+from octavo.models._gguf import GGUFForm, Keys, decoder_keys
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Fold, WeightTable
@@ -59,22 +62,19 @@ class Config(gemma2.Config):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        text = reader.section("text_config") if reader.has("text_config") else reader
-        reader = text.with_defaults(_DEFAULTS)
+        reader = _text_config(reader)
         if reader.flag("use_bidirectional_attention", False):
             raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
         if cap := reader.optional_number("attn_logit_softcapping"):
             raise reader.error("attn_logit_softcapping", cap, "Gemma 3 has no cap in its attention")
-        # Newer files describe both ropes in one place, older ones scale the global one only.
-        ropes = reader.section("rope_parameters")
         plain = cls.read_hf(
             reader,
-            rope=ropes.section("full_attention") if ropes.values else reader.section("rope_scaling"),
+            rope=_global_rope(reader),
             windows=_hf_windows(reader),
             activation=("gelu_pytorch_tanh",),
             theta=_GLOBAL_THETA,
         )
-        local_rope = ropes.section("sliding_attention")
+        local_rope = reader.section("rope_parameters").section("sliding_attention")
         local_theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
         return replace(
             plain,
@@ -95,3 +95,33 @@ def _hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     if reader.has("layer_types"):
         return windows_of_types(reader, num_layers, window)
     return windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
+
+
+def _text_config(reader: ConfigReader) -> ConfigReader:
+    text = reader.section("text_config") if reader.has("text_config") else reader
+    return text.with_defaults(_DEFAULTS)
+
+
+def _global_rope(reader: ConfigReader) -> ConfigReader:
+    """Newer files describe both ropes in one place, older ones scale the global one only."""
+    ropes = reader.section("rope_parameters")
+    return ropes.section("full_attention") if ropes.values else reader.section("rope_scaling")
+
+
+def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
+    reader = _text_config(reader)
+    keys = decoder_keys(cfg, reader, rope=_global_rope(reader), theta=_GLOBAL_THETA)
+    local = reader.section("rope_parameters").section("sliding_attention")
+    theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
+    keys["rope.freq_base_swa"] = local.number("rope_theta", theta, low=1.0)
+    if windows := {window for window in cfg.windows if window is not None}:
+        keys["attention.sliding_window"] = windows.pop()
+    local_layers = [window is not None for window in cfg.windows]
+    if local_layers != [(layer + 1) % _PATTERN != 0 for layer in range(cfg.num_layers)]:
+        keys["attention.sliding_window_pattern"] = np.array(local_layers)
+    if cfg.logit_softcap is not None:
+        keys["final_logit_softcapping"] = cfg.logit_softcap
+    return keys
+
+
+GGUF = GGUFForm("gemma3", _gguf_keys)

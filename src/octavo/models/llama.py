@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, experts_from_gguf
+from octavo.models._gguf import GGUFForm, decoder_keys
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable, rotary_pairs
 
 # The converter to GGUF permutes q and k so that the two columns of a rotated pair lie side by side.
 WEIGHTS = WeightTable(transforms=rotary_pairs("gguf"))
+GGUF = GGUFForm("llama", decoder_keys)
 
 
 @dataclass(frozen=True, slots=True)

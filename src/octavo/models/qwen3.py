@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig
+from octavo.models._gguf import GGUFForm, decoder_keys
 from octavo.models._reading import ConfigReader
 from octavo.models.llama import build
 
-__all__ = ["Config", "build"]
+__all__ = ["GGUF", "Config", "build"]
+
+GGUF = GGUFForm("qwen3", decoder_keys)
 
 
 @dataclass(frozen=True, slots=True)

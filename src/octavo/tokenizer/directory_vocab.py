@@ -32,7 +32,7 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
     """Builds the tokenizer. Raises ModelLoadError naming the file and the problem."""
     path = directory / "tokenizer.json"
     loaded, growth = _load(path)
-    config = _optional(directory / "tokenizer_config.json")
+    config = read_optional(directory / "tokenizer_config.json")
     vocab = loaded.get_vocab(with_added_tokens=True)
     added = dict(sorted(loaded.get_added_tokens_decoder().items()))
     num_tokens = max([*vocab.values(), *added, -1]) + 1
@@ -54,8 +54,8 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
     for i, token in added.items():
         if token.content and special.token_to_id(token.content) != i:
             raise ModelLoadError(f"{path}: added token {token.content!r:.80} has id {i}, which leaves a gap before it")
-    bos = _token_id(directory, config, "bos_token", vocab)
-    eos = _token_id(directory, config, "eos_token", vocab)
+    bos = named_token_id(directory, config, "bos_token", vocab)
+    eos = named_token_id(directory, config, "eos_token", vocab)
     prefix, suffix = _surroundings(loaded, config, bos, eos)
     separator, marks_second = _pair(loaded, config)
     return Tokenizer(
@@ -70,7 +70,7 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
         strip_leading_space=strip,
         bos_token_id=bos if bos is not None else (prefix[0] if prefix else None),
         eos_token_ids=end_of_turn_ids(
-            control, [*([] if eos is None else [eos]), *_configured_eos(directory, num_tokens)]
+            control, [*([] if eos is None else [eos]), *configured_eos(directory, num_tokens)]
         ),
         chat_template=read_chat_template(directory),
         growth=growth,
@@ -188,7 +188,8 @@ def _pair(loaded: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[tupl
     return tuple(pair.ids[begin:end]), has_types and pair.type_ids[end] == 1
 
 
-def _token_id(directory: Path, config: Mapping[str, Any], name: str, vocab: Mapping[str, int]) -> int | None:
+def named_token_id(directory: Path, config: Mapping[str, Any], name: str, vocab: Mapping[str, int]) -> int | None:
+    """The id of the token that tokenizer_config.json names, such as `bos_token`. Raises ModelLoadError."""
     token = config.get(name)
     if isinstance(token, dict):
         token = token.get("content")
@@ -199,10 +200,10 @@ def _token_id(directory: Path, config: Mapping[str, Any], name: str, vocab: Mapp
     return vocab[token]
 
 
-def _configured_eos(directory: Path, num_tokens: int) -> list[int]:
+def configured_eos(directory: Path, num_tokens: int) -> list[int]:
     """The `eos_token_id` of the generation configuration or, if it has none, of the model configuration."""
     for name in ("generation_config.json", "config.json"):
-        value = _optional(directory / name).get("eos_token_id")
+        value = read_optional(directory / name).get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
@@ -224,7 +225,7 @@ def read_chat_template(directory: Path) -> str | None:
             raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {MAX_CONFIG_BYTES:,}")
         return path.read_text("utf-8", "replace")
     path = directory / "tokenizer_config.json"
-    template = _optional(path).get("chat_template")
+    template = read_optional(path).get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         if (template := named.get("default")) is None:
@@ -234,5 +235,6 @@ def read_chat_template(directory: Path) -> str | None:
     return template
 
 
-def _optional(path: Path) -> Mapping[str, Any]:
+def read_optional(path: Path) -> Mapping[str, Any]:
+    """The object in a small JSON file; empty if there is no such file."""
     return read_json_object(path, MAX_CONFIG_BYTES) if path.is_file() else {}

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN35 = (
@@ -54,7 +54,7 @@ class PreTokenizer:
     add_bos: bool = False  # if the file does not say
 
 
-_DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
+_DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"))
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 # Each way to split with its names.
@@ -67,9 +67,9 @@ _KINDS = {
     (
         "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum",
         "modern-bert", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "roberta-bpe",
-    ): PreTokenizer((_GPT2,)),
+    ): PreTokenizer((GPT2_PATTERN,)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"): PreTokenizer(
-        (r"\p{N}", _GPT2)
+        (r"\p{N}", GPT2_PATTERN)
     ),
     (
         "qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2",
@@ -85,7 +85,7 @@ _KINDS = {
     )),
     ("deepseek-coder",): PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
     ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): PreTokenizer((r"\p{N}{1,3}", _KANA_HAN, _DEEPSEEK3)),
-    ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]")),
     ("bloom", "gpt3-finnish", "poro-chat"): PreTokenizer((_BLOOM,)),
     ("viking",): PreTokenizer((_BLOOM, r"\p{N}")),
     ("tekken",): PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),

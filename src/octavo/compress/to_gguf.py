@@ -1,0 +1,156 @@
+"""A safetensors checkpoint as the tensors and metadata of a GGUF file, made on demand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from octavo.errors import ModelLoadError
+from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint
+from octavo.loader.generation_config import FILE_NAME, SAMPLING_KEYS, sampling_defaults
+from octavo.loader.gguf_writer import MetadataValue
+from octavo.loader.json_file import read_json_object
+from octavo.loader.tensor_files import Source
+from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, TensorName, renamed
+from octavo.loader.transforms import restored
+from octavo.models import gguf_form, load_architecture, weight_table
+from octavo.models._decoder import ModelConfig
+from octavo.models._gguf import Keys
+from octavo.models._reading import ConfigReader
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight
+from octavo.tokenizer.gguf_export import gguf_tokenizer
+
+_TOLERANCE = 1e-6  # relative: GGUF files have float32 numbers
+_HEAD = "lm_head"
+
+
+def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict[str, Source]]:
+    """Metadata, and tensors by GGUF name in the order of the layers.
+
+    The configuration that a reader of the metadata gets is compared with the checkpoint's, field by field.
+    Raises ModelLoadError for an architecture without a form in GGUF files, a field, token or tensor that such a file
+    cannot say, and a checkpoint that is quantized.
+    """
+    path, form = checkpoint.path, gguf_form(checkpoint.architecture)
+    if checkpoint.quantization is not None:
+        raise ModelLoadError(f"{path}: quantized by {checkpoint.quantization}; float weights are needed")
+    reader = ConfigReader(read_json_object(path.parent / "config.json", MAX_CONFIG_BYTES))
+    keys = form.keys(checkpoint.config, reader)
+    weights = _weights(checkpoint)
+    shapes = {name: source.shape for name, source in weights.items()}
+    _check_config(checkpoint, _prefixed(form.name, keys), f"{form.name}.", shapes)
+    metadata: dict[str, MetadataValue] = {
+        "general.architecture": form.name,
+        "general.type": "model",
+        "general.name": _model_name(path),
+        **{key: value for key, value in _prefixed(form.name, keys).items() if key not in ROPE_FACTORS},
+        **_sampling(checkpoint),
+        **gguf_tokenizer(path.parent, shapes["embed_tokens.weight"][0]),
+    }
+    return metadata, _factors(keys) | _tensors(checkpoint, weights)
+
+
+def _model_name(path: Path) -> str:
+    """That of the folder or, in the hub's cache, of the repository."""
+    hub = (part.split("--")[-1] for part in path.parts if part.startswith("models--"))
+    return next(hub, path.parent.resolve().name)
+
+
+def _prefixed(name: str, keys: Keys) -> Keys:
+    return {key if key in ROPE_FACTORS else f"{name}.{key}": value for key, value in keys.items()}
+
+
+def _weights(checkpoint: Checkpoint) -> dict[str, Source]:
+    """Those of the graph, without the copy of the embedding that some checkpoints keep as a head."""
+    found = {name: checkpoint.weights.info(name) for name in checkpoint.weights}
+    if getattr(checkpoint.config, "tie_word_embeddings", False):
+        found = {name: source for name, source in found.items() if TensorName.parse(name).stem != _HEAD}
+    for source in found.values():
+        if source.type_name not in DENSE_TYPES:
+            known = ", ".join(DENSE_TYPES)
+            raise ModelLoadError(
+                f"{checkpoint.path}: tensor {source.tensors[0]!r:.80} is {source.type_name}; it must be {known}"
+            )
+    return found
+
+
+def _tensors(checkpoint: Checkpoint, weights: Mapping[str, Source]) -> dict[str, Source]:
+    """The tensors by GGUF name: the embedding, the layers, and what comes after them."""
+    table = weight_table(load_architecture(checkpoint.architecture))
+    stems = {stem: name for name, stem in {**GGUF_STEMS, **table.names}.items() if _is_gguf_stem(name)}
+    found = {}
+    for name, source in restored(weights, table.transforms, checkpoint.config).items():
+        if (new := renamed(name, stems)) is None:
+            raise ModelLoadError(f"{checkpoint.path}: tensor {source.tensors[0]!r:.80} has no name in GGUF files")
+        found[new] = _float_vector(source)
+    return dict(sorted(found.items(), key=lambda item: _order(item[0])))
+
+
+def _float_vector(source: Source) -> Source:
+    """Vectors are float32 in GGUF files, whatever the checkpoint has."""
+    if len(source.shape) != 1 or source.type_name == "F32":
+        return source
+    return dataclasses.replace(source, type_name="F32", make=lambda: DenseWeight(source.make().dequantize()))
+
+
+def _is_gguf_stem(name: str) -> bool:
+    return name.startswith("blk.") or name in GGUF_STEMS
+
+
+def _order(name: str) -> tuple[float, str]:
+    numbers = TensorName.parse(name).numbers
+    return (numbers[0] if numbers else -1 if name.startswith("token_embd") else math.inf, name)
+
+
+def _factors(keys: Keys) -> dict[str, Source]:
+    """The tensors among the keys."""
+    found = {}
+    for name in ROPE_FACTORS:
+        if name in keys:
+            weight = DenseWeight(np.asarray(keys[name], np.float32))
+            found[name] = Source(weight.type_name, weight.shape, weight.nbytes, (), lambda weight=weight: weight)  # type: ignore[misc]
+    return found
+
+
+def _sampling(checkpoint: Checkpoint) -> dict[str, MetadataValue]:
+    """`general.sampling.*` of generation_config.json. Raises ModelLoadError for a value without a key."""
+    path = checkpoint.path.parent / FILE_NAME
+    if not path.is_file():
+        return {}
+    keys: dict[str, MetadataValue] = {}
+    for name, value in sampling_defaults(checkpoint, str(path)).values.items():
+        key = SAMPLING_KEYS[name][1]
+        if key is not None:
+            keys[f"general.sampling.{key}"] = np.int32(value) if key == "top_k" else float(value)
+        elif value != 1.0:
+            raise ModelLoadError(f"{path}: GGUF files have no key for {name}, {value}")
+    return keys
+
+
+def _check_config(checkpoint: Checkpoint, metadata: Keys, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ModelLoadError naming the fields that a reader of the file would see differently."""
+    module = load_architecture(checkpoint.architecture)
+    read: ModelConfig = module.Config.from_gguf(ConfigReader(metadata, prefix), shapes)
+    if different := list(_differences(checkpoint.config, read, "")):
+        raise ModelLoadError(f"{checkpoint.path}: GGUF files cannot say this model's {', '.join(different[:5])}")
+
+
+def _differences(a: object, b: object, name: str) -> Iterator[str]:
+    """The names of fields with different values."""
+    if dataclasses.is_dataclass(a) and type(a) is type(b):
+        for field in dataclasses.fields(a):
+            yield from _differences(getattr(a, field.name), getattr(b, field.name), f"{name}.{field.name}".strip("."))
+    elif not _is_equal(a, b):
+        yield name
+
+
+def _is_equal(a: object, b: object) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_is_equal, a, b))
+    if isinstance(a, float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=_TOLERANCE)
+    return a == b

@@ -1,0 +1,200 @@
+"""A vocabulary as GGUF metadata: what is in `tokenizer.json` and the files beside it, under `tokenizer.ggml.*`.
+
+Byte-level and SentencePiece BPE can be written. The result is read back and must split a set of texts into the same
+tokens as the original; then it is right whatever else the files say.
+Source: the GGUF specification, section "Tokenizer".
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import ModelLoadError
+from octavo.loader.gguf_writer import MetadataValue
+from octavo.tokenizer.directory_vocab import configured_eos, named_token_id, read_directory_tokenizer, read_optional
+from octavo.tokenizer.gguf_vocab import TokenType, read_gguf_tokenizer
+from octavo.tokenizer.pre_tokenizers import GPT2_PATTERN, PRE_TOKENIZERS
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.vocabulary import TokenCoding
+
+logger = logging.getLogger(__name__)
+
+_KEY = "tokenizer.ggml."
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+_STOP_KEYS = ("eot", "eom")  # ids that end an answer, beside that of `eos`
+
+# Every kind of boundary that a pre-tokenizer may see differently, in composed form.
+PROBE_TEXTS = (
+    "Hello, world!", " leading", "trailing ", "two  spaces   three    four", "\ttab\t\ttabs", "line\nline\n\nline\r\n",
+    " \n \n  x", "it's we'LL I'm they'Ve don't", "1 12 123 1234 12345 3.14159 1,000,000", "x1y22z333",
+    "camelCaseWord HTTPServer",
+    "def f(x: int) -> str:\n    return f\"{x!r}\"\n", "a_b-c/d\\e|f&g=h+i*j^k~l`m", "(((]]]{{{<<<>>>", "...!!!???;;;",
+    "Straße façade naïve Ångström", "Привет, мир! Это — тест.", "Γειά σου Κόσμε", "שלום עולם", "مرحبا بالعالم ١٢٣",
+    "नमस्ते दुनिया", "สวัสดีชาวโลก", "你好，世界！漢字かなカナ", "안녕하세요 세계",
+    "🙂👍🏽👨‍👩‍👧 🇩🇪", "½ ² Ⅷ ①", "\u00a0nbsp\u2003em\u200bzero",
+    "https://example.org/a?b=c&d=%20#e", "mixed 中文 and English 123 混合", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "    indented\n        more",
+    "\x00\x07\x7f", "ﬁ ligature", "e-mail: first.last@example.com", "$5.00 €7 £9 ¥11 50%", "", " ", "\n",
+    "▁ literal ▁▁ marks",
+)  # fmt: skip
+
+
+def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]:
+    """The keys for the tokenizer beside a safetensors checkpoint, its chat template included.
+
+    num_tokens: rows of the embedding. Ids that the vocabulary lacks become unused tokens.
+    Raises ModelLoadError naming the file and what a GGUF file cannot say.
+    """
+    path = directory / "tokenizer.json"
+    original = read_directory_tokenizer(directory)
+    form = _read(path)
+    keys = _tokens(path, original, form, num_tokens)
+    keys |= _named_ids(directory, original, num_tokens)
+    if original.chat_template is not None:
+        keys["tokenizer.chat_template"] = original.chat_template
+    keys |= _stop_ids(path, original, read_gguf_tokenizer(keys), num_tokens)
+    _check_same(path, original, read_gguf_tokenizer(keys), num_tokens)
+    return keys
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """tokenizer.json, which the library has read without an error."""
+    import msgspec  # here, because models in one GGUF file need none of it
+
+    form: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    kind = form["model"].get("type", "BPE" if "merges" in form["model"] else None)
+    if kind != "BPE":
+        raise ModelLoadError(f"{path}: a vocabulary of type {kind!r:.40} cannot be written as GGUF yet; BPE can")
+    return form
+
+
+def _tokens(path: Path, original: Tokenizer, form: Mapping[str, Any], num_tokens: int) -> dict[str, MetadataValue]:
+    if lost := original.tokens[num_tokens:]:
+        shown = ", ".join(lost[:5])
+        logger.warning("%s: %d tokens are left out: the embedding has no row for them: %s", path, len(lost), shown)
+    texts = [text or f"[PAD{i}]" for i, text in enumerate(original.tokens[:num_tokens])]
+    texts += [f"[PAD{i}]" for i in range(len(texts), num_tokens)]
+    is_scored = original.coding is TokenCoding.SENTENCEPIECE
+    types = _types(original, texts, form["model"].get("unk_token"), is_scored)
+    keys: dict[str, MetadataValue] = {_KEY + "model": "llama" if is_scored else "gpt2", _KEY + "tokens": texts}
+    keys[_KEY + "token_type"] = types
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in form["model"]["merges"]]
+    if is_scored:
+        keys[_KEY + "scores"] = _scores(texts, types, merges)
+        keys[_KEY + "add_space_prefix"] = original.strip_leading_space
+    else:
+        keys[_KEY + "pre"] = _pre_tokenizer(path, form)
+        keys[_KEY + "merges"] = merges
+    return keys
+
+
+def _types(original: Tokenizer, texts: Sequence[str], unknown: str | None, is_scored: bool) -> NDArray[np.int32]:
+    types = np.full(len(texts), TokenType.NORMAL, np.int32)
+    for i, text in enumerate(texts):
+        if i >= len(original.tokens) or not original.tokens[i]:
+            types[i] = TokenType.UNUSED
+        elif is_scored and text == unknown:
+            types[i] = TokenType.UNKNOWN
+        elif i in original.special_token_ids:
+            types[i] = TokenType.CONTROL
+        elif i in original.literal_ids:
+            types[i] = TokenType.USER_DEFINED
+        elif is_scored and _BYTE_TOKEN.fullmatch(text):
+            types[i] = TokenType.BYTE
+    return types
+
+
+def _scores(texts: Sequence[str], types: NDArray[np.int32], merges: Sequence[str]) -> NDArray[np.float32]:
+    """Minus the rank of the first merge that makes a token, the order in which SentencePiece joins; others are last."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", ""), rank)
+    last = len(merges)
+    is_normal = types == TokenType.NORMAL
+    return np.array([-ranks.get(t, last) if n else 0 for t, n in zip(texts, is_normal, strict=True)], np.float32)
+
+
+def _pre_tokenizer(path: Path, form: Mapping[str, Any]) -> str:
+    """The name of the way to split whose patterns, in their order, are those of the file."""
+    normalizer = form.get("normalizer")
+    if normalizer is not None and normalizer.get("type") != "NFC":  # which the readers of GGUF files leave out
+        raise ModelLoadError(f"{path}: GGUF files have no key for the normalizer {normalizer.get('type')!r:.40}")
+    patterns = tuple(_patterns(path, form.get("pre_tokenizer")))
+    ignores = bool(form["model"].get("ignore_merges", False))
+    for name, kind in PRE_TOKENIZERS.items():
+        if kind.patterns == patterns and kind.ignore_merges == ignores:
+            return name
+    shown = " then ".join(map(repr, patterns))
+    raise ModelLoadError(f"{path}: no pre-tokenizer of GGUF files splits by {shown:.300} (ignore_merges: {ignores})")
+
+
+def _patterns(path: Path, step: Mapping[str, Any] | None) -> Iterator[str]:
+    """The patterns of a pre-tokenizer, each of which splits what the one before has left."""
+    match (step or {}).get("type"), step or {}:
+        case "Sequence", {"pretokenizers": inner}:
+            for part in inner:
+                yield from _patterns(path, part)
+        case "Split", {"pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+            yield pattern
+        case "Split", {"pattern": {"Regex": pattern}, "behavior": "Removed", "invert": True}:
+            yield pattern
+        case "Digits", {"individual_digits": individual}:
+            yield r"\p{N}" if individual else r"\p{N}+"
+        case "ByteLevel", {"add_prefix_space": False, "use_regex": False}:
+            pass
+        case "ByteLevel", {"add_prefix_space": False}:
+            yield GPT2_PATTERN
+        case kind, _:
+            raise ModelLoadError(f"{path}: GGUF files have no name for this use of the pre-tokenizer {kind!r:.40}")
+
+
+def _named_ids(directory: Path, original: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
+    """The ids of special tokens, and whether they surround a text."""
+    config = read_optional(directory / "tokenizer_config.json")
+    vocab = {text: i for i, text in enumerate(original.tokens[:num_tokens]) if text}
+    names = {"eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    ids = {key: named_token_id(directory, config, name, vocab) for key, name in names.items()}
+    ids["bos"] = original.bos_token_id
+    if ids["eos"] is None:
+        ids["eos"] = next(iter(configured_eos(directory, num_tokens)), None)
+    for what, found, key in (("before", original.prefix_ids, "bos"), ("after", original.suffix_ids, "eos")):
+        if found and found != (ids[key],):
+            raise ModelLoadError(f"{directory}: the tokenizer puts ids {list(found)} {what} a text, not only its {key}")
+    keys: dict[str, MetadataValue] = {f"{_KEY}{key}_token_id": i for key, i in ids.items() if i is not None}
+    keys[_KEY + "add_bos_token"] = bool(original.prefix_ids)
+    keys[_KEY + "add_eos_token"] = bool(original.suffix_ids)
+    return keys
+
+
+def _stop_ids(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
+    """Keys for ids that end an answer and that a reader does not know by the names of their tokens."""
+    missing = sorted(i for i in original.eos_token_ids - written.eos_token_ids if i < num_tokens)
+    if len(missing) > len(_STOP_KEYS):
+        raise ModelLoadError(
+            f"{path}: {len(missing)} more ids beside eos_token end an answer, {missing}; GGUF files have "
+            f"{len(_STOP_KEYS)} keys for them"
+        )
+    return {f"{_KEY}{key}_token_id": i for key, i in zip(_STOP_KEYS, missing, strict=False)}
+
+
+def _check_same(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: int) -> None:
+    """Raises ModelLoadError for a text or a token that is another one in the GGUF form."""
+    for i in range(min(num_tokens, original.vocab_size)):
+        if original.tokens[i] and original.token_bytes(i) != written.token_bytes(i):
+            raise ModelLoadError(f"{path}: token {i}, {original.tokens[i]!r:.60}, would have other bytes as GGUF")
+    special = [original.tokens[i] for i in sorted(original.special_token_ids) if i < num_tokens]
+    texts = (*PROBE_TEXTS, "".join(PROBE_TEXTS), "a".join(special), *special[:64])
+    for text in texts:
+        for parse in (False, True):
+            before, after = (t.encode(text, parse_special=parse) for t in (original, written))
+            if before != after:
+                raise ModelLoadError(
+                    f"{path}: as GGUF, {text!r:.60} would be other tokens: {after[:8]}, not {before[:8]}"
+                )

@@ -1,0 +1,224 @@
+"""Safetensors checkpoints as GGUF files: the same logits, tokens, template and sampling, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from contextlib import closing
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from octavo.cli.quantize import convert, quantize
+from octavo.errors import ModelLoadError
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.generation_config import sampling_defaults
+from octavo.loader.gguf import open_gguf
+from octavo.loader.transforms import restored
+from octavo.models import gguf_form, known_architectures, load_architecture, weight_table
+from octavo.models._weights import Permute
+from octavo.tokenizer import load_tokenizer
+from tests.models.test_parity import TOKENS, assert_close, logits_of
+from tests.support import converted_gguf
+from tests.support.directory_tokenizers import KINDS, TEMPLATE, save_tokenizer
+from tests.support.tiny_models import expected_logits, tiny_model
+from tests.support.vocabularies import VALID_STRINGS
+
+# Tiny models with the tokenizers of their families.
+CASES = {
+    "llama": "llama3",
+    "llama-tied-biased": "smollm",
+    "llama-llama3-rope": "llama3",
+    "llama-yarn": "llama2",
+    "llama-linear": "llama2",
+    "qwen2": "qwen2",
+    "qwen3": "qwen2",
+    "smollm3": "gpt-2",
+    "gemma3": "gemma",
+    "gemma3-softcap": "gemma",
+}
+UNUSED_ROWS = 3
+SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
+
+
+def save(name: str, directory: Path, kind: str | None = None, dtype: torch.dtype = torch.float32) -> Path:
+    directory.mkdir(exist_ok=True)
+    num_tokens = save_tokenizer(kind or CASES[name], directory)
+    model = tiny_model(name, vocab_size=num_tokens + UNUSED_ROWS).to(dtype)
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").write_text(json.dumps(SAMPLING))
+    return directory
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(convert, [str(a) for a in arguments])
+    return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_files_have_the_same_logits_and_the_judges_tensors(name: str, tmp_path: Path) -> None:
+    source, path = save(name, tmp_path / "model"), tmp_path / "m.gguf"
+    code, _, error = run(source, path, "--to", "gguf")
+    assert code == 0, error
+    with closing(open_checkpoint(source)) as before, closing(open_checkpoint(path)) as after:
+        logits = logits_of(after)
+        np.testing.assert_allclose(logits, logits_of(before), rtol=0, atol=1e-5 * np.abs(logits).max())
+        assert_close(logits, expected_logits(tiny_model(name, vocab_size=logits.shape[1]), TOKENS))
+    # The judge has the names of the gguf package, and permutes and folds by itself.
+    judge = gguf.GGUFReader(
+        converted_gguf.save_gguf(tiny_model(name, vocab_size=logits.shape[1]), tmp_path / "judge.gguf")
+    )
+    found = gguf.GGUFReader(path)
+    expected = {tensor.name: tensor.data for tensor in judge.tensors}
+    assert sorted(tensor.name for tensor in found.tensors) == sorted(expected)
+    for tensor in found.tensors:
+        np.testing.assert_allclose(tensor.data, expected[tensor.name], rtol=1e-6)
+    ours = {key: field.contents() for key, field in found.fields.items()}
+    shared = [key for key in judge.fields if key in ours and not key.startswith(("GGUF.", "tokenizer."))]
+    assert len(shared) >= 10
+    for key in shared:
+        value = judge.fields[key].contents()
+        assert ours[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_files_have_the_same_tokenizer(kind: str, tmp_path: Path) -> None:
+    source, path = save("llama", tmp_path / "model", kind), tmp_path / "m.gguf"
+    code, _, error = run(source, path)
+    assert code == 0, error
+    with closing(open_checkpoint(source)) as before, closing(open_checkpoint(path)) as after:
+        original, written = load_tokenizer(before), load_tokenizer(after)
+        assert after.file.metadata.get("tokenizer.ggml.pre") == (None if kind in ("llama2", "gemma") else kind)
+        values = sampling_defaults(after).values
+        assert values == sampling_defaults(before).values == SAMPLING
+    compared = 0
+    for text in VALID_STRINGS:
+        if kind == "qwen2" and not unicodedata.is_normalized("NFC", text):
+            continue
+        for parse in (False, True):
+            ids = original.encode(text, parse_special=parse)
+            assert written.encode(text, parse_special=parse) == ids, text
+        assert written.decode(ids) == original.decode(ids)
+        compared += 1
+    assert compared > 400
+    assert written.chat_template == TEMPLATE
+    assert written.eos_token_ids == original.eos_token_ids
+    assert written.bos_token_id == original.bos_token_id
+    assert written.prefix_ids == original.prefix_ids
+    assert written.special_token_ids == original.special_token_ids
+    assert written.tokens[: original.vocab_size] == original.tokens
+    assert written.vocab_size == original.vocab_size + UNUSED_ROWS
+
+
+def test_half_precision_stays_and_vectors_become_float32(tmp_path: Path) -> None:
+    source, path = save("llama", tmp_path / "model", dtype=torch.bfloat16), tmp_path / "m.gguf"
+    assert run(source, path)[0] == 0
+    with closing(open_checkpoint(source)) as before, closing(open_checkpoint(path)) as after:
+        np.testing.assert_array_equal(logits_of(after), logits_of(before))
+        types = {info.name: info.type_name for info in after.file.tensors.values()}
+    assert {kind for name, kind in types.items() if "norm" not in name} == {"BF16"}
+    assert {kind for name, kind in types.items() if "norm" in name} == {"F32"}
+    assert open_gguf(path).metadata["general.file_type"] == 32
+    half = tmp_path / "half.gguf"
+    assert run(path, half, "--dtype", "f16")[0] == 0  # from GGUF
+    for name, info in open_gguf(half).tensors.items():
+        values = open_gguf(path).weight(name).dequantize()
+        assert info.type_name == ("F32" if values.ndim == 1 else "F16")
+        np.testing.assert_array_equal(open_gguf(half).weight(name).dequantize(), values.astype(np.float16))
+
+
+def test_quantize_takes_the_checkpoint_itself(tmp_path: Path) -> None:
+    source, plain = save("llama", tmp_path / "model"), tmp_path / "plain.gguf"
+    assert run(source, plain)[0] == 0
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    for options in ((), ("--imatrix", text)):
+        direct, through = tmp_path / "direct.gguf", tmp_path / "through.gguf"
+        for origin, path in ((source, direct), (plain, through)):
+            arguments = [origin, path, "--type", "q4_0", "--force", *options]
+            result = CliRunner().invoke(quantize, [str(a) for a in arguments])
+            assert result.exit_code == 0, result.exception
+        assert direct.read_bytes() == through.read_bytes()
+        assert "Q4_0" in {info.type_name for info in open_gguf(direct).tensors.values()}
+
+
+def test_an_architecture_that_is_not_declared_is_refused_with_the_list(tmp_path: Path) -> None:
+    source = save("phi3", tmp_path / "model", "llama2")
+    code, _, error = run(source, tmp_path / "m.gguf")
+    assert code != 0
+    assert "'phi3' cannot be written as GGUF yet; declared are gemma3, llama, qwen2, qwen3, smollm3" in error
+    assert not (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.parametrize(("name", "field"), [("qwen2-window", "windows"), ("smollm3-list", "rotates")])
+def test_a_configuration_that_the_keys_cannot_say(name: str, field: str, tmp_path: Path) -> None:
+    source = save(name, tmp_path / "model", "llama2")
+    assert f"GGUF files cannot say this model's {field}" in run(source, tmp_path / "m.gguf")[2]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "no key for the normalizer 'Lowercase'"),
+        (
+            "tokenizer.json",
+            {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+            "no name for this use of the pre-tokenizer 'ByteLevel'",
+        ),
+        (
+            "tokenizer.json",
+            {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "x"}, "behavior": "Isolated", "invert": False}},
+            "no pre-tokenizer of GGUF files splits by 'x'",
+        ),
+        ("generation_config.json", {"typical_p": 0.5}, "no key for typical_p, 0.5"),
+        ("generation_config.json", {"eos_token_id": [1, 2, 3, 4]}, "GGUF files have 2 keys for them"),
+        (
+            "config.json",
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+            "quantized by",
+        ),
+    ],
+)
+def test_what_has_no_place_in_a_gguf_file(file: str, change: dict[str, object], message: str, tmp_path: Path) -> None:
+    source = save("llama", tmp_path / "model")
+    path = source / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    code, _, error = run(source, tmp_path / "m.gguf")
+    assert code != 0
+    assert message in error
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path: Path) -> None:
+    """The same vocabulary and merges, but words are cut at every x, which no key says."""
+    source = save("llama", tmp_path / "model", "llama2")
+    path = source / "tokenizer.json"
+    step = {"type": "Split", "pattern": {"Regex": "e"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": step}))
+    assert "would be other tokens" in run(source, tmp_path / "m.gguf")[2]
+
+
+def test_tokens_beyond_the_embedding_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = save("llama", tmp_path / "model", "llama2")
+    path = source / "tokenizer.json"
+    form = json.loads(path.read_text())
+    last = max(form["model"]["vocab"].values()) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    form["added_tokens"] += [{"id": last + i, "content": f"<extra{i}>", **flags} for i in range(UNUSED_ROWS + 1)]
+    path.write_text(json.dumps(form))
+    assert run(source, tmp_path / "m.gguf")[0] == 0
+    assert "1 tokens are left out: the embedding has no row for them: <extra3>" in caplog.text
+
+
+def test_every_declared_form_has_a_way_back() -> None:
+    """The tables of these architectures change GGUF files by an order of rows alone; others are refused by name."""
+    for name in ("gemma3", "llama", "qwen2", "qwen3", "smollm3"):
+        transforms = weight_table(load_architecture(name)).transforms
+        assert all(isinstance(t, Permute) or t.only == "safetensors" for t in transforms)
+        assert known_architectures()[gguf_form(name).name] == name
+    with pytest.raises(ModelLoadError, match="have no way back"):
+        restored({}, weight_table(load_architecture("phi3")).transforms, None)  # type: ignore[arg-type]
