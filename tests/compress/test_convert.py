@@ -49,7 +49,8 @@ def save(name: str, directory: Path, kind: str | None = None, dtype: torch.dtype
     directory.mkdir(exist_ok=True)
     num_tokens = save_tokenizer(kind or CASES[name], directory)
     model = tiny_model(name, vocab_size=num_tokens + UNUSED_ROWS).to(dtype)
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, max_shard_size="100KB" if name == "qwen3" else "1GB")
+    assert (directory / "model.safetensors.index.json").exists() == (name == "qwen3")
     (directory / "generation_config.json").write_text(json.dumps(SAMPLING))
     return directory
 
@@ -200,6 +201,15 @@ def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path: Path) -> None:
     step = {"type": "Split", "pattern": {"Regex": "e"}, "behavior": "Isolated", "invert": False}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": step}))
     assert "would be other tokens" in run(source, tmp_path / "m.gguf")[2]
+
+
+def test_a_token_that_takes_spaces_is_refused(tmp_path: Path) -> None:
+    source = save("llama", tmp_path / "model", "llama2")
+    path = source / "tokenizer.json"
+    form = json.loads(path.read_text())
+    form["added_tokens"][-1]["rstrip"] = True
+    path.write_text(json.dumps(form))
+    assert "token '</s>' is bound to the text beside it" in run(source, tmp_path / "m.gguf")[2]
 
 
 def test_tokens_beyond_the_embedding_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

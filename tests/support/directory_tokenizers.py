@@ -26,7 +26,7 @@ def split(pattern: str) -> pre.PreTokenizer:
 
 
 def byte_level(step: pre.PreTokenizer, *, ignore_merges: bool = False, nfc: bool = False, bos: bool = False) -> str:
-    """Learnt from the difficult strings, with three control tokens and one that is no control token."""
+    """Learnt from the difficult strings, with four control tokens and one that is no control token."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -39,6 +39,7 @@ def byte_level(step: pre.PreTokenizer, *, ignore_merges: bool = False, nfc: bool
         show_progress=False,
     )
     tokenizer.train_from_iterator(VALID_STRINGS, trainer)
+    tokenizer.add_special_tokens(["<|object_ref|>"])  # beyond the vocabulary, and before one that is no control token
     tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
     if bos:
         tokenizer.post_processor = template(tokenizer, "<|im_start|>")

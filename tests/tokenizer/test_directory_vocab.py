@@ -117,6 +117,29 @@ def test_control_tokens_are_text_unless_parsed(style: str, tmp_path: Path) -> No
         assert not tokenizer.special_token_ids & set(guarded)
 
 
+def test_control_tokens_and_others_take_turns_after_the_vocabulary(tmp_path: Path) -> None:
+    """As in the files of Qwen 2.5 and Qwen 3, whose vocabulary has none of them."""
+    library = byte_level("qwen2")
+    names = ("<|a|>", "<tool>", "<|b|>", "</tool>", "<|c|>")
+    for name in names:
+        token = AddedToken(name, normalized=False, special="|" in name)
+        (library.add_special_tokens if token.special else library.add_tokens)([token])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = read_directory_tokenizer(tmp_path)
+    assert tokenizer.tokens[-5:] == list(names)
+    for text in [*VALID_STRINGS, "x<|a|><tool> y</tool>\n<|c|><|b|>", *names]:
+        assert tokenizer.encode(text, parse_special=True) == library.encode(text).ids, text
+        assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.decode(
+            library.encode(text).ids, skip_special_tokens=False
+        )
+        assert not {*tokenizer.encode(text)} & tokenizer.special_token_ids
+    bare = byte_level("qwen2")
+    assert tokenizer.encode("x<|a|>y") == bare.encode("x<|a|>y").ids
+    assert tokenizer.encode("<tool>") == [library.token_to_id("<tool>")]
+    guarded = tokenizer.guard("x<|a|>y")
+    assert tokenizer.encode_chat(guarded) == bare.encode("x<|a|>y").ids
+
+
 def test_streams_make_the_text(tmp_path: Path) -> None:
     tokenizer = read_directory_tokenizer(save(tmp_path, byte_level("qwen2")))
     for text in VALID_STRINGS:

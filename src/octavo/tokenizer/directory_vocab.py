@@ -43,14 +43,13 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
         tokens[i] = text
     coding, strip = _coding(path, loaded)
     control = {token.content: i for i, token in added.items() if token.special}
-    plain, special = build_pair(
-        loaded.model,
-        loaded.normalizer,
-        loaded.pre_tokenizer,
-        [token for token in added.values() if not token.special],
-        # Matched in the text before normalization, which removes the guards.
-        [AddedToken(**{**token.__getstate__(), "normalized": False}) for token in added.values() if token.special],
-    )
+    user = [token for token in added.values() if not token.special]
+    # Matched in the text before normalization, which removes the guards.
+    special_tokens = [
+        AddedToken(**{**token.__getstate__(), "normalized": False}) for token in added.values() if token.special
+    ]
+    in_order = _outside(loaded, added, special_tokens)
+    plain, special = build_pair(loaded.model, loaded.normalizer, loaded.pre_tokenizer, user, special_tokens, in_order)
     for i, token in added.items():
         if token.content and special.token_to_id(token.content) != i:
             raise ModelLoadError(f"{path}: added token {token.content!r:.80} has id {i}, which leaves a gap before it")
@@ -78,6 +77,20 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
         separator_ids=separator,
         marks_second=marks_second,
     )
+
+
+def _outside(
+    loaded: tokenizers.Tokenizer, added: Mapping[int, AddedToken], special_tokens: Iterable[AddedToken]
+) -> list[AddedToken]:
+    """The added tokens that the model's own vocabulary lacks, by id, if a control token comes before another one.
+
+    Qwen's `<|im_end|>` and `<tool_call>` are such.
+    """
+    known = loaded.get_vocab(with_added_tokens=False)
+    matched = {token.content: token for token in special_tokens}
+    outside = [matched.get(token.content, token) for token in added.values() if token.content not in known]
+    kinds = [token.special for token in outside]
+    return outside if kinds != sorted(kinds) else []
 
 
 def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:

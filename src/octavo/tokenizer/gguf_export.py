@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _KEY = "tokenizer.ggml."
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+_SPACE_FLAGS = ("lstrip", "rstrip", "single_word")
 _STOP_KEYS = ("eot", "eom")  # ids that end an answer, beside that of `eos`
 
 # Every kind of boundary that a pre-tokenizer may see differently, in composed form.
@@ -79,6 +80,11 @@ def _tokens(path: Path, original: Tokenizer, form: Mapping[str, Any], num_tokens
     if lost := original.tokens[num_tokens:]:
         shown = ", ".join(lost[:5])
         logger.warning("%s: %d tokens are left out: the embedding has no row for them: %s", path, len(lost), shown)
+    for token in form.get("added_tokens", ()):
+        if any(token.get(flag) for flag in _SPACE_FLAGS) and token["id"] < num_tokens:
+            raise ModelLoadError(
+                f"{path}: token {token['content']!r:.60} is bound to the text beside it, which GGUF files cannot say"
+            )
     texts = [text or f"[PAD{i}]" for i, text in enumerate(original.tokens[:num_tokens])]
     texts += [f"[PAD{i}]" for i in range(len(texts), num_tokens)]
     is_scored = original.coding is TokenCoding.SENTENCEPIECE

@@ -91,8 +91,12 @@ def build_pair(
     pre_tokenizer: tokenizers.pre_tokenizers.PreTokenizer | None,
     user_tokens: Sequence[AddedToken],
     control_tokens: Sequence[AddedToken],
+    in_order: Sequence[AddedToken] = (),
 ) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """The two tokenizers of a vocabulary over one model: control tokens as text, and as tokens."""
+    """The two tokenizers of a vocabulary over one model: control tokens as text, and as tokens.
+
+    in_order: tokens that the model lacks, by id, if control tokens and others take turns among them.
+    """
     plain, special = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
     unguard = normalizers.Replace(GUARD, "")
     if normalizer is not None:
@@ -101,6 +105,9 @@ def build_pair(
     for tokenizer in (plain, special):
         if pre_tokenizer is not None:
             tokenizer.pre_tokenizer = pre_tokenizer
+        for token in in_order:  # the library numbers them as they come
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         tokenizer.add_tokens(list(user_tokens))
+    plain.encode_special_tokens = bool(in_order)  # in `plain` they only hold their ids
     special.add_special_tokens(list(control_tokens))
     return plain, special
