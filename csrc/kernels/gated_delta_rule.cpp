@@ -43,11 +43,11 @@ inline DeltaFactors delta_factors(const Args& args, const DeltaHead& h, int64_t 
 inline F32x16 add_up(const F32x16* sums) { return (sums[0] + sums[1]) + (sums[2] + sums[3]); }
 
 // One tile and one token.
-inline F32x16 delta_step(float* tile, Columns tile_columns, const DeltaHead& h, int t, F32x16 v,
+inline F32x16 delta_step(float* tile, ColumnRange tile_columns, const DeltaHead& h, int t, F32x16 v,
                          const DeltaFactors& f) {
     const float *q = h.q + t * h.stride, *k = h.k + t * h.stride;
     const F32x16 zero = broadcast(0.0f), gate = broadcast(f.gate[t]);
-    const Columns columns{0, tile_columns.lanes};
+    const ColumnRange columns{0, tile_columns.lanes};
     F32x16 seen[4] = {zero, zero, zero, zero}, out[4] = {zero, zero, zero, zero};
     for (int64_t i = 0; i < h.key_dim; ++i)
         seen[i % 4] = fma(columns.read(tile + i * columns.lanes), broadcast(k[i]), seen[i % 4]);
@@ -76,7 +76,7 @@ void gated_delta_rule(const Args& args, const Step& step, Worker& worker) {
                               row + 2 * key_heads * key_dim + head * value_dim, qkv.cols, key_dim};
             const DeltaFactors factors = delta_factors(args, h, head, first, count);
             for (int64_t index = begin; index < end; ++index) {
-                const Columns columns = shape.columns(index);
+                const ColumnRange columns = shape.columns(index);
                 for (int t = 0; t < count; ++t) {
                     const F32x16 v = columns.read(h.v + t * h.stride);
                     const F32x16 result = delta_step(state + shape.offset(head, index), columns, h, t, v, factors);

@@ -42,7 +42,7 @@ struct HeadState {
     int64_t tiles() const { return (cols + 15) / 16; }
     // The first element of a tile, and its columns.
     int64_t offset(int64_t head, int64_t index) const { return head * rows * cols + index * 16 * rows; }
-    Columns columns(int64_t index) const {
+    ColumnRange columns(int64_t index) const {
         return {index * 16, static_cast<int>(cols - index * 16 < 16 ? cols - index * 16 : 16)};
     }
 };

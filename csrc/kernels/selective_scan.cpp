@@ -9,7 +9,7 @@ OCTAVO_SIGNATURE(SelectiveScan, (xbc, dt), (decay, skip, dt_bias), (num_heads, h
 // One tile and one token; added: the row that is added to the state times b.
 inline F32x16 scan_step(float* tile, int lanes, const float* b, const float* c, int64_t state_dim, F32x16 added,
                         F32x16 gate) {
-    const Columns columns{0, lanes};
+    const ColumnRange columns{0, lanes};
     const F32x16 zero = broadcast(0.0f);
     F32x16 out[4] = {zero, zero, zero, zero};
     for (int64_t i = 0; i < state_dim; ++i) {
@@ -37,7 +37,7 @@ void selective_scan(const Args& args, const Step& step, Worker& worker) {
                        const F32x16 skip = broadcast(args.weights[SelectiveScan::skip].data[head]);
                        const int64_t group = head / (heads / groups) * state_dim;
                        for (int64_t index = begin; index < end; ++index) {
-                           const Columns columns = shape.columns(index);
+                           const ColumnRange columns = shape.columns(index);
                            for (int t = 0; t < count; ++t) {
                                const float* const row = xbc.data + (first + t) * xbc.cols;
                                const float* const b = row + heads * head_dim + group;

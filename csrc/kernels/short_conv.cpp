@@ -10,21 +10,21 @@ OCTAVO_SIGNATURE(ShortConv, (x), (weight, bias), (index, kind), ());
 constexpr int MAX_TAPS = 8;
 
 // The state of a sequence is the last taps - 1 rows of x, the oldest first.
-struct Window {
+struct ConvWindow {
     F32x16 rows[MAX_TAPS - 1];
     int count;
 
-    void read(const SequenceRows& sequence, Columns columns, int64_t cols) {
+    void read(const SequenceRows& sequence, ColumnRange columns, int64_t cols) {
         for (int j = 0; j < count; ++j)
             rows[j] = sequence.is_first ? broadcast(0.0f) : columns.read(sequence.state + j * cols);
     }
-    void write(float* state, Columns columns, int64_t cols) const {
+    void write(float* state, ColumnRange columns, int64_t cols) const {
         for (int j = 0; j < count; ++j) columns.write(state + j * cols, rows[j]);
     }
 };
 
 template <typename F>
-inline void convolve_columns(const Args& args, const Step& step, Columns columns, F function) {
+inline void convolve_columns(const Args& args, const Step& step, ColumnRange columns, F function) {
     const View &x = args.inputs[ShortConv::x], &out = args.output;
     const Weight &weight = args.weights[ShortConv::weight], &bias = args.weights[ShortConv::bias];
     const int64_t cols = x.cols;
@@ -36,7 +36,7 @@ inline void convolve_columns(const Args& args, const Step& step, Columns columns
         factors[j] = load(lanes);
     }
     const F32x16 addend = bias.data ? columns.read(bias.data) : broadcast(0.0f);
-    Window window;
+    ConvWindow window;
     window.count = taps - 1;
     for (int32_t request = 0; request < step.num_requests; ++request) {
         const SequenceRows rows = sequence_rows(*args.state, step, request);

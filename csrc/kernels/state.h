@@ -8,7 +8,7 @@ namespace octavo {
 namespace {
 
 // Sixteen columns, or the `lanes` that are left of a row.
-struct Columns {
+struct ColumnRange {
     int64_t first;
     int lanes;
     F32x16 read(const float* row) const { return lanes == 16 ? load(row + first) : load_partial(row + first, lanes); }
