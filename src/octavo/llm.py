@@ -203,10 +203,9 @@ class LLM(LoadedLLM):
         """
         options = take_options(template_arguments)
         is_many = isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple, str))
-        is_single = not is_many
-        conversations: list[Any] = [messages] if is_single else list(messages)
+        conversations: list[Any] = list(messages) if is_many else [messages]
         prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
-        return _answers(self._run(prompts, sampling_params, options, use_tqdm, single=is_single))
+        return _answers(self._run(prompts, sampling_params, options, use_tqdm, single=not is_many))
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True, **options: Any

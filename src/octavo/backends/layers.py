@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 from octavo.backends import ExecutorLimits, reference
 from octavo.batch import Array, Batch
 from octavo.graph.builder import Graph
+from octavo.graph.ops.base import Observer
 from octavo.graph.segments import cut
-from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
 
 Tokens = NDArray[np.int32]
 Values = tuple[Array, ...]
 """What one layer hands to the next for one text."""
-Observer = Callable[[Parameter, Array, int | None], None]
-"""Called with a matrix, the rows that it is multiplied by, and of a stack of experts the number of the one."""
 
 
 def layers_of(graph: Graph) -> list[Graph]:

@@ -6,7 +6,7 @@ Every other backend is tested against it, operation by operation. The meaning of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from math import prod
 
@@ -33,6 +33,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops import Array, Evaluation, LayerCache
+from octavo.graph.ops.base import Observer
 from octavo.graph.ops.state import check_states
 from octavo.graph.segments import check_inputs
 from octavo.graph.values import Parameter
@@ -118,7 +119,7 @@ class ReferenceExecutor:
         kv_dtype: KVDtype | None,
         dtype: DTypeLike,
     ) -> None:
-        self.observer: Callable[[Parameter, Array, int | None], None] | None = None  # `Evaluation.observer` of steps
+        self.observer: Observer | None = None  # `Evaluation.observer` of steps
         self._graph = graph
         self._weights = weights
         self._limits = limits

@@ -20,6 +20,9 @@ from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.ops.kv_rounding import round_keys, round_values
 from octavo.graph.values import Parameter, Rows, Value
 
+Observer = Callable[[Parameter, Array, int | None], None]
+"""Called with a matrix, the rows [rows, in] that it multiplies, and of a stack of matrices the number of the one."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
@@ -79,8 +82,8 @@ class Evaluation:
     """One step of the reference backend, for the numpy definitions of operations.
 
     dtype: float32 or float64; all arithmetic is done in it. weights: dequantized, in `dtype`. states: the arrays of
-    operations with a `StateCache` by its index, [slots, *shape] each. values: computed, [rows, cols]. observer: called
-    with a matrix, the rows it is multiplied by, and of a stack of matrices the number of the one.
+    operations with a `StateCache` by its index, [slots, *shape] each. values: computed, [rows, cols].
+    observer: told of every product.
     """
 
     batch: Batch
@@ -89,7 +92,7 @@ class Evaluation:
     caches: Mapping[int, LayerCache]
     states: Mapping[int, list[Array]]
     values: dict[Value, Array]
-    observer: Callable[[Parameter, Array, int | None], None] | None = None
+    observer: Observer | None = None
 
     def product(self, x: Array, weight: Parameter, index: int | None = None) -> Array:
         """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack, with the observer told."""
