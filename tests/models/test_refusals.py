@@ -240,6 +240,8 @@ def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:
     assert "which has no key conv_width, gate_kind (docs" in message
     assert "granite, which has no key router_kind (" in nearest_to("granite", router_kind="top")
     assert "which has all its keys" in nearest_to("granite")
+    # A list in place of `intermediate_size` does not make its other keys unknown.
+    assert "ones: gemma3n, which has no key vocab_size_per_layer_input" in nearest_to("gemma3n", router_kind="top")
     assert "and 8 more" in nearest_to("llama", **{f"key{i}": i for i in range(20)})
     assert "nearest of the supported ones: " in nearest_to("llama", vocab_size=-1)
     assert "which" not in nearest_to("llama", vocab_size=-1)

@@ -20,17 +20,20 @@ class ConfigReader:
         """prefix: prefix of every key, for example `llama.`."""
         self.values = values
         self.prefix = prefix
-        self.keys_read: set[str] = set()  # with the prefix, those of readers with defaults included
+        self.keys_read: set[str] = set()  # with the prefix, those of readers with other values included
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ConfigReader:
         """The same configuration with values for keys that it lacks, given without the prefix."""
-        reader = ConfigReader({**{self.prefix + k: v for k, v in defaults.items()}, **self.values}, self.prefix)
-        reader.keys_read = self.keys_read
-        return reader
+        return self._with_values({**{self.prefix + k: v for k, v in defaults.items()}, **self.values})
 
     def with_largest(self, key: str, length: int) -> ConfigReader:
         """The same configuration with the largest of so many whole numbers, or the only one, in place of the list."""
-        return ConfigReader({**self.values, self.prefix + key: max(self.counts(key, length))}, self.prefix)
+        return self._with_values({**self.values, self.prefix + key: max(self.counts(key, length))})
+
+    def _with_values(self, values: Mapping[str, object]) -> ConfigReader:
+        reader = ConfigReader(values, self.prefix)
+        reader.keys_read = self.keys_read
+        return reader
 
     def has(self, key: str) -> bool:
         """True if the key exists and is not null."""
