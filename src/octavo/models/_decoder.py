@@ -244,6 +244,18 @@ def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default:
     return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))
 
 
+def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> Windows:
+    """The window of each layer of config.json: by `layer_types`, or every n-th layer has none.
+
+    pattern, window: n and `sliding_window`, if the file does not say them. Raises ModelLoadError naming the key.
+    """
+    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+    window = reader.integer("sliding_window", window)
+    if reader.has("layer_types"):
+        return windows_of_types(reader, num_layers, window)
+    return windows_of_pattern(reader, "sliding_window_pattern", num_layers, pattern, window)
+
+
 def _head_dim(reader: ConfigReader, key: str, hidden_size: int, num_heads: int) -> int:
     if not reader.has(key) and hidden_size % num_heads:
         raise ModelLoadError(f"{reader.prefix}{key} is missing, and {num_heads} heads do not divide {hidden_size}")

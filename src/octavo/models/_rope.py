@@ -195,6 +195,11 @@ def _yarn_from_hf(section: ConfigReader, rotary_dim: int, theta: float, original
     return params if attention is None else replace(params, attention_factor=attention)
 
 
+def rotating_layers(num_layers: int, interval: int) -> tuple[bool, ...]:
+    """[num_layers]: every layer but each `interval`-th one rotates its queries and keys."""
+    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+
+
 def yarn_mscale(factor: float, mscale: float) -> float:
     """YaRN's factor of attention for positions stretched by `factor`. DeepSeek weights its logarithm by `mscale`."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

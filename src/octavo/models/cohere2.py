@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, windows_of_pattern, windows_of_types
+from octavo.models._decoder import DecoderConfig, windows_from_hf, windows_of_pattern
 from octavo.models._layers import attention, mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable, rotary_pairs
 
 # Both kinds of files have the two columns of a rotated pair side by side.
@@ -33,17 +33,10 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        defaults = {"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "sliding_window": 4096}
-        reader = reader.with_defaults(defaults)
+        reader = reader.with_defaults({"tie_word_embeddings": True, "layer_norm_eps": 1e-5})
         if reader.flag("use_qk_norm", False):
             raise reader.error("use_qk_norm", True, "norms on q and k are not supported")
-        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
-        window = reader.integer("sliding_window")
-        if reader.has("layer_types"):
-            windows = windows_of_types(reader, num_layers, window)
-        else:
-            windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
-        plain = cls.read_hf(reader, windows=windows, norm_eps="layer_norm_eps")
+        plain = cls.read_hf(reader, windows=windows_from_hf(reader, _PATTERN), norm_eps="layer_norm_eps")
         return replace(plain, logit_scale=reader.number("logit_scale", 0.0625))
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, windows_of_pattern, windows_of_types
+from octavo.models._decoder import DecoderConfig, windows_from_hf, windows_of_pattern
 from octavo.models._layers import attention, gated_mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import Fold, WeightTable
 
 _NORMS = (
@@ -34,7 +34,6 @@ WEIGHTS = WeightTable(
 _DEFAULTS = {
     "head_dim": 256,
     "tie_word_embeddings": True,
-    "sliding_window": 4096,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }
@@ -67,15 +66,9 @@ class Config(DecoderConfig):
         reader = reader.with_defaults(_DEFAULTS)
         if reader.flag("use_bidirectional_attention", False):
             raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
-        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
-        window = reader.integer("sliding_window", 4096)
-        if reader.has("layer_types"):
-            windows = windows_of_types(reader, num_layers, window)
-        else:
-            windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, 2, window)
         attention_cap, logit_cap = (None if key in null else reader.number(key) for key in caps)
         return replace(
-            cls.read_hf(reader, windows=windows, activation=("gelu_pytorch_tanh",)),
+            cls.read_hf(reader, windows=windows_from_hf(reader, 2), activation=("gelu_pytorch_tanh",)),
             attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5,
             attention_softcap=attention_cap,
             logit_softcap=logit_cap,

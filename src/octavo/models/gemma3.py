@@ -11,9 +11,9 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
 from octavo.models import gemma2
-from octavo.models._decoder import windows_of_pattern, windows_of_types
+from octavo.models._decoder import windows_from_hf, windows_of_pattern
 from octavo.models._gguf import GGUFForm, Keys, decoder_keys
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._reading import ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Fold, WeightTable
 
@@ -69,8 +69,8 @@ class Config(gemma2.Config):
             raise reader.error("attn_logit_softcapping", cap, "Gemma 3 has no cap in its attention")
         plain = cls.read_hf(
             reader,
-            rope=_global_rope(reader),
-            windows=_hf_windows(reader),
+            rope=global_rope(reader),
+            windows=windows_from_hf(reader, _PATTERN),
             activation=("gelu_pytorch_tanh",),
             theta=_GLOBAL_THETA,
         )
@@ -89,20 +89,12 @@ def build(g: Graph, cfg: Config) -> Value:
     return gemma2.decoder(g, cfg, [cfg.rope if window is None else cfg.local_rope for window in cfg.windows])
 
 
-def _hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
-    window = reader.integer("sliding_window", 4096)
-    if reader.has("layer_types"):
-        return windows_of_types(reader, num_layers, window)
-    return windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
-
-
 def _text_config(reader: ConfigReader) -> ConfigReader:
     text = reader.section("text_config") if reader.has("text_config") else reader
     return text.with_defaults(_DEFAULTS)
 
 
-def _global_rope(reader: ConfigReader) -> ConfigReader:
+def global_rope(reader: ConfigReader) -> ConfigReader:
     """Newer files describe both ropes in one place, older ones scale the global one only."""
     ropes = reader.section("rope_parameters")
     return ropes.section("full_attention") if ropes.values else reader.section("rope_scaling")
@@ -110,7 +102,7 @@ def _global_rope(reader: ConfigReader) -> ConfigReader:
 
 def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
     reader = _text_config(reader)
-    keys = decoder_keys(cfg, reader, rope=_global_rope(reader), theta=_GLOBAL_THETA)
+    keys = decoder_keys(cfg, reader, rope=global_rope(reader), theta=_GLOBAL_THETA)
     local = reader.section("rope_parameters").section("sliding_attention")
     theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
     keys["rope.freq_base_swa"] = local.number("rope_theta", theta, low=1.0)

@@ -15,8 +15,8 @@ import numpy as np
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AddToStreams, AttentionParams, MatchMagnitude, MixStreams, RopeParams, SideBySide, Sparsify
 from octavo.graph.values import Value
-from octavo.models import _per_layer, gemma2
-from octavo.models._decoder import windows_of_pattern, windows_of_types
+from octavo.models import _per_layer, gemma2, gemma3
+from octavo.models._decoder import windows_from_hf, windows_of_pattern
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Stack, WeightTable
@@ -67,7 +67,6 @@ class Config(gemma2.Config):
     """`rope` is that of the global layers, which have no window."""
 
     local_rope: RopeParams = _NO_ROPE
-    qk_norm: bool = True
     sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
     deviations: tuple[float | None, ...] = ()  # [num_layers]: of a gate, below which it is 0; None: not sparse
     input_width: int = 256  # of a layer's own input
@@ -104,30 +103,24 @@ class Config(gemma2.Config):
     def from_hf(cls, reader: ConfigReader) -> Config:
         reader = _per_layer.text_section(reader, _DEFAULTS)
         reader = _per_layer.with_widest_mlp(reader, "intermediate_size", "num_hidden_layers")
-        num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("sliding_window", 512)
-        if reader.has("layer_types"):
-            windows = windows_of_types(reader, num_layers, window)
-        else:
-            windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
-        ropes = reader.section("rope_parameters")
+        windows = windows_from_hf(reader, _PATTERN, 512)
         plain = cls.read_hf(
             reader,
-            rope=ropes.section("full_attention") if ropes.values else reader.section("rope_scaling"),
+            rope=gemma3.global_rope(reader),
             windows=windows,
             activation=("gelu_pytorch_tanh",),
             theta=_GLOBAL_THETA,
         )
+        local_rope = reader.section("rope_parameters").section("sliding_attention")
         local_theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
         num_shared = reader.integer("num_kv_shared_layers", _SHARED, low=0, high=MAX_LAYERS)
         config = replace(
             plain,
-            local_rope=rope_from_hf(
-                ropes.section("sliding_attention"), plain.head_dim, local_theta, plain.max_position_embeddings
-            ),
+            local_rope=rope_from_hf(local_rope, plain.head_dim, local_theta, plain.max_position_embeddings),
             attention_scale=1.0,
             logit_softcap=reader.number("final_logit_softcapping", 30.0),
             sources=_per_layer.cache_sources(reader, "num_kv_shared_layers", windows, num_shared),
-            deviations=_deviations_of_hf(reader, num_layers),
+            deviations=_deviations_of_hf(reader, plain.num_layers),
             input_width=reader.integer("hidden_size_per_layer_input", 256, high=MAX_WIDTH),
             scales_corrected=reader.flag("altup_correct_scale", True),
         )

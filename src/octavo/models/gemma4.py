@@ -9,7 +9,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, RopeParams
 from octavo.graph.values import Value
 from octavo.models import _per_layer, gemma2
-from octavo.models._decoder import checked_columns, windows_of_pattern, windows_of_types
+from octavo.models._decoder import checked_columns, windows_from_hf, windows_of_pattern
 from octavo.models._layers import gated_mlp
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
@@ -66,12 +66,8 @@ class Config(gemma2.Config):
         kinds = [{n for n, w in zip(heads, windows, strict=True) if (w is None) == is_global} for is_global in (0, 1)]
         if any(len(kind) > 1 for kind in kinds):
             raise reader.error("attention.head_count_kv", heads, "differs between layers of the same kind")
-        key = reader.prefix + "attention.head_count_kv"
-        values = {**reader.values, key: max(heads)}
-        plain = cls.read_gguf(
-            ConfigReader(values, reader.prefix).with_defaults({"rope.freq_base": _GLOBAL_THETA}),
-            shapes,
-        )
+        reader = reader.with_largest("attention.head_count_kv", num_layers)
+        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes)
         # The plain keys are those of the global layers.
         local_dim = reader.integer("attention.key_length_swa", plain.head_dim, low=2, high=MAX_WIDTH)
         theta = reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)
@@ -100,11 +96,10 @@ class Config(gemma2.Config):
         reader = _per_layer.text_section(reader, _DEFAULTS)
         if reader.flag("enable_moe_block", False):
             raise reader.error("enable_moe_block", True, "experts of Gemma 4 are not supported")
-        num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("sliding_window", 512)
-        windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
-        if reader.has("layer_types"):
-            windows = windows_of_types(reader, num_layers, window)
-        windows = (*windows[:-1], None)  # the last layer is global whatever the file says
+        windows = (
+            *windows_from_hf(reader, _PATTERN, 512)[:-1],
+            None,
+        )  # the last layer is global whatever the file says
         ropes = reader.section("rope_parameters")
         plain = cls.read_hf(
             reader,

@@ -12,6 +12,7 @@ from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, Windows, experts_from_gguf, experts_from_hf, rope_section
 from octavo.models._layers import experts_beside_shared, gated_mlp
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._rope import rotating_layers
 from octavo.models._weights import Split, Transpose, WeightTable, rotary_pairs, stacked_experts
 
 ALIASES = ("llama4_text",)
@@ -50,7 +51,7 @@ class Config(DecoderConfig):
         plain = cls.read_gguf(reader, shapes, experts=_on_input(experts))
         # llama.cpp knows one pattern; a window of 0 turns it off, and a file has no place for other values.
         pattern = reader.integer("attention.sliding_window", _CHUNK, low=0) > 0
-        rotates = _rotates(plain.num_layers) if pattern else (True,) * plain.num_layers
+        rotates = rotating_layers(plain.num_layers, _INTERVAL) if pattern else (True,) * plain.num_layers
         width = reader.integer("expert_feed_forward_length", plain.intermediate_size, high=MAX_WIDTH)
         return replace(
             plain,
@@ -68,7 +69,7 @@ class Config(DecoderConfig):
             reader = reader.with_defaults({"tie_word_embeddings": outer.flag("tie_word_embeddings", False)})
         reader = reader.with_defaults({"rms_norm_eps": 1e-5})
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
-        rotates = _rotates(num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
+        rotates = rotating_layers(num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
         if reader.has("no_rope_layers") and reader.values[reader.prefix + "no_rope_layers"] != []:
             rotates = reader.flags("no_rope_layers", num_layers)  # 1: rotates, in spite of the name
         reader.integer("intermediate_size_mlp", 16384, high=MAX_WIDTH)  # of plain layers: their weights have it
@@ -90,10 +91,6 @@ class Config(DecoderConfig):
             query_growth=reader.number("attn_scale", _GROWTH, high=_MAX_GROWTH) if _is_tuned(reader) else 0.0,
             floor=reader.integer("floor_scale", _FLOOR, low=_MIN_FLOOR),
         )
-
-
-def _rotates(num_layers: int, interval: int = _INTERVAL) -> tuple[bool, ...]:
-    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
 
 
 def _on_input(routing: Routing | None) -> Routing | None:

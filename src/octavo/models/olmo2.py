@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, rope_section, windows_of_pattern, windows_of_types
+from octavo.models._decoder import DecoderConfig, rope_section, windows_from_hf, windows_of_pattern
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
@@ -47,18 +47,12 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         if reader.text("model_type", "olmo2") != "olmo3":
-            return cls.read_hf(reader, windows=(None,) * num_layers)
-        window = reader.integer("sliding_window", 4096)
-        if reader.has("layer_types"):
-            windows = windows_of_types(reader, num_layers, window)
-        else:
-            windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
+            return cls.read_hf(reader, windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS))
         ropes = reader.section("rope_parameters")
         by_kind = ropes.has("full_attention")
         rope = ropes.section("full_attention") if by_kind else rope_section(reader)
-        plain = cls.read_hf(reader, rope=rope, windows=windows, theta=5e5)
+        plain = cls.read_hf(reader, rope=rope, windows=windows_from_hf(reader, _PATTERN), theta=5e5)
         theta = rope.number("rope_theta", reader.number("rope_theta", 5e5, low=1.0), low=1.0)
         local = ropes.section(_LOCAL) if by_kind else ConfigReader({})
         return replace(plain, local_rope=rope_from_hf(local, plain.head_dim, theta, plain.max_position_embeddings))

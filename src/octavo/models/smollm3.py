@@ -11,6 +11,7 @@ from octavo.models._decoder import DecoderConfig
 from octavo.models._gguf import GGUFForm, Keys, decoder_keys
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import ConfigReader
+from octavo.models._rope import rotating_layers
 from octavo.models.llama import WEIGHTS
 
 __all__ = ["GGUF", "WEIGHTS", "Config", "build"]
@@ -28,12 +29,12 @@ class Config(DecoderConfig):
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         plain = cls.read_gguf(reader, shapes)
-        return replace(plain, rotates=_rotates(plain.num_layers, _INTERVAL))
+        return replace(plain, rotates=rotating_layers(plain.num_layers, _INTERVAL))
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         plain = cls.read_hf(reader.with_defaults({"tie_word_embeddings": True}), theta=_THETA)
-        rotates = _rotates(plain.num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
+        rotates = rotating_layers(plain.num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
         if reader.has("no_rope_layers"):
             rotates = reader.flags("no_rope_layers", plain.num_layers)  # 1: rotates, in spite of the name
         if reader.flag("use_sliding_window", False) and not reader.has("layer_types"):
@@ -59,7 +60,3 @@ def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 GGUF = GGUFForm("smollm3", _gguf_keys)
-
-
-def _rotates(num_layers: int, interval: int) -> tuple[bool, ...]:
-    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
