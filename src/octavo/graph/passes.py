@@ -118,12 +118,12 @@ def fuse_attention(node: Node, view: _View) -> list[Node] | None:
         p,
         rope,
         op.sinks,
-        None if q_norm is None else q_norm.weight,
-        None if k_norm is None else k_norm.weight,
-        next((norm.eps for norm in norms if norm), 0.0),
-        q_norm is not None,
-        k_norm is not None,
-        v_norm is not None,
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
+        eps=next((norm.eps for norm in norms if norm), 0.0),
+        norms_q=q_norm is not None,
+        norms_k=k_norm is not None,
+        norms_v=v_norm is not None,
     )
     return [Node(product, qkv, node.layer), replace(node, op=attention)]
 

@@ -117,10 +117,11 @@ class Attention(Op):
         require((self.k is None) == (self.v is None), "k and v are given both or neither")
         for name, (count, dim) in heads.items():
             value: Value | None = getattr(self, name)
-            require(
-                value is None or (value.rows is Rows.TOKENS and value.cols == count * dim),
-                f"{name} {'' if value is None else describe(value)} is not [tokens, {count} heads * {dim}]",
-            )
+            if value is not None:
+                require(
+                    value.rows is Rows.TOKENS and value.cols == count * dim,
+                    f"{name} {describe(value)} is not [tokens, {count} heads * {dim}]",
+                )
         return Rows.TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
@@ -136,9 +137,8 @@ class Attention(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         sinks = None if self.sinks is None else step.weights[self.sinks]
-        q, k, v = (None if value is None else step.values[value] for value in (self.q, self.k, self.v))
-        assert q is not None
-        return paged_attention(step, q, k, v, self.params, sinks)
+        k, v = (None if value is None else step.values[value] for value in (self.k, self.v))
+        return paged_attention(step, step.values[self.q], k, v, self.params, sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +164,9 @@ class FusedAttention(Op):
         require_attention(p, self.sinks)
         if self.rope is not None:
             require_rope(self.rope, p.head_dim)
-        cols = sum(p.widths) if self.owns_cache else p.widths[0]
         require(
-            self.qkv.rows is Rows.TOKENS and self.qkv.cols == cols,
-            f"qkv {describe(self.qkv)} is not [tokens, {sum(p.widths)}]",
+            self.qkv.rows is Rows.TOKENS and self.qkv.cols in (p.widths[0], sum(p.widths)),
+            f"qkv {describe(self.qkv)} is not [tokens, {sum(p.widths)}], or [tokens, {p.widths[0]}] of q alone",
         )
         require_parameter(self.q_norm, p.head_dim)
         require_parameter(self.k_norm, p.head_dim)
@@ -192,18 +191,19 @@ class FusedAttention(Op):
     def evaluate(self, step: Evaluation) -> Array:
         p, sinks = self.params, None if self.sinks is None else step.weights[self.sinks]
         q, k, v = np.split(step.values[self.qkv], np.cumsum(p.widths)[:2], axis=-1)
-        q, k = self._ready(step, q, self.norms_q, self.q_norm), self._ready(step, k, self.norms_k, self.k_norm)
+        q = self._ready(step, q, self.norms_q, self.q_norm)
         if not self.owns_cache:
             return paged_attention(step, q, None, None, p, sinks)
+        k = self._ready(step, k, self.norms_k, self.k_norm)
         if self.norms_v:
-            v = rms_norm(v, np.ones(p.cache.value_dim, v.dtype), self.eps)
+            v = rms_norm(v, None, p.cache.value_dim, self.eps)
         return paged_attention(step, q, k, v, p, sinks)
 
     def _ready(self, step: Evaluation, x: Array, is_normed: bool, weight: Parameter | None) -> Array:
         """Queries or keys with norm and rope."""
         head_dim = self.params.head_dim
         if is_normed:
-            x = rms_norm(x, np.ones(head_dim, x.dtype) if weight is None else step.weights[weight], self.eps)
+            x = rms_norm(x, None if weight is None else step.weights[weight], head_dim, self.eps)
         return x if self.rope is None else rotate(x, head_dim, self.rope, step.batch.positions)
 
     @property

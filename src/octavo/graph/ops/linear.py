@@ -184,7 +184,7 @@ class FusedLinear(Op):
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]
         if self.norm is not None:
-            x = rms_norm(x, step.weights[self.norm], self.eps)
+            x = rms_norm(x, step.weights[self.norm], x.shape[-1], self.eps)
         parts = [linear(step, x, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
         out = ACTIVATIONS[self.kind](parts[0]) * parts[1] if self.kind is not None else np.concatenate(parts, axis=-1)
         return out if self.residual is None else out + step.values[self.residual]

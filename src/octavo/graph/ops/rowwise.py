@@ -219,12 +219,8 @@ class RMSNorm(Op):
         return self.x.rows, self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        x = step.values[self.x]
-        if self.weight is None:
-            return rms_norm(x, np.ones(self.group, x.dtype), self.eps)
-        weight = step.weights[self.weight]
-        normed = rms_norm(x, np.ones(self.columns, x.dtype), self.eps)
-        return np.asarray(normed * np.tile(weight, x.shape[1] // len(weight)))
+        weight = None if self.weight is None else step.weights[self.weight]
+        return rms_norm(step.values[self.x], weight, self.columns, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +248,12 @@ class LayerNorm(Op):
         return normed if self.bias is None else normed + step.weights[self.bias]
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """x [rows, cols], weight [group] -> [rows, cols]; each group of columns is normalized on its own."""
-    groups = x.reshape(*x.shape[:-1], x.shape[-1] // weight.shape[0], weight.shape[0])
+def rms_norm(x: Array, weight: Array | None, group: int, eps: float) -> Array:
+    """x [rows, cols] -> [rows, cols]; each `group` of columns is normalized on its own.
+
+    weight: repeated over the columns, of which it has one group or several; None: no weight.
+    """
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
     mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
-    normed: Array = groups / np.sqrt(mean_square + eps) * weight
-    return normed.reshape(x.shape)
+    normed: Array = (groups / np.sqrt(mean_square + eps)).reshape(x.shape)
+    return normed if weight is None else np.asarray(normed * np.tile(weight, x.shape[-1] // len(weight)))
