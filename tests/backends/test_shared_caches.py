@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from octavo.backends import ExecutorLimits, reference
-from octavo.backends.cpu import _native
 from octavo.backends.cpu import compile as compile_native
 from octavo.backends.cpu.compile import CompileOptions
 from octavo.backends.cpu.lowering import PASSES
@@ -19,6 +18,7 @@ from octavo.graph.ops import Attention, AttentionParams, FusedAttention, RopePar
 from octavo.graph.passes import optimize
 from octavo.graph.segments import cut
 from octavo.quantization.packed import DenseWeight
+from tests.backends.cpu.conftest import available_isas
 from tests.support.batches import Request, step
 
 WIDTH = 64
@@ -33,7 +33,6 @@ GLOBAL = AttentionParams(0, 4, 2, 16, 0.25)
 LOCAL = replace(GLOBAL, layer=1, window=5)
 ROPE = RopeParams(tuple(0.5**i for i in range(8)))
 LIMITS = ExecutorLimits(32, 2, 32, 64)
-LEVELS = _native.known_isas()[: _native.known_isas().index(_native.detected_isa()) + 1]
 
 
 def four_layers(local: AttentionParams = LOCAL) -> Graph:
@@ -79,7 +78,7 @@ def test_a_segment_has_the_caches_that_it_reads() -> None:
 
 @pytest.mark.parametrize("optimized", [False, True])
 @pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("isa", available_isas())
 def test_native(isa: str, chunked: bool, optimized: bool) -> None:
     """Two requests whole, in chunks and token by token: always the same bits, and close to numpy."""
     graph = four_layers(replace(LOCAL, chunked=chunked))

@@ -16,18 +16,9 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-_SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
+from tests.support.tiny_sizes import SIZES
+
+_SIZES = {**SIZES, "num_hidden_layers": 4}
 
 _DELTA = {
     **_SIZES,

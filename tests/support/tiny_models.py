@@ -52,48 +52,29 @@ from octavo.models import build_graph, load_architecture, weight_table
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.support import tiny_classic, tiny_hybrids, tiny_newer
-
-_SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
-
-
-def _rope(kind: str, **parameters: object) -> dict[str, object]:
-    return {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 16, **parameters}
-
+from tests.support.tiny_sizes import SIZES, llama3_rope, rope
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**_SIZES),
+    "llama": lambda: LlamaConfig(**SIZES),
     "llama-tied-biased": lambda: LlamaConfig(
-        **_SIZES, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, head_dim=32
+        **SIZES, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, head_dim=32
     ),
-    "llama-llama3-rope": lambda: LlamaConfig(
-        **_SIZES, rope_parameters=_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
-    ),
-    "llama-yarn": lambda: LlamaConfig(**_SIZES, rope_parameters=_rope("yarn", factor=4.0)),
-    "llama-linear": lambda: LlamaConfig(**_SIZES, rope_parameters=_rope("linear", factor=2.0)),
-    "mistral-window": lambda: MistralConfig(**_SIZES, sliding_window=5),
+    "llama-llama3-rope": lambda: LlamaConfig(**SIZES, rope_parameters=llama3_rope()),
+    "llama-yarn": lambda: LlamaConfig(**SIZES, rope_parameters=rope("yarn", factor=4.0)),
+    "llama-linear": lambda: LlamaConfig(**SIZES, rope_parameters=rope("linear", factor=2.0)),
+    "mistral-window": lambda: MistralConfig(**SIZES, sliding_window=5),
     "ministral": lambda: MinistralConfig(
-        **_SIZES,
+        **SIZES,
         head_dim=32,
         sliding_window=5,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
     "ministral3": lambda: Ministral3Config(
-        **_SIZES,
+        **SIZES,
         head_dim=32,
-        rope_parameters=_rope(
+        rope_parameters=rope(
             "yarn",
             factor=4.0,
             original_max_position_embeddings=16,
@@ -102,15 +83,15 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
             llama_4_scaling_beta=0.1,
         ),
     ),
-    "mixtral": lambda: MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2),
-    "qwen2": lambda: Qwen2Config(**_SIZES),
-    "qwen2-window": lambda: Qwen2Config(**_SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
-    "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=32, tie_word_embeddings=True),
-    "qwen3moe": lambda: Qwen3MoeConfig(**_SIZES, head_dim=32, norm_topk_prob=True, **_EXPERTS),
-    "qwen3moe-mixed": lambda: Qwen3MoeConfig(**_SIZES, head_dim=16, mlp_only_layers=[1], **_EXPERTS),
-    "qwen2moe": lambda: Qwen2MoeConfig(**_SIZES, shared_expert_intermediate_size=48, **_EXPERTS),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen2-window": lambda: Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
+    "qwen3moe": lambda: Qwen3MoeConfig(**SIZES, head_dim=32, norm_topk_prob=True, **_EXPERTS),
+    "qwen3moe-mixed": lambda: Qwen3MoeConfig(**SIZES, head_dim=16, mlp_only_layers=[1], **_EXPERTS),
+    "qwen2moe": lambda: Qwen2MoeConfig(**SIZES, shared_expert_intermediate_size=48, **_EXPERTS),
     "qwen2moe-mixed": lambda: Qwen2MoeConfig(
-        **_SIZES,
+        **SIZES,
         shared_expert_intermediate_size=32,
         norm_topk_prob=True,
         mlp_only_layers=[1],
@@ -119,18 +100,18 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         max_window_layers=2,
         **_EXPERTS,
     ),
-    "gemma": lambda: GemmaConfig(**_SIZES, head_dim=32),
+    "gemma": lambda: GemmaConfig(**SIZES, head_dim=32),
     "gemma2": lambda: Gemma2Config(
-        **_SIZES, head_dim=32, query_pre_attn_scalar=32, sliding_window=5, attn_logit_softcapping=2.0
+        **SIZES, head_dim=32, query_pre_attn_scalar=32, sliding_window=5, attn_logit_softcapping=2.0
     ),
     "gemma3": lambda: Gemma3TextConfig(
-        **{**_SIZES, "num_hidden_layers": 7, "num_attention_heads": 2, "num_key_value_heads": 1},
+        **{**SIZES, "num_hidden_layers": 7, "num_attention_heads": 2, "num_key_value_heads": 1},
         head_dim=32,
         query_pre_attn_scalar=32,
         sliding_window=5,
     ),
     "gemma3-softcap": lambda: Gemma3TextConfig(
-        **{**_SIZES, "num_hidden_layers": 2},
+        **{**SIZES, "num_hidden_layers": 2},
         head_dim=32,
         query_pre_attn_scalar=32,
         sliding_window=5,
@@ -147,9 +128,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 CONFIGS |= {
-    "phi3": lambda: Phi3Config(**_SIZES, sliding_window=7),
+    "phi3": lambda: Phi3Config(**SIZES, sliding_window=7),
     "phi3-longrope": lambda: Phi3Config(
-        **_SIZES,
+        **SIZES,
         original_max_position_embeddings=16,
         partial_rotary_factor=0.75,
         tie_word_embeddings=True,
@@ -160,37 +141,37 @@ CONFIGS |= {
             "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
         },
     ),
-    "olmo2": lambda: Olmo2Config(**_SIZES),
+    "olmo2": lambda: Olmo2Config(**SIZES),
     "olmo3": lambda: Olmo3Config(
-        **{**_SIZES, "num_hidden_layers": 4},
+        **{**SIZES, "num_hidden_layers": 4},
         sliding_window=5,
         rope_parameters={
-            "full_attention": _rope("yarn", factor=4.0, original_max_position_embeddings=16),
+            "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16),
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
     "granite": lambda: GraniteConfig(
-        **_SIZES,
+        **SIZES,
         embedding_multiplier=3.0,
         residual_multiplier=0.4,
         attention_multiplier=0.15,
         logits_scaling=2.0,
         tie_word_embeddings=True,
     ),
-    "smollm3": lambda: SmolLM3Config(**{**_SIZES, "num_hidden_layers": 5}),
-    "smollm3-list": lambda: SmolLM3Config(**_SIZES, no_rope_layers=[0, 1, 1], attention_bias=True),
-    "starcoder2": lambda: Starcoder2Config(**_SIZES),
-    "stablelm": lambda: StableLmConfig(**_SIZES, use_qkv_bias=True),
-    "stablelm-parallel": lambda: StableLmConfig(**_SIZES, use_parallel_residual=True, partial_rotary_factor=0.5),
-    "nemotron": lambda: NemotronConfig(**_SIZES),
-    "cohere2": lambda: Cohere2Config(**{**_SIZES, "num_hidden_layers": 4}, sliding_window=5, logit_scale=0.25),
-    "glm4": lambda: Glm4Config(**_SIZES, head_dim=16),
-    "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=None, layer_types=["full_attention"] * 3),
-    "exaone4-window": lambda: Exaone4Config(**{**_SIZES, "num_hidden_layers": 4}, sliding_window=5),
+    "smollm3": lambda: SmolLM3Config(**{**SIZES, "num_hidden_layers": 5}),
+    "smollm3-list": lambda: SmolLM3Config(**SIZES, no_rope_layers=[0, 1, 1], attention_bias=True),
+    "starcoder2": lambda: Starcoder2Config(**SIZES),
+    "stablelm": lambda: StableLmConfig(**SIZES, use_qkv_bias=True),
+    "stablelm-parallel": lambda: StableLmConfig(**SIZES, use_parallel_residual=True, partial_rotary_factor=0.5),
+    "nemotron": lambda: NemotronConfig(**SIZES),
+    "cohere2": lambda: Cohere2Config(**{**SIZES, "num_hidden_layers": 4}, sliding_window=5, logit_scale=0.25),
+    "glm4": lambda: Glm4Config(**SIZES, head_dim=16),
+    "exaone4": lambda: Exaone4Config(**SIZES, sliding_window=None, layer_types=["full_attention"] * 3),
+    "exaone4-window": lambda: Exaone4Config(**{**SIZES, "num_hidden_layers": 4}, sliding_window=5),
 }
 
 _LATENT = {
-    **_SIZES,
+    **SIZES,
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 12,
@@ -213,7 +194,7 @@ CONFIGS |= {
         topk_group=2,
         routed_scaling_factor=2.5,
         attention_bias=True,
-        rope_parameters=_rope("yarn", factor=4.0, mscale=0.707, mscale_all_dim=0.707),
+        rope_parameters=rope("yarn", factor=4.0, mscale=0.707, mscale_all_dim=0.707),
     ),
     "deepseek3": lambda: DeepseekV3Config(
         **_LATENT,
@@ -222,7 +203,7 @@ CONFIGS |= {
         n_shared_experts=1,
         n_group=4,
         topk_group=2,
-        rope_parameters=_rope("yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0),
+        rope_parameters=rope("yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0),
     ),
     "deepseek3-halves": lambda: DeepseekV3Config(
         **_LATENT,
@@ -240,9 +221,9 @@ CONFIGS |= {
 _GLM_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1}
 
 CONFIGS |= {
-    "glm4moe": lambda: Glm4MoeConfig(**_SIZES, **_GLM_EXPERTS, head_dim=32, use_qk_norm=True, attention_bias=True),
+    "glm4moe": lambda: Glm4MoeConfig(**SIZES, **_GLM_EXPERTS, head_dim=32, use_qk_norm=True, attention_bias=True),
     "glm4moe-groups": lambda: Glm4MoeConfig(
-        **_SIZES,
+        **SIZES,
         **_GLM_EXPERTS,
         n_group=4,
         topk_group=2,
@@ -263,15 +244,15 @@ CONFIGS |= {
 
 CONFIGS |= {
     "gpt-oss": lambda: GptOssConfig(
-        **{**_SIZES, "num_hidden_layers": 4},
+        **{**SIZES, "num_hidden_layers": 4},
         head_dim=16,
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=5,
-        rope_parameters=_rope("yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False),
+        rope_parameters=rope("yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False),
     ),
     "gpt-oss-list": lambda: GptOssConfig(
-        **_SIZES,
+        **SIZES,
         head_dim=32,
         num_local_experts=6,
         num_experts_per_tok=3,

@@ -12,30 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import Gemma3nTextConfig, Gemma4TextConfig, Llama4TextConfig, PreTrainedConfig
 
-_SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
+from tests.support.tiny_sizes import SIZES, llama3_rope
+
+_SIZES = {**SIZES, "num_hidden_layers": 4}
 _LLAMA4 = {**_SIZES, "head_dim": 16, "intermediate_size": 48, "intermediate_size_mlp": 80, "num_local_experts": 4}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "original_max_position_embeddings": 16,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama4": lambda: Llama4TextConfig(**_LLAMA4, interleave_moe_layer_step=2, rope_parameters=_LLAMA3_ROPE),
+    "llama4": lambda: Llama4TextConfig(**_LLAMA4, interleave_moe_layer_step=2, rope_parameters=llama3_rope()),
     "llama4-short": lambda: Llama4TextConfig(
         **_LLAMA4,
         attention_chunk_size=7,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.backends.cpu import _native
 from octavo.graph import ops
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight
+from tests.backends.cpu.conftest import available_isas
 
 SIZES = [(1, 16), (3, 17), (33, 64), (7, 5), (64, 96)]  # rows, columns of a stream
 STREAMS = 4
@@ -44,7 +44,7 @@ def test_kernel(name: str, run_op, numpy_op) -> None:
         expected = numpy_op(op, values, weights=weights)
         scalar = run_op(op, values, weights=weights, isa="scalar")
         np.testing.assert_allclose(scalar, expected, rtol=2e-5, atol=2e-6 * np.abs(expected).max())
-        for isa in _native.known_isas()[1 : _native.known_isas().index(_native.detected_isa()) + 1]:
+        for isa in available_isas()[1:]:
             for threads in (1, 3):
                 wide = run_op(op, values, weights=weights, isa=isa, threads=threads)
                 np.testing.assert_array_equal(wide.view("u4"), scalar.view("u4"), f"{isa}, {threads} threads")
