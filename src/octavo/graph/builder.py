@@ -215,7 +215,7 @@ class Graph:
         return self.add_operation(HeadLinear(x, self._weight(name, "head_linear")))
 
     def logits(self, x: Value, name: str, *, softcap: float | None = None, scale: float = 1.0) -> Value:
-        """The output head on selected rows: [OUTPUTS, vocab]. `softcap` after `scale`."""
+        """The output head on selected rows: [LOGITS, vocab]. `softcap` after `scale`."""
         return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
 
     def rms_norm(self, x: Value, name: str | None, eps: float, group: int = 0) -> Value:

@@ -199,7 +199,7 @@ def _heads_apart(cfg: ClassicConfig) -> NDArray[np.intp]:
 
 
 def build(g: Graph, cfg: ClassicConfig) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     if cfg.embedding_projections:
         h = g.linear(h, "project_in")

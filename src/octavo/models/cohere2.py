@@ -41,7 +41,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i, window in enumerate(cfg.windows):
         x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

@@ -76,7 +76,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     return decoder(g, cfg, [cfg.rope] * cfg.num_layers)
 
 

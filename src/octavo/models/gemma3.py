@@ -85,7 +85,7 @@ class Config(gemma2.Config):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     return gemma2.decoder(g, cfg, [cfg.rope if window is None else cfg.local_rope for window in cfg.windows])
 
 

@@ -160,7 +160,7 @@ def _deviations_of_gguf(reader: ConfigReader, num_layers: int) -> tuple[float | 
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
     inputs = _per_layer.inputs_of_layers(g, h, cfg, cfg.input_width)
     copies = h

@@ -155,7 +155,7 @@ def _global_heads(reader: ConfigReader, windows: tuple[int | None, ...], kv_head
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
     inputs = _per_layer.inputs_of_layers(g, h, cfg, cfg.input_width) if cfg.input_width else None
     for i in range(cfg.num_layers):

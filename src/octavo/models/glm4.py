@@ -35,7 +35,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
 
     def norm(x: Value, name: str) -> Value:
         return g.rms_norm(x, name, cfg.norm_eps)

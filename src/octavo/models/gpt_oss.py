@@ -96,7 +96,7 @@ WEIGHTS = WeightTable(
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     routing = cfg.experts or Routing(1)
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):

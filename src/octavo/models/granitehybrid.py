@@ -140,7 +140,7 @@ def _checked(reader: ConfigReader, key: str, scan: ScanHeads) -> ScanHeads:
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.embedding_multiplier
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

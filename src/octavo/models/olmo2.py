@@ -59,7 +59,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i, window in enumerate(cfg.windows):
         x = attention(g, h, cfg, i, cfg.rope if window is None else cfg.local_rope)

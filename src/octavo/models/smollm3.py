@@ -44,7 +44,7 @@ class Config(DecoderConfig):
 
 
 def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
+    """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i, rotates in enumerate(cfg.rotates):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
