@@ -33,6 +33,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("isa", available_isas())
 
 
+def packed_product(packed: _native.PackedWeight, x: Array, isa: str, threads: int = 1) -> Array:
+    """x [rows, in] times the transpose of [out, in] by the kernel alone, into a poisoned output: [rows, out]."""
+    out = np.full((len(x), packed.shape[0]), np.nan, np.float32)
+    _native.KernelRun("linear", isa, threads)([x], [packed, None], [], [], out)
+    return out
+
+
 def make_batch(num_tokens: int, outputs: list[int] | None = None, vocab: int = 1) -> Batch:
     """One request of `num_tokens` tokens in consecutive slots of blocks of 16."""
     tokens = np.arange(num_tokens, dtype=np.int32)

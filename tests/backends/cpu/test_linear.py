@@ -8,6 +8,7 @@ from octavo.graph.ops import Linear
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, GGMLWeight
+from tests.backends.cpu.conftest import available_isas, packed_product
 from tests.support.quantize import HALF_OFFSETS, random_blocks, random_weight
 
 TYPES = _native.packable_types()
@@ -28,13 +29,6 @@ def widths(type_name: str) -> list[int]:
 
 def gaussian(rows: int, k: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, k), dtype=np.float32)
-
-
-def packed_product(packed: _native.PackedWeight, x: np.ndarray, isa: str, threads: int = 1) -> np.ndarray:
-    """The product by the kernel alone, into a poisoned output."""
-    out = np.full((len(x), packed.shape[0]), np.nan, np.float32)
-    _native.KernelRun("linear", isa, threads)([x], [packed, None], [], [], out)
-    return out
 
 
 def packed_of(weight: GGMLWeight) -> _native.PackedWeight:
@@ -60,7 +54,7 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray, what: str) -> Non
 
 @pytest.mark.parametrize("type_name", TYPES)
 def test_all_instruction_sets_give_the_same_bits_and_the_product_of_the_dequantized_weights(type_name):
-    isas = _native.known_isas()[: _native.known_isas().index(_native.detected_isa()) + 1]
+    isas = available_isas()
     for seed, (n, k) in enumerate(zip([7, 17, 40], widths(type_name), strict=True)):
         weight = random_weight(type_name, (n, k), seed)
         packed, dense = packed_of(weight), weight.dequantize().astype(np.float64)

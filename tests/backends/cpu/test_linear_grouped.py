@@ -13,7 +13,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import Embedding, FusedLinear, MoE, Routing
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
-from tests.backends.cpu.conftest import available_isas
+from tests.backends.cpu.conftest import available_isas, packed_product
 from tests.support.canonical import random_grouped
 
 GAUSSIAN_ERROR = 2e-4  # relative squared error that int8 activations may cause
@@ -34,13 +34,6 @@ LAYOUTS = [
 
 def gaussian(rows: int, cols: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, cols), dtype=np.float32)
-
-
-def packed_product(packed: _native.PackedWeight, x: np.ndarray, isa: str, threads: int = 1) -> np.ndarray:
-    """The product by the kernel alone, into a poisoned output."""
-    out = np.full((len(x), packed.shape[0]), np.nan, np.float32)
-    _native.KernelRun("linear", isa, threads)([x], [packed, None], [], [], out)
-    return out
 
 
 def product(weight: Weight, x: np.ndarray, isa: str, threads: int = 1) -> np.ndarray:
