@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.graph.builder import Graph
+from octavo.graph.ops import AttentionParams, RopeParams
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, Windows
+from octavo.models import gemma2
+from octavo.models._decoder import Windows
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable
-from octavo.models.gemma2 import WEIGHTS as GEMMA2
 
 # Norms multiply by the weight itself, unlike those of Gemma 1 to 3.
 WEIGHTS = WeightTable(
     names={
-        **GEMMA2.names,
+        **gemma2.WEIGHTS.names,
         "per_layer_token_embd": "embed_tokens_per_layer",
         "per_layer_model_proj": "per_layer_model_projection",
         "per_layer_proj_norm": "per_layer_projection_norm",
@@ -27,19 +29,34 @@ WEIGHTS = WeightTable(
 )
 
 
-def inputs_of_layers(g: Graph, h: Value, cfg: DecoderConfig, width: int) -> Value:
-    """The inputs of all layers side by side, `width` columns each. h: the scaled embeddings."""
-    table = g.embedding("embed_tokens_per_layer", has_all=False) * math.sqrt(width)
+_NO_ROPE = RopeParams(())
+
+
+@dataclass(frozen=True, slots=True)
+class Config(gemma2.Config):
+    """`rope` is that of layers without a window."""
+
+    local_rope: RopeParams = _NO_ROPE  # of layers with a window
+    sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
+    input_width: int = 0  # columns of a layer's own input; 0: there is none
+
+    def attention(self, layer: int) -> AttentionParams:
+        return gemma2.Config.attention(self, self.sources[layer])
+
+
+def inputs_of_layers(g: Graph, h: Value, cfg: Config) -> Value:
+    """The inputs of all layers side by side, `input_width` columns each. h: the scaled embeddings."""
+    table = g.embedding("embed_tokens_per_layer", has_all=False) * math.sqrt(cfg.input_width)
     projected = g.linear(h, "per_layer_model_projection") * (1.0 / math.sqrt(cfg.hidden_size))
     return (g.rms_norm(projected, "per_layer_projection_norm", cfg.norm_eps) + table) * math.sqrt(0.5)
 
 
-def gated_input(g: Graph, x: Value, inputs: Value, layer: int, cfg: DecoderConfig) -> Value:
+def gated_input(g: Graph, x: Value, inputs: Value, layer: int, cfg: Config) -> Value:
     """The input of a layer, multiplied by a gate of x and projected: [TOKENS, hidden]."""
     p = f"layers.{layer}."
-    width = inputs.cols // cfg.num_layers
     gate = g.linear(x, p + "per_layer_input_gate")
-    gated = g.gelu_mul(gate, g.columns(inputs, layer * width, width), approximate=True)
+    own = g.columns(inputs, layer * cfg.input_width, cfg.input_width)
+    gated = g.gelu_mul(gate, own, approximate=True)
     return g.rms_norm(g.linear(gated, p + "per_layer_projection"), p + "post_per_layer_input_norm", cfg.norm_eps)
 
 

@@ -13,9 +13,9 @@ from statistics import NormalDist
 import numpy as np
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AddToStreams, AttentionParams, MatchMagnitude, MixStreams, RopeParams, SideBySide, Sparsify
+from octavo.graph.ops import AddToStreams, MatchMagnitude, MixStreams, SideBySide, Sparsify
 from octavo.graph.values import Value
-from octavo.models import _per_layer, gemma2, gemma3
+from octavo.models import _per_layer, gemma3
 from octavo.models._decoder import windows_from_hf, windows_of_pattern
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
@@ -59,23 +59,16 @@ _SHARED = 15
 _STREAMS, _MAX_STREAMS = 4, 64
 _FLOOR = 1e-5  # of the mean square of a stream
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
-_NO_ROPE = RopeParams(())
 
 
 @dataclass(frozen=True, slots=True)
-class Config(gemma2.Config):
-    """`rope` is that of the global layers, which have no window."""
+class Config(_per_layer.Config):
+    """The shared configuration with the streams and the sparse gates."""
 
-    local_rope: RopeParams = _NO_ROPE
-    sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
     deviations: tuple[float | None, ...] = ()  # [num_layers]: of a gate, below which it is 0; None: not sparse
-    input_width: int = 256  # of a layer's own input
     num_streams: int = _STREAMS
     active: int = 0  # the stream that layers compute with
     scales_corrected: bool = True
-
-    def attention(self, layer: int) -> AttentionParams:
-        return gemma2.Config.attention(self, self.sources[layer])
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -162,7 +155,7 @@ def _deviations_of_gguf(reader: ConfigReader, num_layers: int) -> tuple[float | 
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
-    inputs = _per_layer.inputs_of_layers(g, h, cfg, cfg.input_width)
+    inputs = _per_layer.inputs_of_layers(g, h, cfg)
     copies = h
     for _ in range(cfg.num_streams - 2):
         copies = g.add_operation(SideBySide(copies, h))

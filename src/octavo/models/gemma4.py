@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.ops import AttentionParams
 from octavo.graph.values import Value
-from octavo.models import _per_layer, gemma2
+from octavo.models import _per_layer
 from octavo.models._decoder import checked_columns, windows_from_hf, windows_of_pattern
 from octavo.models._layers import gated_mlp
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
@@ -37,21 +37,17 @@ _DEFAULTS: dict[str, object] = {
 _GLOBAL_DIM = 512
 _PATTERN = 6  # every sixth layer is global, and the last one
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
-_NO_ROPE = RopeParams(())
 
 
 @dataclass(frozen=True, slots=True)
-class Config(gemma2.Config):
+class Config(_per_layer.Config):
     """`head_dim`, `value_dim`, `num_kv_heads` and `local_rope` are those of layers with a window."""
 
-    local_rope: RopeParams = _NO_ROPE
     global_head_dim: int = _GLOBAL_DIM
     global_kv_heads: int = 1
-    sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
-    input_width: int = 0  # of a layer's own input; 0: there is none
 
     def attention(self, layer: int) -> AttentionParams:
-        params = gemma2.Config.attention(self, self.sources[layer])
+        params = _per_layer.Config.attention(self, layer)
         if params.window is not None:
             return params
         dim = self.global_head_dim
@@ -157,7 +153,7 @@ def _global_heads(reader: ConfigReader, windows: tuple[int | None, ...], kv_head
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
-    inputs = _per_layer.inputs_of_layers(g, h, cfg, cfg.input_width) if cfg.input_width else None
+    inputs = _per_layer.inputs_of_layers(g, h, cfg) if cfg.input_width else None
     for i in range(cfg.num_layers):
         p = f"layers.{i}."
         x = _attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, i)
