@@ -34,8 +34,8 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_ROPE_FACTORS = 1 << 12
 
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
-# Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
 _HEAD = "lm_head.weight"
+# Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 
 

@@ -60,8 +60,11 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
     keys |= _named_ids(directory, original, num_tokens)
     if original.chat_template is not None:
         keys["tokenizer.chat_template"] = original.chat_template
-    keys |= _stop_ids(path, original, read_gguf_tokenizer(keys), num_tokens)
-    _check_same(path, original, read_gguf_tokenizer(keys), num_tokens)
+    written = read_gguf_tokenizer(keys)
+    if stop_ids := _stop_ids(path, original, written, num_tokens):
+        keys |= stop_ids
+        written = read_gguf_tokenizer(keys)
+    _check_same(path, original, written, num_tokens)
     return keys
 
 
