@@ -78,12 +78,11 @@ class EngineFigures:
 
 @dataclass(slots=True)
 class _Engine:
-    """process: None for a server that was running."""
+    """An engine that answers, and what is measured of it."""
 
     spec: EngineSpec
     url: str
     model: str
-    process: ServerProcess | None
     honours_end: bool = False  # it does not take ignore_eos: its answers may be shorter
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
@@ -172,7 +171,7 @@ def compare_engines(
 
 def _start(spec: EngineSpec, model: Path | None, options: EngineOptions, stack: contextlib.ExitStack) -> _Engine:
     if spec.url is not None:
-        return _Engine(spec, spec.url, first_model(spec.url, options.api_key), None)
+        return _Engine(spec, spec.url, first_model(spec.url, options.api_key))
     if model is None:
         raise UsageError(f"--engine {spec.name} is started here and needs a MODEL")
     port = free_port()
@@ -194,7 +193,7 @@ def _start(spec: EngineSpec, model: Path | None, options: EngineOptions, stack: 
     except ServerError as error:
         lines = log.read_text("utf-8", "replace").strip().splitlines() or [""]
         raise ServerError(f"{str(error).partition(';')[0]}: {lines[-1][:300]}") from None
-    return _Engine(spec, process.url, first_model(process.url), process)
+    return _Engine(spec, process.url, first_model(process.url))
 
 
 def read_prompts(path: Path | None) -> list[str]:

@@ -38,9 +38,8 @@ class WindowOptions:
     stride: int | None = None  # None: half a window
     max_tokens: int | None = None
 
-    def windows(self, text: JudgedText, tokenizer: Tokenizer) -> list[Window]:
-        """The windows of a text; of a longer one than max_tokens, windows spread evenly over it. Raises UsageError."""
-        ids = text.encode(tokenizer)
+    def windows(self, ids: Sequence[int], tokenizer: Tokenizer) -> list[Window]:
+        """The windows of a text's tokens, evenly spread if these are more than max_tokens. Raises UsageError."""
         if self.convention == "chunks":
             windows = chunk_windows(ids, self.size, tokenizer.prefix_ids[0] if tokenizer.prefix_ids else None)
         else:
@@ -119,7 +118,8 @@ def evaluate_text(
     """
     config = scorer_config(model, wanted.size, options or {})
     tokenizer = tokenizer_of(model, config.revision)
-    windows = wanted.windows(text, tokenizer)
+    ids = text.encode(tokenizer)
+    windows = wanted.windows(ids, tokenizer)
     judged = None if reference is None else find_reference(reference, windows, text, wanted, progress)
     with Scorer(config, progress_of_load(progress)) as scorer:
         scored = judge(scorer, windows, judged, progress)
@@ -130,7 +130,7 @@ def evaluate_text(
         text_sha256=text.digest,
         convention=wanted.describe(tokenizer),
         num_windows=len(windows),
-        num_text_tokens=len(text.encode(tokenizer)),
+        num_text_tokens=len(ids),
         perplexity=perplexity,
         top1_accuracy=float((scored.tokens.ranks == 1).mean()),
         seconds=scored.seconds,
@@ -210,7 +210,7 @@ def find_reference(
     key = reference_key(files, __version__, entries, settings, progress=read)
     if (found := store.find(key)) is not None:
         return found
-    if wanted.windows(text, tokenizer) != [*windows]:
+    if wanted.windows(text.encode(tokenizer), tokenizer) != [*windows]:
         raise UsageError(
             f"{reference.model} makes other tokens of this text than the model: a reference must have the same "
             "vocabulary, as only the probabilities of the same tokens can be compared"

@@ -35,13 +35,12 @@ class LanguageModel:
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         """Raises what `load_engine` raises, and UsageError for a model that generates no text."""
-        self._session = Session(config, progress)
-        self.tokenizer = self._session.tokenizer
-        self.max_length = self._session.max_model_len - 1  # one token is always generated
+        self.session = Session(config, progress)
+        self.tokenizer = self.session.tokenizer
+        self.max_length = self.session.max_model_len - 1  # one token is always generated
         self.num_truncated = 0
         self.parse_special = False  # the text of a control token is that token: in prompts that a chat template made
-        self.session = self._session
-        if not self._session.model().engine.texts.generates:
+        if not self.session.model().engine.texts.generates:
             self.close()
             raise UsageError(
                 f"{config.model} makes no logits: it is an encoder or a reranker, and only a model that generates text "
@@ -71,9 +70,8 @@ class LanguageModel:
         if not context:
             ids = self.tokenizer.encode(continuation, add_special_tokens=False, parse_special=self.parse_special)
             return (ids[:1], ids[1:]) if ids[:1] == [self.prefix_token_id] else ([self.prefix_token_id], ids)
-        stripped = context.rstrip()
-        whole = self.encode(stripped + context[len(stripped) :] + continuation)
-        num_context = len(self.encode(stripped))
+        whole = self.encode(context + continuation)
+        num_context = len(self.encode(context.rstrip()))
         return whole[:num_context], whole[num_context:]
 
     def likelihoods(self, pairs: Sequence[Pair], counted: Counted | None = None) -> list[Likelihood]:
@@ -93,30 +91,17 @@ class LanguageModel:
             self.num_truncated += kept < len(context)
             tokens = (*context[len(context) - kept :], *continuation)
             wanted.setdefault((tokens, kept), []).append(place)
-        found: list[Likelihood | None] = [None] * len(pairs)
         # The first of each context computes it, and the others find it in the prefix cache.
         families: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
         for tokens, kept in wanted:
             families.setdefault(tokens[:kept], []).append((tokens, kept))
-
-        def take(key: tuple[tuple[int, ...], int], output: RequestOutput) -> None:
-            tokens, kept = key
-            assert output.prompt_logprobs is not None
-            entries = [
-                entry[token]
-                for token, entry in zip(tokens[kept:], output.prompt_logprobs[kept:], strict=True)
-                if entry is not None
-            ]
-            result = Likelihood(sum(entry.logprob for entry in entries), all(entry.rank == 1 for entry in entries))
-            for place in wanted[key]:
-                found[place] = result
-
         waves = [[(key[0], SCORED, {"prompt_logprobs_start": key[1]}) for key in keys] for keys in families.values()]
         order = [key for keys in families.values() for key in keys]
         outputs = self._run(waves, counted)
+        found: dict[int, Likelihood] = {}
         for key, output in zip(order, outputs, strict=True):
-            take(key, output)
-        return [likelihood for likelihood in found if likelihood is not None]
+            found |= dict.fromkeys(wanted[key], _likelihood(*key, output))
+        return [found[place] for place in range(len(pairs))]
 
     def generate(
         self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], counted: Counted | None = None
@@ -145,11 +130,11 @@ class LanguageModel:
 
         def submit(family: int, member: int) -> None:
             tokens, params, options = families[family][member]
-            request = self._session.create_request(
+            request = self.session.create_request(
                 list(tokens), params, output_kind=RequestOutputKind.FINAL_ONLY, options=RequestOptions(**options)
             )
             running[family, member] = request.request_id
-            self._session.submit(request, _sink(results, family, member))
+            self.session.submit(request, _sink(results, family, member))
 
         try:
             for family in range(len(families)):
@@ -166,12 +151,12 @@ class LanguageModel:
                     counted(len(outputs), total)
         finally:
             for request_id in running.values():
-                self._session.abort(request_id)
+                self.session.abort(request_id)
         return [outputs[family, member] for family, asks in enumerate(families) for member in range(len(asks))]
 
     def close(self) -> None:
         """Frees the model."""
-        self._session.close()
+        self.session.close()
 
     def __enter__(self) -> LanguageModel:
         return self
@@ -182,6 +167,17 @@ class LanguageModel:
 
 _Ask: TypeAlias = tuple[tuple[int, ...], SamplingParams, dict[str, Any]]  # tokens, parameters, options
 SCORED = SamplingParams(prompt_logprobs=0, max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+
+
+def _likelihood(tokens: tuple[int, ...], num_context: int, output: RequestOutput) -> Likelihood:
+    """That of the tokens behind the context."""
+    assert output.prompt_logprobs is not None
+    entries = [
+        entry[token]
+        for token, entry in zip(tokens[num_context:], output.prompt_logprobs[num_context:], strict=True)
+        if entry is not None
+    ]
+    return Likelihood(sum(entry.logprob for entry in entries), all(entry.rank == 1 for entry in entries))
 
 
 def _sink(results: queue.SimpleQueue[Any], family: int, member: int) -> Sink:

@@ -18,7 +18,6 @@ from octavo.quality.evaluation import (
     TextReport,
     WindowOptions,
     evaluate_text,
-    tokenizer_of,
 )
 from octavo.quality.speed import Speed, speed_of
 from octavo.quality.texts import JudgedText
@@ -64,7 +63,6 @@ class ModelComparison:
     usable_bytes: int
     models: tuple[ComparedModel, ...]
     recommendation: str
-    machine: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def compare_models(
     first = rows[0].report
     return ModelComparison(
         reference=first.reference,
-        convention=options.windows.describe(tokenizer_of(rows[0].path)),
+        convention=first.convention,
         text=first.text,
         turns=options.turns,
         usable_bytes=usable_bytes,

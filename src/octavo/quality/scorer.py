@@ -14,7 +14,6 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.errors import InsufficientMemoryError, NumericalError, UsageError
 from octavo.quality.windows import Window
-from octavo.tokenizer.tokenizer import Tokenizer
 
 # A step gives back at most so many rows of logits, 300 MB of them with a vocabulary of 150,000.
 _STEP_TOKENS = 512
@@ -32,10 +31,11 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The tokens [begin, end) of a window in one step. place: of its blocks in the cache."""
+    """The tokens [begin, end) of a window in one step. place: of its state; first_block: of its blocks in the cache."""
 
     window: int
     place: int
+    first_block: int
     begin: int
     end: int
 
@@ -48,7 +48,6 @@ class Scorer:
         self._loaded: LoadedModel = load_engine(config, progress)
         engine = self._loaded.engine
         self.limits = engine.limits
-        self.tokenizer: Tokenizer = engine.tokenizer
         self.vocab_size = engine.limits.vocab_size
         self._num_groups = len(self._loaded.executor.cache_sizes.layout.groups)
         if not engine.texts.generates:
@@ -57,10 +56,6 @@ class Scorer:
                 f"{config.model} makes no logits: it is an encoder or a reranker, and only a model that generates text "
                 "can be scored"
             )
-
-    @property
-    def loaded(self) -> LoadedModel:
-        return self._loaded
 
     def score(self, windows: Sequence[Window], *, wants_logits: bool = False) -> Iterator[tuple[Window, TokenScores]]:
         """The scores of each window, in order.
@@ -100,7 +95,8 @@ class Scorer:
                     yield pieces
                     pieces, num_tokens = [], 0
                 end = min(length, begin + most - num_tokens)
-                pieces.append(_Piece(index, index % places, begin, end))
+                place = index % places
+                pieces.append(_Piece(index, place, place * blocks, begin, end))
                 num_tokens += end - begin
                 begin = end
         if pieces:
@@ -136,11 +132,10 @@ class Scorer:
         size, longest = self.limits.block_size, max(piece.end for piece in pieces)
         width = -(-longest // size)
         tables = np.zeros((len(pieces), width), np.int32)
-        stride = max(-(-len(window.token_ids) // size) for window in windows)
         for index, piece in enumerate(pieces):
             window = windows[piece.window]
             span = range(piece.begin, piece.end)
-            tables[index] = np.arange(width) + piece.place * stride
+            tables[index] = np.arange(width) + piece.first_block
             first = max(piece.begin, window.first - 1)
             last = min(piece.end, len(window.token_ids) - 1)
             rows += [len(tokens) + i - piece.begin for i in range(first, last)]
@@ -148,7 +143,7 @@ class Scorer:
             counts.append(max(last - first, 0))
             tokens += window.token_ids[piece.begin : piece.end]
             positions += span
-            slots += [(piece.place * stride + i // size) * size + i % size for i in span]
+            slots += [(piece.first_block + i // size) * size + i % size for i in span]
         groups = np.arange(self._num_groups, dtype=np.int32)[:, None]
         block, offset = np.divmod(np.array(slots, np.int32), np.int32(size))
         lengths = [piece.end - piece.begin for piece in pieces]

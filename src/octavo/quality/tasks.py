@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """description: the first line of every prompt; the same for all questions."""
+    """The questions of a file, all of one format. name: that of the file without its ending."""
 
     name: str
     kind: Kind
@@ -164,14 +164,14 @@ def _index(value: object, name: str, count: int, labels: Sequence[str] = ()) -> 
     return number
 
 
-def _choices(context: str, choices: Sequence[str], gold: int, continuations: Sequence[str] = ()) -> Question:
-    """A question whose choices follow one context. continuations: None: the choices with a space before them."""
-    found = tuple(continuations) or tuple(" " + choice for choice in choices)
+def _choices(context: str, choices: Sequence[str], gold: int) -> Question:
+    """A question whose choices follow one context and a space."""
+    continuations = tuple(" " + choice for choice in choices)
     return Question(
         context=context,
-        shown=context + found[gold],
+        shown=context + continuations[gold],
         contexts=(context,) * len(choices),
-        continuations=found,
+        continuations=continuations,
         choices=tuple(choices),
         gold=gold,
     )
