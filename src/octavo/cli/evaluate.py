@@ -178,8 +178,9 @@ def _write_tasks(reports: list[TaskReport]) -> None:
 
 def _write_tokens(path: Path, tokens: TokenFigures) -> None:
     """A line for each counted token; a file that is already there is replaced only by a whole one."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    from octavo.loader.atomic_file import AtomicFile
+
+    with AtomicFile(path, magic=b"") as file:
         for i in range(len(tokens.positions)):
             entry = {
                 "position": int(tokens.positions[i]),
@@ -189,5 +190,6 @@ def _write_tokens(path: Path, tokens: TokenFigures) -> None:
             }
             if tokens.kl is not None:
                 entry["kl"] = float(tokens.kl[i])
-            file.write(json.dumps(entry) + "\n")
-    partial.replace(path)
+            file.write(json.dumps(entry).encode() + b"\n")
+        file.complete()
+        file.publish()

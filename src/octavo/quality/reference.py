@@ -19,6 +19,7 @@ from octavo import env
 from octavo.batch import Float32, Int32
 from octavo.engine.progress import size
 from octavo.errors import OctavoError, UsageError
+from octavo.loader.atomic_file import check_free_space
 from octavo.quality.figures import PositionFigures, kl_divergence, log_softmax
 from octavo.quality.scorer import TokenScores
 from octavo.quality.windows import Window
@@ -84,7 +85,10 @@ class ReferenceStore:
     def make(
         self, key: str, windows: Sequence[Window], vocab_size: int, scored: Iterator[tuple[Window, TokenScores]]
     ) -> ReferenceScores:
-        """Writes a reference from the scores of all windows, with logits. Raises UsageError if it exceeds the limit."""
+        """Writes a reference from the scores of all windows, with logits. Raises UsageError if it exceeds the limit.
+
+        Raises ModelWriteError if the disk has no room for it.
+        """
         num_rows = sum(window.num_counted for window in windows)
         num_bytes = 2 * num_rows * vocab_size
         if num_bytes > self._limit:
@@ -95,6 +99,7 @@ class ReferenceStore:
             )
         self._make_room(num_bytes)
         self._folder.mkdir(parents=True, exist_ok=True)
+        check_free_space(self._folder, num_bytes)  # a mapped file on a full disk ends the process
         with _new_folder(self._folder, key) as folder:
             shape = (num_rows, vocab_size)
             kept = np.lib.format.open_memmap(folder / _FILES[0], "w+", np.float16, shape)
