@@ -218,6 +218,7 @@ def test_a_page_escapes_everything() -> None:
         (("m", "--html", "x"), "--html is for engines: add --engine"),
         (("m", "n", "--engine", "octavo"), "engines are compared with one model, not with 2"),
         (("--engine", "a=http://127.0.0.1:9"), "Connection refused"),
+        (("--engine", "a=http://127.0.0.1:9x"), "nonnumeric port: '9x'"),
         (("--engine", "a=http://127.0.0.1:9", "--engine", "a=http://127.0.0.1:9"), "two engines are called a"),
         (("--engine", "octavo", "--prompts", "EMPTY"), "has no prompts"),
         (("--engine", "octavo", "--kv-dtype", "int8"), "--kv-dtype is for models"),

@@ -18,9 +18,9 @@ from octavo.bench import Spread
 from octavo.errors import UsageError
 from octavo.quality.evaluation import Progress
 from octavo.quality.servers import ServerError, ServerProcess, first_model, free_port, stream_completion
+from octavo.quality.texts import read_utf8
 
 PAUSE_S = 0.3  # the spinning threads of the engine whose turn is over go to sleep
-_MAX_PROMPTS_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Engine:
         try:
             answer = stream_completion(self.url, own, options.api_key)
         except ServerError as error:
-            if self.honours_end or "status 4" not in str(error):
+            if self.honours_end or error.status not in range(400, 500):
                 raise
             self.honours_end = True  # OpenAI itself refuses fields that it does not know
             answer = stream_completion(self.url, body, options.api_key)
@@ -201,14 +201,7 @@ def read_prompts(path: Path | None) -> list[str]:
     if path is None:
         text = (resources.files("octavo.quality") / "data" / "prompts.txt").read_text("utf-8")
     else:
-        try:
-            if path.stat().st_size > _MAX_PROMPTS_BYTES:
-                raise UsageError(f"{path} has more than {_MAX_PROMPTS_BYTES:,} bytes")
-            text = path.read_bytes().decode("utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{path}: byte {error.start} is not UTF-8") from None
+        text = read_utf8(path)
     prompts = [part.strip("\n") for part in ("\n" + text + "\n").split("\n---\n")]
     prompts = [prompt for prompt in prompts if prompt.strip()]
     if not prompts:

@@ -26,7 +26,11 @@ _ERROR_CHARS = 300
 
 
 class ServerError(OctavoError):
-    """A server could not be started, or gave an unexpected answer."""
+    """A server could not be started, or gave an unexpected answer. status: of HTTP, if it was not 200."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServerProcess:
@@ -123,7 +127,7 @@ def stream_completion(
         response = connection.getresponse()
         if response.status != 200:
             reason = response.read(_ERROR_CHARS * 4).decode("utf-8", "replace")[:_ERROR_CHARS]
-            raise ServerError(f"{url} answers with status {response.status}: {reason}")
+            raise ServerError(f"{url} answers with status {response.status}: {reason}", response.status)
         while line := response.readline(_LINE_BYTES):
             if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                 _take(line[5:], time.perf_counter(), answer)
@@ -156,6 +160,6 @@ def first_model(url: str, key: str | None = None, timeout_s: float = 30) -> str:
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=timeout_s) as response:
             name = json.loads(response.read(_LINE_BYTES))["data"][0]["id"]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
         raise ServerError(f"{address}: {type(error).__name__}: {error}") from None
     return str(name)

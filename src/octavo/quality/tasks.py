@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from octavo.errors import UsageError
+from octavo.quality.texts import read_limited
 
-MAX_TASK_BYTES = 1 << 28
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Kind: TypeAlias = Literal["hellaswag", "arc", "mmlu", "winogrande", "gsm8k", "choices"]
 _Record: TypeAlias = Mapping[str, Any]
@@ -78,12 +78,7 @@ def read_task(path: Path, *, limit: int | None = None, few_shot: int = 0, few_sh
 
 
 def _read(path: Path) -> tuple[Kind, list[Question]]:
-    try:
-        if (size := path.stat().st_size) > MAX_TASK_BYTES:
-            raise UsageError(f"{path} has {size:,} bytes; at most {MAX_TASK_BYTES:,} are read")
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+    lines = read_limited(path).split(b"\n")
     kind: Kind | None = None
     questions: list[Question] = []
     for number, line in enumerate(lines, 1):

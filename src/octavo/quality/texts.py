@@ -10,7 +10,7 @@ from pathlib import Path
 from octavo.errors import UsageError
 from octavo.tokenizer.tokenizer import Tokenizer
 
-MAX_TEXT_BYTES = 1 << 28
+MAX_FILE_BYTES = 1 << 28
 _PARTS = ("prose.txt", "code.txt")
 
 
@@ -39,14 +39,25 @@ def read_text(path: Path | None) -> JudgedText:
     if path is None:
         folder = resources.files("octavo.quality") / "data"
         return JudgedText("built-in", "".join((folder / name).read_text("utf-8") for name in _PARTS))
-    try:
-        if (size := path.stat().st_size) > MAX_TEXT_BYTES:
-            raise UsageError(f"{path} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are read")
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: byte {error.start} is not UTF-8") from None
+    text = read_utf8(path)
     if not text.strip():
         raise UsageError(f"{path} is empty; give a file with text")
     return JudgedText(str(path), text)
+
+
+def read_utf8(path: Path) -> str:
+    """The text of a file as it is. Raises UsageError if it cannot be read, is too long or not UTF-8."""
+    try:
+        return read_limited(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: byte {error.start} is not UTF-8") from None
+
+
+def read_limited(path: Path) -> bytes:
+    """The bytes of a file. Raises UsageError if it cannot be read, or has more than `MAX_FILE_BYTES`."""
+    try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise UsageError(f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} are read")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
