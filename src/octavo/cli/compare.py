@@ -10,8 +10,8 @@ import click
 
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
-from octavo.cli.options import Options, with_engine_options
-from octavo.cli.terminal import find_model, write, write_json, write_table
+from octavo.cli.options import Options, first_given, with_engine_options
+from octavo.cli.terminal import check_folder, find_model, write, write_json, write_table
 from octavo.config import EngineConfig, parse_bytes
 from octavo.engine.progress import ProgressBar, size
 from octavo.errors import UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PATH = click.Path(path_type=Path)
 _ANSWER_TOKENS = 200
 _COUNT = click.IntRange(min=1)
-_MODEL_OPTIONS = ("types", "reference", "text", "tokens", "plots")
+_MODEL_OPTIONS = ("types", "reference", "reference_cache", "text", "tokens", "window", "plots")
 _ENGINE_OPTIONS = ("prompts", "html", "max_tokens")
 
 
@@ -66,19 +66,21 @@ def compare(
 
 def _check(models: tuple[str, ...], engines: tuple[str, ...], options: Options, given: dict[str, Any]) -> None:
     """Raises UsageError for options that the command would not look at."""
-    unused = next((name for name in (_MODEL_OPTIONS if engines else _ENGINE_OPTIONS) if given[name] is not None), None)
-    if unused is not None:
-        flag = "--" + unused.replace("_", "-")
+    if (unused := first_given(_MODEL_OPTIONS if engines else _ENGINE_OPTIONS)) is not None:
         raise UsageError(
-            f"{flag} is for {'models' if engines else 'engines'}: {'leave out' if engines else 'add'} --engine"
+            f"{unused} is for {'models' if engines else 'engines'}: {'leave out' if engines else 'add'} --engine"
         )
     if not engines:
         if given["types"] is not None and given["reference"] is None:
             raise UsageError("--types needs --reference: the model that is quantized and compared with")
+        if given["reference"] is None and first_given(["reference_cache"]) is not None:
+            raise UsageError("--reference-cache needs --reference: the model that is compared with")
         if not models and given["types"] is None:
             raise UsageError("there is nothing to compare: name models, or engines with --engine")
         EngineConfig.resolve(models[0] if models else given["reference"], options)
         return
+    if given["html"] is not None:
+        check_folder(given["html"])
     if len(models) > 1:
         raise UsageError(f"engines are compared with one model, not with {len(models)}")
     if given["turns"] < 1:

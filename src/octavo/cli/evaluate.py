@@ -12,8 +12,8 @@ import click
 
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
-from octavo.cli.options import Options, with_engine_options
-from octavo.cli.terminal import find_model, write_facts, write_json, write_table
+from octavo.cli.options import Options, first_given, with_engine_options
+from octavo.cli.terminal import check_folder, find_model, write_facts, write_json, write_table
 from octavo.config import EngineConfig, parse_bytes
 from octavo.engine.progress import ProgressBar
 from octavo.errors import UsageError
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
+_REFERENCE_OPTIONS = ("reference_backend", "reference_cache")
+_TEXT_OPTIONS = ("text", "tokens", "convention", "window", "stride", "reference", *_REFERENCE_OPTIONS, "per_token")
+_TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
 
 
 @click.command("eval", cls=HeadedCommand)
@@ -88,15 +91,14 @@ def evaluate(*, model: str, tasks: tuple[Path, ...], as_json: bool, engine_optio
 
 def _check(tasks: tuple[Path, ...], given: dict[str, Any]) -> None:
     """Raises UsageError for options that the command would not look at."""
-    only_tasks = {"--limit": given["limit"], "--few-shot": given["few_shot"], "--few-shot-from": given["few_shot_from"]}
-    only_texts = {
-        name: given[name[2:].replace("-", "_")] for name in ("--text", "--tokens", "--reference", "--per-token")
-    }
-    unused = next((name for name, value in (only_texts if tasks else only_tasks).items() if value), None)
-    if unused is not None:
+    if (unused := first_given(_TEXT_OPTIONS if tasks else _TASK_OPTIONS)) is not None:
         raise UsageError(
             f"{unused} belongs to {'a text' if tasks else 'tasks'}: {'leave out' if tasks else 'add'} --task"
         )
+    if given["reference"] is None and (unused := first_given(_REFERENCE_OPTIONS)) is not None:
+        raise UsageError(f"{unused} needs --reference: the model that is compared with")
+    if given["per_token"] is not None:
+        check_folder(given["per_token"])
     if given["stride"] is not None and given["convention"] == "chunks":
         raise UsageError("--stride belongs to --convention strided; chunks follow each other")
     if given["few_shot_from"] is not None and not given["few_shot"]:

@@ -12,6 +12,7 @@ from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 from octavo.cli.command import HeadedOption
 from octavo.config import EngineConfig
@@ -94,6 +95,12 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         name: (known[name][0], text, _SHOWN_DEFAULTS.get(name, known[name][2])) for name, text in _SAMPLING_HELP.items()
     }
     return _with_options(command, "sampling_options", options, "Sampling")
+
+
+def first_given(names: Iterable[str]) -> str | None:
+    """The first of these parameters of the running command that its command line has, as a flag: `--few-shot`."""
+    source = click.get_current_context().get_parameter_source
+    return next((f"--{name.replace('_', '-')}" for name in names if source(name) is ParameterSource.COMMANDLINE), None)
 
 
 def sampling_params(options: Options) -> SamplingParams:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.completion import complete_model
-from octavo.cli.terminal import find_model, write, write_json
+from octavo.cli.terminal import check_folder, find_model, write, write_json
 from octavo.engine.progress import ProgressBar, size
 from octavo.errors import UsageError
 
@@ -224,8 +224,7 @@ def _bytes_of(text: str | None) -> int | None:
 def _check_destination(source: Path, destination: Path, may_replace: bool) -> None:
     if destination.suffix != ".gguf":
         raise UsageError(f"{destination}: the name of the result must end with .gguf")
-    if not destination.parent.is_dir():
-        raise UsageError(f"{destination.parent}: no such directory")
+    check_folder(destination)
     if destination.exists():
         if os.path.samefile(source, destination):
             raise UsageError(f"{destination}: this is the source; write to another name")

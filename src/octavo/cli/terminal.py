@@ -14,6 +14,7 @@ import click
 
 from octavo.cli.options import MAX_ANSWER_TOKENS
 from octavo.engine.progress import ProgressBar
+from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from octavo.cli.options import Options
@@ -39,6 +40,12 @@ def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[
             progress=lambda file, done, total: progress.update(f"downloading {file}", done, total),
         )
     return path, left
+
+
+def check_folder(path: Path) -> None:
+    """Raises UsageError if a file cannot be written because its folder is missing: to be asked before long work."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: no such directory; make it first")
 
 
 def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
