@@ -210,6 +210,18 @@ def test_the_largest_context_shrinks_with_the_users(smollm2_path: Path) -> None:
     assert not nothing.fits
 
 
+def test_the_most_users_of_a_model_with_states_fit(tmp_path: Path) -> None:
+    """Each has states of one size whatever its context, beside its blocks."""
+    checkpoint = open_checkpoint(tiny_models.save_safetensors(tiny_models.tiny_model("qwen35"), tmp_path))
+    config, budget = EngineConfig(max_num_seqs=512, pack_cache=False), MemoryBudget(264 << 20)
+    users = memory_needs(checkpoint, 64, 1, budget, config).largest_users
+    most, more = (memory_needs(checkpoint, 64, count, budget, config) for count in (users, users + 1))
+    checkpoint.close()
+    assert most.state_bytes > 0
+    assert 1 < users < config.max_num_seqs
+    assert (most.fits, more.fits, most.largest_users) == (True, False, users)
+
+
 def test_doctor() -> None:
     text = octavo_here("doctor").stdout
     for name in ("processor", "kernels", "threads", "memory", "read bandwidth", "models", "dependencies", "problems"):

@@ -52,6 +52,7 @@ MAX_ANSWER_TOKENS = 4096
 # Those of `octavo.loader.generation_config`, which is not imported here because that takes a tenth of a second.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 _SHOWN_DEFAULTS: Options = {**dict.fromkeys(MODEL_DEFAULTS, "the model's"), "max_tokens": MAX_ANSWER_TOKENS}
+_MODEL_OPTIONS = ("revision", "quantization", "dtype", "kv_dtype")
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -63,12 +64,12 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of `EngineConfig` that change a model's sizes, for commands that load nothing."""
-    return _with_some_options(command, "revision", "quantization", "dtype", "kv_dtype")
+    return _with_some_options(command, *_MODEL_OPTIONS)
 
 
 def with_plan_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of `with_model_options`, and that which limits the weights of models larger than memory."""
-    return _with_some_options(command, "revision", "quantization", "dtype", "kv_dtype", "pack_cache_size")
+    return _with_some_options(command, *_MODEL_OPTIONS, "pack_cache_size")
 
 
 def _with_some_options(command: Callable[..., None], *names: str) -> Callable[..., None]:

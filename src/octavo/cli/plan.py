@@ -162,7 +162,7 @@ def memory_needs(
         from_disk=room.from_disk,
         problem=room.problem,
         largest_context=min(longest, model_context),
-        largest_users=room.num_blocks * cache.block_bytes(block) // cache.sequence_bytes(wanted, block, step_tokens),
+        largest_users=room.cache_bytes // cache.sequence_bytes(wanted, block, step_tokens),
         bytes_read_per_token=step.bytes_read // users,
         flops_per_token=step.flops // users,
         warnings=tuple(size_notes(config, sizes)),
@@ -171,8 +171,12 @@ def memory_needs(
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The KV cache that the weights leave room for. fits, from_disk, problem: as in `MemoryNeeds`."""
+    """The KV cache that the weights leave room for. fits, from_disk, problem: as in `MemoryNeeds`.
 
+    cache_bytes: for blocks and states. num_blocks: beside the states of the users.
+    """
+
+    cache_bytes: int
     num_blocks: int
     headroom_bytes: int
     fits: bool
@@ -187,22 +191,22 @@ def _room(
     cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
     wanted = context or checkpoint.config.max_position_embeddings
 
-    def num_blocks(usable_bytes: int) -> int:
-        return max(usable_bytes - users * cache.seat_bytes, 0) // cache.block_bytes(block)
+    def num_blocks(cache_bytes: int) -> int:
+        return max(cache_bytes - users * cache.seat_bytes, 0) // cache.block_bytes(block)
 
     left = memory.without(sizes.weight_bytes + sizes.workspace_bytes)
     blocks = num_blocks(left.usable_bytes)
     fits = users * cache.layout.max_blocks(wanted, block, step_tokens) <= blocks
     if fits or (context is None and blocks >= users * cache.layout.max_blocks(1, block, step_tokens)):
-        return _Room(blocks, left.headroom_bytes, fits)
+        return _Room(left.usable_bytes, blocks, left.headroom_bytes, fits)
     if context is not None:
         kv_bytes = users * cache.sequence_bytes(context, block, step_tokens)
         config = replace(config, max_model_len=max(context, 2), kv_cache_memory=kv_bytes or None)
     from_disk, problem = _from_disk(checkpoint, config, sizes, memory, wanted)
     if from_disk is None:
-        return _Room(blocks, left.headroom_bytes, False, None, problem)
-    blocks = num_blocks(memory.usable_bytes - sizes.workspace_bytes - from_disk.memory_bytes)
-    return _Room(blocks, memory.headroom_bytes, False, from_disk)
+        return _Room(left.usable_bytes, blocks, left.headroom_bytes, False, None, problem)
+    cache_bytes = max(memory.usable_bytes - sizes.workspace_bytes - from_disk.memory_bytes, 0)
+    return _Room(cache_bytes, num_blocks(cache_bytes), memory.headroom_bytes, False, from_disk)
 
 
 def _from_disk(
