@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from octavo.sampling_params import SamplingParams
-from octavo.server.models.model_manager import ModelEntry, ModelState
+from octavo.server.models.model_manager import LoadStatus, ModelEntry, ModelState
 from octavo.server.state import state_of
 
 router = APIRouter(tags=["models"])
@@ -36,14 +36,6 @@ class DefaultSampling(BaseModel):
     frequency_penalty: float
 
 
-class LoadingProgress(BaseModel):
-    """The progress of a model that is being loaded. done, total: bytes; total 0: unknown."""
-
-    phase: str
-    done: int
-    total: int
-
-
 class ModelCard(BaseModel):
     """OpenAI's fields and additional ones, which are null if they are known only after the model was loaded.
 
@@ -62,7 +54,7 @@ class ModelCard(BaseModel):
     default_sampling_params: DefaultSampling | None
     default_sampling_source: str | None
     state: ModelState
-    loading: LoadingProgress | None
+    loading: LoadStatus | None
     reason: str | None
     architecture: str | None
     memory: Memory | None
@@ -122,7 +114,7 @@ def _card(entry: ModelEntry) -> ModelCard:
         default_sampling_params=defaults,
         default_sampling_source=info.sampling_defaults.source if info is not None else None,
         state=entry.state,
-        loading=LoadingProgress.model_validate(entry.loading, from_attributes=True) if entry.loading else None,
+        loading=entry.loading,
         reason=str(entry.last_error) if entry.last_error is not None else None,
         architecture=info.architecture if info is not None else None,
         memory=Memory.model_validate(info, from_attributes=True) if info is not None else None,

@@ -150,7 +150,6 @@ async def answer(
     at_end: called when the answer is over or has failed. The generation ends when the client leaves. Raises UsageError
     for what cannot be honoured.
     """
-    ignored = body.find_ignored()
     state, record, resources = state_of(request), record_of(request), AsyncExitStack()
     if at_end is not None:
         resources.callback(at_end)
@@ -164,19 +163,19 @@ async def answer(
         filled = replace(spec, params=spec.params.with_defaults(model.info.sampling_defaults.without(spec.given)))
         generation = await start_generation(state, model, filled, record.request_id)
         resources.push_async_callback(generation.aclose)
-        ignored[:] = ignored_names(body, generation)
         return writer_class(body, filled, model, generation, arrival)
 
-    async def whole() -> Any:
+    async def whole() -> AnswerWriter[Any, Any]:
         writer = await begin()
         async for _ in _stream(writer, record, _discard):
             pass
-        return writer.body()
+        return writer
 
     try:
         if not body.stream:
-            content = _encoder.encode(await run_unless_gone(request, whole()))
-            return name_ignored(ignored, record, Response(content, media_type="application/json"))
+            writer = await run_unless_gone(request, whole())
+            response = Response(_encoder.encode(writer.body()), media_type="application/json")
+            return name_ignored(ignored_names(body, writer.generation), record, response)
         writer = await run_unless_gone(request, begin())
         held = resources.pop_all()
     finally:
@@ -190,7 +189,7 @@ async def answer(
     stream = form.response(
         request, chunks, on_error=lambda error: encode(writer.fail(error)), last=writer.last, held=held
     )
-    return name_ignored(ignored, record, stream)
+    return name_ignored(ignored_names(body, writer.generation), record, stream)
 
 
 def ignored_names(body: AnsweredFields, generation: Generation) -> list[str]:
