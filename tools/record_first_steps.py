@@ -55,7 +55,7 @@ class Block:
     terminal: int = 0
 
 
-CTRL_C, CTRL_D = "\x03", "\x04"
+CTRL_D = "\x04"
 CHAT_PROMPT = "\n>>> "
 CURL = (
     f"curl -s http://127.0.0.1:{PORT}/v1/chat/completions -H 'content-type: application/json' "
@@ -120,8 +120,7 @@ class Terminal:
 
     def enter(self, line: Line) -> str:
         """Types the line; what the screen shows of it and of the answer, without the end that was waited for."""
-        control = line.typed in (CTRL_C, CTRL_D)
-        os.write(self._master, (line.typed if control else line.typed + "\n").encode())
+        os.write(self._master, (line.typed if line.typed == CTRL_D else line.typed + "\n").encode())
         return self._read(line.until)
 
     def close(self) -> None:
