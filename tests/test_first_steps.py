@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import octavo_here
+from tests.support.processes import octavo, octavo_here
+from tests.support.server import running_server
 from tools.record_first_steps import PAGE, blocks, comparable, plain_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,13 +68,7 @@ def test_the_first_command_answers_as_readme_says() -> None:
     command, _, answer = block.partition("\n")
     typed = re.fullmatch(r'\$ octavo run --seed (\d+) "(.*)"', command)
     assert typed is not None
-    result = subprocess.run(
-        [sys.executable, "-m", "octavo", "run", "--seed", typed[1], typed[2]],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.strip() == answer.strip()
+    assert octavo("run", "--seed", typed[1], typed[2]).stdout.strip() == answer.strip()
 
 
 @pytest.mark.slow
@@ -92,21 +85,8 @@ def test_the_snippet_for_python_answers() -> None:
 def test_the_snippet_for_a_server_answers() -> None:
     pytest.importorskip("openai")
     [code] = [code for code in snippets("python") if "openai" in code]
-    server = subprocess.Popen([sys.executable, "-m", "octavo", "serve"], stderr=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen("http://127.0.0.1:8000/health/ready", timeout=5).close()
-                break
-            except OSError:
-                assert time.monotonic() < end, "the server did not start"
-                assert server.poll() is None, "the server has ended; is port 8000 in use?"
-                time.sleep(0.2)
-        answer = run_python(code, OPENAI_BASE_URL="http://127.0.0.1:8000/v1", OPENAI_API_KEY="none")
-    finally:
-        server.terminate()
-        server.wait(30)
+    with running_server() as server:
+        answer = run_python(code, OPENAI_BASE_URL=f"{server.url}/v1", OPENAI_API_KEY="none")
     assert "scatter" in answer.lower(), answer
 
 
