@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.client_turns import call_of
 from tests.support.fake_client import Script
-from tests.support.scripted_server import ScriptedServer, scripted_server
+from tests.support.scripted_server import ScriptedServer
 from tests.support.server import RunningServer
 
 instructor = pytest.importorskip("instructor", reason="instructor is not installed")
@@ -32,12 +31,6 @@ class Place(BaseModel):
 
 class Kind(BaseModel):
     is_city: bool
-
-
-@pytest.fixture(scope="module")
-def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "openai", "responses", max_model_len=8192) as running:
-        yield running
 
 
 def connect(url: str, mode: str) -> Any:

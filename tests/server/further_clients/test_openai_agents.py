@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -12,9 +11,10 @@ from pydantic import BaseModel
 
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.client_turns import CALL, call_of, turns
-from tests.support.scripted_server import ScriptedServer, scripted_server
+from tests.support.scripted_server import ScriptedServer
 
 agents = pytest.importorskip("agents", reason="openai-agents is not installed", exc_type=ImportError)
+agents.set_tracing_disabled(True)
 
 MODELS = ("OpenAIChatCompletionsModel", "OpenAIResponsesModel")
 
@@ -26,13 +26,6 @@ class Answer(BaseModel):
 def add(a: int, b: int) -> int:
     """Adds two numbers."""
     return a + b
-
-
-@pytest.fixture(scope="module")
-def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    agents.set_tracing_disabled(True)
-    with scripted_server(smollm2_tokenizer, "openai", "responses", max_model_len=8192) as running:
-        yield running
 
 
 def agent(fake: ScriptedServer, model: str, name: str, **fields: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from pydantic import BaseModel
 
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.client_turns import CALL, call_of, turns
-from tests.support.scripted_server import ScriptedServer, scripted_server
+from tests.support.scripted_server import ScriptedServer
 
 pydantic_ai = pytest.importorskip("pydantic_ai", reason="pydantic-ai-slim is not installed")
 
@@ -20,12 +19,6 @@ MODELS = ("OpenAIChatModel", "OpenAIResponsesModel")
 
 class Answer(BaseModel):
     total: int
-
-
-@pytest.fixture(scope="module")
-def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "openai", "responses", max_model_len=8192) as running:
-        yield running
 
 
 def add(a: int, b: int) -> int:
