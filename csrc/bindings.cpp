@@ -181,6 +181,17 @@ class PyProgram {
         return program_.add_weight(weight);
     }
 
+    // Before any record. Throws ValueError if a row of a gathered value does not fit into the group's buffer.
+    void join(nb::object group) {
+        CollectiveGroup* const joined = nb::cast<CollectiveGroup*>(group);
+        for (const ProgramValue& value : program_.values())
+            if (value.cols * sizeof(float) > joined->exchange()->bytes)
+                throw std::invalid_argument("a row of " + std::to_string(value.cols) +
+                                            " numbers does not fit into the buffer of the group");
+        kept_.push_back(std::move(group));
+        program_.join(joined);
+    }
+
     void add_record(const std::string& kernel, const std::string& label, int32_t output, const Named<int32_t>& inputs,
                     const Named<int32_t>& weights, const Named<int64_t>& ints, const Named<float>& floats,
                     const Named<std::vector<int32_t>>& tuples, std::pair<int32_t, int32_t> cache, int64_t state_size) {
@@ -259,6 +270,7 @@ void bind_program(nb::module_& module) {
                       size_t, int32_t, bool>(),
              "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
              "logits_rows"_a = 0, "checked"_a = false)
+        .def("join", &PyProgram::join, "group"_a)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
         .def(
             "stream_weights",
@@ -321,4 +333,5 @@ NB_MODULE(_native, module) {
     bind_weights(module);
     bind_sampling(module);
     bind_quantize(module);
+    bind_collective(module);
 }

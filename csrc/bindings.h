@@ -107,4 +107,7 @@ void bind_sampling(nanobind::module_& module);
 // bindings_quantize.cpp
 void bind_quantize(nanobind::module_& module);
 
+// bindings_collective.cpp: groups of ranks.
+void bind_collective(nanobind::module_& module);
+
 }  // namespace octavo

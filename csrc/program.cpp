@@ -124,7 +124,11 @@ void Program::finish(size_t scratch_bytes) {
     }
     pool_->reserve_scratch(scratch_bytes_);
     shared_scratch_ = Memory(shared);
-    for (const auto& record : records_) record->args.shared_scratch = shared_scratch_.data();
+    for (const auto& record : records_) {
+        const bool exchanges = record->spec.kernel == "all_reduce" || record->spec.kernel == "all_gather";
+        if (exchanges && !group_) throw std::invalid_argument(record->spec.label + ": the program is in no group");
+        record->args.shared_scratch = exchanges ? static_cast<void*>(group_->exchange()) : shared_scratch_.data();
+    }
 }
 
 void Program::stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes) {
@@ -233,9 +237,16 @@ void Program::submit(PendingStep& pending) {
     pending.end_ = end_of(pending.result);
     pending.num_turns_ = 1;
     pending.turn_rows_ = pending.step.num_outputs;
-    const int32_t last = pending.end_ > 0 ? records_[pending.end_ - 1]->spec.output : -1;
-    if (last >= 0 && values_[last].rows == RowSymbol::logits && pending.turn_rows_ > 0) {
-        pending.turn_rows_ = held_rows(values_[last], pending.step);
+    pending.in_turns_ = 0;
+    const auto makes_logits = [&](size_t record) {
+        const int32_t output = records_[record]->spec.output;
+        return output >= 0 && values_[output].rows == RowSymbol::logits;
+    };
+    if (pending.turn_rows_ > 0)
+        while (pending.in_turns_ < pending.end_ && makes_logits(pending.end_ - 1 - pending.in_turns_))
+            ++pending.in_turns_;
+    if (pending.in_turns_ > 0) {
+        pending.turn_rows_ = held_rows(values_[records_[pending.end_ - 1]->spec.output], pending.step);
         pending.num_turns_ =
             static_cast<size_t>((pending.step.num_outputs + pending.turn_rows_ - 1) / pending.turn_rows_);
     }
@@ -274,6 +285,7 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
         walk(pending, worker, position - 1);
     else
         walk_timed(pending, worker, position - 1);
+    if (worker.index == 0 && is_broken()) pending.error_ = group_->error();
     if (worker.index == 0) pending.seconds = std::chrono::duration<double>(Clock::now() - start).count();
 }
 
@@ -328,29 +340,30 @@ void Program::transfer_out(const PendingStep& pending, const Part& part, const W
 }
 
 Program::Part Program::part_of(const PendingStep& pending, size_t part) const {
-    const size_t turn = part <= pending.end_ ? 0 : (part - pending.end_ + 1) / 2;
-    const bool is_finale = part >= pending.end_ && (part - pending.end_) % 2 == 0;
+    const size_t once = pending.end_ - pending.in_turns_;
+    const size_t turn = part < once ? 0 : (part - once) / (pending.in_turns_ + 1);
+    const size_t place = part < once ? 0 : (part - once) % (pending.in_turns_ + 1);
     const int32_t first = static_cast<int32_t>(turn) * pending.turn_rows_;
     const int32_t end = std::min(first + pending.turn_rows_, pending.step.num_outputs);
-    const size_t record = is_finale ? records_.size() : std::min(part, pending.end_ - 1);
-    return {record, first, end, turn > 0};
+    if (part < once) return {part, first, end, false};
+    return {place == pending.in_turns_ ? records_.size() : once + place, first, end, turn > 0};
 }
 
-// A turn has its own views of the last record: the selected rows that it is about, and as many rows of logits.
+// A turn has its own views of the last records: the selected rows that it is about, and as many rows of logits.
 void Program::run_record(const PendingStep& pending, const Part& part, Worker& worker) {
     const Record& record = *records_[part.record];
-    if (pending.num_turns_ == 1 || part.record + 1 < pending.end_) {
+    if (pending.num_turns_ == 1 || part.record + pending.in_turns_ < pending.end_) {
         reached(part.record);
         record.kernel->run(record.args, pending.step, worker);
         return;
     }
     if (!part.is_again) reached(part.record);
     std::vector<View> inputs = record.inputs;
-    for (size_t i = 0; i < inputs.size(); ++i)
-        if (inputs[i].data && values_[record.spec.inputs[i]].rows == RowSymbol::outputs) {
-            inputs[i].data += static_cast<size_t>(part.first_row) * inputs[i].cols;
-            inputs[i].rows = part.end_row - part.first_row;
-        }
+    for (size_t i = 0; i < inputs.size(); ++i) {
+        const RowSymbol rows = inputs[i].data ? values_[record.spec.inputs[i]].rows : RowSymbol::tokens;
+        if (rows == RowSymbol::outputs) inputs[i].data += static_cast<size_t>(part.first_row) * inputs[i].cols;
+        if (rows != RowSymbol::tokens) inputs[i].rows = part.end_row - part.first_row;
+    }
     Args args = record.args;
     args.inputs = inputs.data();
     args.output.rows = part.end_row - part.first_row;
@@ -370,6 +383,8 @@ void Program::walk(const PendingStep& pending, Worker& worker, size_t first) {
         else
             run_finale(pending, part, worker);
         if (i + 1 < count) pool_->boundary(worker, i + 2);
+        // All workers see the same here: worker 0 changes it only after another barrier of all of them.
+        if (is_broken()) return;
     }
 }
 
@@ -395,12 +410,13 @@ void Program::walk_timed(const PendingStep& pending, Worker& worker, size_t firs
             clocked[part.record].busy_nanoseconds += std::chrono::nanoseconds(done - start).count();
         }
         start = all_done;
+        if (is_broken()) return;
     }
 }
 
 // Worker 0 poisons and looks; the others wait for it. The step ends with the first record that is wrong.
 void Program::walk_checked(PendingStep& pending, Worker& worker, size_t first) {
-    for (size_t i = first, count = num_parts(pending); i < count && pending.error_.empty(); ++i) {
+    for (size_t i = first, count = num_parts(pending); i < count && pending.error_.empty() && !is_broken(); ++i) {
         const Part part = part_of(pending, i);
         if (part.record == records_.size()) {
             run_finale(pending, part, worker);

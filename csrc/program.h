@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "collective.h"
 #include "isa.h"
 #include "kernel.h"
 #include "memory.h"
@@ -60,6 +61,10 @@ class Program {
     // can be added.
     void finish(size_t scratch_bytes);
 
+    // The group that operations between ranks exchange their values in. To be called before records are added; the
+    // group must outlive the program.
+    void join(CollectiveGroup* group) { group_ = group; }
+
     // These weights, which lie in a mapped file, pass through memory in every step instead of staying there. To be
     // called once, after `finish`. Throws std::invalid_argument for a weight that no record reads or that is a vector.
     void stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes);
@@ -77,7 +82,7 @@ class Program {
 
     // One step from submit to wait: the block copies, values from `inputs`, the records up to the one that makes the
     // value `result` (all, if none does), `finale` on all workers (may be null), and values into `copies`. Logits that
-    // are not held at once go through record, finale and copy in turns.
+    // are not held at once go through their records, finale and copy in turns.
     // It stays where it is, with all memory that it points to, until `wait` has returned.
     struct PendingStep {
         Step step{};
@@ -95,7 +100,8 @@ class Program {
         friend class Program;
         Program* program_ = nullptr;
         size_t end_ = 0;                    // records to walk
-        size_t num_turns_ = 1;              // of the last record, if it makes logits
+        size_t num_turns_ = 1;              // of the last records, if they make logits
+        size_t in_turns_ = 0;               // these records
         int32_t turn_rows_ = 0;             // output rows of each
         bool changes_rows_ = false;         // the views of the records have other numbers of rows
         std::shared_ptr<ThreadPool> pool_;  // null: done, or not submitted
@@ -151,13 +157,16 @@ class Program {
         if (stream_) stream_->reached(record);
     }
     // The parts of a step, with a boundary between them: its records, then the finale with the copies, and for each
-    // further turn the last record and the finale again.
+    // further turn the records that make logits and the finale again.
     struct Part {
         size_t record;  // the number of records of the program, for the finale
         int32_t first_row, end_row;
         bool is_again;  // a turn after the first
     };
-    size_t num_parts(const PendingStep& pending) const { return pending.end_ + 2 * pending.num_turns_ - 1; }
+    size_t num_parts(const PendingStep& pending) const {
+        return pending.end_ - pending.in_turns_ + pending.num_turns_ * (pending.in_turns_ + 1);
+    }
+    bool is_broken() const { return group_ && !group_->exchange()->met; }
     Part part_of(const PendingStep& pending, size_t part) const;
     void run_record(const PendingStep& pending, const Part& part, Worker& worker);
     void run_finale(const PendingStep& pending, const Part& part, Worker& worker);
@@ -194,6 +203,7 @@ class Program {
     };
     std::vector<std::vector<Clocked>> clocked_;
     std::unique_ptr<WeightStream> stream_;  // null: all weights stay in memory
+    CollectiveGroup* group_ = nullptr;      // null: the only rank
     std::shared_ptr<ThreadPool> pool_;      // null: closed
     std::mutex mutex_;
 };

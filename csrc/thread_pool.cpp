@@ -87,8 +87,10 @@ ThreadPool::ThreadPool(const PoolOptions& options)
 }
 
 ThreadPool::~ThreadPool() {
-    if (getpid() != pid_) {  // the threads stayed in the parent process: nothing to stop or to join
-        for (std::thread& thread : threads_) thread.detach();
+    if (getpid() != pid_) {
+        // The threads stayed in the parent. Their handles may by now belong to threads of this process, so they are
+        // neither joined nor detached: they are never destroyed.
+        new std::vector<std::thread>(std::move(threads_));
         return;
     }
     wait(last_job());

@@ -17,20 +17,23 @@ WeightStream::WeightStream(std::vector<Item> items, size_t num_records, size_t a
       is_in_memory_(items_.size(), 1),
       lap_(num_records + 1),
       ahead_bytes_(ahead_bytes),
+      moved_(new std::condition_variable),
       process_(getpid()) {
     thread_ = std::thread([this] { run(); });
 }
 
 WeightStream::~WeightStream() {
     if (process_ != getpid()) {
-        thread_.detach();
+        // As in ~ThreadPool. To destroy the condition would mean to wait for the thread that is not here.
+        moved_.release();
+        new std::thread(std::move(thread_));
         return;
     }
     {
         const std::lock_guard<std::mutex> guard(mutex_);
         stops_ = true;
     }
-    moved_.notify_one();
+    moved_->notify_one();
     thread_.join();
 }
 
@@ -48,7 +51,7 @@ void WeightStream::reached(size_t record) {
     {
         const std::lock_guard<std::mutex> guard(mutex_);  // the thread looks, or waits already
     }
-    moved_.notify_one();
+    moved_->notify_one();
 }
 
 void WeightStream::run() {
@@ -56,7 +59,7 @@ void WeightStream::run() {
     for (;;) {
         {
             std::unique_lock<std::mutex> lock(mutex_);
-            moved_.wait(lock, [&] { return stops_ || position_.load() != done; });
+            moved_->wait(lock, [&] { return stops_ || position_.load() != done; });
             if (stops_) return;
         }
         const uint64_t position = position_.load();

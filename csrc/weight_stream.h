@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -49,7 +50,7 @@ class WeightStream {
     uint64_t step_ = 0;
     std::atomic<uint64_t> position_{0};  // step * lap + record
     std::mutex mutex_;
-    std::condition_variable moved_;
+    std::unique_ptr<std::condition_variable> moved_;
     bool stops_ = false;
     const int process_;  // a fork has no such thread
     std::thread thread_;

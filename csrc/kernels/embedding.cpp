@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(Embedding, (), (weight), (has_all), ());
+OCTAVO_SIGNATURE(Embedding, (), (weight), (has_all, first, total), ());
 OCTAVO_SIGNATURE(PositionEmbedding, (), (weight), (offset), ());
 OCTAVO_SIGNATURE(TokenTypeEmbedding, (), (weight), (), ());
 
@@ -60,14 +60,18 @@ void read_rows(const PackedWeight& w, const int32_t* indices, int32_t offset, co
     for (int64_t r = rows.begin; r < rows.end; ++r) read_row(w, indices[r] + offset, out.data + r * out.cols);
 }
 
-// A step has no ids beyond a table that has all of them.
+// A step has no ids beyond a table that has all of them. A part of a table has zeros for the ids of other parts.
 void embedding(const Args& args, const Step& step, Worker& worker) {
     const PackedWeight& weight = *args.weights[Embedding::weight].packed;
     const View& out = args.output;
+    const int64_t first = args.ints[Embedding::first], total = args.ints[Embedding::total];
     const Range rows = share(out.rows, worker);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
-        const int32_t id = step.token_ids[r];
-        read_row(weight, id < weight.n ? id : 0, out.data + r * out.cols);
+        const int64_t id = step.token_ids[r], row = (id < (total ? total : weight.n) ? id : 0) - first;
+        if (row >= 0 && row < weight.n)
+            read_row(weight, static_cast<int32_t>(row), out.data + r * out.cols);
+        else
+            __builtin_memset(out.data + r * out.cols, 0, sizeof(float) * out.cols);
     }
 }
 

@@ -8,13 +8,14 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(EncoderAttention, (q, k, v), (), (num_heads, num_kv_heads, head_dim, window), (scale));
+OCTAVO_SIGNATURE(EncoderAttention, (q, k, v), (alibi_slopes), (num_heads, num_kv_heads, head_dim, window), (scale));
 
 constexpr int ENCODER_ROWS = 16 * TILE_ROWS;  // queries of an item
 
 struct EncoderShape {
     int32_t num_heads, group, head_dim, padded_dim, window;
     float scale;
+    const float* slopes;  // ALiBi [num_heads] or null
 };
 
 inline EncoderShape encoder_shape(const Args& args) {
@@ -25,7 +26,8 @@ inline EncoderShape encoder_shape(const Args& args) {
             head_dim,
             (head_dim + 15) / 16 * 16,
             dim(EncoderAttention::window),
-            args.floats[EncoderAttention::scale]};
+            args.floats[EncoderAttention::scale],
+            args.weights[EncoderAttention::alibi_slopes].data};
 }
 
 // The scratch of one worker.
@@ -81,6 +83,7 @@ struct EncoderItem {
     float* out;
     int64_t q_stride, kv_stride;
     int32_t first, rows, length;  // queries [first, first + rows) of `length` tokens
+    float slope;                  // of the head; 0: none
 };
 
 inline void load_rows(const EncoderShape& s, const EncoderItem& item, const EncoderScratch& scratch) {
@@ -116,6 +119,15 @@ inline void load_chunk(const EncoderShape& s, const EncoderItem& item, int32_t s
     }
 }
 
+// Takes slope * |key - query| from the scores of keys in the groups of `seen`. distance: of the chunk's first key.
+inline void lower_by_distance(float* scores, const Seen& seen, float slope, float distance) {
+    for (int32_t g = seen.begin / 16; g * 16 < seen.end; ++g) {
+        const F32x16 after = load(LANE_INDEX) + broadcast(distance + static_cast<float>(g * 16));
+        const F32x16 apart = max(after, broadcast(0.0f) - after);
+        store(scores + g * 16, load(scores + g * 16) - broadcast(slope) * apart);
+    }
+}
+
 // Adds a chunk to the rows [row, row + count), at most TILE_ROWS.
 inline void attend_tile(const EncoderShape& s, const EncoderItem& item, int32_t start, int32_t row, int32_t count,
                         const EncoderScratch& scratch) {
@@ -133,6 +145,7 @@ inline void attend_tile(const EncoderShape& s, const EncoderItem& item, int32_t 
     RowScores rows[TILE_ROWS];
     for (int32_t r = 0; r < count; ++r) {
         float* const own = scores + r * CHUNK;
+        if (item.slope != 0.0f) lower_by_distance(own, seen, item.slope, static_cast<float>(start - first - r));
         const Seen mine = in_chunk(seen_keys(s, first + r, first + r, item.length), start);
         const Seen kept = mine.begin < mine.end ? mine : Seen{seen.end, seen.end};
         for (int32_t key = seen.begin; key < kept.begin; ++key) own[key] = 0.0f;
@@ -203,7 +216,8 @@ void encoder_attention(const Args& args, const Step& step, Worker& worker) {
                                       k.cols,
                                       first,
                                       length - first < ENCODER_ROWS ? length - first : ENCODER_ROWS,
-                                      length};
+                                      length,
+                                      s.slopes ? s.slopes[head] : 0.0f};
             attend_item(s, item, scratch);
         }
 }

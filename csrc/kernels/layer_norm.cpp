@@ -4,15 +4,17 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(LayerNorm, (x), (weight, bias), (), (eps));
+OCTAVO_SIGNATURE(LayerNorm, (x), (weight, bias), (group), (eps));
 
 void layer_norm(const Args& args, const Step&, Worker& worker) {
     const View& x = args.inputs[LayerNorm::x];
-    const int64_t n = x.cols;
-    const float *weight = args.weights[LayerNorm::weight].data, *bias = args.weights[LayerNorm::bias].data;
-    const Range rows = share(x.rows, worker);
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-        const float* row = x.data + r * n;
+    const int64_t wanted = args.ints[LayerNorm::group], n = wanted ? wanted : x.cols;
+    const Weight &weights = args.weights[LayerNorm::weight], &biases = args.weights[LayerNorm::bias];
+    const Range groups = share(x.rows * (x.cols / n), worker);
+    for (int64_t i = groups.begin; i < groups.end; ++i) {
+        const float* row = x.data + i * n;
+        const float* weight = weights.data + i * n % x.cols;
+        const float* bias = biases.data ? biases.data + i * n % x.cols : nullptr;
         const float mean = sum_columns(row, n, 0.0f, [](F32x16 v, F32x16 sum) { return sum + v; }) / n;
         const F32x16 center = broadcast(mean);
         const float squares = sum_columns(row, n, mean, [center](F32x16 v, F32x16 sum) {
@@ -20,7 +22,7 @@ void layer_norm(const Args& args, const Step&, Worker& worker) {
             return fma(d, d, sum);
         });
         const F32x16 inverse = broadcast(1.0f / __builtin_sqrtf(squares / n + args.floats[LayerNorm::eps]));
-        map_columns(args.output.data + r * n, row, n, [&](F32x16 v, auto read) {
+        map_columns(args.output.data + i * n, row, n, [&](F32x16 v, auto read) {
             const F32x16 normed = (v - center) * inverse * read(weight);
             return bias ? normed + read(bias) : normed;
         });

@@ -140,7 +140,7 @@ class MoeRun {
 
     void route() {
         const View scores = {s_.scores, m_.x.rows, m_.experts};
-        run_product(plain_product(&m_.router, &m_.router_bias, 1, m_.x, scores), s_.product, worker_);
+        run_product(plain_product(&m_.router, &m_.router_bias, 1, m_.router_x, scores), s_.product, worker_);
         worker_.barrier();
         int32_t* const chosen = few_ ? s_.few_chosen : s_.chosen;
         float* const weights = few_ ? s_.few_weights : s_.weights;
@@ -398,8 +398,9 @@ inline void run_moe(const MoeOperands& m, void* shared_memory, Worker& worker) {
     for (int32_t first = 0; first < m.x.rows; first += step) {
         if (first > 0) worker.barrier();
         MoeOperands part = m;
-        part.x.rows = part.out.rows = m.x.rows - first < step ? m.x.rows - first : step;
+        part.x.rows = part.router_x.rows = part.out.rows = m.x.rows - first < step ? m.x.rows - first : step;
         part.x.data += static_cast<int64_t>(first) * m.x.cols;
+        part.router_x.data += static_cast<int64_t>(first) * m.x.cols;
         part.out.data += static_cast<int64_t>(first) * m.out.cols;
         MoeRun(part, scratch, worker).run();
     }

@@ -7,12 +7,13 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(Moe, (x), (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias),
+OCTAVO_SIGNATURE(Moe, (x, router_x),
+                 (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias, expert_scale),
                  (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind),
                  (scale, limit, up_offset));
 
 struct MoeOperands {
-    View x, out;
+    View x, router_x, out;
     Weight router, router_bias;
     Weight gate_up[2], gate_up_bias[2];
     Weight down, down_bias;
@@ -23,6 +24,7 @@ struct MoeOperands {
 
     explicit MoeOperands(const Args& args)
         : x(args.inputs[Moe::x]),
+          router_x(args.inputs[Moe::router_x].cols ? args.inputs[Moe::router_x] : x),
           out(args.output),
           router(args.weights[Moe::router]),
           router_bias(args.weights[Moe::router_bias]),
@@ -45,7 +47,8 @@ struct MoeOperands {
                   int32(args, Moe::top_groups),
                   int32(args, Moe::group_best),
                   args.ints[Moe::on_input] != 0,
-                  args.weights[Moe::selection_bias].data} {}
+                  args.weights[Moe::selection_bias].data,
+                  args.weights[Moe::expert_scale].data} {}
 
   private:
     static int32_t int32(const Args& args, int i) { return static_cast<int32_t>(args.ints[i]); }

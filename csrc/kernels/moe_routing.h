@@ -14,6 +14,7 @@ struct Routing {
     int32_t num_groups, top_groups, group_best;
     bool on_input;                // weights multiply the rows that experts read, not their outputs
     const float* selection_bias;  // [experts], or null
+    const float* expert_scale;    // of weights, [experts], or null
 };
 
 // Room for the choice of one row, `experts` numbers each.
@@ -85,8 +86,10 @@ inline void choose_experts(const Routing& r, const float* logits, const RoutingS
             chosen[j] = chosen[j - 1];
             chosen[j - 1] = t;
         }
-    for (int32_t i = 0; i < r.top_k; ++i)
+    for (int32_t i = 0; i < r.top_k; ++i) {
         weights[i] = scores[chosen[i]] / (r.normalize ? total + 1e-20f : 1.0f) * r.scale;
+        if (r.expert_scale) weights[i] *= r.expert_scale[chosen[i]];
+    }
 }
 
 }  // namespace

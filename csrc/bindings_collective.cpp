@@ -1,0 +1,79 @@
+// Groups of ranks in Python: to give to a program, and to exchange arrays for tests and measurements.
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+
+#include "bindings.h"
+#include "collective.h"
+#include "isa.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+// Runs the kernel of an operation on the calling thread.
+void run(CollectiveGroup& group, const char* operation, View x, View out) {
+    const KernelEntry* const kernel = find_kernel(operation, detect_isa());
+    Args args{};
+    args.inputs = &x;
+    args.output = out;
+    args.shared_scratch = group.exchange();
+    Worker worker{};
+    worker.count = 1;
+    nb::gil_scoped_release release;
+    kernel->run(args, Step{}, worker);
+    if (!group.exchange()->met) throw std::runtime_error(group.error());
+}
+
+View view_of(const Buffer<float, 2>& array) {
+    return {const_cast<float*>(array.data()), static_cast<int32_t>(array.shape(0)),
+            static_cast<int32_t>(array.shape(1))};
+}
+
+}  // namespace
+
+void bind_collective(nb::module_& module) {
+    nb::class_<CollectiveGroup>(module, "CollectiveGroup")
+        .def(
+            "__init__",
+            [](CollectiveGroup* self, const std::string& name, int32_t rank, int32_t size, size_t buffer_bytes,
+               int32_t join_ms, int32_t silence_ms, int32_t deadline_ms) {
+                GroupOptions options;
+                options.name = name;
+                options.rank = rank;
+                options.size = size;
+                options.buffer_bytes = buffer_bytes;
+                options.join_ms = join_ms;
+                options.silence_ms = silence_ms;
+                options.deadline_ms = deadline_ms;
+                nb::gil_scoped_release release;
+                new (self) CollectiveGroup(options);
+            },
+            "name"_a, "rank"_a, "size"_a, nb::kw_only(), "buffer_bytes"_a = GroupOptions{}.buffer_bytes,
+            "join_ms"_a = GroupOptions{}.join_ms, "silence_ms"_a = GroupOptions{}.silence_ms,
+            "deadline_ms"_a = GroupOptions{}.deadline_ms)
+        .def(
+            "all_reduce",
+            [](CollectiveGroup& group, nb::handle x) {
+                const Buffer<float, 2> array(x, "x", true);
+                run(group, "all_reduce", view_of(array), view_of(array));
+            },
+            "x"_a)
+        .def(
+            "all_gather",
+            [](CollectiveGroup& group, nb::handle x, nb::handle out) {
+                const Buffer<float, 2> array(x, "x"), gathered(out, "out", true);
+                if (array.shape(0) != gathered.shape(0) || array.shape(1) > gathered.shape(1))
+                    throw std::invalid_argument("x and out do not have the same rows, or x is wider");
+                if (gathered.shape(1) * sizeof(float) > group.exchange()->bytes)
+                    throw std::invalid_argument("a row of out is larger than the group's buffer");
+                run(group, "all_gather", view_of(array), view_of(gathered));
+            },
+            "x"_a, "out"_a)
+        .def("fail", &CollectiveGroup::fail, "reason"_a)
+        .def_prop_ro("error", &CollectiveGroup::error);
+}
+
+}  // namespace octavo

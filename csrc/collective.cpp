@@ -1,0 +1,226 @@
+#include "collective.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+namespace octavo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t MAGIC = 0x4f435456;  // "OCTV"
+constexpr int32_t MAX_RANKS = 64;       // all_reduce holds a pointer to each
+constexpr int BEAT_MS = 100, NAP_MS = 20;
+constexpr size_t PAGE = 4096;
+
+int64_t now_ms() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
+}
+
+void pause_cpu() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(NAP_MS)); }
+
+std::string path_of(const GroupOptions& options, int32_t rank) {
+    return "/dev/shm/octavo-" + options.name + "-" + std::to_string(rank);
+}
+
+}  // namespace
+
+// The first page of a segment. Counters are on cache lines of their own.
+struct CollectiveGroup::Segment {
+    std::atomic<uint32_t> magic;
+    int32_t size;
+    uint64_t buffer_bytes;
+    std::atomic<uint32_t> joined, failed;
+    alignas(64) std::atomic<uint32_t> arrived;
+    alignas(64) std::atomic<uint32_t> sleepers;
+    alignas(64) std::atomic<uint32_t> heartbeat;
+};
+
+CollectiveGroup::CollectiveGroup(const GroupOptions& options) : options_(options), exchange_{} {
+    if (options.size < 1 || options.size > MAX_RANKS || options.rank < 0 || options.rank >= options.size)
+        throw std::invalid_argument("rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
+                                    ": a group has 1 to " + std::to_string(MAX_RANKS) + " ranks, counted from 0");
+    for (const char c : options.name)
+        if (!isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '_')
+            throw std::invalid_argument("the name of a group has letters, digits, '-' and '_': " + options.name);
+    const size_t half = (options.buffer_bytes + Exchange::HEADER_BYTES + PAGE - 1) / PAGE * PAGE;
+    segment_bytes_ = PAGE + 2 * half;
+    segments_.assign(options.size, nullptr);
+    try {
+        open_peers();
+    } catch (...) {
+        close();
+        throw;
+    }
+    for (int32_t at = 0; at < 2; ++at)
+        for (Segment* const segment : segments_) halves_.push_back(reinterpret_cast<char*>(segment) + PAGE + at * half);
+    exchange_.rank = options.rank;
+    exchange_.size = options.size;
+    exchange_.halves = halves_.data();
+    exchange_.bytes = half - Exchange::HEADER_BYTES;
+    exchange_.met = true;
+    exchange_.group = this;
+    exchange_.barrier = [](Exchange& e) { return static_cast<CollectiveGroup*>(e.group)->wait(++e.turn); };
+}
+
+// Makes this rank's segment and maps those of the others, once they have made them.
+void CollectiveGroup::open_peers() {
+    const int64_t end = now_ms() + options_.join_ms;
+    for (int32_t i = 0; i < options_.size; ++i) {
+        const int32_t rank = (options_.rank + i) % options_.size;  // its own first
+        const bool own = i == 0;
+        const std::string path = path_of(options_, rank);
+        for (;; nap()) {
+            const int file = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | (own ? O_CREAT | O_EXCL : 0), 0600);
+            if (own && file < 0)
+                throw std::runtime_error(path + ": " + std::strerror(errno) + ": is this rank running already?");
+            struct stat info{};
+            if (own && (ftruncate(file, static_cast<off_t>(segment_bytes_)) != 0 ||
+                        posix_fallocate(file, 0, static_cast<off_t>(segment_bytes_)) != 0)) {
+                ::close(file);
+                unlink(path.c_str());
+                throw std::runtime_error(path + ": no room for " + std::to_string(segment_bytes_ >> 20) +
+                                         " MiB of shared memory: enlarge /dev/shm (docker run --shm-size)");
+            }
+            if (file >= 0 && fstat(file, &info) == 0 && static_cast<size_t>(info.st_size) == segment_bytes_) {
+                void* const memory = mmap(nullptr, segment_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+                if (memory != MAP_FAILED) segments_[rank] = static_cast<Segment*>(memory);
+            }
+            if (file >= 0) ::close(file);
+            if (own && segments_[rank]) {
+                segments_[rank]->size = options_.size;
+                segments_[rank]->buffer_bytes = options_.buffer_bytes;
+                segments_[rank]->magic.store(MAGIC, std::memory_order_release);
+                heart_ = std::thread([this] { beat(); });
+            }
+            if (segments_[rank] && segments_[rank]->magic.load(std::memory_order_acquire) == MAGIC) break;
+            if (now_ms() > end)
+                throw std::runtime_error("rank " + std::to_string(rank) + " did not join the group within " +
+                                         std::to_string(options_.join_ms / 1000) + " s");
+            if (segments_[rank] && !own) {
+                munmap(segments_[rank], segment_bytes_);
+                segments_[rank] = nullptr;
+            }
+        }
+        if (segments_[rank]->size != options_.size || segments_[rank]->buffer_bytes != options_.buffer_bytes)
+            throw std::runtime_error("rank " + std::to_string(rank) + " has other options of the group");
+    }
+    segments_[options_.rank]->joined.store(1, std::memory_order_release);
+    for (int32_t rank = 0; rank < options_.size; ++rank)
+        while (!segments_[rank]->joined.load(std::memory_order_acquire)) {
+            if (now_ms() > end)
+                throw std::runtime_error("rank " + std::to_string(rank) + " did not join the group in time");
+            nap();
+        }
+    unlink(path_of(options_, options_.rank).c_str());
+}
+
+CollectiveGroup::~CollectiveGroup() { close(); }
+
+void CollectiveGroup::close() {
+    stopping_.store(true);
+    if (heart_.joinable()) heart_.join();
+    if (segments_[options_.rank]) {
+        segments_[options_.rank]->failed.store(1);  // whoever still waits for this rank need not
+        unlink(path_of(options_, options_.rank).c_str());
+    }
+    for (Segment*& segment : segments_) {
+        if (segment) munmap(segment, segment_bytes_);
+        segment = nullptr;
+    }
+}
+
+void CollectiveGroup::beat() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    while (!stopping_.load(std::memory_order_relaxed)) {
+        segments_[options_.rank]->heartbeat.fetch_add(1, std::memory_order_relaxed);
+        std::this_thread::sleep_for(std::chrono::milliseconds(BEAT_MS));
+    }
+}
+
+void CollectiveGroup::fail(const std::string& reason) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (error_.empty()) error_ = reason;
+    if (segments_[options_.rank]) segments_[options_.rank]->failed.store(1, std::memory_order_release);
+}
+
+std::string CollectiveGroup::error() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return error_;
+}
+
+// True once all ranks have come to barrier number `target`.
+bool CollectiveGroup::wait(uint32_t target) {
+    Segment& own = *segments_[options_.rank];
+    if (own.failed.load(std::memory_order_acquire)) return false;
+    own.arrived.store(target);
+    if (own.sleepers.load() > 0) syscall(SYS_futex, &own.arrived, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    for (int32_t i = 1; i < options_.size; ++i)
+        if (!wait_for((options_.rank + i) % options_.size, target)) return false;
+    return true;
+}
+
+bool CollectiveGroup::wait_for(int32_t peer, uint32_t target) {
+    Segment& other = *segments_[peer];
+    const auto has_come = [&] { return static_cast<int32_t>(other.arrived.load() - target) >= 0; };
+    const auto spin_end = Clock::now() + std::chrono::microseconds(options_.spin_us);
+    do {
+        for (int i = 0; i < 64; ++i) {
+            if (has_come()) return true;
+            pause_cpu();
+        }
+    } while (Clock::now() < spin_end);
+    const int64_t start = now_ms();
+    int64_t heard = start;
+    uint32_t beat = other.heartbeat.load(std::memory_order_relaxed);
+    while (!has_come()) {
+        const timespec most{0, NAP_MS * 1000000L};
+        const uint32_t seen = other.arrived.load();
+        other.sleepers.fetch_add(1);
+        if (!has_come()) syscall(SYS_futex, &other.arrived, FUTEX_WAIT, seen, &most, nullptr, 0);
+        other.sleepers.fetch_sub(1);
+        const int64_t now = now_ms();
+        const uint32_t newest = other.heartbeat.load(std::memory_order_relaxed);
+        if (newest != beat) heard = now;
+        beat = newest;
+        const std::string who = "rank " + std::to_string(peer) + " of " + std::to_string(options_.size);
+        if (has_come()) return true;
+        if (segments_[options_.rank]->failed.load(std::memory_order_acquire))
+            return false;
+        else if (other.failed.load(std::memory_order_acquire))
+            fail(who + " has given up or ended");
+        else if (now - heard > options_.silence_ms)
+            fail(who + " has died or was stopped: no sign of life for " + std::to_string(options_.silence_ms) + " ms");
+        else if (now - start > options_.deadline_ms)
+            fail(who + " lives but did not reach the exchange within " + std::to_string(options_.deadline_ms / 1000) +
+                 " s");
+        else
+            continue;
+        return false;
+    }
+    return true;
+}
+
+}  // namespace octavo
