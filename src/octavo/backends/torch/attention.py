@@ -1,0 +1,118 @@
+"""Attention and rotary embedding in plain torch, differentiable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.backends.torch.step import constant
+from octavo.graph.ops import AttentionParams, EncoderAttentionParams
+
+
+def rotate(x: Tensor, head_dim: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """x [tokens, heads * head_dim] -> the same shape. rotation: of `TorchStep.rotation`."""
+    cos, sin = rotation
+    half = cos.shape[-1]
+    heads = x.reshape(x.shape[0], -1, head_dim)
+    a, b, rest = torch.split(heads, [half, half, head_dim - 2 * half], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).reshape(x.shape)
+
+
+def scaled_queries(q: Tensor, p: AttentionParams, positions: Tensor) -> Tensor:
+    """q [tokens, columns] times the factor of each position, if the layer has any."""
+    if p.query_scales is None:
+        return q
+    scales = constant(p.query_scales, torch.float32, q.device)
+    index = ((positions + p.scale_offset) // p.scale_length).clamp(max=len(p.query_scales) - 1)
+    return q * scales[index, None].to(q.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Queries of n sequences, t tokens each, with the keys that they may see, the oldest first.
+
+    positions: [n, t]. first: position of the first key [n]. end: the number of keys that are there [n]; those after
+    are not seen, whatever they hold.
+    """
+
+    q: Tensor  # [n, t, num_heads, head_dim]
+    keys: Tensor  # [n, length, num_kv_heads, head_dim]
+    values: Tensor  # [n, length, num_kv_heads, value_dim]
+    positions: Tensor
+    first: Tensor
+    end: Tensor
+
+
+_SCORES = 1 << 26  # scores that are held at a time
+
+
+def attend(x: Queries, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+    """The mixed values [n, t, num_heads, value_dim]: `octavo.graph.ops.attention`, a part of the tokens at a time."""
+    n, t = x.q.shape[:2]
+    index = torch.arange(x.keys.shape[1], device=x.q.device)
+    # A weight of zero times what another sequence has left there could still be NaN.
+    values = x.values.masked_fill((index >= x.end[:, None])[..., None, None], 0.0)
+    step = max(_SCORES // max(n * x.keys.shape[1] * p.num_heads, 1), 1)
+    parts = [
+        _attend_part(x.q[:, rows], x.keys, values, _visible(x, index, rows, p), p, sinks)
+        for rows in (slice(begin, begin + step) for begin in range(0, t, step))
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _visible(x: Queries, index: Tensor, rows: slice, p: AttentionParams) -> tuple[Tensor, Tensor]:
+    """The distance of each key from each query (positive: the future), and if it is seen, [n, t, length] both."""
+    positions = x.positions[:, rows]
+    distance = index + x.first[:, None, None] - positions[..., None]
+    visible = distance <= 0
+    if p.window is not None:
+        limit = positions % p.window + 1 if p.chunked else torch.full_like(positions, p.window)
+        visible = visible & (distance > -limit[..., None])
+    return distance, visible
+
+
+def _attend_part(
+    q: Tensor, keys: Tensor, values: Tensor, seen: tuple[Tensor, Tensor], p: AttentionParams, sinks: Tensor | None
+) -> Tensor:
+    group, (n, t) = p.num_heads // p.num_kv_heads, q.shape[:2]
+    # [n, kv heads, group, t, head_dim] x [n, kv heads, 1, head_dim, length]
+    queries = q.reshape(n, t, p.num_kv_heads, group, p.head_dim).permute(0, 2, 3, 1, 4)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (queries @ keys.permute(0, 2, 3, 1)[:, :, None]).to(wide) * p.scale
+    distance, visible = (x[:, None, None] for x in seen)
+    if p.softcap is not None:
+        scores = p.softcap * torch.tanh(scores / p.softcap)
+    if p.alibi_slopes is not None:
+        slopes = constant(p.alibi_slopes, wide, q.device).reshape(p.num_kv_heads, group, 1, 1)
+        scores = scores + slopes * distance.to(wide)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        extra = sinks.to(wide).reshape(1, p.num_kv_heads, group, 1, 1).expand(n, -1, -1, t, 1)
+        weights = torch.softmax(torch.cat([scores, extra], dim=-1), dim=-1)[..., :-1]
+    mixed = weights.to(q.dtype) @ values.permute(0, 2, 1, 3)[:, :, None]
+    return mixed.permute(0, 3, 1, 2, 4).reshape(n, t, p.num_heads, -1)
+
+
+def attend_text(q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams) -> Tensor:
+    """One whole text, each token seeing those before and after it: q [t, heads * dim], k and v [t, kv heads * dim]."""
+    length, num_heads, num_kv_heads = q.shape[0], p.num_heads, p.num_kv_heads
+    queries, keys, values = (
+        x.reshape(length, count, -1).transpose(0, 1)
+        for x, count in ((q, num_heads), (k, num_kv_heads), (v, num_kv_heads))
+    )
+    mask = None
+    index = torch.arange(length, device=q.device)
+    distance = (index - index[:, None]).abs()
+    if p.window is not None:
+        mask = distance <= p.window
+    if p.alibi_slopes is not None:
+        bias = -constant(p.alibi_slopes, q.dtype, q.device)[:, None, None] * distance
+        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    keys, values = (x.repeat_interleave(num_heads // num_kv_heads, dim=0) for x in (keys, values))
+    mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=p.scale)
+    return mixed.transpose(0, 1).reshape(q.shape)

@@ -1,0 +1,147 @@
+"""Graphs compiled for a torch device, and the memory that they will take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from octavo.backends import (
+    BackendDescription,
+    ExecutorLimits,
+    PackCacheOptions,
+    Paging,
+    RankGroup,
+    check_model_len,
+)
+from octavo.backends.memory import MemoryBudget, Sizes, host_memory
+from octavo.backends.torch.cache import cache_sizes
+from octavo.backends.torch.executor import TorchExecutor, triton_calls
+from octavo.backends.torch.graphs import Capture, CudaReplay
+from octavo.backends.torch.operations import check_operation
+from octavo.backends.torch.weights import DeviceWeights, held_type, vector_bytes, vector_type
+from octavo.config import KVDtype, LoadProgress
+from octavo.errors import UsageError
+from octavo.graph import passes
+from octavo.graph.builder import Graph
+from octavo.graph.memory_plan import plan
+from octavo.graph.passes import optimize
+from octavo.quantization.packed import Weight
+
+PASSES = (passes.fuse_attention, passes.fuse_gated_linears, passes.fuse_residual, passes.fuse_norm,
+          passes.select_rows_early)  # fmt: skip
+_SAMPLER_BYTES = 64  # of a number of the logits: float64 masses, sums, orders
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBackend:
+    """Implements `octavo.backends.Backend` on one device.
+
+    dtype: of matrices and of the values of a step. cache_dtype: of keys and values. capture: of
+    steps with one token a sequence.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype = torch.float16
+    capture: Capture | None = None
+
+    PAGES_WEIGHTS = False
+
+    @classmethod
+    def on(cls, name: str | None = None) -> TorchBackend:
+        """On `cpu`, `cuda` or `cuda:1`; None: on the GPU if there is one. Raises UsageError if it is not there."""
+        try:
+            device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        except RuntimeError:
+            raise UsageError(f"{name!r} is no device of torch; give cpu, cuda or cuda:1") from None
+        if device.type not in ("cpu", "cuda"):
+            raise UsageError(f"the torch backend runs on cpu and cuda, not on {device.type}")
+        if device.type == "cuda" and not (
+            torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+        ):
+            raise UsageError(
+                f"the device {device} is not there: torch {torch.__version__} finds "
+                f"{torch.cuda.device_count()} GPUs; give torch:cpu, or leave the backend out"
+            )
+        if device.type == "cpu":
+            return cls(device, torch.float32)
+        return cls(device, torch.bfloat16, capture=CudaReplay)
+
+    def compile(
+        self,
+        graph: Graph | Sizes,
+        weights: Mapping[str, Weight],
+        limits: ExecutorLimits,
+        *,
+        num_threads: int = 0,
+        progress: LoadProgress | None = None,
+        pack_cache: PackCacheOptions | None = None,  # noqa: ARG002 - nothing is packed
+        kv_dtype: KVDtype = "float16",
+    ) -> TorchExecutor:
+        """See `octavo.backends.Backend.compile`."""
+        if not isinstance(graph, Sizes):
+            graph = self.sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
+        planned = graph
+        for node in planned.graph.nodes:
+            check_operation(node)
+        check_model_len(planned.graph, limits)
+        held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
+        sizes = (planned.cache, planned.workspace_bytes)
+        return TorchExecutor(planned.graph, held, limits, sizes, self.device, self.cache_dtype, self.capture)
+
+    def sizes(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Weight],
+        limits: ExecutorLimits,
+        *,
+        num_threads: int = 0,  # noqa: ARG002 - torch decides
+        kv_dtype: KVDtype = "float16",  # noqa: ARG002 - the cache is kept in float16
+    ) -> Sizes:
+        """See `octavo.backends.Backend`."""
+        graph = optimize(graph, PASSES)
+        matrices = {p: held_type(weights, p, self.dtype) for p in graph.parameters if p.is_matrix}
+        held = {p: matrices[p].packed_bytes if p in matrices else vector_bytes(p, self.dtype) for p in graph.parameters}
+        values = plan(graph, limits.rows, self.dtype.itemsize).total_bytes
+        logits = max((limits.rows[v.rows] * v.cols for v in graph.outputs), default=0) if graph.makes_logits else 0
+        calls = triton_calls(self.device)
+        of_kernels = 0 if calls is None else calls.workspace_bytes(graph, limits)
+        return Sizes(
+            graph,
+            held,
+            matrices,
+            values + logits * _SAMPLER_BYTES + of_kernels,
+            cache_sizes(graph, self.cache_dtype, vector_type(self.dtype)),
+            {},
+        )
+
+    def expected_paging(
+        self, sizes: Sizes, weights: Mapping[str, Weight], pack_cache: PackCacheOptions, sample: Path
+    ) -> Paging:
+        """Never called: see `PAGES_WEIGHTS`."""
+        raise NotImplementedError
+
+    def join_group(self, name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:  # noqa: ARG002
+        """See `octavo.backends.Backend`."""
+        raise UsageError("the backend torch has no groups of ranks yet; take the backend cpu")
+
+    def memory(self) -> MemoryBudget:
+        """See `octavo.backends.Backend`."""
+        if self.device.type == "cpu":
+            return host_memory()
+        free, _ = torch.cuda.mem_get_info(self.device)
+        # What models that are gone have left to torch's allocator is not free for the system, but is for the next one.
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return MemoryBudget(free + unused)
+
+    def describe(self) -> BackendDescription:
+        """See `octavo.backends.Backend`."""
+        if self.device.type == "cpu":
+            return BackendDescription("torch", "no GPU is used: tensors are in main memory", torch.get_num_threads())
+        properties = torch.cuda.get_device_properties(self.device)
+        return BackendDescription(
+            f"torch on {properties.name}", f"compute capability {properties.major}.{properties.minor}", 1
+        )

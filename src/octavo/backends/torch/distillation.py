@@ -1,0 +1,127 @@
+"""Training of a model's weights towards the next tokens of another one, through the differentiable form of its graph.
+
+Hinton et al., arXiv 1503.02531; the reverse divergence as in Gu et al., MiniLLM, arXiv 2306.08543, without sampling.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.backends.torch.eager import Texts, WeightSource, dequantized, logits_of, overlaid
+from octavo.graph.builder import Graph
+from octavo.quantization.packed import Weight
+
+DivergenceKind = Literal["forward", "reverse"]
+_TINY = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherTokens:
+    """The likeliest next tokens of the teacher after each token of texts. K: tokens of each.
+
+    logprobs: of the whole vocabulary's distribution, so that what is missing to 1 is the mass of all other tokens.
+    """
+
+    texts: NDArray[np.int32]  # [texts, tokens]
+    ids: NDArray[np.int32]  # [texts, tokens, K]
+    logprobs: NDArray[np.float16]  # [texts, tokens, K]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """steps: of AdamW, each over `batch` texts; fewer if `seconds` are over. rate: the highest; it rises over a
+    twentieth of the way and falls by a cosine. temperature: other than 1: of both, among the teacher's tokens alone."""
+
+    steps: int
+    batch: int = 4
+    rate: float = 1e-4
+    seconds: float = math.inf
+    divergence: DivergenceKind = "forward"
+    temperature: float = 1.0
+    max_norm: float = 1.0
+    seed: int = 0
+
+
+LossReport = Callable[[float, float], None]
+"""Called after each step with the share of the work that is done, and the loss of the step in nats."""
+
+
+def divergence_of(
+    logits: Tensor, ids: Tensor, logprobs: Tensor, kind: DivergenceKind, temperature: float = 1.0
+) -> Tensor:
+    """The mean divergence in nats of rows of logits [rows, vocabulary] from a teacher's tokens [rows, K].
+
+    forward: KL(teacher || student), reverse: KL(student || teacher). All tokens that the teacher's list lacks count as
+    one. With another temperature they are left out, and both distributions are those over the list.
+    """
+    if temperature == 1.0:
+        q = torch.log_softmax(logits, dim=-1).gather(1, ids)
+        p, q = (torch.cat([x, _rest(x)], dim=1) for x in (logprobs, q))
+    else:
+        p = torch.log_softmax(logprobs / temperature, dim=-1)
+        q = torch.log_softmax(logits.gather(1, ids) / temperature, dim=-1)
+    if kind == "reverse":
+        p, q = q, p
+    return (p.exp() * (p - q)).sum(dim=1).mean() * temperature**2
+
+
+def _rest(logprobs: Tensor) -> Tensor:
+    """The logarithm of the mass of all other tokens."""
+    return torch.log((1 - logprobs.exp().sum(dim=1, keepdim=True)).clamp(min=_TINY))
+
+
+def train(
+    graph: Graph,
+    weights: Mapping[str, Weight],
+    teacher: TeacherTokens,
+    options: TrainingOptions,
+    report: LossReport = lambda _share, _loss: None,
+) -> dict[str, NDArray[np.float32]]:
+    """The weights of `graph` by name after training, float32.
+
+    The same seed gives the same batches. Raises FloatingPointError if the loss is not finite.
+    """
+    names = sorted({parameter.name for parameter in graph.parameters})
+    trained = {name: torch.tensor(weights[name].dequantize(), requires_grad=True) for name in names}
+    source = overlaid(dequantized(weights), trained)
+    optimizer = torch.optim.AdamW(trained.values(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    rng = np.random.default_rng(options.seed)
+    start, order = time.monotonic(), np.empty(0, np.intp)
+    for step in range(options.steps):
+        passed = (time.monotonic() - start) / options.seconds
+        share = max(step / options.steps, passed)
+        if share >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = options.rate * min(share * 20 + 1 / options.steps, 0.5 + 0.5 * math.cos(math.pi * share))
+        if len(order) < options.batch:
+            order = np.concatenate([order, rng.permutation(len(teacher.texts))])
+        chosen, order = order[: options.batch], order[options.batch :]
+        loss = _loss(graph, source, teacher, chosen.tolist(), options)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"the loss of step {step} is {loss.item()}; take a lower rate")
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(trained.values(), options.max_norm)
+        optimizer.step()
+        report(max((step + 1) / options.steps, (time.monotonic() - start) / options.seconds), loss.item())
+    return {name: tensor.detach().numpy() for name, tensor in trained.items()}
+
+
+def _loss(
+    graph: Graph, source: WeightSource, teacher: TeacherTokens, chosen: Sequence[int], options: TrainingOptions
+) -> Tensor:
+    logits = logits_of(graph, source, Texts.of(teacher.texts[chosen].tolist()))
+    count = logits.shape[0]
+    ids = torch.tensor(teacher.ids[chosen].reshape(count, -1), dtype=torch.int64)
+    logprobs = torch.tensor(teacher.logprobs[chosen].reshape(count, -1).astype(np.float32))
+    return divergence_of(logits, ids, logprobs, options.divergence, options.temperature)

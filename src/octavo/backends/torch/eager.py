@@ -1,0 +1,172 @@
+"""Any graph in plain differentiable torch, whole texts at a time and without a paged cache, on any device.
+
+It is the judge of the backend's kernels, and what training runs through:
+
+    source = dequantized(weights)
+    logits = logits_of(graph, overlaid(source, {"layers.0.mlp.up_proj.weight": trained}), Texts.of([[1, 2, 3]]))
+    logits.square().mean().backward()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from octavo.backends.parameters import weight_of
+from octavo.backends.torch.attention import Queries, attend, scaled_queries
+from octavo.backends.torch.operations import evaluate
+from octavo.backends.torch.step import StepRows, TorchStep
+from octavo.errors import GraphError, UsageError
+from octavo.graph.builder import Graph
+from octavo.graph.cache import StateCache
+from octavo.graph.ops import AttentionParams
+from octavo.graph.values import Parameter
+from octavo.quantization.packed import Weight
+
+WeightSource = Callable[[Parameter], Tensor]
+"""The numbers of a parameter, of its shape, with or without gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Whole texts, one after another. T = tokens of all of them.
+
+    rows: [R], the tokens whose output rows are wanted; None: all. token_types: [T]; None: all 0.
+    """
+
+    token_ids: Tensor  # [T], int64
+    lengths: tuple[int, ...]
+    rows: Tensor | None = None
+    token_types: Tensor | None = None
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Texts:
+        """Texts of these token ids. Raises UsageError for an empty one."""
+        if not texts or not all(texts):
+            raise UsageError("a text without tokens cannot be evaluated")
+        ids = [token for text in texts for token in text]
+        return cls(torch.tensor(ids, dtype=torch.int64, device=device), tuple(map(len, texts)))
+
+
+def dequantized(
+    weights: Mapping[str, Weight],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    keep: bool = True,
+) -> WeightSource:
+    """Weights of a checkpoint as dense tensors without gradient, each made when it is first asked for.
+
+    keep: False: they are made anew each time, for models whose dense weights do not fit in memory.
+    """
+    kept: dict[Parameter, Tensor] = {}
+
+    def source(parameter: Parameter) -> Tensor:
+        if parameter in kept:
+            return kept[parameter]
+        values = weight_of(weights, parameter).dequantize()
+        tensor = torch.tensor(values, dtype=dtype, device=device)
+        if keep:
+            kept[parameter] = tensor
+        return tensor
+
+    return source
+
+
+def overlaid(source: WeightSource, given: Mapping[str, Tensor]) -> WeightSource:
+    """`source`, but with these tensors, such as trained ones, in place of the weights of their names.
+
+    A tensor has the shape of the whole weight; a parameter that is a part of it takes its part.
+    """
+
+    def chosen(parameter: Parameter) -> Tensor:
+        tensor = given.get(parameter.name)
+        if tensor is None:
+            return source(parameter)
+        if parameter.part is not None:
+            part = parameter.part
+            tensor = tensor.narrow(part.dimension, part.begin, part.end - part.begin)
+        if tuple(tensor.shape) != parameter.shape:
+            raise GraphError(
+                f"tensor {parameter.label} has shape {list(tensor.shape)}, the graph uses it as {list(parameter.shape)}"
+            )
+        return tensor
+
+    return chosen
+
+
+def logits_of(graph: Graph, source: WeightSource, texts: Texts) -> Tensor:
+    """The logits [rows, vocab] of a whole model, of all tokens or of `Texts.rows`, in at least float32."""
+    if not graph.makes_logits:
+        raise UsageError("a segment of a graph makes no logits; take `outputs_of`")
+    return outputs_of(graph, source, texts)[0]
+
+
+def outputs_of(graph: Graph, source: WeightSource, texts: Texts, inputs: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+    """The outputs of a graph or of a segment, to which the outputs of the one before are `inputs`.
+
+    Gradients flow to the weights that have them, and to the inputs.
+    """
+    if len(inputs) != len(graph.inputs):
+        raise UsageError(f"the graph takes {len(graph.inputs)} inputs, {len(inputs)} are given")
+    step = EagerStep(_rows(texts), inputs, source=source)
+    last_use = {value: index for index, node in enumerate(graph.nodes) for value in node.op.inputs}
+    last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
+    for index, node in enumerate(graph.nodes):
+        step.values[node.output] = evaluate(node, step)
+        for value in node.op.inputs:  # what is kept for gradients is kept by autograd
+            if last_use[value] == index:
+                step.values.pop(value, None)
+    return tuple(step.values[value] for value in graph.outputs)
+
+
+@dataclass(slots=True)
+class EagerStep(TorchStep):
+    """A step of whole texts: each sees itself alone, from its first token on."""
+
+    source: WeightSource = field(kw_only=True)
+    keys_and_values: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of each layer
+
+    def weight(self, parameter: Parameter) -> Tensor:
+        return self.source(parameter)
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+        if k is not None and v is not None:
+            keys = k.reshape(len(k), p.num_kv_heads, -1)
+            values = v.reshape(len(v), p.num_kv_heads, -1) if v.shape[1] else keys[..., : p.cache.value_dim]
+            self.keys_and_values[p.layer] = keys, values
+        keys, values = self.keys_and_values[p.layer]
+        positions, q = self.rows.positions, scaled_queries(q, p, self.rows.positions)
+        heads = q.reshape(len(q), p.num_heads, p.head_dim)
+        mixed = []
+        for rows, end in zip(
+            self.rows.spans, (self.rows.first_rows[1:] - self.rows.first_rows[:-1])[:, None], strict=True
+        ):
+            first = positions[rows][:1]
+            text = Queries(heads[None, rows], keys[None, rows], values[None, rows], positions[None, rows], first, end)
+            mixed.append(attend(text, p, sinks)[0].flatten(1))
+        return torch.cat(mixed)
+
+    def read_states(self, cache: StateCache) -> list[Tensor]:
+        count, like = len(self.rows.starts) - 1, next(iter(self.values.values()))
+        return [torch.zeros(count, *shape, dtype=like.dtype, device=like.device) for shape in cache.shapes]
+
+    def write_states(self, cache: StateCache, after: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+        """Nothing comes after a whole text."""
+
+
+def _rows(texts: Texts) -> StepRows:
+    ids = texts.token_ids
+    starts = (0, *accumulate(texts.lengths))
+    if starts[-1] != len(ids):
+        raise UsageError(f"texts of {starts[-1]} tokens in all, but {len(ids)} token ids")
+    first_rows = torch.tensor(starts, device=ids.device)
+    lengths = first_rows[1:] - first_rows[:-1]
+    sequences = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device), lengths)
+    every = torch.arange(len(ids), device=ids.device)
+    wanted = every if texts.rows is None else texts.rows
+    return StepRows(ids, every - first_rows[sequences], sequences, wanted, first_rows, starts, texts.token_types)

@@ -1,0 +1,388 @@
+"""A compiled graph on a torch device: paged cache, steps and sampling."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.backends import ExecutorLimits
+from octavo.backends.sampling import raise_row_errors
+from octavo.backends.torch.attention import Queries, attend, scaled_queries
+from octavo.backends.torch.cache import LayerPages, PagedCache
+from octavo.backends.torch.checks import check_batch
+from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
+from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.operations import evaluate
+from octavo.backends.torch.quantized import dequantized, matrix_of, product
+from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
+from octavo.backends.torch.step import StepRows, TorchStep
+from octavo.backends.torch.step_arrays import EqualSequences, HostArrays, StepArrays, VisibleBlocks, host_arrays, sent
+from octavo.backends.torch.weights import DeviceWeights, vector_type
+from octavo.batch import Batch, StepOutput
+from octavo.graph.builder import Graph, Node
+from octavo.graph.cache import CacheSizes, StateCache
+from octavo.graph.ops import AttentionParams, FusedAttention, RopeParams
+from octavo.graph.values import Parameter, Rows, Value
+
+
+class StepKernels(Protocol):
+    """The module `octavo.backends.torch.triton_calls`."""
+
+    def product(self, x: Tensor, p: Planes, index: int | None = None) -> Tensor: ...
+
+    def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor: ...
+
+    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor: ...
+
+    def gated_product(self, gate: Tensor, up: Tensor, kind: str) -> Tensor: ...
+
+    def prepared_queries(
+        self,
+        op: FusedAttention,
+        qkv: Tensor,
+        pages: LayerPages,
+        rows: StepRows,
+        slots: Tensor,
+        tensors: tuple[Tensor | None, Tensor | None, Tensor | None],
+    ) -> Tensor: ...
+
+    def angles(self, rope: RopeParams, positions: int, device: torch.device) -> Tensor: ...
+
+    def workspace_bytes(self, graph: Graph, limits: ExecutorLimits) -> int: ...
+
+    def attend(
+        self,
+        q: Tensor,
+        pages: LayerPages,
+        p: AttentionParams,
+        some: EqualSequences,
+        window: VisibleBlocks,
+        sinks: Tensor | None,
+    ) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class PagedStep(TorchStep):
+    """A step over the paged cache. calls: the Triton kernels; None: plain torch.
+
+    angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share.
+    """
+
+    weights: DeviceWeights = field(kw_only=True)
+    cache: PagedCache = field(kw_only=True)
+    arrays: StepArrays = field(kw_only=True)
+    calls: StepKernels | None = None
+    max_positions: int = 0
+    angles: dict[RopeParams, Tensor] = field(default_factory=dict)
+
+    def weight(self, parameter: Parameter) -> Tensor:
+        return self.weights[parameter]
+
+    def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
+        planes = self.weights.planes.get(parameter)
+        if planes is None:
+            return TorchStep.product(self, x, parameter, index)
+        if self.calls is not None:
+            return self.calls.product(x, planes, index)
+        return product(x, planes if index is None else matrix_of(planes, index))
+
+    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
+        calls = self.calls
+        return TorchStep.normed(self, x, weight, group, eps) if calls is None else calls.normed(x, weight, group, eps)
+
+    def gated(self, gate: Tensor, up: Tensor, kind: str) -> Tensor:
+        return TorchStep.gated(self, gate, up, kind) if self.calls is None else self.calls.gated_product(gate, up, kind)
+
+    def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:
+        if self.calls is None:
+            return None
+        pages = self.cache.layers[op.params.layer]
+        norms = [None if p is None else self.weight(p) for p in (op.q_norm, op.k_norm)]
+        if op.rope is not None and op.rope not in self.angles:
+            self.angles[op.rope] = self.calls.angles(op.rope, self.max_positions, qkv.device)
+        tensors = (norms[0], norms[1], None if op.rope is None else self.angles[op.rope])
+        return self.calls.prepared_queries(op, qkv, pages, self.rows, self.arrays.slots[pages.group], tensors)
+
+    def embed(self, index: Tensor, parameter: Parameter) -> Tensor:
+        planes = self.weights.planes.get(parameter)
+        if planes is None or planes.column_order is not None:
+            return TorchStep.embed(self, index, parameter)
+        if self.calls is not None:
+            return self.calls.rows_of(planes, index, self.weights.dtype)
+        return dequantized(planes, self.weights.dtype, index)
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+        group = self.cache.layers[p.layer].group
+        if k is not None and v is not None:
+            keys, values = (x.reshape(len(x), p.num_kv_heads, x.shape[1] // p.num_kv_heads) for x in (k, v))
+            self.cache.write(p.layer, self.arrays.slots[group], keys, values)
+        heads = scaled_queries(q, p, self.rows.positions).reshape(len(q), p.num_heads, p.head_dim)
+        out = q.new_empty((len(q), p.output_width))
+        for some in self.arrays.sequences:
+            window, rows = some.windows[group], some.rows
+            if self.calls is not None:
+                own = heads if rows is None else heads[rows]
+                mixed = self.calls.attend(own, self.cache.layers[p.layer], p, some, window, sinks).flatten(1)
+                if rows is None:
+                    return mixed
+                out[rows] = mixed
+                continue
+            keys, values = (x.to(q.dtype) for x in self.cache.read(p.layer, window.tables))
+            if not values.shape[-1]:
+                values = keys[..., : p.cache.value_dim]
+            own = (heads if rows is None else heads[rows]).reshape(*some.positions.shape, p.num_heads, p.head_dim)
+            queries = Queries(own, keys, values, some.positions, window.first, window.end)
+            mixed = attend(queries, p, sinks).reshape(-1, p.output_width)
+            if rows is None:
+                return mixed
+            out[rows] = mixed
+        return out
+
+    def read_states(self, cache: StateCache) -> list[Tensor]:
+        is_fresh, slots = self.arrays.is_fresh, self.arrays.state_slots
+        assert is_fresh is not None
+        found = [array[slots] for array in self.cache.states[cache.index]]
+        return [torch.where(is_fresh.ne(0).reshape(-1, *[1] * (x.dim() - 1)), 0.0, x) for x in found]
+
+    def write_states(self, cache: StateCache, after: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+        arrays = self.cache.states[cache.index]
+        for array, state in zip(arrays, after, strict=True):
+            array[self.arrays.state_slots] = state.to(array.dtype)
+        for array, state in zip(arrays if saved else [], saved, strict=True):
+            array[self.arrays.saved_slots] = state.to(array.dtype)
+
+
+class TorchPendingStep:
+    """Implements `octavo.backends.PendingStep`: a step whose results are on their way to the host."""
+
+    def __init__(self, results: Results | Exception) -> None:
+        """results: of a step that was started, or the error of its start."""
+        self._results = results
+        self._output: StepOutput | None = None
+
+    def wait(self) -> StepOutput:
+        if isinstance(self._results, Exception):
+            raise self._results
+        if self._output is None:
+            self._output = self._results.output()
+        raise_row_errors(self._results.errors())
+        return self._output
+
+
+class Results:
+    """The results of a step, copied to the host while later work runs."""
+
+    def __init__(self, num_rows: int, samples: Samples | None, values: Mapping[str, Sequence[Tensor]]) -> None:
+        """values: tensors for fields of `StepOutput` by its name."""
+        self._num_rows = num_rows
+        self._samples = (
+            None if samples is None else Samples(*(_to_host(getattr(samples, n)) for n in samples.__slots__))
+        )
+        self._values = {name: [_to_host(x.float()) for x in tensors] for name, tensors in values.items()}
+        is_cuda = any(x.is_cuda for tensors in values.values() for x in tensors)
+        is_cuda = is_cuda or (samples is not None and samples.token_ids.is_cuda)
+        self._event = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        if self._event is not None:
+            self._event.record()
+
+    def _settle(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+
+    def errors(self) -> np.ndarray:
+        """Reasons of rows without an outcome."""
+        self._settle()
+        return np.zeros(0, np.int32) if self._samples is None else self._samples.errors.numpy()
+
+    def output(self) -> StepOutput:
+        """The results as arrays."""
+        self._settle()
+        s = self._samples
+        output = StepOutput.unsampled(self._num_rows)
+        if s is not None:
+            output = StepOutput(
+                s.token_ids.numpy().astype(np.int32),
+                s.logprobs.numpy(),
+                s.ranks.numpy().astype(np.int32),
+                s.top_ids.numpy().astype(np.int32),
+                s.top_logprobs.numpy(),
+            )
+        for name, tensors in self._values.items():
+            arrays = tuple(x.numpy() for x in tensors)
+            setattr(output, name, arrays if name == "values" else arrays[0])
+        return output
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+class TorchExecutor:
+    """Implements `octavo.backends.Executor`. Steps run in the order of their calls, on the device's current stream."""
+
+    mapped_bytes = 0
+    paging = None
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: DeviceWeights,
+        limits: ExecutorLimits,
+        sizes: tuple[CacheSizes, int],
+        device: torch.device,
+        cache_dtype: torch.dtype = torch.float16,
+        capture: Capture | None = None,
+    ) -> None:
+        """sizes: of the cache, and bytes of the workspace. capture: of steps with a token a sequence; None: none is."""
+        self.max_in_flight = 1
+        self.cache_sizes, self.workspace_bytes = sizes
+        self.weight_bytes = weights.nbytes
+        self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
+        self.device = device
+        self._graph, self._weights, self._limits = graph, weights, limits
+        self._cache_dtype, self._capture = cache_dtype, capture
+        self.calls = triton_calls(device)
+        self._graphs: DecodeGraphs | None = None
+        self._angles: dict[RopeParams, Tensor] = {}
+        self._cache = self._new_cache(0, 1, 0)
+        head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is Rows.LOGITS), len(graph.nodes))
+        self._body, self._head = graph.nodes[:head], graph.nodes[head:]
+        self._last_use = _last_uses(graph)
+
+    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
+        self._graphs = None  # those of an earlier cache have its addresses
+        self._cache = self._new_cache(num_blocks, block_size, num_states)
+        graph, limits = self._graph, self._limits
+        if self._capture is not None and graph.generates and not graph.inputs and not graph.takes_whole_texts:
+            most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[Rows.LOGITS])
+            spare = SpareRows(len(graph.cache_layout.groups), num_blocks, block_size, num_states)
+            host_of = partial(self._host_arrays, max_tokens=limits.max_model_len)
+            with current(self.device):
+                self._graphs = DecodeGraphs(
+                    self._captured_logits, host_of, spare, self._capture, buckets(most), self.device
+                )
+
+    def _new_cache(self, *sizes: int) -> PagedCache:
+        blocks, block_size, states = sizes
+        state_dtype = vector_type(self._weights.dtype)
+        return PagedCache(self._graph, (blocks, block_size, states), self.device, self._cache_dtype, state_dtype)
+
+    def submit(self, batch: Batch) -> TorchPendingStep:
+        check_batch(self._graph, self._limits, batch, self._cache)
+        try:
+            with torch.no_grad(), current(self.device):
+                return TorchPendingStep(self._run(batch))
+        except Exception as error:  # as from a native thread, it is `wait` that reports it
+            return TorchPendingStep(error)
+
+    def _run(self, batch: Batch) -> Results:
+        self._cache.copy(batch)
+        if self._graphs is not None and (bucket := self._graphs.bucket_of(batch)) is not None:
+            logits = self._graphs.logits(batch, bucket)
+            return self._results([self._sampled(logits, batch, slice(0, len(logits)))], batch)
+        host = self._host_arrays(batch)
+        inputs = [sent(x, self.device).to(self._weights.dtype) for x in batch.inputs]
+        step, graph = self._step(host.views(host.sent(self.device)), inputs), self._graph
+        self._evaluate(step, self._body)
+        count = len(batch.logits_indices)
+        if batch.return_hidden_states:
+            return Results(count, None, {"hidden_states": [step.values[graph.hidden_states]]})
+        if not graph.makes_logits:
+            return Results(count, None, {"values": [step.values[value] for value in graph.outputs]})
+        return self._finish(step, batch)
+
+    def _host_arrays(self, batch: Batch, max_tokens: int = 0) -> HostArrays:
+        spare = self._cache.num_states if self._graph.state_caches else None
+        layout, size = self._graph.cache_layout, self._cache.block_size
+        return host_arrays(batch, layout, size, spare, max_tokens, whole_tables=self.calls is not None)
+
+    def _step(self, arrays: StepArrays, inputs: Sequence[Tensor] = (), *, avoids_host: bool = False) -> PagedStep:
+        return PagedStep(
+            arrays.rows,
+            inputs,
+            avoids_host=avoids_host,
+            weights=self._weights,
+            cache=self._cache,
+            arrays=arrays,
+            calls=self.calls,
+            max_positions=self._limits.max_model_len,
+            angles=self._angles,
+        )
+
+    def _captured_logits(self, arrays: StepArrays) -> Tensor:
+        """The logits of a step that may be captured."""
+        step = self._step(arrays, avoids_host=True)
+        self._evaluate(step, self._graph.nodes)
+        return step.values[self._graph.output].float()
+
+    def _evaluate(self, step: PagedStep, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            step.values[node.output] = evaluate(node, step)
+            for value in self._last_use.get(node.output, ()):
+                step.values.pop(value, None)
+
+    def _finish(self, step: PagedStep, batch: Batch) -> Results:
+        """The output head and sampling, for so many rows at a time as may hold logits at once."""
+        count = len(batch.logits_indices)
+        at_once = self._limits.rows[Rows.LOGITS] if self._head else max(count, 1)
+        whole, parts = dict(step.values), []
+        for begin in range(0, max(count, 1), at_once):
+            rows = slice(begin, min(begin + at_once, count))
+            for value, tensor in whole.items():
+                step.values[value] = tensor[rows] if value.rows is Rows.OUTPUTS else tensor
+            self._evaluate(step, self._head)
+            parts.append(self._sampled(step.values[self._graph.output].float(), batch, rows))
+        return self._results(parts, batch)
+
+    def _sampled(self, logits: Tensor, batch: Batch, rows: slice) -> tuple[Samples | None, Tensor | None]:
+        """The tokens of some rows, and their logits if they are wanted: a copy, as the next step may overwrite them."""
+        options = batch.sampling
+        num_top = 0 if options is None else max(int(options.rows["num_logprobs"].max(initial=0)), 0)
+        samples = None if options is None else sample(logits, rows_of(options, rows), num_top)
+        return samples, logits.clone() if batch.return_logits else None
+
+    def _results(self, parts: Sequence[tuple[Samples | None, Tensor | None]], batch: Batch) -> Results:
+        samples = [part for part, _ in parts if part is not None]
+        logits = [part for _, part in parts if part is not None]
+        values = {"logits": [torch.cat(logits)]} if logits else {}
+        return Results(len(batch.logits_indices), joined(samples) if samples else None, values)
+
+    def close(self) -> None:
+        self._graphs = None
+        self._weights.clear()
+        self.weight_bytes = 0
+        self._angles.clear()
+        self._cache = self._new_cache(0, 1, 0)
+
+
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """Makes a GPU the current one: Triton launches, streams and events are of that, not of their tensors' device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def triton_calls(device: torch.device) -> StepKernels | None:
+    """`octavo.backends.torch.triton_calls` where kernels run: on a GPU; None: plain torch takes their place."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    return cast(StepKernels, importlib.import_module("octavo.backends.torch.triton_calls"))
+
+
+def _last_uses(graph: Graph) -> dict[Value, list[Value]]:
+    """The values that are not needed after the node that makes a value."""
+    kept = {*graph.outputs, *([graph.hidden_states] if graph.makes_logits else [])}
+    last = {value: node.output for node in graph.nodes for value in node.op.inputs if value not in kept}
+    found: dict[Value, list[Value]] = {}
+    for value, maker in last.items():
+        found.setdefault(maker, []).append(value)
+    return found

@@ -1,0 +1,162 @@
+"""Steps with one token a sequence, captured once for each of a few sizes and replayed: one launch for a whole step.
+
+A step of 5 sequences runs in the graph for 8. The rows that pad it have sequences of their own, of one token, in the
+block and the slot for states that nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.backends.torch.step_arrays import HostArrays, StepArrays
+from octavo.batch import Batch
+
+
+class Replay(Protocol):
+    """A captured step."""
+
+    output: Tensor  # at the same address in every replay
+
+    def __call__(self) -> None:
+        """Runs it with what its input tensors hold now."""
+
+
+Capture = Callable[[Callable[[], Tensor]], Replay]
+"""Captures a function that reads and writes tensors which stay where they are, and returns one."""
+
+
+class CudaReplay:
+    """A CUDA graph. Graphs of one device share a pool of memory, so the largest is captured first."""
+
+    def __init__(self, run: Callable[[], Tensor]) -> None:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels are loaded and libraries make their handles before the capture
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=_pool(torch.cuda.current_device())):
+            self.output = run()
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
+@cache
+def _pool(device: int) -> Any:  # noqa: ARG001 - each device has its own
+    """The pool of memory of all graphs on a device; their steps never run at the same time."""
+    return torch.cuda.graph_pool_handle()
+
+
+def buckets(most: int) -> list[int]:
+    """The numbers of sequences that are captured, the largest first: 1, 2, 4, each 8th to 256, each 32nd."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(288, most + 32, 32)]
+    return sorted({min(size, most) for size in sizes}, reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SpareRows:
+    """The place of rows that pad a step: block number `num_blocks` and state `num_states`, one after the last."""
+
+    num_groups: int
+    num_blocks: int
+    block_size: int
+    num_states: int
+
+    def padded(self, batch: Batch, size: int) -> Batch:
+        """The step with more sequences of one token, `size` in all."""
+        count = size - len(batch.seq_lens)
+
+        def more(array: np.ndarray, value: int, axis: int = 0) -> np.ndarray:
+            widths = [(0, 0)] * array.ndim
+            widths[axis] = (0, count)
+            return np.pad(array, widths, constant_values=value)
+
+        rows = np.arange(size + 1, dtype=np.int32)
+        states = batch.state_slots
+        return replace(
+            batch,
+            token_ids=more(batch.token_ids, 0),
+            positions=more(batch.positions, 0),
+            query_start_loc=rows,
+            seq_lens=more(batch.seq_lens, 1),
+            block_tables=more(batch.block_tables[: self.num_groups], self.num_blocks, 1),
+            slot_mapping=more(batch.slot_mapping[: self.num_groups], self.num_blocks * self.block_size, 1),
+            logits_indices=rows[:-1],
+            state_saves=None,  # `DecodeGraphs.bucket_of`: nothing is saved
+            state_slots=None if states is None else more(states, self.num_states),
+        )
+
+
+class DecodeGraphs:
+    """The captured steps of an executor, one for each size."""
+
+    def __init__(
+        self,
+        run: Callable[[StepArrays], Tensor],
+        host_of: Callable[[Batch], HostArrays],
+        spare: SpareRows,
+        capture: Capture,
+        sizes: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """run: from the arrays of a step to its logits. host_of: the arrays of a step, whose shapes follow its size.
+
+        sizes: numbers of sequences, the largest first.
+        """
+        self._host_of, self._spare, self._sizes = host_of, spare, sorted(sizes)
+        self._inputs: dict[int, Tensor] = {}
+        self._replays: dict[int, Replay] = {}
+        self._kept: Tensor | None = None  # logits [largest size, vocab], in which the steps of all sizes leave theirs
+        for size in sizes:
+            host = host_of(spare.padded(_nothing(spare), size))
+            self._inputs[size] = host.sent(device).clone()
+            arrays = host.views(self._inputs[size])
+            self._replays[size] = capture(lambda arrays=arrays: self._keep(run(arrays)))  # type: ignore[misc]
+
+    def _keep(self, logits: Tensor) -> Tensor:
+        if self._kept is None:  # in the run before the first capture, which is of the largest size
+            self._kept = torch.empty_like(logits)
+        return self._kept[: len(logits)].copy_(logits)
+
+    def bucket_of(self, batch: Batch) -> int | None:
+        """The size in which a step runs; None: it is not one of a token and its logits for each sequence."""
+        count = len(batch.seq_lens)
+        rows = np.arange(count + 1)
+        is_decode = count == len(batch.token_ids) == len(batch.logits_indices)
+        if not is_decode or batch.return_hidden_states or batch.token_types is not None:
+            return None
+        if (batch.query_start_loc != rows).any() or (batch.logits_indices != rows[:-1]).any():
+            return None
+        if batch.state_saves is not None and (batch.state_saves[:, 1] >= 0).any():
+            return None
+        return next((size for size in self._sizes if size >= count), None)
+
+    def logits(self, batch: Batch, size: int) -> Tensor:
+        """The logits of a step [sequences, vocab]; the next step overwrites them."""
+        host, inputs = self._host_of(self._spare.padded(batch, size)), self._inputs[size]
+        inputs.copy_(host.sent(inputs.device), non_blocking=True)
+        self._replays[size]()
+        return self._replays[size].output[: len(batch.seq_lens)]
+
+
+def _nothing(spare: SpareRows) -> Batch:
+    """A step of no sequences."""
+    none = np.zeros(0, np.int32)
+    return Batch(
+        none,
+        none,
+        np.zeros(1, np.int32),
+        none,
+        np.zeros((spare.num_groups, 0, 1), np.int32),
+        np.zeros((spare.num_groups, 0), np.int32),
+        none,
+        state_slots=none,
+    )

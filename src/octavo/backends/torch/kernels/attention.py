@@ -1,0 +1,303 @@
+"""Attention over the paged cache: decode in parts of the keys (split KV) with a merge, and prompts in tiles.
+
+A tile has rows of several tokens and of all heads that share keys, so that keys are read once for them (GQA). Softmax
+runs online in float32 (arXiv 2205.14135). Split and merge: flash decoding. A row's sum depends on the length of a part
+and on nothing of the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.backends.torch.kernels.cache_view import CacheView, cache_operands, loaded
+from octavo.backends.torch.kernels.common import INTERPRETED, operand, power_of_two, require_columns, tanh
+from octavo.graph.ops import AttentionParams
+
+PART_TOKENS = 512  # of the cache that one program of a decode step reads
+
+
+class Sequences(NamedTuple):
+    """Tensors of a step on the device, int32. N = sequences, T = tokens.
+
+    starts: where the tokens of each begin, [N + 1]. lengths: tokens in the cache after the step, [N]; 0: a padding row,
+    whose output is zero. tables: blocks, [N, max_blocks], any row stride.
+    """
+
+    starts: Tensor
+    lengths: Tensor
+    tables: Tensor
+
+
+@triton.jit
+def _tile_place(starts, tile, N, TOKENS: tl.constexpr, DECODE: tl.constexpr):
+    """(sequence, first token in it) of a tile. Sequence i has its tiles from starts[i] // TOKENS + i on."""
+    if DECODE:
+        return tile, 0
+    low = tile * 0
+    high = low + N
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_after = tl.load(starts + middle) // TOKENS + middle > tile
+        high = tl.where(is_after, middle, high)
+        low = tl.where(is_after, low, middle)
+    return low, (tile - tl.load(starts + low) // TOKENS - low) * TOKENS
+
+
+@triton.jit
+def _masked(scores, j, i, slopes, limit, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """Scores [BM, BN] of keys j [BN] and queries at positions i [BM], -inf where a query does not see a key."""
+    if SOFTCAP > 0:
+        scores = SOFTCAP * tanh(scores / SOFTCAP)
+    distance = j[None, :] - i[:, None]
+    if slopes is not None:
+        scores += slopes[:, None] * distance.to(tl.float32)
+    visible = (distance <= 0) & (j < limit)[None, :]
+    if WINDOW > 0:
+        if CHUNKED:
+            visible = visible & (j[None, :] >= (i // WINDOW * WINDOW)[:, None])
+        else:
+            visible = visible & (distance > -WINDOW)
+    return tl.where(visible, scores, float("-inf"))
+
+
+@triton.jit
+def _attend(
+    q, q_rest, kv, table, head, i, slopes, begin, end, scale, D0: tl.constexpr, DR: tl.constexpr, D: tl.constexpr,
+    DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+):  # fmt: skip
+    """(sums [BM, DVP], largest score [BM], sum of weights [BM]) of queries q over the keys [begin, end)."""
+    BM: tl.constexpr = q.shape[0]
+    largest = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, DVP), tl.float32)
+    d, dv = tl.arange(0, D0), tl.arange(0, DVP)
+    for first in range(begin // BN * BN, end, BN):
+        j = first + tl.arange(0, BN)
+        seen = (j >= begin) & (j < end)
+        block = tl.load(table + j // BS, seen, 0).to(tl.int64)
+        slot = j % BS
+        key_at = kv.key_data + (block * kv.kb + head * kv.kh + slot * kv.ks)[:, None]
+        k = loaded(key_at + d[None, :], seen[:, None] & (d < D)[None, :], q, KIND)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if DR > 0:
+            rest = D0 + tl.arange(0, DR)
+            k_rest = loaded(key_at + rest[None, :], seen[:, None] & (rest < D)[None, :], q, KIND)
+            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+        if KIND == 3:
+            scores *= tl.load(kv.key_scales + block * kv.kfb + head * kv.kfh + slot, seen, 0)[None, :]
+        scores = _masked(scores * scale, j, i, slopes, end, SOFTCAP, WINDOW, CHUNKED)
+        now = tl.maximum(largest, tl.max(scores, 1))
+        base = tl.where(now == float("-inf"), 0.0, now)
+        weights = tl.exp(scores - base[:, None])
+        shrink = tl.exp(largest - base)
+        total = total * shrink + tl.sum(weights, 1)
+        if kv.value_data is None:
+            v = k
+            if KIND == 3:
+                weights *= tl.load(kv.key_scales + block * kv.kfb + head * kv.kfh + slot, seen, 0)[None, :]
+        else:
+            value_at = kv.value_data + (block * kv.vb + head * kv.vh + slot * kv.vs)[:, None]
+            v = loaded(value_at + dv[None, :], seen[:, None] & (dv < DV)[None, :], q, KIND)
+            if KIND == 3:
+                weights *= tl.load(kv.value_scales + block * kv.vfb + head * kv.vfh + slot, seen, 0)[None, :]
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        largest = now
+    return acc, largest, total
+
+
+@triton.jit
+def _attention(
+    out, lse, q, kv, starts, lengths, tables, sinks, slopes, scale, value_factor, N, q_token, q_head, out_token,
+    out_head, out_part, table_row, part_tokens, GROUP: tl.constexpr, PACK: tl.constexpr, BM: tl.constexpr,
+    DECODE: tl.constexpr, D0: tl.constexpr, DR: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+):  # fmt: skip
+    TOKENS: tl.constexpr = BM // PACK
+    TILES: tl.constexpr = (GROUP + PACK - 1) // PACK
+    sequence, first = _tile_place(starts, tl.program_id(0), N, TOKENS, DECODE)
+    kv_head = tl.program_id(1) // TILES
+    start = tl.load(starts + sequence)
+    count = tl.load(starts + sequence + 1) - start
+    length = tl.load(lengths + sequence)
+    row = tl.arange(0, BM)
+    token = first + row // PACK
+    in_group = tl.program_id(1) % TILES * PACK + row % PACK
+    is_row = (row < TOKENS * PACK) & (token < count) & (in_group < GROUP)
+    if first < count:
+        head = kv_head * GROUP + in_group
+        i = length - count + token
+        q_at = q + (start + token).to(tl.int64) * q_token + head * q_head
+        d = tl.arange(0, D0)
+        query = operand(tl.load(q_at[:, None] + d[None, :], is_row[:, None] & (d < D)[None, :], 0))
+        rest = query
+        if DR > 0:
+            dr = D0 + tl.arange(0, DR)
+            rest = operand(tl.load(q_at[:, None] + dr[None, :], is_row[:, None] & (dr < D)[None, :], 0))
+        slope = None
+        if slopes is not None:
+            slope = tl.load(slopes + head, is_row, 0).to(tl.float32)
+        lowest = length - count + first
+        end = tl.minimum(length, tl.minimum(lowest + TOKENS, (tl.program_id(2) + 1) * part_tokens))
+        begin = tl.program_id(2) * part_tokens
+        if WINDOW > 0:
+            seen = lowest // WINDOW * WINDOW if CHUNKED else lowest - WINDOW + 1
+            begin = tl.maximum(begin, seen)
+        acc, largest, total = _attend(
+            query, rest, kv, tables + sequence.to(tl.int64) * table_row, kv_head, i, slope, begin, end, scale,
+            D0, DR, D, DV, DVP, BN, BS, KIND, SOFTCAP, WINDOW, CHUNKED,
+        )  # fmt: skip
+        if lse is None and sinks is not None:
+            sink = tl.load(sinks + head, is_row, 0).to(tl.float32)
+            now = tl.maximum(largest, sink)
+            acc *= tl.exp(largest - now)[:, None]
+            total = total * tl.exp(largest - now) + tl.exp(sink - now)
+        acc *= (tl.where(total > 0, 1.0 / total, 0.0) * value_factor)[:, None]
+        dv = tl.arange(0, DVP)
+        at = (start + token).to(tl.int64) * out_token + head * out_head + tl.program_id(2) * out_part
+        tl.store(out + at[:, None] + dv[None, :], acc.to(out.dtype.element_ty), is_row[:, None] & (dv < DV)[None, :])
+        if lse is not None:
+            tl.store(lse + at // DV, largest + tl.log(total), is_row)
+
+
+@triton.jit
+def _merge(
+    out, parts, lse, lengths, sinks, out_token, out_head, part_tokens, H, PARTS, DV: tl.constexpr, DVP: tl.constexpr
+):
+    token, head = tl.program_id(0), tl.program_id(1)
+    dv = tl.arange(0, DVP)
+    at = (token.to(tl.int64) * H + head) * PARTS
+    largest = float("-inf")
+    total = 0.0
+    if sinks is not None:
+        largest = tl.load(sinks + head).to(tl.float32)
+        total = 1.0
+    acc = tl.zeros((DVP,), tl.float32)
+    for part in range(0, tl.cdiv(tl.load(lengths + token), part_tokens)):
+        found = tl.load(lse + at + part)
+        if found > float("-inf"):
+            now = tl.maximum(largest, found)
+            shrink, grow = tl.exp(largest - now), tl.exp(found - now)
+            acc = acc * shrink + grow * tl.load(parts + (at + part) * DV + dv, dv < DV, 0)
+            total = total * shrink + grow
+            largest = now
+    acc *= tl.where(total > 0, 1.0 / total, 0.0)
+    tl.store(out + token.to(tl.int64) * out_token + head * out_head + dv, acc.to(out.dtype.element_ty), dv < DV)
+
+
+def _tiles(p: AttentionParams, cache: CacheView, rows: int) -> dict[str, Any]:
+    """Compile-time constants for tiles of up to so many rows."""
+    group, dim, value_dim = p.num_heads // p.num_kv_heads, p.head_dim, p.cache.value_dim
+    if dim & (dim - 1):
+        whole = 1 << dim.bit_length() - 1
+        split = (whole, power_of_two(dim - whole, 16))
+    else:
+        split = (max(dim, 16), 0)
+    values = power_of_two(value_dim, 16)
+    if cache.values is None:
+        assert values == value_dim == split[0], "the values of a latent are the first power of two of its key's columns"
+    wide = max(values, split[0]) > 256
+    rows = max(min(rows, 32 if wide else rows), 16)
+    if rows > 16 and max(values, split[0]) == 256:
+        rows = min(rows, 64)
+    keys = 32 if wide or (rows > 64 and values > 128) else 64
+    return {
+        "GROUP": group, "PACK": min(group, rows), "BM": rows, "D0": split[0], "DR": split[1], "D": dim,
+        "DV": value_dim, "DVP": values, "BN": 16 if INTERPRETED else keys, "BS": cache.keys.shape[2],
+        "KIND": cache.kind, "SOFTCAP": p.softcap or 0.0, "WINDOW": p.window or 0, "CHUNKED": p.chunked,
+    }  # fmt: skip
+
+
+def _warps(rows: int, wide: int) -> dict[str, int]:
+    if INTERPRETED:
+        return {}
+    return {"num_warps": 8 if rows >= 128 or wide > 256 or rows * wide >= 16384 else 4, "num_stages": 2}
+
+
+def _slopes(p: AttentionParams, q: Tensor, slopes: Tensor | None) -> Tensor | None:
+    assert (p.alibi_slopes is None) == (slopes is None), "ALiBi slopes are passed as a tensor"
+    require_columns(q)
+    return slopes
+
+
+def decode_attention(
+    q: Tensor,
+    cache: CacheView,
+    p: AttentionParams,
+    seqs: Sequences,
+    max_length: int,
+    *,
+    tables_of: tuple[Tensor | None, Tensor | None] = (None, None),
+    part_tokens: int = PART_TOKENS,
+) -> Tensor:
+    """One query a sequence: q [N, heads, key dim] -> [N, heads, value dim] in the type of q.
+
+    q: any strides but adjacent columns. seqs.starts is 0, 1, ... N. max_length: an upper bound of seqs.lengths, which
+    decides the grid, and therefore fixed in a graph. tables_of: sinks and ALiBi slopes, [heads] each. part_tokens: keys
+    of one program, a multiple of 64; results depend on it.
+    """
+    tokens, heads, _ = q.shape
+    sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])
+    out = torch.empty((tokens, heads, p.cache.value_dim), dtype=q.dtype, device=q.device)
+    parts = -(-max_length // part_tokens)
+    meta = _tiles(p, cache, power_of_two(p.num_heads // p.num_kv_heads, 16)) | {"DECODE": True}
+    meta |= _warps(meta["BM"], meta["DVP"])
+    width = meta["DV"]
+    target, lse, strides = out, None, (*out.stride()[:2], 0)
+    if parts > 1:
+        target = torch.empty((tokens, heads, parts, width), dtype=torch.float32, device=q.device)
+        lse = torch.empty((tokens, heads, parts), dtype=torch.float32, device=q.device)
+        strides = (heads * parts * width, parts * width, width)
+    numbers = (p.scale * cache.key_factor, _value_factor(cache), tokens, *q.stride()[:2])
+    grid = (tokens, p.num_kv_heads * -(-meta["GROUP"] // meta["PACK"]), parts)
+    if tokens:
+        _attention[grid](
+            target, lse, q, cache_operands(cache), *seqs, sinks, slopes, *numbers, *strides, seqs.tables.stride(0),
+            part_tokens, **meta,
+        )  # fmt: skip
+        if lse is not None:
+            _merge[(tokens, heads)](
+                out, target, lse, seqs.lengths, sinks, *out.stride()[:2], part_tokens, heads, parts,
+                DV=width, DVP=meta["DVP"],
+            )  # fmt: skip
+    return out
+
+
+def prefill_attention(
+    q: Tensor,
+    cache: CacheView,
+    p: AttentionParams,
+    seqs: Sequences,
+    *,
+    tables_of: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    """Any number of queries a sequence, its last tokens: q [T, heads, key dim] -> [T, heads, value dim].
+
+    The keys and values of the step are in the cache. Otherwise as `decode_attention`, which suits single queries over
+    long contexts better.
+    """
+    tokens, heads, _ = q.shape
+    sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])
+    out = torch.empty((tokens, heads, p.cache.value_dim), dtype=q.dtype, device=q.device)
+    group = p.num_heads // p.num_kv_heads
+    meta = _tiles(p, cache, max(16 if INTERPRETED else 128, power_of_two(group))) | {"DECODE": False}
+    meta |= _warps(meta["BM"], meta["DVP"])
+    count = seqs.lengths.shape[0]
+    tiles = tokens // (meta["BM"] // meta["PACK"]) + count
+    numbers = (p.scale * cache.key_factor, _value_factor(cache), count, *q.stride()[:2])
+    if tokens:
+        _attention[(tiles, p.num_kv_heads * -(-group // meta["PACK"]), 1)](
+            out, None, q, cache_operands(cache), *seqs, sinks, slopes, *numbers, *out.stride()[:2], 0,
+            seqs.tables.stride(0), 1 << 30, **meta,
+        )  # fmt: skip
+    return out
+
+
+def _value_factor(cache: CacheView) -> float:
+    return cache.key_factor if cache.values is None else cache.value_factor

@@ -1,0 +1,82 @@
+"""The paged cache of one layer as kernels see it: keys and values in blocks, in any of the cache's number types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.backends.torch.kernels.common import LOAD_F32, as_bytes, from_e4m3, from_e5m2, require_columns
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """Views of one layer: [blocks, kv heads, slots, dim] with any strides; columns of a slot are adjacent.
+
+    The engine's tensor is [block, layer, 2, head, slot, dim]. Types: float32, float16, bfloat16; float8 (E4M3, E5M2),
+    whose numbers are multiplied by one factor; int8, with a factor for each token and head.
+    """
+
+    keys: Tensor
+    values: Tensor | None  # None: values are the first columns of the keys
+    key_scales: Tensor | None = None  # of int8: float32 [blocks, kv heads, slots]
+    value_scales: Tensor | None = None
+    key_factor: float = 1.0  # of float8
+    value_factor: float = 1.0
+
+    @property
+    def kind(self) -> int:
+        """The number type, for kernels: 0 plain, 1 E4M3, 2 E5M2, 3 int8."""
+        kinds = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}
+        return kinds.get(self.keys.dtype, 0)
+
+
+class CacheOperands(NamedTuple):
+    """Pointers and strides of `CacheView`: b, h, s are those of blocks, heads and slots."""
+
+    key_data: Any
+    value_data: Any  # Triton's tuples have a `values` of their own
+    key_scales: Any
+    value_scales: Any
+    kb: int
+    kh: int
+    ks: int
+    vb: int
+    vh: int
+    vs: int
+    kfb: int
+    kfh: int
+    vfb: int
+    vfh: int
+
+
+def cache_operands(c: CacheView) -> CacheOperands:
+    """`c` as the argument of a kernel."""
+
+    require_columns(c.keys, c.values)
+
+    def strides(x: Tensor | None, count: int) -> tuple[int, ...]:
+        return (0,) * count if x is None else x.stride()[:count]
+
+    return CacheOperands(
+        as_bytes(c.keys), None if c.values is None else as_bytes(c.values), c.key_scales, c.value_scales,
+        *strides(c.keys, 3), *strides(c.values, 3), *strides(c.key_scales, 2), *strides(c.value_scales, 2),
+    )  # fmt: skip
+
+
+@triton.jit
+def loaded(pointers, mask, like, KIND: tl.constexpr):
+    """Numbers of the cache without their scales, as operands of a product with `like`."""
+    x = tl.load(pointers, mask, 0)
+    if KIND == 1:
+        x = from_e4m3(x)
+    elif KIND == 2:
+        x = from_e5m2(x)
+    if LOAD_F32:
+        return x.to(tl.float32)
+    else:
+        return x.to(like.dtype)

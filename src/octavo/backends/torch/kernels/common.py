@@ -1,0 +1,148 @@
+"""Conventions of all kernels: the interpreter's switch, tiles, and the arithmetic that several kernels share.
+
+Kernels take explicit strides and compute in float32. Under Triton's interpreter (no GPU) bfloat16 arithmetic is wrong
+without an error, so operands of products become float32 there: `LOAD_F32`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+
+@triton.jit
+def operand(x):
+    """An operand of a product in its own type, or in float32 under the interpreter."""
+    if LOAD_F32:
+        return x.to(tl.float32)
+    else:
+        return x
+
+
+# Triton decides when a kernel is defined: TRITON_INTERPRET=1 at import time.
+INTERPRETED = isinstance(operand, InterpretedFunction)
+LOAD_F32 = tl.constexpr(INTERPRETED)
+
+FLOAT8_LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+@triton.jit
+def tanh(x):
+    """tanh of float32, which neither overflows nor needs libdevice."""
+    a = tl.exp(-2.0 * tl.abs(x))
+    y = (1.0 - a) / (1.0 + a)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def sigmoid(x):
+    a = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, a, 1.0) / (1.0 + a)
+
+
+@triton.jit
+def activation(x, KIND: tl.constexpr):
+    """The functions of `octavo.graph.ops.rowwise.ACTIVATIONS`; None: x itself."""
+    if KIND == "silu":
+        x = x * sigmoid(x)
+    elif KIND == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        x = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif KIND == "relu":
+        x = tl.maximum(x, 0.0)
+    elif KIND == "relu2":
+        x = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif KIND == "sigmoid":
+        x = sigmoid(x)
+    elif KIND == "tanh":
+        x = tanh(x)
+    elif KIND == "quick_gelu":
+        x = x * sigmoid(1.702 * x)
+    else:
+        tl.static_assert(KIND == "", "unknown activation")
+    return x
+
+
+@triton.jit
+def rint(x):
+    """The nearest whole number, halves to even, for |x| < 2^22."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def from_e4m3(bits):
+    """Float32 of the bits (uint8) of E4M3 numbers. A float16 has the same fields, with a bias larger by 8."""
+    wide = bits.to(tl.uint16)
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
+
+
+@triton.jit
+def to_e4m3(x):
+    """The bits (uint8) of the nearest E4M3 numbers, halves to even; magnitudes above 448 become 448."""
+    magnitude = tl.minimum(tl.abs(x), 448.0)
+    bits = magnitude.to(tl.uint32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+    small = rint(magnitude * 512.0).to(tl.uint32)
+    code = tl.where(magnitude < 0.015625, small, normal)
+    code = tl.where(x != x, 0x7F, code)
+    sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
+    return (code | sign).to(tl.uint8)
+
+
+@triton.jit
+def from_e5m2(bits):
+    """Float32 of the bits (uint8) of E5M2 numbers: the upper half of a float16."""
+    return (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def int8_scale(largest):
+    """The scale with which magnitudes up to `largest` become -127 to 127: `largest` / 127, or 1 for nothing."""
+    return tl.where(largest > 0, largest / 127.0, 1.0)
+
+
+@triton.jit
+def to_int8(x, scale):
+    """The codes (int8) of x / scale, rounded to the nearest."""
+    return tl.minimum(tl.maximum(rint(x / scale), -127.0), 127.0).to(tl.int8)
+
+
+def grid_of(*counts: int) -> tuple[int, ...]:
+    """A launch grid. A kernel with no program is launched with one: its masks let it write nothing."""
+    return tuple(max(count, 1) for count in counts)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Float8 numbers as their bits; other tensors unchanged."""
+    return x.view(torch.uint8) if x.dtype in FLOAT8_LARGEST else x
+
+
+def require_columns(*tensors: Tensor | None) -> None:
+    """Raises ValueError unless the columns of each tensor lie next to each other; kernels have no stride for them."""
+    for tensor in tensors:
+        if tensor is not None and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            raise ValueError(f"columns of a {list(tensor.shape)} tensor are {tensor.stride(-1)} elements apart, not 1")
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `n` and `least`."""
+    return max(1 << max(n - 1, 0).bit_length(), least)
+
+
+def tile(compiled: dict[str, Any], interpreted: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The tile of a kernel, warps and stages: one choice, tuned ahead; another under the interpreter.
+
+    Launches never measure: what runs depends on shapes alone, so that results repeat.
+    """
+    if not INTERPRETED:
+        return compiled
+    small = compiled | (interpreted or {})
+    return {name: value for name, value in small.items() if name not in ("num_warps", "num_stages")}

@@ -1,0 +1,106 @@
+"""Products with plain weights where libraries lack a good kernel: few rows of floats; int8 rows with int8 weights."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.backends.torch.kernels.common import require_columns, tile
+
+_VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 16, "BK": 64})
+_INT8 = tile({"BM": 128, "BN": 128, "BK": 128, "num_warps": 8, "num_stages": 3}, {"BM": 32, "BN": 32, "BK": 64})
+_INT8_FEW = tile({"BM": 16, "BN": 64, "BK": 256, "num_warps": 4, "num_stages": 3}, {"BK": 64})
+
+
+@triton.jit
+def _vector(out, x, w, bias, residual, N, K, x_row, w_row, out_row, res_row, ROWS: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1).to(tl.int64)
+    acc = tl.zeros((ROWS, BK), tl.float32)
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        mask = (rows < N)[:, None] & (k < K)[None, :]
+        ws = tl.load(w + rows.to(tl.int64)[:, None] * w_row + k[None, :], mask, 0).to(tl.float32)
+        acc += ws * tl.load(x + at * x_row + k, k < K, 0).to(tl.float32)[None, :]
+    total = tl.sum(acc, 1)
+    if bias is not None:
+        total += tl.load(bias + rows, rows < N, 0).to(tl.float32)
+    if residual is not None:
+        total += tl.load(residual + at * res_row + rows, rows < N, 0).to(tl.float32)
+    tl.store(out + at * out_row + rows, total.to(out.dtype.element_ty), rows < N)
+
+
+def dense_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out], for up to about four rows.
+
+    Every row reads the weight again (from the second-level cache, at best) and is computed as if it were alone. Sums
+    are float32. dtype: of the result, else that of x.
+    """
+    require_columns(x, weight, residual)
+    rows, width = x.shape
+    features = weight.shape[0]
+    out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
+    if rows:
+        grid = (-(-features // _VECTOR["ROWS"]), rows)
+        strides = (x.stride(0), weight.stride(0), features, 0 if residual is None else residual.stride(0))
+        _vector[grid](out, x, weight, bias, residual, features, width, *strides, **_VECTOR)
+    return out
+
+
+@triton.jit
+def _int8(
+    out, x, x_scales, w, w_scales, bias, M, N, K, x_row, w_row, out_row, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.int32)
+    x_at = x + rows.to(tl.int64)[:, None] * x_row
+    w_at = w + columns.to(tl.int64)[None, :] * w_row
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        xs = tl.load(x_at + k[None, :], (rows < M)[:, None] & (k < K)[None, :], 0)
+        ws = tl.load(w_at + k[:, None], (columns < N)[None, :] & (k < K)[:, None], 0)
+        acc = tl.dot(xs, ws, acc, out_dtype=tl.int32)
+    scaled = acc.to(tl.float32) * tl.load(x_scales + rows, rows < M, 0)[:, None]
+    scaled *= tl.load(w_scales + columns, columns < N, 0).to(tl.float32)[None, :]
+    if bias is not None:
+        scaled += tl.load(bias + columns, columns < N, 0).to(tl.float32)[None, :]
+    at = rows.to(tl.int64)[:, None] * out_row + columns[None, :]
+    tl.store(out + at, scaled.to(out.dtype.element_ty), (rows < M)[:, None] & (columns < N)[None, :])
+
+
+def int8_linear(
+    rows: tuple[Tensor, Tensor],
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    deterministic: bool = False,
+) -> Tensor:
+    """(x * x_scales) @ (weight * scales).T + bias -> [M, out], with sums in int32.
+
+    rows: int8 [M, in] and their scales, float32 [M] (`norm.rms_norm`, `gate.gated_int8`). weight: int8 [out, in],
+    scales: [out]. Sums of whole numbers are exact, so `deterministic` changes nothing but the tile.
+    """
+    x, x_scales = rows
+    require_columns(x, weight)
+    count, width = x.shape
+    features = weight.shape[0]
+    out = torch.empty((count, features), dtype=dtype, device=x.device)
+    chosen = _INT8 if deterministic or count > 16 else _INT8_FEW
+    if count:
+        grid = (-(-features // chosen["BN"]), -(-count // chosen["BM"]))
+        sizes = (count, features, width, x.stride(0), weight.stride(0), features)
+        _int8[grid](out, x, x_scales, weight, scales, bias, *sizes, **chosen)
+    return out

@@ -1,0 +1,94 @@
+"""Activations, alone or times a second half of the columns, and the int8 rows of the product after them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.backends.torch.kernels.common import (
+    INTERPRETED,
+    activation,
+    int8_scale,
+    power_of_two,
+    require_columns,
+    tile,
+    to_int8,
+)
+
+_TILE = tile({"BLOCK": 1024, "num_warps": 4})
+
+
+@triton.jit
+def _gated(gate, up, limit, offset, KIND: tl.constexpr):
+    if limit is not None:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    return activation(gate, KIND) * (up + offset)
+
+
+@triton.jit
+def _gate(out, x, up, limit, offset, row, up_row, N, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(0).to(tl.int64)
+    value = tl.load(x + token * row + at, at < N, 0).to(tl.float32)
+    if up is not None:
+        value = _gated(value, tl.load(up + token * up_row + at, at < N, 0).to(tl.float32), limit, offset, KIND)
+    else:
+        value = activation(value, KIND)
+    tl.store(out + token * N + at, value.to(out.dtype.element_ty), at < N)
+
+
+@triton.jit
+def _gate_int8(out, scales, x, up, row, up_row, N, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    token = tl.program_id(0).to(tl.int64)
+    value = tl.load(x + token * row + at, at < N, 0).to(tl.float32)
+    if up is not None:
+        value = _gated(value, tl.load(up + token * up_row + at, at < N, 0).to(tl.float32), None, 0.0, KIND)
+    scale = int8_scale(tl.max(tl.abs(value)))
+    tl.store(scales + token, scale)
+    tl.store(out + token * N + at, to_int8(value, scale), at < N)
+
+
+def gated(x: Tensor, kind: str, *, limit: float | None = None, offset: float = 0.0, up: Tensor | None = None) -> Tensor:
+    """kind(min(gate, limit)) * (clip(up, limit) + offset) -> [T, cols] in the type of x.
+
+    x: [T, 2 * cols], gate and up side by side; with `up` [T, cols], x is the gate [T, cols]. Any row strides. kind: a
+    name of `octavo.graph.ops.rowwise.ACTIVATIONS`.
+    """
+    if up is None:
+        cols = x.shape[1] // 2
+        x, up = x[:, :cols], x[:, cols:]
+    return _launch(x, up, kind, limit, offset)
+
+
+def activated(x: Tensor, kind: str) -> Tensor:
+    """kind(x) -> [T, cols]."""
+    return _launch(x, None, kind, None, 0.0)
+
+
+def _launch(x: Tensor, up: Tensor | None, kind: str, limit: float | None, offset: float) -> Tensor:
+    rows, cols = x.shape
+    require_columns(x, up)
+    out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
+    if rows:
+        strides = (x.stride(0), 0 if up is None else up.stride(0))
+        grid = (rows, -(-cols // _TILE["BLOCK"]))
+        _gate[grid](out, x, up, limit, offset, *strides, cols, KIND=kind, **_TILE)
+    return out
+
+
+def gated_int8(x: Tensor, kind: str = "", up: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(int8 rows [T, cols], their scales [T]) of kind(x) * up, or of x itself."""
+    rows, cols = x.shape
+    require_columns(x, up)
+    out = torch.empty((rows, cols), dtype=torch.int8, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = power_of_two(cols)
+    warps = {} if INTERPRETED else {"num_warps": min(max(block // 512, 1), 16)}
+    if rows:
+        strides = (x.stride(0), 0 if up is None else up.stride(0))
+        _gate_int8[(rows,)](out, scales, x, up, *strides, cols, KIND=kind, BLOCK=block, **warps)
+    return out, scales

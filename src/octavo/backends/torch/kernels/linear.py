@@ -1,0 +1,162 @@
+"""Products with quantized weights: one row, few rows, many rows.
+
+One row (GEMV): no tensor cores, the weights are read once in 16-byte loads. More: a tile of weights is decoded into
+registers and multiplied by a tile of rows on tensor cores, in several parts of the columns for few rows, whose sums
+are added in a fixed order. Sums are float32. From about 512 rows on `dequantize` and a plain product may be faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.backends.torch.kernels.common import LOAD_F32, grid_of, require_columns, tile
+from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.kernels.tiles import columns_of, constants, low_bytes, operands, tile_of
+
+_VECTOR = tile({"ROWS": 4, "num_warps": 4}, {"ROWS": 32})
+_FEW = tile({"BN": 64, "BM": 16, "num_warps": 4, "num_stages": 3}, {"BN": 32})
+_MANY = tile({"BN": 128, "BM": 64, "num_warps": 8, "num_stages": 3}, {"BN": 64, "BM": 32})
+_SUM = tile({"BLOCK": 1024, "num_warps": 4})
+_FEW_ROWS = 16  # up to here `_FEW`, beyond `_MANY`
+_PROGRAMS = 264  # programs that keep a GPU busy: about two for each of its multiprocessors
+
+
+@triton.jit
+def finish(acc, at, column, mask, row_mask, bias, residual, residual_row):
+    """acc [..] of output rows `at` and columns, + bias + residual."""
+    if bias is not None:
+        acc += tl.load(bias + column, row_mask, 0).to(tl.float32)
+    if residual is not None:
+        acc += tl.load(residual + at * residual_row + column, mask, 0).to(tl.float32)
+    return acc
+
+
+@triton.jit
+def _vector(out, x, w, bias, residual, N, width, FORMAT: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
+    BITS: tl.constexpr = FORMAT[0]
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = rows < N
+    acc = tl.zeros((ROWS, C, 16), tl.float32)
+    for block in range(0, tl.cdiv(width, 128), C // BITS):
+        low = low_bytes(w, rows, mask, block, FORMAT, C)
+        for i in tl.static_range(8 // BITS):
+            column = columns_of(block, i, BITS, C)[:, None] + tl.arange(0, 16)[None, :]
+            xs = tl.load(x + column, column < width, 0).to(tl.float32)
+            acc += tile_of(w, low, rows, mask, block, width, i, FORMAT, C) * xs[None, :, :]
+    total = finish(tl.sum(tl.sum(acc, 2), 1), 0, rows, mask, mask, bias, residual, 0)
+    tl.store(out + rows, total.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def product_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
+    """acc [rows of w, BM] + w @ x.T over the blocks [first, last). x_at: offsets of the rows of x [BM]."""
+    BITS: tl.constexpr = FORMAT[0]
+    BN: tl.constexpr = acc.shape[0]
+    for block in range(first, last, C // BITS):
+        low = low_bytes(w, rows, mask, block, FORMAT, C)
+        for i in tl.static_range(8 // BITS):
+            column = tl.reshape(columns_of(block, i, BITS, C)[:, None] + tl.arange(0, 16)[None, :], (C * 16,))
+            inside = x_mask[None, :] & (column < tl.minimum(width, last * 128))[:, None]
+            xs = tl.load(x + x_at[None, :] + column[:, None], inside, 0)
+            tile = tl.reshape(tile_of(w, low, rows, mask, block, width, i, FORMAT, C), (BN, C * 16))
+            if LOAD_F32:
+                acc = tl.dot(tile, xs.to(tl.float32), acc, input_precision="ieee")
+            else:
+                acc = tl.dot(tile.to(xs.dtype), xs, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _matrix(
+    out, x, w, bias, residual, M, N, width, x_row, out_row, out_part, residual_row, per_part,
+    FORMAT: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    at = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
+    first = tl.program_id(2) * per_part
+    last = tl.minimum(first + per_part, tl.cdiv(width, 128))
+    acc = tl.zeros((BN, BM), tl.float32)
+    acc = product_tile(acc, x, at * x_row, at < M, w, rows, rows < N, first, last, width, FORMAT, C)
+    mask = (rows < N)[:, None] & (at < M)[None, :]
+    acc = finish(acc, at[None, :], rows[:, None], mask, (rows < N)[:, None], bias, residual, residual_row)
+    offsets = tl.program_id(2).to(tl.int64) * out_part + at[None, :] * out_row + rows[:, None]
+    tl.store(out + offsets, acc.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def _sum_parts(out, parts, bias, residual, count, N, out_row, residual_row, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64)
+    mask = column < N
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for part in range(PARTS):
+        acc += tl.load(parts + part * count + at * N + column, mask, 0)
+    acc = finish(acc, at, column, mask, mask, bias, residual, residual_row)
+    tl.store(out + at * out_row + column, acc.to(out.dtype.element_ty), mask)
+
+
+def chunks_of(p: Planes, columns: int) -> int:
+    """Chunks of sixteen columns in one set of a tile of about so many columns of all sets: the constant C."""
+    return p.bits * max(columns // 128, 1)
+
+
+def linear(
+    x: Tensor,
+    p: Planes,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
+
+    x: columns next to each other, any row stride, float32, float16 or bfloat16, in the order of the codes
+    (`Planes.ordered`); tiles of the weight are rounded to its type where there is more than one row. dtype: of the
+    result, else that of x. deterministic: the same tile for every M, so that a row's result depends on it alone.
+    """
+    rows, width = x.shape
+    features = p.shape[-2]
+    require_columns(x, residual)
+    if out is None:
+        out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
+    if rows == 0:
+        return out
+    extra = 0 if residual is None else residual.stride(0)
+    if rows == 1 and not deterministic:
+        grid = grid_of(-(-features // _VECTOR["ROWS"]))
+        form = constants(p) | {"C": chunks_of(p, 512)}
+        _vector[grid](out, x, operands(p), bias, residual, features, width, **form, **_VECTOR)
+        return out
+    chosen = _FEW if rows <= _FEW_ROWS and not deterministic else _MANY
+    blocks, across, down = -(-width // 128), -(-features // chosen["BN"]), -(-rows // chosen["BM"])
+    parts = 1 if deterministic else parts_of(blocks, across * down)
+    grid = (across, down, parts)
+    per_part = -(-blocks // parts)
+    meta: dict[str, Any] = constants(p) | {"C": chunks_of(p, 128)} | chosen
+    shape = (rows, features, width)
+    if parts == 1:
+        strides = (x.stride(0), out.stride(0), 0, extra, per_part)
+        _matrix[grid](out, x, operands(p), bias, residual, *shape, *strides, **meta)
+        return out
+    partial = torch.empty((parts, rows, features), dtype=torch.float32, device=x.device)
+    strides = (x.stride(0), features, rows * features, 0, per_part)
+    _matrix[grid](partial, x, operands(p), None, None, *shape, *strides, **meta)
+    sums = (rows, -(-features // _SUM["BLOCK"]))
+    count = (rows * features, features, out.stride(0), extra)
+    _sum_parts[sums](out, partial, bias, residual, *count, PARTS=parts, **_SUM)
+    return out
+
+
+def parts_of(blocks: int, tiles: int) -> int:
+    """Parts of the columns that are summed apart, so that there are enough programs: a power of two."""
+    parts = 1
+    while parts * tiles < _PROGRAMS // 2 and parts * 2 <= blocks // 2 and parts < 16:
+        parts *= 2
+    return parts

@@ -1,0 +1,176 @@
+"""Canonical weights as planes: codes of one width each, scales and zeros in tensors of their own.
+
+A block has 128 columns; a plane of `bits` bits has 16 * bits bytes of it. With S = 128 * bits / 8 columns in a set,
+byte j of a block holds the code of column i * S + j in its bits i * bits and up: each set is contiguous, so a kernel
+reads 16 bytes at a time and needs no shuffles. Codes of 3, 5 and 6 bits are two planes, 2 + 1, 4 + 1, 4 + 2, and those
+of 7 bits one of 8. Nothing is rounded: `dequantize` gives the float32 numbers of the canonical weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.backends.torch.kernels.ggml_planes import fields_of
+from octavo.quantization.packed import CodebookWeight, Float8Weight, GGMLWeight, GroupedWeight, Weight
+from octavo.quantization.packed.grouped import unpacked
+
+BLOCK = 128
+
+# Widths of the two planes of a code.
+_SPLIT = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """A weight of shape [*, out, in]: scale * (value of code - zero) + minimum, in float32.
+
+    decode: the value of a code: `integer` itself, `table` an entry, `e4m3` or `e5m2` the number of these bits.
+    The scale of a column is scales[column // group], times supers[column // super_group] if there are any; the minimum
+    likewise. scale_bits: scales are `plain` numbers, `e4m3` bits, or `e8m0` exponents.
+    """
+
+    type_name: str
+    shape: tuple[int, ...]
+    codes: Tensor  # uint8 [*, out, blocks * 16 * bits]
+    bits: int
+    scales: Tensor  # float16, float32, int8 or uint8 [*, out, groups]
+    group: int
+    decode: str = "integer"
+    high: Tensor | None = None  # uint8 [*, out, blocks * 16 * high_bits]
+    high_bits: int = 0
+    scale_bits: str = "plain"
+    supers: Tensor | None = None  # float16 or float32 [*, out, super groups]
+    super_group: int = 1
+    zero: int = 0
+    zeros: Tensor | None = None  # uint8 [*, out, groups], in place of `zero`
+    minima: Tensor | None = None  # as scales
+    super_minima: Tensor | None = None
+    table: Tensor | None = None  # float32 [16]
+    column_order: Tensor | None = field(default=None)  # int64 [in]: column j of the codes is this one of the weight
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def to(self, device: torch.device | str) -> Planes:
+        """The same on another device."""
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return replace(self, **moved)
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """The columns of x [rows, in] in the order of the codes."""
+        return x if self.column_order is None else x[:, self.column_order]
+
+
+def planes_of(weight: Weight) -> Planes | None:
+    """A canonical matrix, or a stack of them, as planes on the host. None: no kernel reads its type.
+
+    That is so for plain numbers, for groups of fewer than 16 columns, and for a stack whose experts order their
+    columns differently.
+    """
+    found: Planes | None = None
+    if isinstance(weight, GroupedWeight):
+        found = _grouped(weight)
+    elif isinstance(weight, CodebookWeight):
+        found = _codebook(weight)
+    elif isinstance(weight, Float8Weight):
+        found = _float8(weight)
+    elif isinstance(weight, GGMLWeight):
+        found = _ggml(weight)
+    return found
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array).copy())
+
+
+def _pack(codes: NDArray[np.uint8], bits: int) -> Tensor:
+    """Codes [*, in], one a byte, as a plane."""
+    sets = 8 // bits
+    width = codes.shape[-1]
+    padded = np.zeros((*codes.shape[:-1], -(-width // BLOCK) * BLOCK), np.uint8)
+    padded[..., :width] = codes
+    parts = padded.reshape(*codes.shape[:-1], -1, sets, BLOCK // sets)
+    shifts = (np.arange(sets, dtype=np.uint8) * np.uint8(bits))[:, None]
+    joined = np.bitwise_or.reduce(parts << shifts, axis=-2)
+    return _tensor(joined.reshape(*codes.shape[:-1], -1))
+
+
+def _coded(codes: NDArray[np.uint8], bits: int) -> dict[str, Any]:
+    """The fields of the codes [*, in], one a byte."""
+    low, high = _SPLIT[bits]
+    found: dict[str, Any] = {"bits": low, "high_bits": high}
+    found["codes"] = _pack(codes & np.uint8((1 << low) - 1), low)
+    if high:
+        found["high"] = _pack(codes >> np.uint8(low), high)
+    return found
+
+
+def _grouped(w: GroupedWeight) -> Planes | None:
+    width = w.shape[-1]
+    group = w.group or width
+    order = w.column_order
+    if group < 16 or (order is not None and order.ndim > 1 and (order != order.reshape(-1, width)[0]).any()):
+        return None
+    return Planes(
+        w.type_name,
+        w.shape,
+        scales=_tensor(w.scales),
+        group=group,
+        zero=0 if w.minima is not None else w.zero,
+        zeros=None if w.zeros is None else _tensor(w.zeros),
+        minima=None if w.minima is None else _tensor(w.minima),
+        column_order=None if order is None else _tensor(order.reshape(-1, width)[0].astype(np.int64)),
+        **_coded(unpacked(w.codes, w.bits), w.bits),
+    )
+
+
+def _codebook(w: CodebookWeight) -> Planes | None:
+    if w.block < 16 or w.block & (w.block - 1):
+        return None
+    codes = np.stack([w.codes & 15, w.codes >> 4], axis=-1).reshape(w.shape)
+    return Planes(
+        w.type_name,
+        w.shape,
+        scales=_tensor(w.scales),
+        group=w.block,
+        decode="table",
+        scale_bits="plain" if w.row_scales is None else "e4m3",
+        supers=None if w.row_scales is None else _tensor(w.row_scales),
+        super_group=w.shape[-1],
+        table=torch.tensor(w.table, dtype=torch.float32),
+        **_coded(codes, 4),
+    )
+
+
+def _float8(w: Float8Weight) -> Planes | None:
+    rows, width = w.shape[-2:]
+    group = w.block_columns or width
+    if group % 16:
+        return None
+    scales = np.repeat(w.scales, w.block_rows or rows, axis=-2)[..., :rows, :]
+    return Planes(w.type_name, w.shape, scales=_tensor(scales), group=group, decode=w.kind.lower(), **_coded(w.data, 8))
+
+
+def _ggml(w: GGMLWeight) -> Planes | None:
+    found = fields_of(w.type_name, w.data)
+    if found is None:
+        return None
+    codes, bits = found.pop("codes"), found.pop("bits")
+    for name, value in found.items():
+        found[name] = _tensor(value) if isinstance(value, np.ndarray) else value
+    return Planes(
+        w.type_name, w.shape, decode="table" if "table" in found else "integer", **found, **_coded(codes, bits)
+    )

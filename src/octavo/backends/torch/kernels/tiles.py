@@ -1,0 +1,131 @@
+"""A weight as a kernel's argument, and the tiles of its numbers: shared by all kernels that read quantized weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from octavo.backends.torch.kernels.common import from_e4m3, from_e5m2
+from octavo.backends.torch.kernels.planes import BLOCK, Planes
+
+SETS_BLOCK = tl.constexpr(BLOCK)
+
+
+class PlaneOperands(NamedTuple):
+    """The tensors of `Planes`, and the elements from one row, and from one expert, to the next in each."""
+
+    codes: Any
+    high: Any
+    scales: Any
+    supers: Any
+    zeros: Any
+    minima: Any
+    super_minima: Any
+    table: Any
+    code_row: int
+    high_row: int
+    scale_row: int
+    super_row: int
+    rows: int  # of an expert
+
+
+def operands(p: Planes) -> PlaneOperands:
+    """`p` as the argument of a kernel."""
+
+    def row(tensor: Any) -> int:
+        return 0 if tensor is None else int(tensor.shape[-1])
+
+    return PlaneOperands(
+        p.codes, p.high, p.scales, p.supers, p.zeros, p.minima, p.super_minima, p.table,
+        row(p.codes), row(p.high), row(p.scales), row(p.supers), p.shape[-2],
+    )  # fmt: skip
+
+
+def constants(p: Planes) -> dict[str, Any]:
+    """The compile-time constants with which kernels read `p`: the parameter FORMAT of `tile_of`."""
+    decode = ("integer", "table", "e4m3", "e5m2").index(p.decode)
+    scale_bits = ("plain", "e4m3", "e8m0").index(p.scale_bits)
+    return {"FORMAT": (p.bits, p.high_bits, p.group, p.super_group, p.zero, decode, scale_bits)}
+
+
+@triton.jit
+def _plain(x, KIND: tl.constexpr):
+    """Scales as float32; KIND: those of `Planes.scale_bits`."""
+    if KIND == 1:
+        return from_e4m3(x)
+    elif KIND == 2:
+        exponent = x.to(tl.uint32)
+        # The two smallest powers of two, halved, are denormal.
+        bits = tl.where(exponent < 2, (exponent * 0 + (1 << 21)) << exponent, (exponent - 1) << 23)
+        return bits.to(tl.float32, bitcast=True)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def columns_of(block, i: tl.constexpr, BITS: tl.constexpr, C: tl.constexpr):
+    """First columns [C] of the chunks of sixteen in set i, of a tile of C / BITS blocks from `block` on."""
+    c = tl.arange(0, C)
+    return (block + c // BITS) * SETS_BLOCK + (i * BITS + c % BITS) * 16
+
+
+@triton.jit
+def low_bytes(w, rows, row_mask, block, FORMAT: tl.constexpr, C: tl.constexpr):
+    """The bytes of C / BITS blocks in the plane of low bits, for these rows: [rows, C, 16], which hold all sets."""
+    BITS: tl.constexpr = FORMAT[0]
+    at = block * (16 * BITS) + tl.arange(0, C) * 16
+    mask = row_mask[:, None] & (at < w.code_row)[None, :]
+    offsets = rows.to(tl.int64)[:, None, None] * w.code_row + at[None, :, None] + tl.arange(0, 16)[None, None, :]
+    return tl.load(w.codes + offsets, mask=mask[:, :, None], other=0)
+
+
+@triton.jit
+def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
+    """The numbers of set i in float32: [rows, C, 16], chunk c from column `columns_of`[c] on.
+
+    low: of `low_bytes`. Columns from `width` on are not zero: the other factor has to be.
+    """
+    BITS: tl.constexpr = FORMAT[0]
+    HIGH: tl.constexpr = FORMAT[1]
+    GROUP: tl.constexpr = FORMAT[2]
+    SUPER: tl.constexpr = FORMAT[3]
+    DECODE: tl.constexpr = FORMAT[5]
+    wide = rows.to(tl.int64)[:, None]
+    column = columns_of(block, i, BITS, C)
+    mask = row_mask[:, None] & (column < width)[None, :]
+    if BITS < 8:
+        code = (low >> (i * BITS)) & ((1 << BITS) - 1)
+    else:
+        code = low
+    if HIGH > 0:
+        # Set s of this plane holds the 16 * HIGH columns from s * 16 * HIGH on.
+        chunk = column // 16 % 8
+        at = column // SETS_BLOCK * (16 * HIGH) + chunk % HIGH * 16
+        offsets = wide[:, :, None] * w.high_row + at[None, :, None] + tl.arange(0, 16)[None, None, :]
+        high = tl.load(w.high + offsets, mask[:, :, None], 0)
+        shift = (chunk // HIGH * HIGH).to(tl.uint8)
+        code = code | (((high >> shift[None, :, None]) & ((1 << HIGH) - 1)) << BITS)
+    at_scale = wide * w.scale_row + (column // GROUP)[None, :]
+    at_super = wide * w.super_row + (column // SUPER)[None, :]
+    scale = _plain(tl.load(w.scales + at_scale, mask, 0), FORMAT[6])
+    if w.supers is not None:
+        scale *= tl.load(w.supers + at_super, mask, 0).to(tl.float32)
+    if DECODE == 1:
+        value = tl.load(w.table + code)
+    elif DECODE == 2:
+        value = from_e4m3(code)
+    elif DECODE == 3:
+        value = from_e5m2(code)
+    elif w.zeros is not None:
+        value = (code.to(tl.int16) - tl.load(w.zeros + at_scale, mask, 0).to(tl.int16)[:, :, None]).to(tl.float32)
+    else:
+        value = (code.to(tl.int16) - FORMAT[4]).to(tl.float32)
+    value *= scale[:, :, None]
+    if w.minima is not None:
+        minimum = tl.load(w.minima + at_scale, mask, 0).to(tl.float32)
+        if w.super_minima is not None:
+            minimum *= tl.load(w.super_minima + at_super, mask, 0).to(tl.float32)
+        value += minimum[:, :, None]
+    return value

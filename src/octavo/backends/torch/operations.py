@@ -1,0 +1,371 @@
+"""The torch form of every operation: differentiable, on any device, its meaning that of `octavo.graph.ops`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.backends.torch.attention import attend_text, rotate
+from octavo.backends.torch.plain import ACTIVATIONS, wide
+from octavo.backends.torch.state import delta_rule, selective_scan, short_conv
+from octavo.backends.torch.step import TorchStep, constant
+from octavo.errors import GraphError
+from octavo.graph import ops
+from octavo.graph.builder import Node
+from octavo.graph.values import Parameter
+
+OpType = TypeVar("OpType", bound=ops.Op)
+Form = Callable[[OpType, TorchStep], Tensor]
+FORMS: dict[type[ops.Op], Form[Any]] = {}
+
+
+def evaluate(node: Node, step: TorchStep) -> Tensor:
+    """The output of one operation [rows, cols]. Raises GraphError naming one without a torch form."""
+    check_operation(node)
+    return FORMS[type(node.op)](node.op, step)
+
+
+def check_operation(node: Node) -> None:
+    """Raises GraphError naming the operation if it has no torch form."""
+    if type(node.op) not in FORMS:
+        raise GraphError(f"{node.layer}: {node.op.name}: the torch backend has no form of this operation")
+
+
+def _form(kind: type[OpType]) -> Callable[[Form[OpType]], Form[OpType]]:
+    def register(form: Form[OpType]) -> Form[OpType]:
+        FORMS[kind] = form
+        return form
+
+    return register
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x / cap)
+
+
+def _linear(step: TorchStep, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+    product = step.product(x, weight)
+    return product if bias is None else product + step.weight(bias).to(product.dtype)
+
+
+@_form(ops.Input)
+def _input(op: ops.Input, step: TorchStep) -> Tensor:
+    return step.inputs[op.slot]
+
+
+@_form(ops.Embedding)
+def _embedding(op: ops.Embedding, step: TorchStep) -> Tensor:
+    ids = step.rows.token_ids
+    if not op.has_all:
+        ids = torch.where(ids < op.num_rows, ids, 0)
+    if not op.total:
+        return step.embed(ids, op.weight)
+    rows = ids - op.first
+    is_here = (rows >= 0) & (rows < op.weight.shape[0])
+    return torch.where(is_here[:, None], step.embed(torch.where(is_here, rows, 0), op.weight), 0.0)
+
+
+@_form(ops.PositionEmbedding)
+def _position_embedding(op: ops.PositionEmbedding, step: TorchStep) -> Tensor:
+    return step.embed(step.rows.positions + op.offset, op.weight)
+
+
+@_form(ops.TokenTypeEmbedding)
+def _token_type_embedding(op: ops.TokenTypeEmbedding, step: TorchStep) -> Tensor:
+    types = step.rows.token_types
+    return step.embed(torch.zeros_like(step.rows.token_ids) if types is None else types, op.weight)
+
+
+@_form(ops.Linear)
+def _plain_linear(op: ops.Linear, step: TorchStep) -> Tensor:
+    return _linear(step, step.values[op.x], op.weight, op.bias)
+
+
+@_form(ops.HeadLinear)
+def _head_linear(op: ops.HeadLinear, step: TorchStep) -> Tensor:
+    heads, out_features, in_features = op.weight.shape
+    x = step.values[op.x].reshape(-1, heads, in_features).transpose(0, 1)
+    product = x @ step.weight(op.weight).transpose(1, 2)
+    return product.transpose(0, 1).reshape(-1, heads * out_features)
+
+
+@_form(ops.Logits)
+def _logits(op: ops.Logits, step: TorchStep) -> Tensor:
+    logits = wide(_linear(step, step.values[op.x], op.weight, op.bias)) * op.scale
+    return logits if op.softcap is None else softcap(logits, op.softcap)
+
+
+@_form(ops.SelectRows)
+def _select_rows(op: ops.SelectRows, step: TorchStep) -> Tensor:
+    return step.values[op.x][step.rows.wanted]
+
+
+@_form(ops.FusedLinear)
+def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor:
+    x = step.values[op.x]
+    if op.norm is not None:
+        x = step.normed(x, step.weight(op.norm), x.shape[-1], op.eps)
+    parts = [_linear(step, x, w, b) for w, b in zip(op.weights, op.biases, strict=True)]
+    out = torch.cat(parts, dim=-1) if op.kind is None else step.gated(parts[0], parts[1], op.kind)
+    return out if op.residual is None else out + step.values[op.residual]
+
+
+@_form(ops.Add)
+def _add(op: ops.Add, step: TorchStep) -> Tensor:
+    return step.values[op.a] + step.values[op.b]
+
+
+@_form(ops.Mul)
+def _mul(op: ops.Mul, step: TorchStep) -> Tensor:
+    return step.values[op.a] * step.values[op.b]
+
+
+@_form(ops.Scale)
+def _scale(op: ops.Scale, step: TorchStep) -> Tensor:
+    return step.values[op.x] * op.factor
+
+
+@_form(ops.Activation)
+def _activation(op: ops.Activation, step: TorchStep) -> Tensor:
+    return ACTIVATIONS[op.kind](step.values[op.x])
+
+
+@_form(ops.GatedActivation)
+def _gated_activation(op: ops.GatedActivation, step: TorchStep) -> Tensor:
+    return step.gated(step.values[op.gate], step.values[op.up], op.kind)
+
+
+@_form(ops.Softcap)
+def _softcap(op: ops.Softcap, step: TorchStep) -> Tensor:
+    return softcap(step.values[op.x], op.cap)
+
+
+@_form(ops.Clip)
+def _clip(op: ops.Clip, step: TorchStep) -> Tensor:
+    return step.values[op.x].clamp(-op.limit, op.limit)
+
+
+@_form(ops.RMSNorm)
+def _rms_norm(op: ops.RMSNorm, step: TorchStep) -> Tensor:
+    weight = None if op.weight is None else step.weight(op.weight)
+    return step.normed(step.values[op.x], weight, op.columns, op.eps)
+
+
+@_form(ops.LayerNorm)
+def _layer_norm(op: ops.LayerNorm, step: TorchStep) -> Tensor:
+    x = step.values[op.x]
+    bias = None if op.bias is None else wide(step.weight(op.bias))
+    weight = wide(step.weight(op.weight))
+    if op.columns == op.x.cols:
+        return functional.layer_norm(wide(x), x.shape[-1:], weight, bias, op.eps).to(x.dtype)
+    groups = wide(x).reshape(x.shape[0], -1, op.columns)
+    normed = functional.layer_norm(groups, groups.shape[-1:], None, None, op.eps).flatten(-2) * weight
+    return (normed if bias is None else normed + bias).to(x.dtype)
+
+
+@_form(ops.Columns)
+def _columns(op: ops.Columns, step: TorchStep) -> Tensor:
+    return step.values[op.x][:, op.begin : op.begin + op.count]
+
+
+@_form(ops.SideBySide)
+def _side_by_side(op: ops.SideBySide, step: TorchStep) -> Tensor:
+    return torch.cat([step.values[op.a], step.values[op.b]], dim=1)
+
+
+@_form(ops.MixStreams)
+def _mix_streams(op: ops.MixStreams, step: TorchStep) -> Tensor:
+    x, coefficients = step.values[op.x], step.values[op.coefficients]
+    n = math.isqrt(op.coefficients.cols)
+    streams = x.reshape(len(x), n, -1)
+    return (streams + coefficients.reshape(len(x), n, n) @ streams).reshape(x.shape)
+
+
+@_form(ops.AddToStreams)
+def _add_to_streams(op: ops.AddToStreams, step: TorchStep) -> Tensor:
+    x = step.values[op.x]
+    factors = constant(op.offsets, x.dtype, x.device)
+    if op.coefficients is not None:
+        factors = factors + step.values[op.coefficients]
+    added = factors.expand(len(x), -1)[:, :, None] * step.values[op.y][:, None]
+    return x + added.reshape(x.shape)
+
+
+@_form(ops.MatchMagnitude)
+def _match_magnitude(op: ops.MatchMagnitude, step: TorchStep) -> Tensor:
+    x, target = wide(step.values[op.x]), wide(step.values[op.target])
+    streams = x.reshape(len(x), -1, target.shape[1])
+    own = streams.square().mean(dim=-1, keepdim=True).clamp(min=op.floor)
+    wanted = target.square().mean(dim=-1)[:, None, None]
+    return (streams * wanted.sqrt() / own.sqrt()).reshape(x.shape).to(step.values[op.x].dtype)
+
+
+@_form(ops.ScaleColumns)
+def _scale_columns(op: ops.ScaleColumns, step: TorchStep) -> Tensor:
+    x = step.values[op.x]
+    return x * step.weight(op.weight).to(x.dtype)
+
+
+@_form(ops.Sparsify)
+def _sparsify(op: ops.Sparsify, step: TorchStep) -> Tensor:
+    x = wide(step.values[op.x])
+    spread = x.std(dim=-1, keepdim=True, correction=0)
+    return functional.relu(x - (x.mean(dim=-1, keepdim=True) + op.deviations * spread)).to(step.values[op.x].dtype)
+
+
+@_form(ops.Rope)
+def _rope(op: ops.Rope, step: TorchStep) -> Tensor:
+    x = step.values[op.x]
+    return rotate(x, op.head_dim, step.rotation(op.rope, x.dtype))
+
+
+@_form(ops.Attention)
+def _attention(op: ops.Attention, step: TorchStep) -> Tensor:
+    k, v = (None if x is None else step.values[x] for x in (op.k, op.v))
+    return step.attend(step.values[op.q], k, v, op.params, None if op.sinks is None else step.weight(op.sinks))
+
+
+@_form(ops.FusedAttention)
+def _fused_attention(op: ops.FusedAttention, step: TorchStep) -> Tensor:
+    p, qkv = op.params, step.values[op.qkv]
+    sinks = None if op.sinks is None else step.weight(op.sinks)
+    if (queries := step.prepared_queries(op, qkv)) is not None:
+        return step.attend(queries, None, None, p, sinks)
+
+    def ready(x: Tensor, is_normed: bool, weight: Parameter | None) -> Tensor:
+        if is_normed:
+            x = step.normed(x, None if weight is None else step.weight(weight), p.head_dim, op.eps)
+        return x if op.rope is None else rotate(x, p.head_dim, step.rotation(op.rope, x.dtype))
+
+    if not op.owns_cache:
+        return step.attend(ready(qkv, op.norms_q, op.q_norm), None, None, p, sinks)
+    q, k, v = torch.split(qkv, [*p.widths], dim=-1)
+    q, k = ready(q, op.norms_q, op.q_norm), ready(k, op.norms_k, op.k_norm)
+    if op.norms_v:
+        v = step.normed(v, None, p.cache.value_dim, op.eps)
+    return step.attend(q, k, v, p, sinks)
+
+
+@_form(ops.LatentAttention)
+def _latent_attention(op: ops.LatentAttention, step: TorchStep) -> Tensor:
+    heads = op.params.num_heads
+    q, q_rope = (step.values[x].reshape(-1, heads, x.cols // heads) for x in (op.q, op.q_rope))
+    key = torch.cat([step.values[op.latent], step.values[op.k_rope]], dim=1)
+    return step.attend(torch.cat([q, q_rope], dim=2).flatten(1), key, key[:, :0], op.params, None)
+
+
+@_form(ops.EncoderAttention)
+def _encoder_attention(op: ops.EncoderAttention, step: TorchStep) -> Tensor:
+    q, k, v = (step.values[x] for x in (op.q, op.k, op.v))
+    return torch.cat([attend_text(q[rows], k[rows], v[rows], op.params) for rows in step.rows.spans])
+
+
+@_form(ops.MeanPool)
+def _mean_pool(op: ops.MeanPool, step: TorchStep) -> Tensor:
+    x, rows = wide(step.values[op.x]), step.rows
+    # A product with a matrix of zeros and ones: unlike additions by index, it has one order on every device.
+    members = functional.one_hot(rows.sequences, len(rows.starts) - 1).to(x.dtype)
+    means = (members.T @ x) / members.sum(dim=0)[:, None]
+    return means[rows.sequences[rows.wanted]].to(step.values[op.x].dtype)
+
+
+@_form(ops.MoE)
+def _moe(op: ops.MoE, step: TorchStep) -> Tensor:
+    x = step.values[op.x]
+    logits = _linear(step, x if op.router_x is None else step.values[op.router_x], op.router, op.router_bias)
+    bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
+    chosen, weights = choose_experts(op.routing, wide(logits), bias)
+    weights = weights if factors is None else weights * wide(factors)[chosen]
+    weights = weights.to(x.dtype)
+    out = torch.zeros_like(x)
+    for expert in range(op.gate.shape[0]):
+        if step.avoids_host:  # all rows, those of others with weight zero
+            weight = torch.where(chosen == expert, weights, 0.0)
+            is_chosen = (chosen == expert).any(dim=1, keepdim=True)
+            y = _expert(op, step, x, weight.sum(dim=1, keepdim=True), expert)
+            out = out + torch.where(is_chosen, y, 0.0)
+            continue
+        rows, place = torch.nonzero(chosen == expert, as_tuple=True)
+        if len(rows):
+            y = _expert(op, step, x[rows], weights[rows, place, None], expert)
+            out = out.index_add(0, rows, y)
+    return out
+
+
+def _expert(op: ops.MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int) -> Tensor:
+    """The share of one expert in the output of the rows x that have chosen it with these weights."""
+
+    def product(x: Tensor, matrix: Parameter, bias: Parameter | None) -> Tensor:
+        y = step.product(x, matrix, expert)
+        return y if bias is None else y + step.weight(bias)[expert].to(y.dtype)
+
+    if op.routing.on_input:
+        x = x * weight
+    gate, up = product(x, op.gate, op.gate_bias), product(x, op.up, op.up_bias)
+    if op.limit is not None:
+        gate, up = gate.clamp(max=op.limit), up.clamp(-op.limit, op.limit)
+    y = product(ACTIVATIONS[op.kind](gate) * (up + op.up_offset), op.down, op.down_bias)
+    return y if op.routing.on_input else weight * y
+
+
+def choose_experts(routing: ops.Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See `octavo.graph.ops.Routing.choose`: experts and weights, both [rows, top_k]."""
+    scores = torch.softmax(logits, dim=-1) if routing.scoring == "softmax" else torch.sigmoid(logits)
+    rank = scores if bias is None else scores + bias
+    if routing.num_groups > 1:
+        groups = rank.reshape(len(rank), routing.num_groups, -1)
+        best = groups.sort(dim=-1).values[..., -routing.group_best :].sum(dim=-1)
+        kept = torch.argsort(-best, dim=-1, stable=True)[:, : routing.top_groups]
+        is_kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, kept, True)
+        rank = groups.masked_fill(~is_kept[..., None], -torch.inf).reshape(rank.shape)
+    chosen = torch.argsort(-rank, dim=-1, stable=True)[:, : routing.top_k]
+    weights = scores.gather(1, chosen)
+    if routing.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return chosen, weights * routing.scale
+
+
+@_form(ops.ShortConv)
+def _short_conv(op: ops.ShortConv, step: TorchStep) -> Tensor:
+    bias = None if op.bias is None else step.weight(op.bias)
+    taps = step.weight(op.weight).reshape(op.x.cols, op.taps)
+    out = short_conv(step, op.cache, step.values[op.x], taps)
+    out = out if bias is None else out + bias.to(out.dtype)
+    return out if op.kind is None else ACTIVATIONS[op.kind](out)
+
+
+@_form(ops.GatedDeltaRule)
+def _gated_delta_rule(op: ops.GatedDeltaRule, step: TorchStep) -> Tensor:
+    h, x = op.heads, step.values[op.qkv]
+    width, heads = h.num_k_heads * h.key_dim, torch.arange(h.num_v_heads, device=x.device)
+    key_of = heads % h.num_k_heads if h.is_tiled else heads // (h.num_v_heads // h.num_k_heads)
+
+    def unit(part: Tensor) -> Tensor:
+        y = wide(part).reshape(-1, h.num_k_heads, h.key_dim)
+        return (y * torch.rsqrt(y.square().sum(dim=-1, keepdim=True) + op.eps))[:, key_of]
+
+    q, k = unit(x[:, :width]) / math.sqrt(h.key_dim), unit(x[:, width : 2 * width])
+    v = wide(x[:, 2 * width :]).reshape(-1, h.num_v_heads, h.value_dim)
+    alpha = wide(step.values[op.alpha]) + step.weight(op.dt_bias)
+    gates = torch.exp(step.weight(op.decay) * functional.softplus(alpha, threshold=60.0))
+    amounts = torch.sigmoid(wide(step.values[op.beta]))
+    return delta_rule(step, op.cache, (q, k, v, gates, amounts)).to(x.dtype)
+
+
+@_form(ops.SelectiveScan)
+def _selective_scan(op: ops.SelectiveScan, step: TorchStep) -> Tensor:
+    h, xbc = op.heads, step.values[op.xbc]
+    cols, width = h.num_heads * h.head_dim, h.num_groups * h.state_dim
+    x, b, c = torch.split(wide(xbc), [cols, width, width], dim=1)
+    x = x.reshape(-1, h.num_heads, h.head_dim)
+    share = h.num_heads // h.num_groups
+    b, c = (y.reshape(-1, h.num_groups, h.state_dim).repeat_interleave(share, dim=1) for y in (b, c))
+    steps = functional.softplus(wide(step.values[op.dt]) + step.weight(op.dt_bias), threshold=60.0)
+    gates = torch.exp(step.weight(op.decay) * steps)
+    scanned = selective_scan(step, op.cache, (steps[..., None] * x, b, c, gates))
+    return (scanned + (step.weight(op.skip)[:, None] * x).flatten(1)).to(xbc.dtype)

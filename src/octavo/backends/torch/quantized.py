@@ -1,0 +1,98 @@
+"""Products with quantized weights in plain torch: a tile of rows is dequantized, multiplied and forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.backends.torch.kernels.planes import BLOCK, Planes
+
+_TILE = 1 << 22  # numbers that are dequantized at a time
+
+
+def matrix_of(p: Planes, index: int) -> Planes:
+    """One matrix of a stack. Its tensors are views."""
+    found: dict[str, Any] = {n: x[index] for n, x in p.tensors.items() if n not in ("table", "column_order")}
+    return replace(p, shape=p.shape[1:], **found)
+
+
+def dequantized(p: Planes, dtype: torch.dtype, rows: Tensor | slice | None = None) -> Tensor:
+    """The numbers of a matrix or a stack, or of these rows of a matrix, the columns in the order of the codes."""
+
+    def own(x: Tensor) -> Tensor:
+        return x if rows is None else x[rows]
+
+    width = p.shape[-1]
+    code = _codes(own(p.codes), p.bits)
+    if p.high is not None:
+        code = code | (_codes(own(p.high), p.high_bits) << p.bits)
+    code = code[..., :width]
+    value = _values(p, code)
+    if p.decode == "integer":
+        value = value - (_spread(own(p.zeros).float(), p.group, width) if p.zeros is not None else float(p.zero))
+    scale = _spread(_scales(p, own(p.scales)), p.group, width)
+    if p.supers is not None:
+        scale = scale * _spread(own(p.supers).float(), p.super_group, width)
+    value = value * scale
+    if p.minima is not None:
+        minimum = _spread(own(p.minima).float(), p.group, width)
+        if p.super_minima is not None:
+            minimum = minimum * _spread(own(p.super_minima).float(), p.super_group, width)
+        value = value + minimum
+    return value.to(dtype)
+
+
+def whole(p: Planes, dtype: torch.dtype) -> Tensor:
+    """All numbers, the columns in the order of the weight."""
+    found = dequantized(p, dtype)
+    if p.column_order is None:
+        return found
+    ordered = torch.empty_like(found)
+    ordered[..., p.column_order] = found
+    return ordered
+
+
+def product(x: Tensor, p: Planes) -> Tensor:
+    """x [rows, in] times the transpose of a matrix [out, in]."""
+    x, (features, width) = p.ordered(x), p.shape
+    step = max(_TILE // width, 1)
+    tiles = [
+        functional.linear(x, dequantized(p, x.dtype, slice(begin, begin + step))) for begin in range(0, features, step)
+    ]
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=-1)
+
+
+def _codes(plane: Tensor, bits: int) -> Tensor:
+    """One plane's codes, one a byte: see `octavo.backends.torch.kernels.planes`."""
+    sets = 8 // bits
+    blocks: Tensor = plane.reshape(*plane.shape[:-1], -1, 1, BLOCK // sets)
+    shifts = torch.arange(sets, dtype=torch.uint8, device=plane.device)[:, None] * bits
+    codes: Tensor = (blocks >> shifts) & (2**bits - 1)
+    return codes.flatten(-3)
+
+
+def _values(p: Planes, code: Tensor) -> Tensor:
+    if p.decode == "table":
+        assert p.table is not None
+        return p.table[code.int()]
+    if p.decode == "integer":
+        return code.float()
+    kind = torch.float8_e4m3fn if p.decode == "e4m3" else torch.float8_e5m2
+    return code.contiguous().view(kind).float()
+
+
+def _scales(p: Planes, scales: Tensor) -> Tensor:
+    if p.scale_bits == "e4m3":
+        return scales.view(torch.float8_e4m3fn).float()
+    if p.scale_bits == "e8m0":  # of numbers that are held doubled
+        return torch.exp2(scales.double() - 128).float()
+    return scales.float()
+
+
+def _spread(numbers: Tensor, group: int, width: int) -> Tensor:
+    """One number for each group of columns as one for each column."""
+    return numbers.repeat_interleave(group, dim=-1)[..., :width] if numbers.shape[-1] * group > 1 else numbers

@@ -1,0 +1,113 @@
+"""The interface between a step and the torch forms of operations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.backends.torch.plain import ACTIVATIONS, rms_norm
+from octavo.graph.cache import StateCache
+from octavo.graph.ops import AttentionParams, FusedAttention, RopeParams
+from octavo.graph.values import Parameter, Value
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The tokens of a step. T = tokens, N = sequences, R = rows that are wanted. Tensors are int64 and on the device.
+
+    starts: where the tokens of each sequence start, [N + 1], on the host. saves: of each sequence, the number of its
+    tokens of this step after which its states are also saved; 0: they are not. Empty: none are.
+    """
+
+    token_ids: Tensor  # [T], grouped by sequence
+    positions: Tensor  # [T], in the sequence
+    sequences: Tensor  # [T], to which each token belongs
+    wanted: Tensor  # [R], index into the T tokens
+    first_rows: Tensor  # [N + 1], `starts` on the device
+    starts: tuple[int, ...]
+    token_types: Tensor | None = None  # [T]
+    saves: tuple[int, ...] = ()
+    save_counts: Tensor | None = None  # [N], `saves` on the device
+
+    @property
+    def spans(self) -> list[slice]:
+        """The tokens of each sequence."""
+        return [slice(begin, end) for begin, end in pairwise(self.starts)]
+
+
+@dataclass(slots=True)
+class TorchStep(ABC):
+    """One step. inputs: of a segment of a graph. values: computed, [rows, cols].
+
+    avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured.
+    """
+
+    rows: StepRows
+    inputs: Sequence[Tensor] = ()
+    values: dict[Value, Tensor] = field(default_factory=dict)
+    rotations: dict[RopeParams, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    avoids_host: bool = False
+
+    @abstractmethod
+    def weight(self, parameter: Parameter) -> Tensor:
+        """The numbers of a weight, of its shape."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+        """Causal attention over all tokens of each sequence so far -> [tokens, p.output_width].
+
+        q, k, v: [tokens, columns] of the step. k and v None: those of the earlier operation on this layer. A v without
+        columns: values are the first columns of the keys.
+        """
+
+    @abstractmethod
+    def read_states(self, cache: StateCache) -> list[Tensor]:
+        """The states of all sequences before the step, [N, *shape] each; zeros for one that begins."""
+
+    @abstractmethod
+    def write_states(self, cache: StateCache, after: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+        """Keeps the states after the step. saved: those after `StepRows.saves` tokens, likewise [N, *shape]."""
+
+    def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
+        """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack."""
+        weight = self.weight(parameter)
+        return functional.linear(x, weight if index is None else weight[index])
+
+    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
+        """x [rows, cols] with RMSNorm over groups of columns."""
+        return rms_norm(x, weight, group, eps)
+
+    def gated(self, gate: Tensor, up: Tensor, kind: str) -> Tensor:
+        """kind(gate) * up"""
+        return ACTIVATIONS[kind](gate) * up
+
+    def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:  # noqa: ARG002
+        """The queries of `op` with norm and rotation, its keys and values already in the cache; None: not done."""
+        return None
+
+    def embed(self, index: Tensor, parameter: Parameter) -> Tensor:
+        """These rows of a table."""
+        return functional.embedding(index, self.weight(parameter))
+
+    def rotation(self, rope: RopeParams, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all tokens [tokens, 1, rotated pairs], computed once a step."""
+        if rope not in self.rotations:
+            frequencies = constant(rope.frequencies, torch.float64, self.rows.positions.device)
+            # In float64: at position 100,000 a float32 angle is off by 0.004 radians.
+            angles = self.rows.positions.to(torch.float64)[:, None, None] * frequencies
+            factor = rope.attention_factor
+            self.rotations[rope] = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+        return self.rotations[rope]
+
+
+@cache  # never evicted: captured steps read a constant at its address
+def constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of an operation as a tensor on the device, made once."""
+    return torch.tensor(numbers, dtype=dtype, device=device)

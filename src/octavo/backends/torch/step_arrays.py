@@ -1,0 +1,209 @@
+"""The arrays of a step on the device, made from a `Batch` and sent in one copy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.backends.torch.step import StepRows
+from octavo.batch import Batch, Int32
+from octavo.graph.cache import CacheGroup, CacheLayout, first_visible
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleBlocks:
+    """The blocks that n sequences see of one group of layers. first: position of the first token of the first block.
+
+    end: tokens from there on that are in the cache after the step.
+    """
+
+    tables: Tensor  # [n, width]; entries beyond a sequence's blocks are 0
+    first: Tensor  # [n]
+    end: Tensor  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class EqualSequences:
+    """The n sequences with t tokens in a step. rows: of their tokens [n * t]; None: they are all tokens of the step."""
+
+    rows: Tensor | None
+    positions: Tensor  # [n, t]
+    windows: tuple[VisibleBlocks, ...]  # one a group of layers
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """slots: where each token's keys and values are written [groups of layers, T].
+
+    state_slots: [N], is_fresh: 1 for sequences whose states begin [N], saved_slots: [N], one that nobody reads where
+    nothing is saved; all None for a graph without states.
+    """
+
+    rows: StepRows
+    slots: Tensor
+    sequences: tuple[EqualSequences, ...]
+    state_slots: Tensor | None = None
+    is_fresh: Tensor | None = None
+    saved_slots: Tensor | None = None
+
+
+def sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on the device. To a GPU it goes from a pinned buffer of its own, without waiting for earlier work."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HostArrays:
+    """The arrays of a step on the host, all in one, in an order that its sequences and their lengths decide.
+
+    shapes: of the arrays. equal: of `EqualSequences`, the numbers of rows, positions and windows among them.
+    """
+
+    flat: NDArray[np.int64]
+    shapes: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...]
+    saves: tuple[int, ...]
+    has_types: bool
+    has_states: bool
+    equal: tuple[tuple[int, int, tuple[tuple[int, int, int], ...]], ...]
+
+    def sent(self, device: torch.device) -> Tensor:
+        """`flat` on the device."""
+        return sent(self.flat, device)
+
+    def views(self, flat: Tensor) -> StepArrays:
+        """The arrays as parts of `flat` on a device."""
+        pieces = torch.split(flat, [math.prod(shape) for shape in self.shapes])
+        found = [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        token_ids, positions, sequence_of, wanted, first_rows, types, slots, counts, states, is_fresh, saved = found[
+            :11
+        ]
+        rows = StepRows(
+            token_ids,
+            positions,
+            sequence_of,
+            wanted,
+            first_rows,
+            self.starts,
+            types if self.has_types else None,
+            self.saves,
+            counts if self.saves else None,
+        )
+        sequences = tuple(
+            EqualSequences(
+                None if len(self.equal) == 1 else found[where],
+                found[positions_at],
+                tuple(VisibleBlocks(*(found[at] for at in window)) for window in windows),
+            )
+            for where, positions_at, windows in self.equal
+        )
+        if not self.has_states:
+            return StepArrays(rows, slots, sequences)
+        return StepArrays(rows, slots, sequences, states, is_fresh, saved)
+
+
+def host_arrays(
+    batch: Batch,
+    layout: CacheLayout,
+    block_size: int,
+    spare_slot: int | None = None,
+    max_tokens: int = 0,
+    *,
+    whole_tables: bool = False,
+) -> HostArrays:
+    """spare_slot: a slot for states that nobody reads; None: the graph has no states.
+
+    max_tokens: block tables have room for sequences of so many, so that shapes do not depend on lengths; 0: no more
+    than is there. whole_tables: they begin with the first block of a sequence, not of its window.
+    """
+    counts = np.diff(batch.query_start_loc)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    types = counts[:0] if batch.token_types is None else batch.token_types
+    saves = batch.state_saves if spare_slot is not None else None
+    has_saves = saves is not None and bool((saves[:, 1] >= 0).any())
+    save_counts = np.where(saves[:, 1] >= 0, saves[:, 0], 0) if has_saves and saves is not None else counts[:0]
+    arrays: list[NDArray[Any]] = [
+        batch.token_ids,
+        batch.positions,
+        owners,
+        batch.logits_indices,
+        batch.query_start_loc,
+        types,
+    ]
+    arrays += [batch.slot_mapping, save_counts, *_states(batch, counts, spare_slot)]
+    equal = []
+    for count in np.unique(counts[counts > 0]).tolist():
+        chosen = np.flatnonzero(counts == count)
+        rows = batch.query_start_loc[chosen][:, None] + np.arange(count)
+        at, windows = len(arrays), []
+        arrays += [rows.reshape(-1), batch.positions[rows]]
+        for number, group in enumerate(layout.groups):
+            seen = seen_blocks(batch, group, number, chosen, block_size, whole=whole_tables)
+            width = -(-max_tokens // block_size) - seen.tables.shape[1]
+            tables = np.pad(seen.tables, ((0, 0), (0, width))) if width > 0 else seen.tables
+            windows.append((len(arrays), len(arrays) + 1, len(arrays) + 2))
+            arrays += [tables, seen.first, seen.end]
+        equal.append((at, at + 1, tuple(windows)))
+    return HostArrays(
+        np.concatenate([a.reshape(-1).astype(np.int64) for a in arrays]),
+        tuple(a.shape for a in arrays),
+        tuple(batch.query_start_loc.tolist()),
+        tuple(save_counts.tolist()),
+        batch.token_types is not None,
+        spare_slot is not None,
+        tuple(equal),
+    )
+
+
+def _states(batch: Batch, counts: NDArray[Any], spare_slot: int | None) -> tuple[NDArray[Any], ...]:
+    """state_slots, is_fresh and saved_slots; empty without states."""
+    if spare_slot is None or batch.state_slots is None:
+        return counts[:0], counts[:0], counts[:0]
+    begins = batch.query_start_loc[:-1]
+    is_fresh = (counts > 0) & (batch.positions[np.minimum(begins, len(batch.positions) - 1)] == 0)
+    saved = np.full(len(counts), spare_slot)
+    if batch.state_saves is not None:
+        saved = np.where(batch.state_saves[:, 1] >= 0, batch.state_saves[:, 1], spare_slot)
+    return batch.state_slots, is_fresh, saved
+
+
+class SeenBlocks(NamedTuple):
+    """`VisibleBlocks` on the host."""
+
+    tables: Int32
+    first: Int32
+    end: Int32
+
+
+def seen_blocks(
+    batch: Batch, group: CacheGroup, number: int, chosen: NDArray[np.intp], block_size: int, *, whole: bool = False
+) -> SeenBlocks:
+    """The blocks that the tokens of these sequences see in a group of layers, without those before their window.
+
+    whole: with zeros in place of these.
+    """
+    lengths = batch.seq_lens[chosen]
+    has_tokens = np.diff(batch.query_start_loc)[chosen] > 0
+    begins = np.where(has_tokens, batch.query_start_loc[chosen], 0)
+    earliest = np.where(has_tokens, batch.positions[begins], lengths).tolist()
+    visible = [first_visible(position, group.window, chunked=group.chunked) for position in earliest]
+    start = np.array(visible, np.int32) // block_size
+    width = -(-lengths // block_size) - start
+    column = np.arange(int(width.max(initial=0)), dtype=np.int32)
+    is_there = column < width[:, None]
+    available = batch.block_tables[number, chosen]
+    tables = np.take_along_axis(available, np.where(is_there, start[:, None] + column, 0), axis=1)
+    tables = np.where(is_there, tables, 0).astype(np.int32)
+    if not whole:
+        return SeenBlocks(tables, start * block_size, lengths - start * block_size)
+    placed = np.zeros((len(chosen), int((start + width).max(initial=0))), np.int32)
+    for row, (begin, count) in enumerate(zip(start.tolist(), width.tolist(), strict=True)):
+        placed[row, begin : begin + count] = tables[row, :count]
+    return SeenBlocks(placed, np.zeros_like(start), lengths)

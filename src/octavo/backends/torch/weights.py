@@ -1,0 +1,147 @@
+"""The weights of a graph on the device: codes as planes, plain numbers in the type of the computation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.backends import PACKING
+from octavo.backends.memory import PackedType
+from octavo.backends.parameters import parameter_info, release, weight_of
+from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.backends.torch.quantized import whole
+from octavo.config import LoadProgress
+from octavo.graph.builder import Graph
+from octavo.graph.values import Parameter
+from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
+from octavo.quantization.packed import (
+    DENSE_TYPES,
+    CodebookWeight,
+    DenseWeight,
+    Float8Weight,
+    GGMLWeight,
+    GroupedWeight,
+    Weight,
+)
+
+_TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def held_type(weights: Mapping[str, Weight], parameter: Parameter, dtype: torch.dtype) -> PackedType:
+    """The stored type of a matrix and the one in which it is held: as planes of codes, or as plain numbers."""
+    info, shape = parameter_info(weights, parameter), parameter.shape
+    planes = _row_of_planes(info.type_name, shape)
+    if planes is None:
+        return PackedType(info.type_name, _TYPE_NAMES[dtype], info.nbytes, prod(shape) * dtype.itemsize)
+    of_all = sum(x.nbytes for x in (planes.table, planes.column_order) if x is not None)
+    held = (planes.nbytes - of_all) * prod(shape[:-1]) + of_all
+    return PackedType(info.type_name, info.type_name, info.nbytes, held)
+
+
+def _row_of_planes(type_name: str, shape: tuple[int, ...]) -> Planes | None:
+    """A row [1, in] of zeros of a stored type as planes; None: matrices of this shape are held as plain numbers.
+
+    So are stacks with an order of columns: only the weight itself tells whether its experts have one order.
+    """
+    if type_name in DENSE_TYPES or (type_name.endswith("_ORDER") and len(shape) > 2):
+        return None
+    return _zeros(type_name, shape[-1])
+
+
+@cache
+def _zeros(type_name: str, width: int) -> Planes | None:
+    if type_name in BLOCK_SIZES:
+        row = np.zeros((1, stored_bytes(type_name, (width,))), np.uint8)
+        return planes_of(GGMLWeight(type_name, row))
+    if float8 := re.fullmatch(r"F8_(E4M3|E5M2)(?:_ROW|_(?:ALL|\d+)X(ALL|\d+))?", type_name):
+        columns = int(float8[2]) if (float8[2] or "").isdigit() else None
+        scales = np.zeros((1, -(-width // (columns or width))), np.float32)
+        return planes_of(Float8Weight("E4M3", np.zeros((1, width), np.uint8), scales, 1, columns))
+    if codebook := re.fullmatch(r"(NF4|FP4|NVFP4)_(\d+)", type_name):
+        codes, count = np.zeros((1, width // 2), np.uint8), width // int(codebook[2])
+        of_rows = np.zeros((1, 1), np.float32) if codebook[1] == "NVFP4" else None
+        scales4 = np.zeros((1, count), np.float32 if of_rows is None else np.uint8)
+        return planes_of(CodebookWeight(codebook[1], (0.0,) * 16, int(codebook[2]), codes, scales4, of_rows))
+    found = re.fullmatch(r"I(\d)_(ROW|\d+)(_Z)?(_M)?(_F32)?(_ORDER)?", type_name)
+    if found is None:
+        return None
+    bits, group = int(found[1]), width if found[2] == "ROW" else int(found[2])
+    scales = np.zeros((1, width // group), np.float32 if found[5] else np.float16)
+    return planes_of(
+        GroupedWeight(
+            bits,
+            None if found[2] == "ROW" else group,
+            np.zeros((1, width * bits // 8), np.uint8),
+            scales,
+            zeros=np.zeros(scales.shape, np.uint8) if found[3] else None,
+            minima=scales if found[4] else None,
+            column_order=np.arange(width, dtype=np.int32) if found[6] else None,
+        )
+    )
+
+
+def vector_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of vectors, such as norms, beside matrices of `dtype`: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def vector_bytes(parameter: Parameter, dtype: torch.dtype) -> int:
+    """Bytes of a vector beside matrices of `dtype`."""
+    return prod(parameter.shape) * vector_type(dtype).itemsize
+
+
+class DeviceWeights:
+    """All weights of a graph, each loaded once."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Weight],
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: LoadProgress | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self._tensors: dict[Parameter, Tensor] = {}
+        self.planes: dict[Parameter, Planes] = {}  # the matrices that are held as codes
+        parameters = graph.parameters
+        ends = [*accumulate(parameter_info(weights, p).nbytes for p in parameters)]
+        for parameter, loaded in zip(parameters, ends, strict=True):
+            kind = dtype if parameter.is_matrix else vector_type(dtype)
+            weight = weight_of(weights, parameter)
+            planes = None
+            if parameter.is_matrix and _row_of_planes(weight.type_name, weight.shape) is not None:
+                planes = planes_of(weight)
+            if planes is None:
+                self._tensors[parameter] = _tensor(weight, kind, device)
+            else:
+                self.planes[parameter] = planes.to(device)
+            release(weights, parameter)
+            if progress is not None:
+                progress(PACKING, loaded, ends[-1])
+        self.nbytes = sum(x.nbytes for x in self._tensors.values()) + sum(p.nbytes for p in self.planes.values())
+
+    def __getitem__(self, parameter: Parameter) -> Tensor:
+        """The numbers; those of codes are written out anew each time."""
+        planes = self.planes.get(parameter)
+        return self._tensors[parameter] if planes is None else whole(planes, self.dtype)
+
+    def clear(self) -> None:
+        """Frees all of them."""
+        self._tensors.clear()
+        self.planes.clear()
+        self.nbytes = 0
+
+
+def _tensor(weight: Weight, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if isinstance(weight, DenseWeight) and weight.data.dtype == np.uint16:
+        stored = torch.from_numpy(np.ascontiguousarray(weight.data).view(np.int16).copy()).view(torch.bfloat16)
+        return stored.to(device).to(dtype)
+    return torch.tensor(weight.dequantize(), device=device).to(dtype)

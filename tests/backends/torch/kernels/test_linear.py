@@ -1,0 +1,75 @@
+"""Products with quantized weights against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo.backends.torch.kernels.linear import linear, parts_of
+from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.quantization.packed import Weight
+from tests.support.canonical import random_grouped
+from tests.support.quantize import random_weight
+
+_FORMATS: list[Weight] = [
+    random_grouped((40, 272), 1, bits=4, group=16),
+    random_grouped((40, 384), 2, bits=4, group=128, mins="zeros"),
+    random_grouped((40, 256), 3, bits=3, group=32, mins="minima"),
+    random_grouped((40, 144), 4, bits=8, group=None),
+    random_weight("Q6_K", (36, 256), 5),
+    random_weight("IQ4_NL", (36, 288), 6),
+    random_weight("MXFP4", (36, 160), 7),
+    random_weight("Q1_0", (36, 256), 8),
+    random_weight("Q2_K", (36, 256), 9),
+]
+
+
+def _planes(weight: Weight, device: torch.device) -> tuple[Planes, torch.Tensor]:
+    planes = planes_of(weight)
+    assert planes is not None
+    return planes.to(device), torch.from_numpy(weight.dequantize()).double().to(device)
+
+
+def _check(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error < tolerance
+
+
+@pytest.mark.parametrize("weight", _FORMATS, ids=lambda w: w.type_name)
+@pytest.mark.parametrize("rows", [1, 3, 19])
+def test_products_of_every_kind_of_planes(weight: Weight, rows: int, device: torch.device) -> None:
+    planes, numbers = _planes(weight, device)
+    x = torch.randn(rows, numbers.shape[1] + 8, device=device)[:, : numbers.shape[1]]
+    bias = torch.randn(numbers.shape[0], device=device)
+    residual = torch.randn(rows, numbers.shape[0] + 3, device=device)[:, : numbers.shape[0]]
+    out = torch.full((rows, numbers.shape[0]), float("nan"), device=device)
+    linear(x, planes, bias, residual, out=out)
+    _check(out, x.double() @ numbers.T + bias.double() + residual.double(), 1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_half_precision_rows(rows: int, device: torch.device) -> None:
+    planes, numbers = _planes(_FORMATS[0], device)
+    x = torch.randn(rows, numbers.shape[1], device=device).half()
+    _check(linear(x, planes), x.double() @ numbers.T, 1e-3)
+    assert linear(x, planes).dtype == torch.float16
+    assert linear(x, planes, dtype=torch.float32).dtype == torch.float32
+
+
+def test_no_rows(device: torch.device) -> None:
+    planes, numbers = _planes(_FORMATS[0], device)
+    assert linear(torch.zeros(0, numbers.shape[1], device=device), planes).shape == (0, 40)
+
+
+def test_deterministic_rows_do_not_depend_on_their_neighbours(device: torch.device) -> None:
+    planes, numbers = _planes(_FORMATS[4], device)
+    x = torch.randn(37, numbers.shape[1], device=device)
+    together = linear(x, planes, deterministic=True)
+    for row in (0, 17, 36):
+        assert torch.equal(linear(x[row : row + 1], planes, deterministic=True)[0], together[row])
+
+
+def test_parts_of_the_columns_cover_them() -> None:
+    assert parts_of(blocks=32, tiles=1000) == 1
+    assert parts_of(blocks=32, tiles=64) == 4
+    assert parts_of(blocks=1, tiles=1) == 1

@@ -1,0 +1,92 @@
+"""Products of experts, of few rows and of int8 rows against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.backends.torch.kernels.dense import dense_linear, int8_linear
+from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
+from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.quantization.packed import stack
+from tests.support.quantize import random_weight
+
+
+def _chosen(rows: int, experts: int, top_k: int, device: torch.device) -> torch.Tensor:
+    rng = np.random.default_rng(rows)
+    found = np.stack([rng.permutation(experts)[:top_k] for _ in range(rows)]) if rows else np.zeros((0, top_k))
+    return torch.from_numpy(found.astype(np.int64)).to(device)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_sorted_pairs_are_each_in_a_tile_of_their_expert(rows: int, device: torch.device) -> None:
+    chosen = _chosen(rows, 5, 2, device)
+    chosen[:, 0] = 3  # of which there are many
+    chosen[:, 1] = torch.where(chosen[:, 1] == 3, 4, chosen[:, 1])
+    pairs, expert_of, size = sort_by_expert(chosen, 5)
+    assert sorted(pairs[pairs >= 0].tolist()) == list(range(rows * 2))
+    for tile, expert in enumerate(expert_of.tolist()):
+        inside = pairs[tile * size : (tile + 1) * size]
+        inside = inside[inside >= 0].long()
+        assert (chosen.reshape(-1)[inside] == expert).all()
+        assert inside.tolist() == sorted(inside.tolist())
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "plain"])
+@pytest.mark.parametrize("rows", [3, 21])
+def test_products_of_experts(kind: str, rows: int, device: torch.device) -> None:
+    experts, top_k = 4, 2
+    if kind == "plain":
+        numbers = torch.randn(experts, 40, 72, device=device)
+        weight: Planes | torch.Tensor = numbers
+        numbers = numbers.double()
+    else:
+        stacked = stack([random_weight(kind, (40, 256), seed) for seed in range(experts)])
+        planes = planes_of(stacked)
+        assert planes is not None
+        weight, numbers = planes.to(device), torch.from_numpy(stacked.dequantize()).double().to(device)
+    chosen = _chosen(rows, experts, top_k, device)
+    x, bias = torch.randn(rows, numbers.shape[2], device=device), torch.randn(experts, 40, device=device)
+    factors = torch.rand(rows * top_k, device=device)
+    places = sort_by_expert(chosen, experts)
+    found = expert_linear(x, weight, places, top_k, bias, factors)
+    flat = chosen.reshape(-1)
+    spread = x.double().repeat_interleave(top_k, 0)
+    wide = torch.einsum("pk,pnk->pn", spread, numbers[flat]) + bias.double()[flat]
+    assert (found.double() - wide * factors.double()[:, None]).norm() / wide.norm() < 1e-6
+    # Rows of their own for each pair, as those between the products of an expert are.
+    again = expert_linear(spread.float(), weight, places, 1, bias)
+    assert (again.double() - wide).norm() / wide.norm() < 1e-6
+    halves = expert_linear(x.half(), weight.half() if isinstance(weight, torch.Tensor) else weight, places, top_k)
+    assert halves.dtype == torch.float16
+    assert (halves.double() + bias.double()[flat] - wide).norm() / wide.norm() < 3e-3
+
+
+def test_no_rows(device: torch.device) -> None:
+    places = sort_by_expert(_chosen(0, 4, 2, device), 4)
+    x = torch.zeros(0, 72, device=device)
+    assert expert_linear(x, torch.zeros(4, 8, 72, device=device), places, 2).shape == (0, 8)
+    assert dense_linear(x, torch.zeros(8, 72, device=device)).shape == (0, 8)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_rows_of_plain_weights(rows: int, device: torch.device) -> None:
+    x, weight = torch.randn(rows, 143, device=device)[:, :130], torch.randn(37, 130, device=device)
+    bias, residual = torch.randn(37, device=device), torch.randn(rows, 37, device=device)
+    found = dense_linear(x, weight, bias, residual)
+    expected = x.double() @ weight.double().T + bias.double() + residual.double()
+    assert (found.double() - expected).norm() / expected.norm() < 1e-6
+    assert torch.equal(dense_linear(x[:1], weight, bias, residual[:1])[0], found[0])
+
+
+@pytest.mark.parametrize("rows", [1, 16, 45])
+def test_int8_products_are_exact_but_for_the_scales(rows: int, device: torch.device) -> None:
+    rng = np.random.default_rng(2)
+    x, weight = (torch.from_numpy(rng.integers(-127, 128, (n, 300)).astype(np.int8)).to(device) for n in (rows, 50))
+    x_scales, scales = torch.rand(rows, device=device), torch.rand(50, device=device)
+    bias = torch.randn(50, device=device)
+    expected = (x.double() @ weight.double().T) * x_scales.double()[:, None] * scales.double() + bias.double()
+    for deterministic in (False, True):
+        found = int8_linear((x, x_scales), weight, scales, bias, dtype=torch.float32, deterministic=deterministic)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-3)

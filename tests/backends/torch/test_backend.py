@@ -1,0 +1,147 @@
+"""The backend as users meet it: its devices, its sizes, a real model, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from octavo.backends import ExecutorLimits, get_backend
+from octavo.backends.torch.compile import TorchBackend
+from octavo.batch import Batch
+from octavo.errors import UsageError
+from tests.support.batches import Request, step
+from tests.support.sampling_batches import sampling_batch
+from tests.support.tiny_models import tiny_graph
+
+LIMITS = ExecutorLimits(32, 4, 32, 64, max_logits_rows=3)
+
+
+def prompt() -> Batch:
+    return step([(Request(list(range(5, 27)), [0, 1, 2]), 22)], block_size=8)
+
+
+def test_devices_that_are_not_there_are_refused() -> None:
+    with pytest.raises(UsageError, match="'tpu' is no device of torch; give cpu, cuda or cuda:1"):
+        get_backend("torch:tpu")
+    with pytest.raises(UsageError, match="runs on cpu and cuda, not on meta"):
+        get_backend("torch:meta")
+    with pytest.raises(UsageError, match=r"cuda:99 is not there: torch .* finds \d+ GPUs; give torch:cpu"):
+        get_backend("torch:cuda:99")
+    with pytest.raises(UsageError, match="there is no backend 'reference:cpu'"):
+        get_backend("reference:cpu")
+
+
+def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.startswith("octavo.backends.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UsageError, match=r"needs torch: pip install 'octavo\[gpu\]'"):
+        get_backend("torch")
+
+
+def test_logits_beyond_the_rows_that_are_held_are_made_in_turns() -> None:
+    graph, weights = tiny_graph("llama")
+    outputs = []
+    for limits in (LIMITS, replace(LIMITS, max_logits_rows=None)):
+        executor = get_backend("torch:cpu").compile(graph, weights, limits)
+        executor.allocate_cache(4, 8)
+        options = sampling_batch(22, temperature=1, num_logprobs=np.arange(22) % 4 - 1)
+        outputs.append(executor.submit(replace(prompt(), sampling=options)).wait())
+    for name in ("token_ids", "ranks", "top_ids"):
+        np.testing.assert_array_equal(getattr(outputs[0], name), getattr(outputs[1], name))
+    np.testing.assert_allclose(outputs[0].logits, outputs[1].logits, rtol=0, atol=1e-5)
+    assert outputs[0].top_ids.shape == (22, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("token_ids", 96, "token_ids are 5 to 96; they must be in 0 to 95"),
+        ("positions", -1, "positions are -1 to 21"),
+        ("slot_mapping", 32, "slot_mapping are 0 to 32; they must be in 0 to 31"),
+        ("logits_indices", 22, "logits_indices are 0 to 22"),
+        ("block_tables", 4, "block_tables are 0 to 4; they must be in 0 to 3"),
+        ("query_start_loc", 5, "does not divide 22 tokens among 1 requests"),
+        ("seq_lens", 65, "seq_lens are 65 to 65"),
+        ("seq_lens", 3, "a position is not before the end of its sequence"),
+    ],
+)
+def test_a_wrong_number_of_a_batch_is_refused_before_anything_runs(name: str, value: int, reason: str) -> None:
+    graph, weights = tiny_graph("llama")
+    executor = get_backend("torch:cpu").compile(graph, weights, LIMITS)
+    executor.allocate_cache(4, 8)
+    batch = prompt()
+    array = getattr(batch, name).copy()
+    array.reshape(-1)[-1 if name != "positions" else 0] = value
+    with pytest.raises(ValueError, match=reason):
+        executor.submit(replace(batch, **{name: array}))
+
+
+def test_entries_of_block_tables_that_are_not_read_may_be_anything() -> None:
+    graph, weights = tiny_graph("llama")
+    executor = get_backend("torch:cpu").compile(graph, weights, LIMITS)
+    executor.allocate_cache(4, 8)
+    batch = prompt()
+    wide = np.pad(batch.block_tables, ((0, 0), (0, 0), (0, 2)), constant_values=10**6)
+    expected = executor.submit(batch).wait().logits
+    np.testing.assert_array_equal(executor.submit(replace(batch, block_tables=wide)).wait().logits, expected)
+
+
+def test_in_bfloat16_a_step_is_close_to_float32() -> None:
+    """As on a GPU: matrices and values in bfloat16, vectors and logits in float32."""
+    graph, weights = tiny_graph("llama")
+    logits = []
+    for dtype in (torch.bfloat16, torch.float32):
+        executor = TorchBackend(torch.device("cpu"), dtype).compile(graph, weights, LIMITS)
+        executor.allocate_cache(4, 8)
+        logits.append(executor.submit(prompt()).wait().logits)
+    assert logits[0].dtype == np.float32
+    assert 0 < np.linalg.norm(logits[0] - logits[1]) < 0.05 * np.linalg.norm(logits[1])
+
+
+def test_work_is_done_on_the_gpu_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches, streams and events are of the current GPU, which is not the tensors' one by itself."""
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def enter(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    executor = get_backend("torch:cpu").compile(*tiny_graph("llama"), LIMITS)
+    executor.allocate_cache(4, 8)
+    seen: list[torch.device] = []
+    monkeypatch.setattr(executor, "device", torch.device("cuda:1"))
+    monkeypatch.setattr(executor, "_run", lambda _: seen.extend(entered))
+    executor.submit(prompt())
+    assert seen == [torch.device("cuda:1")]
+    assert not entered
+
+
+def test_memory_that_torch_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the server could not load a second model in place of the first."""
+    for name, found in (("mem_get_info", (1000, 9000)), ("memory_reserved", 5000), ("memory_allocated", 1500)):
+        monkeypatch.setattr(torch.cuda, name, lambda _, found=found: found)
+    assert TorchBackend(torch.device("cuda:0"), torch.bfloat16).memory().available_bytes == 1000 + 3500
+
+
+@pytest.mark.slow
+def test_a_real_model_answers_as_the_specification_does(smollm2_path: Path) -> None:
+    found = {}
+    for backend in ("torch:cpu", "reference"):
+        with LLM(str(smollm2_path), backend=backend, max_model_len=64, kv_cache_memory="64MiB") as llm:
+            outputs = llm.generate(
+                ["The capital of France is", "1, 2, 3,"], SamplingParams(temperature=0, max_tokens=8)
+            )
+            found[backend] = [output.outputs[0].token_ids for output in outputs]
+    assert found["torch:cpu"] == found["reference"]

@@ -1,0 +1,152 @@
+"""The calls of kernels whose compilation is kept on record: the shapes of an 8B model, on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
+from octavo.backends.torch.kernels.cache_view import CacheView
+from octavo.backends.torch.kernels.dense import dense_linear, int8_linear
+from octavo.backends.torch.kernels.dequantize import dequantize
+from octavo.backends.torch.kernels.experts import Sorted, expert_linear
+from octavo.backends.torch.kernels.gate import gated, gated_int8
+from octavo.backends.torch.kernels.linear import linear
+from octavo.backends.torch.kernels.norm import layer_norm, rms_norm
+from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate
+from octavo.backends.torch.kernels.sample import Entries, RowOptions, gather_tokens, sample_rows
+from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
+from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
+from octavo.quantization.packed import Weight
+from tests.support.canonical import random_grouped
+from tests.support.quantize import random_weight
+
+Case = tuple[str, Callable[[], object]]
+_IN = 4096
+
+
+def _planes(weight: Weight) -> Planes:
+    found = planes_of(weight)
+    assert found is not None
+    return found.to("meta")
+
+
+def _weights() -> Iterator[tuple[str, Planes]]:
+    yield "I4_128_Z", _planes(random_grouped((256, _IN), 1, group=128, mins="zeros"))
+    for name in ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K"):
+        yield name, _planes(random_weight(name, (256, _IN), 1))
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _products() -> Iterator[Case]:
+    for name, planes in _weights():
+        yield f"dequantize {name}", lambda p=planes: dequantize(p, torch.bfloat16)
+        for rows in (1, 8, 128):
+            yield f"linear {name} {rows}", lambda p=planes, r=rows: linear(_empty(r, _IN), p)
+
+
+def _cache(p: AttentionParams, dtype: torch.dtype) -> CacheView:
+    shape = (64, p.num_kv_heads, 16)
+    is_latent = p.cache.value_dim != p.head_dim
+    values = None if is_latent else _empty(*shape, p.cache.value_dim, dtype=dtype)
+    scales = [_empty(*shape, dtype=torch.float32) if dtype == torch.int8 else None for _ in range(2)]
+    return CacheView(_empty(*shape, p.head_dim, dtype=dtype), values, *scales)
+
+
+def _ints(*shape: int) -> torch.Tensor:
+    return _empty(*shape, dtype=torch.int32)
+
+
+def _attention() -> Iterator[Case]:
+    models = {
+        "8B": AttentionParams(0, 32, 8, 128, 0.1),
+        "dim 64, window, sinks": AttentionParams(0, 64, 8, 64, 0.1, window=128),
+        "dim 256, soft cap": AttentionParams(0, 8, 4, 256, 0.1, softcap=50.0),
+        "dim 96": AttentionParams(0, 32, 32, 96, 0.1),
+        "latent": AttentionParams(0, 128, 1, 576, 0.1, value_dim=512),
+    }
+    seqs = Sequences(_ints(33), _ints(32), _ints(32, 256))
+    for name, p in models.items():
+        kinds = (torch.bfloat16, torch.float8_e4m3fn, torch.int8) if name == "8B" else (torch.bfloat16,)
+        for dtype in kinds:
+            cache, kind = _cache(p, dtype), str(dtype).removeprefix("torch.")
+            sinks = (_empty(p.num_heads) if "sinks" in name else None, None)
+            q = _empty(32, p.num_heads, p.head_dim)
+            yield (
+                f"decode {name} {kind}",
+                lambda a=(q, cache, p, seqs, 4096), s=sinks: decode_attention(*a, tables_of=s),
+            )
+            yield f"prefill {name} {kind}", lambda a=(q, cache, p, seqs), s=sinks: prefill_attention(*a, tables_of=s)
+
+
+def _rowwise() -> Iterator[Case]:
+    p = AttentionParams(0, 32, 8, 128, 0.1)
+    steps = HeadSteps(_empty(8192, 2, 64, dtype=torch.float32), _empty(128), _empty(128), (True, True, False), 1e-6)
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int8):
+        kind, a = (
+            str(dtype).removeprefix("torch."),
+            (_empty(32, 6144), _cache(p, dtype), p, steps, _ints(32), _ints(32)),
+        )
+        yield f"heads {kind}", lambda a=a: prepare_heads(*a)
+    x, weight = _empty(32, _IN), _empty(_IN)
+    yield "rotate", lambda: rotate(x, 128, _empty(8192, 2, 64, dtype=torch.float32), _ints(32))
+    yield "rms_norm", lambda: rms_norm(x, weight, 1e-6, residual=x)
+    yield "rms_norm int8", lambda: rms_norm(x, weight, 1e-6, residual=x, to_int8_rows=True)
+    yield "layer_norm", lambda: layer_norm(x, weight, weight, 1e-6, residual=x)
+    for kind in ("silu", "gelu", "gelu_tanh"):
+        yield f"gated {kind}", lambda k=kind: gated(_empty(32, 28672), k)
+    yield "gated int8", lambda: gated_int8(_empty(32, 14336), "silu", _empty(32, 14336))
+
+
+def _further_products() -> Iterator[Case]:
+    places = Sorted(_ints(24 * 16), _ints(24), 16)
+    experts = {"plain": _empty(8, 256, _IN), "Q4_0": _planes(random_weight("Q4_0", (8, 64, _IN), 1))}
+    for name, weight in experts.items():
+        yield f"experts {name}", lambda w=weight: expert_linear(_empty(32, _IN), w, places, 2)
+    yield "dense 1", lambda: dense_linear(_empty(1, _IN), _empty(_IN, _IN))
+    codes, scales = _empty(_IN, _IN, dtype=torch.int8), _empty(_IN, dtype=torch.float32)
+    for rows in (8, 1024):
+        taken = (codes[:rows], scales[:rows])
+        yield f"int8 {rows}", lambda t=taken: int8_linear(t, codes, scales)
+
+
+def _sampling() -> Iterator[Case]:
+    floats, doubles = _empty(32, dtype=torch.float32), _empty(32, dtype=torch.float64)
+    options = RowOptions(floats, _ints(32), doubles, doubles, floats, _ints(32), _ints(32), doubles)
+    bias, history = (_ints(33), _ints(64), _empty(64, dtype=torch.float32)), (_ints(33), _ints(64), _ints(64))
+    entries = Entries(_ints(32), bias, history, (floats, floats, floats), _ints(32, 4008))
+    yield "sample", lambda: sample_rows(_empty(32, 128256, dtype=torch.float32), options, entries, 5)
+    yield "gather", lambda: gather_tokens(_ints(32), _ints(32), _ints(32))
+
+
+def _states() -> Iterator[Case]:
+    rows = StateRows(_ints(33), _ints(32), _ints(32), _ints(32), _ints(32, 2))
+    float32 = {"dtype": torch.float32}
+    heads, delta = _empty(32, **float32), DeltaHeads(16, 32, 128, 128)
+    state = _empty(64, 32, 128, 128, **float32)
+    yield (
+        "short_conv",
+        lambda: short_conv(_empty(32, 8192), _empty(64, 3, 8192, **float32), (_empty(8192 * 4), None), "silu", rows),
+    )
+    yield (
+        "delta_rule",
+        lambda: delta_rule(
+            (_empty(32, 8192), _empty(32, 32), _empty(32, 32)), state, (heads, heads), delta, 1e-6, rows
+        ),
+    )
+    scan = ScanHeads(32, 128, 8, 128)
+    yield (
+        "selective_scan",
+        lambda: selective_scan((_empty(32, 6144), _empty(32, 32)), state, (heads, heads, heads), scan, rows),
+    )
+
+
+def cases() -> Iterator[Case]:
+    """(name, call) of every case."""
+    for group in (_states, _rowwise, _further_products, _sampling, _attention, _products):
+        yield from group()
