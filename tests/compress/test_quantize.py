@@ -101,7 +101,7 @@ def test_threads_and_parts_change_no_byte_of_a_tensor(source: Path, tmp_path: Pa
     assert run(source, one, "--type", "iq3_m", "--threads", 1)[0] == 0
     assert run(source, many, "--type", "iq3_m", "--threads", 3)[0] == 0
     assert one.read_bytes() == many.read_bytes()
-    assert run(source, parts, "--type", "iq3_m", "--max-part-size", "100K")[0] == 0
+    assert run(source, parts, "--type", "iq3_m", "--max-part-size", "100KiB")[0] == 0
     whole = open_gguf(tmp_path / "parts-00001-of-00004.gguf")
     for name, info in open_gguf(one).tensors.items():
         np.testing.assert_array_equal(whole.array(name), open_gguf(one).array(name))
@@ -140,7 +140,7 @@ def test_quantizing_again_is_done_with_a_warning(source: Path, tmp_path: Path) -
         (("--type", "q4_0", "--tensor-type", "ffn=q9"), "type 'q9' is unknown; a tensor can be BF16, F16"),
         (("--type", "q4_0", "--tensor-type", "(=q8_0"), "is no regular expression"),
         (("--type", "q4_0", "--keep", "attention"), "pattern 'attention' is found in no tensor's name"),
-        (("--type", "q4_0", "--max-part-size", "big"), "write a size such as 4GiB"),
+        (("--type", "q4_0", "--max-part-size", "big"), "--max-part-size is 'big'; write a size in bytes"),
         (("--type", "tq2_0"), "cannot become TQ2_0: blocks of 256 must have values -d, 0 and d alone"),
     ],
 )

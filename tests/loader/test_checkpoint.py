@@ -133,7 +133,7 @@ def test_rotary_factors_of_a_wrong_shape(tensor: Tensor, tmp_path: Path) -> None
 
 # Well-formed metadata with invalid values. None: the key is missing.
 SENSELESS: dict[str, tuple[dict[str, Value | None], str]] = {
-    "no architecture": ({"general.architecture": None}, "general.architecture is None; it must name an architecture"),
+    "no architecture": ({"general.architecture": None}, "general.architecture is missing"),
     "numeric architecture": ({"general.architecture": 7}, "general.architecture is 7"),
     "empty architecture": ({"general.architecture": ""}, "architecture '' is not supported"),
     "long architecture": ({"general.architecture": "x" * 1_000_000}, "architecture 'xxx"),
@@ -264,7 +264,7 @@ def test_infinite_scales_load(tmp_path: Path) -> None:
             CONFIG | {"model_type": "lamma"},
             "architecture 'lamma' is not supported; nearest of the supported ones: llama",
         ),
-        (CONFIG | {"model_type": None}, "model_type is None"),
+        (CONFIG | {"model_type": None}, "model_type is missing"),
         (CONFIG | {"model_type": "../x"}, "'../x' is not supported"),
         (CONFIG | {"vocab_size": 0}, "vocab_size"),
         (CONFIG | {"vocab_size": -5}, "vocab_size"),

@@ -46,10 +46,15 @@ class Outcome:
 
 
 def environment(cache: Path, endpoint: str, **more: str) -> dict[str, str]:
-    """Only the hub, index, token and cache of the test are visible."""
+    """Only the hub, index, token, cache and temporary files of the test are visible."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "HF_", "OCTAVO_", "XDG_"))}
     kept |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache / "hf"), "OCTAVO_CACHE": str(cache / "octavo")}
-    kept |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_ETAG_TIMEOUT": "2"}
+    kept |= {
+        "TMPDIR": str(cache),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_ETAG_TIMEOUT": "2",
+    }
     kept |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     return kept | more
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.quantizers import compute_threads, quantizer_types
+from octavo.compress.allocation import Option, allocate
 from octavo.compress.encode import Importance, encode
 from octavo.compress.importance import ImportanceMatrix, fitted
 from octavo.compress.mixtures import MIXTURES, Mixture, Rules, can_be_quantized, fallback, find_mixture, layer_order
@@ -22,6 +24,7 @@ from octavo.loader.gguf_writer import MetadataValue, OutputTensor, write_gguf
 from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
 from octavo.quantization.packed import DENSE_TYPES
 
+_LEAST_BLOCK = 32
 Report = Callable[[int, int], None]
 """Bytes of the result that are done, and of the whole."""
 
@@ -79,12 +82,23 @@ def choose_types(
 
 
 def _choose(tensor: SourceTensor, rules: Rules, options: TypeOptions) -> TypeChoice:
+    # The rules count tensors, those with a type of their own included.
+    name, width = tensor.name, tensor.shape[-1]
+    is_asked = can_be_quantized(name, tensor.shape) and not any(pattern.search(name) for pattern in options.keep)
+    by_rule = rules.choose(name, tensor.shape) if is_asked else ""
+    if (fixed := _fixed(tensor, options)) is not None:
+        return fixed
+    type_name = fallback(by_rule, width)
+    return TypeChoice(tensor, type_name, "" if type_name == by_rule else f"{by_rule} does not fit rows of {width}")
+
+
+def _fixed(tensor: SourceTensor, options: TypeOptions) -> TypeChoice | None:
+    """The choice for a tensor that no mixture decides; None for the others. Raises UsageError."""
     name, shape = tensor.name, tensor.shape
     if any(pattern.search(name) for pattern in options.keep):
         return TypeChoice(tensor, tensor.type_name, "kept")
     if not can_be_quantized(name, shape):
         return TypeChoice(tensor, tensor.type_name if tensor.type_name in DENSE_TYPES else "F32")
-    by_rule = rules.choose(name, shape)
     for pattern, type_name in options.overrides:
         if pattern.search(name):
             if shape[-1] % BLOCK_SIZES[type_name][0]:
@@ -94,8 +108,49 @@ def _choose(tensor: SourceTensor, rules: Rules, options: TypeOptions) -> TypeCho
                     param="tensor_type",
                 )
             return TypeChoice(tensor, type_name, "chosen by --tensor-type")
-    type_name = fallback(by_rule, shape[-1])
-    return TypeChoice(tensor, type_name, "" if type_name == by_rule else f"{by_rule} does not fit rows of {shape[-1]}")
+    return None
+
+
+def free_tensors(model: SourceModel, options: TypeOptions) -> list[SourceTensor]:
+    """The tensors whose type a size decides: those that `options` leave free and whose rows are whole blocks.
+
+    Raises what `choose_types` raises.
+    """
+    _check_patterns(model, options)
+    return [t for t in model.tensors if t.shape[-1] % _LEAST_BLOCK == 0 and _fixed(t, options) is None]
+
+
+def choose_by_size(
+    model: SourceModel, options: TypeOptions, bits: float, losses: Mapping[str, Sequence[Option]]
+) -> list[TypeChoice]:
+    """The types with the least loss within so many bits per weight, in the order of the model.
+
+    losses: the options of every free tensor. Raises UsageError if the model cannot be as small.
+    """
+    taken: dict[str, TypeChoice] = {}
+    for tensor in model.tensors:
+        if tensor.name not in losses:
+            dense = tensor.type_name if tensor.type_name in DENSE_TYPES else "F16"
+            taken[tensor.name] = _fixed(tensor, options) or TypeChoice(tensor, dense, "no whole blocks")
+    num_values = sum(math.prod(tensor.shape) for tensor in model.tensors)
+    others = sum(choice.nbytes for choice in taken.values())
+    least = others + sum(min(option.nbytes for option in found) for found in losses.values())
+    if bits * num_values < 8 * least:
+        needed = math.ceil(800 * least / num_values) / 100
+        raise UsageError(f"--bpw {bits:g} is too small: this model needs {needed:g} bits per weight at least")
+    free = [tensor for tensor in model.tensors if tensor.name in losses]
+    chosen = allocate([losses[tensor.name] for tensor in free], int(bits * num_values / 8) - others)
+    taken |= {tensor.name: TypeChoice(tensor, option.type_name) for tensor, option in zip(free, chosen, strict=True)}
+    return [taken[tensor.name] for tensor in model.tensors]
+
+
+def nearest_file_type(choices: Sequence[TypeChoice]) -> int:
+    """`general.file_type` of the mixture whose base is the type of most weights."""
+    counts: Counter[str] = Counter()
+    for choice in choices:
+        counts[choice.type_name] += math.prod(choice.tensor.shape)
+    [(most, _)] = counts.most_common(1)
+    return next((mixture.file_type for mixture in MIXTURES.values() if mixture.base == most), 0)
 
 
 def _check_patterns(model: SourceModel, options: TypeOptions) -> None:

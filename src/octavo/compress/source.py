@@ -76,11 +76,18 @@ def open_source(path: Path) -> Iterator[SourceModel]:
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
         with closing(open_checkpoint(path)) as checkpoint:
             metadata, sources = gguf_form_of(checkpoint)
-            yield SourceModel(path, metadata, [_tensor(checkpoint.file, *item) for item in sources.items()])
+            yield as_source(path, metadata, checkpoint.file, sources)
         return
     with closing(open_gguf(path)) as file:
         metadata = typed_metadata(file.metadata, file.number_types)
         yield SourceModel(path, metadata, [_tensor(file, name, file.source(name)) for name in file.tensors])
+
+
+def as_source(
+    path: Path, metadata: Mapping[str, MetadataValue], file: TensorFiles, sources: Mapping[str, Source]
+) -> SourceModel:
+    """A model of these tensors, by GGUF name, which are made of those of a file."""
+    return SourceModel(path, metadata, [_tensor(file, *item) for item in sources.items()])
 
 
 def _tensor(file: TensorFiles, name: str, source: Source) -> SourceTensor:

@@ -42,7 +42,7 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
     keys = form.keys(checkpoint.config, reader)
     weights = _weights(checkpoint)
     shapes = {name: source.shape for name, source in weights.items()}
-    _check_config(checkpoint, _prefixed(form.name, keys), f"{form.name}.", shapes)
+    _check_config(checkpoint, _prefixed(form.name, keys), form.name, shapes)
     metadata: dict[str, MetadataValue] = {
         "general.architecture": form.name,
         "general.type": "model",
@@ -51,7 +51,7 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
         **_sampling(checkpoint),
         **gguf_tokenizer(path.parent, shapes["embed_tokens.weight"][0]),
     }
-    return metadata, _factors(keys) | _tensors(checkpoint, weights)
+    return metadata, _factors(keys) | tensors_in_gguf(checkpoint, form.name, weights)
 
 
 def _model_name(path: Path) -> str:
@@ -78,10 +78,10 @@ def _weights(checkpoint: Checkpoint) -> dict[str, Source]:
     return found
 
 
-def _tensors(checkpoint: Checkpoint, weights: Mapping[str, Source]) -> dict[str, Source]:
-    """The tensors by GGUF name: the embedding, the layers, and what comes after them."""
-    table = weight_table(load_architecture(checkpoint.architecture))
-    stems = {stem: name for name, stem in {**GGUF_STEMS, **table.names}.items() if _is_gguf_stem(name)}
+def tensors_in_gguf(checkpoint: Checkpoint, name: str, weights: Mapping[str, Source]) -> dict[str, Source]:
+    """The tensors by GGUF name: the embedding, the layers, and what comes after them. name: the architecture there."""
+    table = weight_table(load_architecture(name))
+    stems = {stem: known for known, stem in {**GGUF_STEMS, **table.names}.items() if _is_gguf_stem(known)}
     found = {}
     for name, source in restored(weights, table.transforms, checkpoint.config).items():
         if (new := renamed(name, stems)) is None:
@@ -98,7 +98,7 @@ def _float_vector(source: Source) -> Source:
 
 
 def _is_gguf_stem(name: str) -> bool:
-    return name.startswith("blk.") or name in GGUF_STEMS
+    return name.startswith(("blk.", "position_embd")) or name in GGUF_STEMS
 
 
 def _order(name: str) -> tuple[float, str]:
@@ -131,19 +131,20 @@ def _sampling(checkpoint: Checkpoint) -> dict[str, MetadataValue]:
     return keys
 
 
-def _check_config(checkpoint: Checkpoint, metadata: Keys, prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check_config(checkpoint: Checkpoint, metadata: Keys, name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ModelLoadError naming the fields that a reader of the file would see differently."""
-    module = load_architecture(checkpoint.architecture)
-    read: ModelConfig = module.Config.from_gguf(ConfigReader(metadata, prefix), shapes)
-    if different := list(_differences(checkpoint.config, read, "")):
+    read: ModelConfig = load_architecture(name).Config.from_gguf(ConfigReader(metadata, f"{name}."), shapes)
+    if different := list(differences(checkpoint.config, read, "")):
         raise ModelLoadError(f"{checkpoint.path}: GGUF files cannot say this model's {', '.join(different[:5])}")
 
 
-def _differences(a: object, b: object, name: str) -> Iterator[str]:
+def differences(a: object, b: object, name: str) -> Iterator[str]:
     """The names of fields with different values."""
-    if dataclasses.is_dataclass(a) and type(a) is type(b):
+    if dataclasses.is_dataclass(a) and dataclasses.is_dataclass(b):
+        # A field that the other architecture lacks must have its default.
         for field in dataclasses.fields(a):
-            yield from _differences(getattr(a, field.name), getattr(b, field.name), f"{name}.{field.name}".strip("."))
+            other = getattr(b, field.name, field.default)
+            yield from differences(getattr(a, field.name), other, f"{name}.{field.name}".strip("."))
     elif not _is_equal(a, b):
         yield name
 

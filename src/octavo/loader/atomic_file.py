@@ -106,6 +106,15 @@ class _errors_of:  # noqa: N801 - used like a function; a generator would cost a
             raise ModelWriteError(f"{self._path}: {value.strerror or value}") from value
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a small file in UTF-8, complete or not at all. Raises ModelWriteError."""
+    data = text.encode()
+    with AtomicFile(path, data[:1]) as file:
+        file.write(data[1:])
+        file.complete()
+        file.publish()
+
+
 def check_free_space(directory: Path, num_bytes: int) -> None:
     """Raises ModelWriteError if the file system of an existing directory has no room for so many bytes."""
     with _errors_of(directory):

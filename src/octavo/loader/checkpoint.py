@@ -24,6 +24,7 @@ from octavo.loader.transforms import transformed
 from octavo.models import Architecture, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._reading import ConfigReader
+from octavo.models._sizes import check_sizes
 from octavo.models._weights import FileFormat, WeightTable
 from octavo.quantization.checkpoints import check_unscaled, lowered
 from octavo.quantization.packed import DENSE_TYPES, WeightInfo
@@ -148,6 +149,7 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
         config = module.Config.from_gguf(ConfigReader({**file.metadata, **rope}, prefix), shapes)
         config = config.with_pooling(pooling.pooling)
         weights = Weights(transformed(stored, table.transforms, config, "gguf"), file)
+        check_sizes(ConfigReader(file.metadata, prefix), config, weights.shapes)
     return Checkpoint(path, "gguf", architecture, config, weights, file, list(file.tensors.values()), None, pooling)
 
 
@@ -191,6 +193,9 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     stored = {checkpoint_name(name, table): source for name, source in sources.items()}
     with _errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
+    with _errors_of(config_path):
+        text = reader.section("text_config") if reader.has("text_config") else reader
+        check_sizes(text, config, weights.shapes)
     quantization = section.text("quant_method") if section else None
     stored_infos = list(sources.values())
     return Checkpoint(path, "safetensors", architecture, config, weights, file, stored_infos, quantization, pooling)
@@ -201,10 +206,11 @@ def _architecture(
 ) -> tuple[str, Architecture]:
     """The module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
     if not isinstance(name, str):
-        raise ModelLoadError(f"{path}: {key} is {name!r:.40}; it must name an architecture")
+        found = "is missing" if name is None else f"is {name!r:.40}"
+        raise ModelLoadError(f"{path}: {key} {found}; it must name an architecture")
     with _errors_of(path):
         module = models.find_architecture(name, reader, read)
-    return models.known_architectures()[name], module
+    return models.architecture_name(name, reader), module
 
 
 def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple[Path, ConfigReader | None]:

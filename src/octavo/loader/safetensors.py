@@ -28,9 +28,10 @@ MAX_TENSORS = 1 << 15
 MAX_HEADER_ITEMS = MAX_TENSORS * 16
 MAX_DIMENSIONS = 8
 
-_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
-_BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8}
-_BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
+TYPE_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
+TYPE_BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8}
+TYPE_BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
+"""The types of the format, with the bits of a number."""
 
 
 def open_safetensors(path: Path) -> TensorFiles:
@@ -118,14 +119,14 @@ def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ModelLoadError(f"{where} must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _BITS:
+    if not isinstance(dtype, str) or dtype not in TYPE_BITS:
         raise ModelLoadError(f"{where} has the unknown type {dtype!r:.40}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
         raise ModelLoadError(f"{where} has the impossible shape {shape!r:.80}; at most {MAX_DIMENSIONS} dimensions")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise ModelLoadError(f"{where} has the impossible data_offsets {offsets!r:.80}")
     begin, end = offsets
-    bits = prod(shape) * _BITS[dtype]
+    bits = prod(shape) * TYPE_BITS[dtype]
     if bits % 8 or end - begin != bits // 8:
         raise ModelLoadError(
             f"{where} of type {dtype} and shape {shape} takes {-(-bits // 8)} bytes, "

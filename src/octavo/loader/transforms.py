@@ -28,7 +28,7 @@ from octavo.models._weights import (
     Transform,
     Transpose,
 )
-from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight, stack
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight, concat, stack
 from octavo.quantization.packed.base import RowIndex
 
 _Group = dict[TensorName, Source]
@@ -52,22 +52,104 @@ def transformed(
     return {str(name): source for group in groups.values() for name, source in group.items()}
 
 
-def restored(weights: Mapping[str, Source], transforms: Sequence[Transform], config: ModelConfig) -> dict[str, Source]:
-    """The tensors of a GGUF file under their checkpoint names, from the weights of a graph: `transformed` undone.
+def restored(
+    weights: Mapping[str, Source],
+    transforms: Sequence[Transform],
+    config: ModelConfig,
+    file_format: FileFormat = "gguf",
+) -> dict[str, Source]:
+    """The tensors of a file under their checkpoint names, from the weights of a graph: `transformed` undone.
 
-    Rows are put back into the order of the file. Raises ModelLoadError for a transform that has no way back.
+    Raises ModelLoadError for a transform that has no way back.
     """
     found = {TensorName.parse(text): source for text, source in weights.items()}
     for transform in reversed(transforms):
-        if transform.only == "safetensors":
-            continue
-        if not isinstance(transform, Permute):
-            raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} have no way back")
-        order = np.argsort(transform.order(config))
-        for name, source in found.items():
-            if name.stem == transform.stem:
-                found[name] = _permuted(source, order, _axis(name, source))
+        if transform.only in (None, file_format):
+            found = _undone(found, transform, config)
     return {str(name): source for name, source in found.items()}
+
+
+def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
+    chosen = {name: source for name, source in found.items() if name.stem == transform.stem}
+    match transform:
+        case Permute():
+            order = np.argsort(transform.order(config))
+            return found | {name: _permuted(source, order, _axis(name, source)) for name, source in chosen.items()}
+        case OneRow():
+            return found | {name: _first_row(s) for name, s in chosen.items() if len(s.shape) == 2}
+        case Fold():
+            return found | {n: _folded(s, -transform.addend) for n, s in chosen.items() if n.kind == ".weight"}
+        case Split():
+            return _rejoined(found, transform)
+        case Stack():
+            return _unstacked(found, transform)
+        case Flatten(rows=rows) if rows is not None:
+            return found | {name: _as_rows(source, rows(config)) for name, source in chosen.items()}
+    raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} have no way back")
+
+
+def _unstacked(found: _Group, stack: Stack) -> _Group:
+    """Every expert as a weight of its own."""
+    experts: _Group = {}
+    for name, source in found.items():
+        if name.stem != stack.whole:
+            experts[name] = source
+            continue
+        for i in range(source.shape[0]):
+            experts[TensorName(stack.stem, (*name.numbers, i), name.kind)] = _one_of(source, i)
+    return experts
+
+
+def _one_of(source: Source, index: int) -> Source:
+    def make() -> Weight:
+        weight = source.make()
+        if isinstance(weight, DenseWeight | GGMLWeight):
+            return replace(weight, data=weight.data[index])
+        return DenseWeight(weight.dequantize()[index])
+
+    nbytes = source.nbytes // source.shape[0]
+    return replace(source, shape=source.shape[1:], nbytes=nbytes, make=make, steps=f"{source.steps} number {index}")
+
+
+def _rejoined(found: _Group, split: Split) -> _Group:
+    """The parts of every layer as one weight again."""
+    joined: _Group = {}
+    for name, source in found.items():
+        if name.stem not in split.parts:
+            joined[name] = source
+        elif name.stem == split.parts[0]:
+            parts = [found[replace(name, stem=stem)] for stem in split.parts]
+            joined[replace(name, stem=split.stem)] = _concatenated(parts, _axis(name, source))
+    return joined
+
+
+def _concatenated(parts: Sequence[Source], axis: int) -> Source:
+    first = parts[0]
+    shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
+    return Source(
+        type_name=first.type_name,
+        shape=shape,
+        nbytes=sum(part.nbytes for part in parts),
+        tensors=tuple(dict.fromkeys(tensor for part in parts for tensor in part.tensors)),
+        make=lambda: concat([part.make() for part in parts]),
+        steps="; ".join(part.steps for part in parts) + " joined",
+    )
+
+
+def _first_row(source: Source) -> Source:
+    def make() -> Weight:
+        return DenseWeight(source.make().dequantize()[0])
+
+    return replace(source, type_name="F32", shape=source.shape[1:], make=make, steps=f"{source.steps} as a vector")
+
+
+def _as_rows(source: Source, rows: int) -> Source:
+    shape = (rows, source.shape[0] // rows)
+
+    def make() -> Weight:
+        return DenseWeight(source.make().dequantize().reshape(shape))
+
+    return replace(source, type_name="F32", shape=shape, make=make, steps=f"{source.steps} as {rows} rows")
 
 
 def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator[tuple[TensorName, Source]]:
@@ -78,6 +160,9 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
                 yield name, _permuted(source, order, _axis(name, source))
         case Split():
             rows = transform.rows(config)
+            if not rows:
+                yield from group.items()
+                return
             for name, source in group.items():
                 for part, piece in zip(transform.parts, _split(source, rows, _axis(name, source)), strict=True):
                     yield replace(name, stem=part), piece

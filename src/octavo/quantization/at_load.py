@@ -30,21 +30,23 @@ from octavo.quantization.packed.grouped import packed
 
 VERSION = 1  # part of the fingerprint of a weight: raise it where a formula changes
 
-_BLOCK = 64
+BLOCK = 64
+"""Numbers with one scale in NF4, FP4 and, by row, int4."""
+
 _ROWS = 64  # a multiple of this many rows holds whole blocks of NF4 and FP4 at any width
 _CHUNK_VALUES = 1 << 18  # in the processor's caches
 _SMALLEST = np.float32(1e-38)
 _LARGEST_F16 = 65504.0
 
 # Dettmers et al., arXiv 2305.14314, appendix E.
-_NF4 = (
+NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 # FP4 of bitsandbytes: a sign, two bits of exponent and one of mantissa; the largest number is 1.
 _FP4_MAGNITUDES = tuple(float(np.float32(n / 192)) for n in (0, 1, 128, 192, 64, 96, 32, 48))
-_FP4 = (*_FP4_MAGNITUDES, *(-number for number in _FP4_MAGNITUDES))
+FP4 = (*_FP4_MAGNITUDES, *(-number for number in _FP4_MAGNITUDES))
 
 
 def quantized(weight: Weight, method: str) -> Weight:
@@ -78,15 +80,15 @@ def _codebook(name: str, table: tuple[float, ...]) -> Callable[[Floats], Weight]
 
     def quantize(values: Floats) -> Weight:
         rows, width = values.shape
-        flat = np.pad(values.reshape(-1), (0, -values.size % _BLOCK)).reshape(-1, _BLOCK)
+        flat = np.pad(values.reshape(-1), (0, -values.size % BLOCK)).reshape(-1, BLOCK)
         absmax = np.abs(flat).max(1)
         flat = flat * (np.float32(1) / np.maximum(absmax, _SMALLEST))[:, None]
         places = np.zeros(flat.shape, np.uint8)
         for bound in bounds:
             places += flat > bound
         codes = order[places].reshape(-1)[: values.size].reshape(rows, width)
-        piece = gcd(_BLOCK, width)
-        scales = np.repeat(absmax, _BLOCK // piece)[: values.size // piece].reshape(rows, -1)
+        piece = gcd(BLOCK, width)
+        scales = np.repeat(absmax, BLOCK // piece)[: values.size // piece].reshape(rows, -1)
         return CodebookWeight(name, table, piece, packed(codes, 4), scales)
 
     return quantize
@@ -107,7 +109,7 @@ def _int4(values: Floats) -> Weight:
     `calculate_qparams` of compressed-tensors.
     """
     rows, width = values.shape
-    group = gcd(_BLOCK, width)
+    group = gcd(BLOCK, width)
     parts = values.reshape(rows, -1, group)
     low, high = np.minimum(parts.min(-1), 0), np.maximum(parts.max(-1), 0)
     exact = (high - low) / np.float32(15)
@@ -127,7 +129,7 @@ def _fp8(values: Floats) -> Weight:
 
 
 METHODS: Mapping[str, Callable[[Floats], Weight]] = MappingProxyType(
-    {"nf4": _codebook("NF4", _NF4), "fp4": _codebook("FP4", _FP4), "int8": _int8, "int4": _int4, "fp8": _fp8}
+    {"nf4": _codebook("NF4", NF4), "fp4": _codebook("FP4", FP4), "int8": _int8, "int4": _int4, "fp8": _fp8}
 )
 """Each format by the name that the option has."""
 

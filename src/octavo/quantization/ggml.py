@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.quantization import ggml_blocks
-from octavo.quantization.ggml_blocks import codes, five_bits, floats, half, nibbles
+from octavo.quantization.ggml_blocks import codes, five_bits, floats, half, nibbles, product_of
 
 BlockDecoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 """Turns raw blocks [n, bytes per block] into values [n, values per block]."""
@@ -35,20 +35,20 @@ _TYPES: tuple[tuple[str, int, int, int, BlockDecoder], ...] = (
     ("Q5_K", 13, 256, 176, ggml_blocks.q5_k),
     ("Q6_K", 14, 256, 210, ggml_blocks.q6_k),
     ("Q8_K", 15, 256, 292, lambda b: floats(b[:, :4], "<f4") * floats(b[:, 4:260], "i1")),  # with sums of 16 codes
-    ("IQ2_XXS", 16, 256, 66, ggml_blocks.iq2_xxs),
-    ("IQ2_XS", 17, 256, 74, ggml_blocks.iq2_xs),
-    ("IQ3_XXS", 18, 256, 98, ggml_blocks.iq3_xxs),
-    ("IQ1_S", 19, 256, 50, ggml_blocks.iq1_s),
+    ("IQ2_XXS", 16, 256, 66, product_of(ggml_blocks.iq2_xxs)),
+    ("IQ2_XS", 17, 256, 74, product_of(ggml_blocks.iq2_xs)),
+    ("IQ3_XXS", 18, 256, 98, product_of(ggml_blocks.iq3_xxs)),
+    ("IQ1_S", 19, 256, 50, product_of(ggml_blocks.iq1_s)),
     ("IQ4_NL", 20, 32, 18, ggml_blocks.iq4_nl),
-    ("IQ3_S", 21, 256, 110, ggml_blocks.iq3_s),
-    ("IQ2_S", 22, 256, 82, ggml_blocks.iq2_s),
-    ("IQ4_XS", 23, 256, 136, ggml_blocks.iq4_xs),
+    ("IQ3_S", 21, 256, 110, product_of(ggml_blocks.iq3_s)),
+    ("IQ2_S", 22, 256, 82, product_of(ggml_blocks.iq2_s)),
+    ("IQ4_XS", 23, 256, 136, product_of(ggml_blocks.iq4_xs)),
     ("I8", 24, 1, 1, lambda b: floats(b, "i1")),
     ("I16", 25, 1, 2, lambda b: floats(b, "<i2")),
     ("I32", 26, 1, 4, lambda b: floats(b, "<i4")),
     ("I64", 27, 1, 8, lambda b: floats(b, "<i8")),
     ("F64", 28, 1, 8, lambda b: floats(b, "<f8")),
-    ("IQ1_M", 29, 256, 56, ggml_blocks.iq1_m),
+    ("IQ1_M", 29, 256, 56, product_of(ggml_blocks.iq1_m)),
     ("BF16", 30, 1, 2, ggml_blocks.bf16),
     ("TQ1_0", 34, 256, 54, ggml_blocks.tq1_0),
     ("TQ2_0", 35, 256, 66, ggml_blocks.tq2_0),

@@ -8,6 +8,7 @@ are in `iq_grids.npz`, written by `tools/make_iq_grids.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 # E2M1 doubled, so that every value is whole; the scales below are halved in return.
-_E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
+E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 
 _GRIDS = Path(__file__).with_name("iq_grids.npz")
 
-_CURVE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
+CURVE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 _IQ1_SHIFT = np.float32(0.125)
 
 
@@ -151,7 +152,7 @@ def mxfp4(blocks: Bytes) -> Floats:
     normal = (np.maximum(exponent, 1) - 1) << np.uint32(23)
     denormal = np.uint32(1 << 21) << np.minimum(exponent, 1)
     bits: NDArray[np.uint32] = np.where(exponent < 2, denormal, normal)
-    return bits.view(np.float32) * _E2M1_DOUBLED[planes(blocks[:, 1:], 4).reshape(-1, 32)]
+    return bits.view(np.float32) * E2M1_DOUBLED[planes(blocks[:, 1:], 4).reshape(-1, 32)]
 
 
 def nvfp4(blocks: Bytes) -> Floats:
@@ -161,7 +162,7 @@ def nvfp4(blocks: Bytes) -> Floats:
     scale: Floats = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(1 + mantissa / 8, exponent - 8))
     scale[blocks[:, :4] == 0x7F] = 0
     values = planes(blocks[:, 4:].reshape(-1, 4, 8), 4).reshape(-1, 4, 16)
-    return (scale[..., None] * _E2M1_DOUBLED[values]).reshape(-1, 64)
+    return (scale[..., None] * E2M1_DOUBLED[values]).reshape(-1, 64)
 
 
 @cache
@@ -177,10 +178,20 @@ def _sign_factors(bits: Bytes) -> Floats:
     return 1 - 2 * codes(bits[..., None], 1)
 
 
-def _scaled(scale: Floats, values: Floats) -> Floats:
-    """One scale [n, k] for each equal share of a block's values [n, ...]: [n, 256]."""
-    product: Floats = scale[..., None] * values.reshape(*scale.shape, -1)
-    return product.reshape(-1, 256)
+Parts = tuple[Floats, Floats, Floats]
+"""A factor of the block [n, 1], a factor of each equal share of it [n, shares], and values before both [n, ...]."""
+
+
+def product_of(parts: Callable[[Bytes], Parts]) -> Callable[[Bytes], Floats]:
+    """The decoder [n, bytes] -> [n, 256] of a type whose blocks have these parts."""
+
+    def decode(blocks: Bytes) -> Floats:
+        whole, shares, values = parts(blocks)
+        scale = whole * shares
+        product: Floats = scale[..., None] * values.reshape(*scale.shape, -1)
+        return product.reshape(-1, 256)
+
+    return decode
 
 
 @cache
@@ -198,71 +209,71 @@ def _four_sign_groups(words: NDArray[np.uint32]) -> Floats:
     return _sign_factors(_even_signs()[stored])
 
 
-def iq2_xxs(blocks: Bytes) -> Floats:
+def iq2_xxs(blocks: Bytes) -> Parts:
     words = view_as(blocks[:, 2:], "<u4").reshape(-1, 8, 2)
-    scale = half(blocks, 0) * (np.float32(0.5) + (words[..., 1] >> 28).astype(np.float32)) * np.float32(0.25)
+    shares = (np.float32(0.5) + (words[..., 1] >> 28).astype(np.float32)) * np.float32(0.25)
     points = _grid("iq2_xxs")[blocks[:, 2:].reshape(-1, 8, 8)[..., :4]]
-    return _scaled(scale, points * _four_sign_groups(words[..., 1]))
+    return half(blocks, 0), shares, points * _four_sign_groups(words[..., 1])
 
 
-def iq2_xs(blocks: Bytes) -> Floats:
+def iq2_xs(blocks: Bytes) -> Parts:
     words = view_as(blocks[:, 2:66], "<u2")
-    scale = half(blocks, 0) * (np.float32(0.5) + codes(blocks[:, 66:], 4)) * np.float32(0.25)
+    shares = (np.float32(0.5) + codes(blocks[:, 66:], 4)) * np.float32(0.25)
     values = _grid("iq2_xs")[words & 511] * _sign_factors(_even_signs()[words >> 9])
-    return _scaled(scale, values)
+    return half(blocks, 0), shares, values
 
 
-def iq2_s(blocks: Bytes) -> Floats:
+def iq2_s(blocks: Bytes) -> Parts:
     index = blocks[:, 2:34].astype(np.uint16) | (fields(blocks[:, 66:74], 2).astype(np.uint16) << 8)
-    scale = half(blocks, 0) * (np.float32(0.5) + codes(blocks[:, 74:], 4)) * np.float32(0.25)
+    shares = (np.float32(0.5) + codes(blocks[:, 74:], 4)) * np.float32(0.25)
     values = _grid("iq2_s")[index] * _sign_factors(blocks[:, 34:66])
-    return _scaled(scale, values)
+    return half(blocks, 0), shares, values
 
 
-def iq3_xxs(blocks: Bytes) -> Floats:
+def iq3_xxs(blocks: Bytes) -> Parts:
     words = view_as(blocks[:, 66:], "<u4")
-    scale = half(blocks, 0) * (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.5)
+    shares = (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.5)
     points = _grid("iq3_xxs")[blocks[:, 2:66]].reshape(-1, 8, 4, 8)
-    return _scaled(scale, points * _four_sign_groups(words))
+    return half(blocks, 0), shares, points * _four_sign_groups(words)
 
 
-def iq3_s(blocks: Bytes) -> Floats:
+def iq3_s(blocks: Bytes) -> Parts:
     index = blocks[:, 2:66].astype(np.uint16) | (fields(blocks[:, 66:74], 1).astype(np.uint16) << 8)
-    scale = half(blocks, 0) * (codes(blocks[:, 106:], 4) * 2 + 1)
+    shares = codes(blocks[:, 106:], 4) * 2 + 1
     values = _grid("iq3_s")[index].reshape(-1, 32, 8) * _sign_factors(blocks[:, 74:106])
-    return _scaled(scale, values)
+    return half(blocks, 0), shares, values
 
 
-def iq1_s(blocks: Bytes) -> Floats:
+def iq1_s(blocks: Bytes) -> Parts:
     header = view_as(blocks[:, 34:], "<u2")
     shift = np.where(header & 0x8000, -_IQ1_SHIFT, _IQ1_SHIFT)
-    scale = half(blocks, 0) * (((header >> 12) & 7).astype(np.float32) * 2 + 1)
+    shares = ((header >> 12) & 7).astype(np.float32) * 2 + 1
     high = (header[..., None] >> np.array([0, 3, 6, 9], dtype=np.uint16)) & np.uint16(7)
     index = blocks[:, 2:34].astype(np.uint16) | (high.reshape(-1, 32) << 8)
     points = _grid("iq1_s")[index].reshape(-1, 8, 32)
-    return _scaled(scale, points + shift[..., None])
+    return half(blocks, 0), shares, points + shift[..., None]
 
 
-def iq1_m(blocks: Bytes) -> Floats:
+def iq1_m(blocks: Bytes) -> Parts:
     words = view_as(blocks[:, 48:56], "<u2")
     # The half float of the block is spread over the top four bits of the four words of scales.
     pieces = (words >> 12) << np.array([0, 4, 8, 12], dtype=np.uint16)
     whole = np.bitwise_or.reduce(pieces, axis=1, keepdims=True).view(np.float16).astype(np.float32)
     narrow = (words[..., None] >> np.array([0, 3, 6, 9], dtype=np.uint16)) & np.uint16(7)
-    scale = whole * (narrow.reshape(-1, 16).astype(np.float32) * 2 + 1)
+    shares = narrow.reshape(-1, 16).astype(np.float32) * 2 + 1
     high = fields(blocks[:, 32:48], 4)
     shift = np.where(high & 8, -_IQ1_SHIFT, _IQ1_SHIFT)
     index = blocks[:, :32].astype(np.uint16) | ((high & 7).astype(np.uint16) << 8)
     points = _grid("iq1_s")[index] + shift[..., None]
-    return _scaled(scale, points)
+    return whole, shares, points
 
 
 def iq4_nl(blocks: Bytes) -> Floats:
-    return half(blocks, 0) * _CURVE[planes(blocks[:, 2:], 4).reshape(-1, 32)]
+    return half(blocks, 0) * CURVE[planes(blocks[:, 2:], 4).reshape(-1, 32)]
 
 
-def iq4_xs(blocks: Bytes) -> Floats:
+def iq4_xs(blocks: Bytes) -> Parts:
     high = fields(blocks[:, 2:4], 2)
     low = fields(blocks[:, 4:8], 4)
-    scale = half(blocks, 0) * ((low | (high << 4)).astype(np.float32) - 32)
-    return _scaled(scale, _CURVE[planes(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 8, 32)])
+    shares = (low | (high << 4)).astype(np.float32) - 32
+    return half(blocks, 0), shares, CURVE[planes(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 8, 32)]

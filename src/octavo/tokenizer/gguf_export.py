@@ -64,7 +64,7 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
     if stop_ids := _stop_ids(path, original, written, num_tokens):
         keys |= stop_ids
         written = read_gguf_tokenizer(keys)
-    _check_same(path, original, written, num_tokens)
+    check_same(path, original, written, num_tokens, "as GGUF")
     return keys
 
 
@@ -193,11 +193,11 @@ def _stop_ids(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: i
     return {f"{_KEY}{key}_token_id": i for key, i in zip(_STOP_KEYS, missing, strict=False)}
 
 
-def _check_same(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: int) -> None:
-    """Raises ModelLoadError for a text or a token that is another one in the GGUF form."""
+def check_same(path: Path, original: Tokenizer, written: Tokenizer, num_tokens: int, where: str) -> None:
+    """Raises ModelLoadError for a text or a token that is another one in the written form. where: it is, in words."""
     for i in range(min(num_tokens, original.vocab_size)):
         if original.tokens[i] and original.token_bytes(i) != written.token_bytes(i):
-            raise ModelLoadError(f"{path}: token {i}, {original.tokens[i]!r:.60}, would have other bytes as GGUF")
+            raise ModelLoadError(f"{path}: token {i}, {original.tokens[i]!r:.60}, would have other bytes {where}")
     special = [original.tokens[i] for i in sorted(original.special_token_ids) if i < num_tokens]
     texts = (*PROBE_TEXTS, "".join(PROBE_TEXTS), "a".join(special), *special[:64])
     for text in texts:
@@ -205,5 +205,5 @@ def _check_same(path: Path, original: Tokenizer, written: Tokenizer, num_tokens:
             before, after = (t.encode(text, parse_special=parse) for t in (original, written))
             if before != after:
                 raise ModelLoadError(
-                    f"{path}: as GGUF, {text!r:.60} would be other tokens: {after[:8]}, not {before[:8]}"
+                    f"{path}: {where}, {text!r:.60} would be other tokens: {after[:8]}, not {before[:8]}"
                 )

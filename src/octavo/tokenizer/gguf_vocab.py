@@ -27,7 +27,6 @@ MAX_MERGE_WORK = 1 << 28  # of the published vocabularies, Gemma's 262,144 token
 
 _KEY = "tokenizer.ggml."
 _NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown")
-_MODELS = ("gpt2", "llama", "bert", "t5")
 MAX_WORD_CHARS = 100  # of a word that WordPiece cuts; a longer one is unknown, as in BERT
 # The tokens of BERT: their texts, and their keys. The specification's spelling of the separator is wrong.
 _BERT_TOKENS = {
@@ -57,14 +56,19 @@ class _Tokens:
 def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
     """Builds the tokenizer. Raises ModelLoadError naming the key and the problem."""
     kind = _string(metadata, _KEY + "model")
-    if kind not in _MODELS:
-        nearest = difflib.get_close_matches(str(kind), _MODELS, n=1, cutoff=0)[0]
+    readers = {
+        "gpt2": _byte_level,
+        "llama": _sentencepiece,
+        "gemma4": _sentencepiece_merges,
+        "bert": _wordpiece,
+        "t5": _unigram,
+    }
+    if kind not in readers:
+        nearest = difflib.get_close_matches(str(kind), readers, n=1, cutoff=0)[0]
         raise ModelLoadError(
-            f"{_KEY}model is {_shown(kind)}; Octavo supports {', '.join(_MODELS)}; the nearest is {nearest!r}"
+            f"{_KEY}model is {_shown(kind)}; Octavo supports {', '.join(readers)}; the nearest is {nearest!r}"
         )
-    tokens = _read_tokens(metadata)
-    readers = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece, "t5": _unigram}
-    return readers[kind](metadata, tokens)
+    return readers[kind](metadata, _read_tokens(metadata))
 
 
 def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
@@ -139,17 +143,7 @@ def _unigram(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
 
 def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     kind = get_pre_tokenizer(_string(metadata, _KEY + "pre"))
-    merges = _without_control(_strings(metadata, "merges", MAX_MERGES), tokens.of_type(TokenType.CONTROL))
-    pairs = _split_merges(merges)
-    try:
-        with library_errors_as(ModelLoadError, f"{_KEY}merges cannot be read"):
-            model = models.BPE(tokens.vocab, pairs, ignore_merges=kind.ignore_merges)
-    except ModelLoadError:
-        for i, pair in enumerate(pairs):
-            if missing := [token for token in (*pair, "".join(pair)) if token not in tokens.vocab]:
-                what = f"entry {i}, {' '.join(pair)!r:.80}: {missing[0]!r:.80}"
-                raise ModelLoadError(f"{_KEY}merges: {what} is not in the vocabulary") from None
-        raise
+    model = _merging_model(metadata, tokens, ignore_merges=kind.ignore_merges)
     pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in kind.patterns),
@@ -159,24 +153,54 @@ def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     return _finish(metadata, tokens, TokenCoding.BYTE_LEVEL, model, None, pre_tokenizer, kind.add_bos)
 
 
+def _merging_model(metadata: Mapping[str, object], tokens: _Tokens, **options: Any) -> models.BPE:
+    """A byte-pair encoding with the merges of the file. options: of `models.BPE`."""
+    merges = _without_control(_strings(metadata, "merges", MAX_MERGES), tokens.of_type(TokenType.CONTROL))
+    pairs = _split_merges(merges)
+    try:
+        with library_errors_as(ModelLoadError, f"{_KEY}merges cannot be read"):
+            return models.BPE(tokens.vocab, pairs, **options)
+    except ModelLoadError:
+        for i, pair in enumerate(pairs):
+            if missing := [token for token in (*pair, "".join(pair)) if token not in tokens.vocab]:
+                what = f"entry {i}, {' '.join(pair)!r:.80}: {missing[0]!r:.80}"
+                raise ModelLoadError(f"{_KEY}merges: {what} is not in the vocabulary") from None
+        raise
+
+
+def _sentencepiece_merges(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
+    """Gemma 4's: the tokens of SentencePiece, joined by the merges of the file. Runs of newlines are words of their
+    own, and one that is a token stays whole. Source: llama.cpp, the tokenizer model `gemma4`."""
+    fallback = _byte_fallback(tokens)
+    model = _merging_model(metadata, tokens, **fallback)
+    runs = [text for text in tokens.vocab if text.strip("\n") == ""]
+    if any(len(model.tokenize(run)) > 1 for run in runs):
+        # The library can keep all words whole that are tokens, or none. Other such words are rare: whole lines.
+        model.ignore_merges = True
+    lines = pre_tokenizers.Split(Regex("[^\n]+|\n+"), "isolated")
+    spaces = normalizers.Replace(" ", "▁")
+    metadata = {key: value for key, value in metadata.items() if key != _KEY + "add_bos_token"}
+    metadata[_KEY + "add_space_prefix"] = False
+    return _finish(metadata, tokens, TokenCoding.SENTENCEPIECE, model, spaces, lines, True)
+
+
+def _byte_fallback(tokens: _Tokens) -> dict[str, Any]:
+    """The options of `models.BPE` for characters without a token: their bytes, or the unknown token."""
+    unknown = tokens.ids.get("unknown")
+    has_bytes = all(f"<0x{b:02X}>" in tokens.vocab for b in range(256))
+    if unknown is None and not has_bytes:
+        raise ModelLoadError(
+            f"{_KEY}unknown_token_id is missing, and so are some of the 256 byte tokens <0x00> to <0xFF>"
+        )
+    text = None if unknown is None else tokens.texts[unknown]
+    return {"unk_token": text, "fuse_unk": True, "byte_fallback": has_bytes}
+
+
 def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     scores = _numbers(metadata, "scores", len(tokens.texts), "if").astype(np.float64)
     if not np.isfinite(scores).all():
         raise ModelLoadError(f"{_KEY}scores: entry {int(np.flatnonzero(~np.isfinite(scores))[0])} is not a number")
-    merges = _merges_from_scores(tokens, scores)
-    unknown = tokens.ids.get("unknown")
-    byte_fallback = all(f"<0x{b:02X}>" in tokens.vocab for b in range(256))
-    if unknown is None and not byte_fallback:
-        raise ModelLoadError(
-            f"{_KEY}unknown_token_id is missing, and so are some of the 256 byte tokens <0x00> to <0xFF>"
-        )
-    model = models.BPE(
-        tokens.vocab,
-        merges,
-        unk_token=None if unknown is None else tokens.texts[unknown],
-        fuse_unk=True,
-        byte_fallback=byte_fallback,
-    )
+    model = models.BPE(tokens.vocab, _merges_from_scores(tokens, scores), **_byte_fallback(tokens))
     return _finish(metadata, tokens, TokenCoding.SENTENCEPIECE, model, _sentencepiece_normalizer(metadata), None, True)
 
 
@@ -271,7 +295,7 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
         if type(value) is not int or not 0 <= value < num_tokens:
             raise ModelLoadError(f"{key} is {_shown(value)}; the vocabulary has ids 0 to {num_tokens - 1}")
         ids[name] = value
-    if metadata[_KEY + "model"] != "gpt2":
+    if metadata[_KEY + "model"] not in ("gpt2", "gemma4"):
         # SentencePiece's ids of these tokens, for files that leave them out.
         kinds = {"unknown": TokenType.UNKNOWN, "bos": TokenType.CONTROL, "eos": TokenType.CONTROL}
         for i, (name, kind) in enumerate(kinds.items()):

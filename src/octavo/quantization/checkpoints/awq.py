@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from octavo.models._reading import ConfigReader
 from octavo.quantization.checkpoints._layer import FLOATS, Layer, Lowered, choice, group_size, hollow
+from octavo.quantization.checkpoints._stored import StoredTensor, stored_tensor, words
 from octavo.quantization.packed import GroupedWeight, Weight
 from octavo.quantization.packed.grouped import packed, unpacked
 
@@ -50,3 +51,25 @@ def _rows(words: NDArray[np.int32]) -> NDArray[np.uint8]:
     """The codes of words [n, out / 8], one a byte: [out, n]."""
     codes = unpacked(words.view(np.uint8), 4).reshape(len(words), -1, 8)[..., _PLACES]
     return np.ascontiguousarray(codes.reshape(len(words), -1).T)
+
+
+def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
+    """The stored tensors of a layer with 4 bits and zeros. Raises ValueError for rows that are no multiple of 8."""
+    assert weight.bits == 4
+    assert weight.zeros is not None
+    assert weight.column_order is None
+    return {
+        "qweight": stored_tensor(_words(unpacked(weight.codes, 4))),
+        "qzeros": stored_tensor(_words(weight.zeros)),
+        "scales": stored_tensor(weight.scales.T),
+    }
+
+
+def _words(rows: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """The inverse of `_rows`."""
+    if len(rows) % 8:
+        raise ValueError(f"{len(rows)} rows are no multiple of 8")
+    codes = np.ascontiguousarray(rows.T)
+    placed = np.empty((len(codes), len(rows) // 8, 8), np.uint8)
+    placed[..., _PLACES] = codes.reshape(placed.shape)
+    return words(placed.reshape(codes.shape), 4)

@@ -17,13 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.models._reading import MAX_WIDTH, ConfigReader
+from octavo.quantization.at_load import BLOCK as AT_LOAD_BLOCK
+from octavo.quantization.at_load import FP4, NF4
 from octavo.quantization.checkpoints._layer import Layer, Lowered, choice, hollow
+from octavo.quantization.checkpoints._stored import StoredTensor, stored_tensor
 from octavo.quantization.packed import CodebookWeight, GroupedWeight, Weight
 
 METHODS = ("bitsandbytes",)
 
 _STATE = "weight.quant_state.bitsandbytes__"
 _MAX_STATE_BYTES = 1 << 12
+_TABLES = {"NF4": NF4, "FP4": FP4}
+_OWN_TABLE = "CUSTOM4"  # no kernel has this name, so sizes and notes count float16
 
 
 class Format:
@@ -76,6 +81,8 @@ def _four_bits(layer: Layer, state: ConfigReader) -> Lowered:
     piece = gcd(block, width)
     layer.check("weight.quant_map", (16,), "F32")
     table = tuple(layer.array("weight.quant_map").tolist())
+    if not np.allclose(table, _TABLES[name], rtol=0, atol=1e-3):
+        name = _OWN_TABLE
     num_blocks = -(-out * width // block)
     is_nested = "weight.nested_absmax" in layer.parts
     layer.check("weight.absmax", (num_blocks,), "U8" if is_nested else "F32")
@@ -101,3 +108,29 @@ def _four_bits(layer: Layer, state: ConfigReader) -> Lowered:
 
     empty = hollow(out, width // 2), hollow(out, width // piece, dtype="f4")
     return layer.lower(CodebookWeight(name, table, piece, *empty), make)
+
+
+def tensors(weight: CodebookWeight | GroupedWeight, dtype: str) -> dict[str, StoredTensor]:
+    """The stored tensors of a layer that `octavo.quantization.at_load` made: NF4, FP4 or int8, without nested scales.
+
+    dtype: of the model, such as `bfloat16`.
+    """
+    if isinstance(weight, GroupedWeight):
+        assert (weight.bits, weight.group, weight.zero) == (8, None, 128)
+        codes = (weight.codes ^ np.uint8(128)).view(np.int8)
+        scb = weight.scales[:, 0].astype(np.float32) * np.float32(127)
+        return {
+            "weight": stored_tensor(codes),
+            "SCB": stored_tensor(scb),
+            "weight_format": stored_tensor(np.zeros((), np.uint8)),
+        }
+    out, width = weight.shape
+    # A scale of the flattened matrix is that of every piece of its block.
+    scales = weight.scales.reshape(-1)[:: AT_LOAD_BLOCK // weight.block]
+    state = {"quant_type": weight.name.lower(), "blocksize": AT_LOAD_BLOCK, "dtype": dtype, "shape": [out, width]}
+    return {
+        "weight": stored_tensor((weight.codes << 4 | weight.codes >> 4).reshape(-1, 1)),
+        "weight.absmax": stored_tensor(scales.astype(np.float32)),
+        "weight.quant_map": stored_tensor(np.array(weight.table, np.float32)),
+        f"{_STATE}{weight.name.lower()}": stored_tensor(np.frombuffer(json.dumps(state).encode(), np.uint8)),
+    }

@@ -29,7 +29,8 @@ from octavo.quantization.checkpoints._layer import (
     matches,
     mxfp4,
 )
-from octavo.quantization.packed import CodebookWeight, GGMLWeight, GroupedWeight, Weight
+from octavo.quantization.checkpoints._stored import StoredTensor, stored_tensor
+from octavo.quantization.packed import CodebookWeight, Float8Weight, GGMLWeight, GroupedWeight, Weight
 from octavo.quantization.packed.grouped import packed, unpacked
 
 METHODS = ("compressed-tensors",)
@@ -137,3 +138,21 @@ def _four_bit_floats(layer: Layer) -> Lowered:
         return weight(layer.array("weight_packed"), layer.array("weight_scale"), row_scales)
 
     return layer.lower(weight(hollow(rows, num_blocks * 8), hollow(*shape), hollow(rows, 1, dtype="f4")), make)
+
+
+def tensors(weight: Float8Weight | GroupedWeight | GGMLWeight) -> dict[str, StoredTensor]:
+    """The stored tensors of a layer: E4M3 or int8 with a scale for each row, or MXFP4."""
+    if isinstance(weight, Float8Weight):
+        assert (weight.block_rows, weight.block_columns) == (1, None)
+        return {"weight": stored_tensor(weight.data, "F8_E4M3"), "weight_scale": stored_tensor(weight.scales)}
+    if isinstance(weight, GroupedWeight):
+        assert (weight.bits, weight.group, weight.zero) == (8, None, 128)
+        codes = (weight.codes ^ np.uint8(128)).view(np.int8)
+        return {"weight": stored_tensor(codes), "weight_scale": stored_tensor(weight.scales.astype(np.float32))}
+    assert weight.type_name == "MXFP4"
+    rows = weight.shape[0]
+    blocks = weight.data.reshape(rows, -1, 17)
+    pairs = blocks[..., 1:]
+    columns = np.concatenate([pairs & 15, pairs >> 4], -1)
+    codes = columns[..., ::2] | columns[..., 1::2] << 4
+    return {"weight_packed": stored_tensor(codes.reshape(rows, -1)), "weight_scale": stored_tensor(blocks[..., 0])}

@@ -21,6 +21,7 @@ from octavo.quantization.checkpoints._layer import (
     hollow,
     matches,
 )
+from octavo.quantization.checkpoints._stored import StoredTensor, stored_tensor, words
 from octavo.quantization.packed import GroupedWeight, Weight
 from octavo.quantization.packed.grouped import packed, unpacked
 
@@ -76,3 +77,25 @@ class Format:
         codes, scales = hollow(out, width * bits // 8), layer.scales_like("scales", out, groups)
         zeros = None if is_symmetric else hollow(out, groups)
         yield layer.lower(GroupedWeight(bits, group, codes, scales, zero, zeros, column_order=order), make)
+
+
+def tensors(weight: GroupedWeight) -> dict[str, StoredTensor]:
+    """The stored tensors of a layer in version 1 of the format, which every reader knows.
+
+    Raises ValueError for sizes that are no whole number of words.
+    """
+    rows, width = weight.shape
+    codes, bits = unpacked(weight.codes, weight.bits), weight.bits
+    groups = (np.arange(width) // (weight.group or width)).astype(np.int32)
+    if weight.column_order is not None:
+        in_place, group_of = np.empty_like(codes), np.empty_like(groups)
+        in_place[:, weight.column_order], group_of[weight.column_order] = codes, groups
+        codes, groups = in_place, group_of
+    zeros = np.full((rows, weight.scales.shape[1]), weight.zero, np.uint8) if weight.zeros is None else weight.zeros
+    less_one = (zeros - np.uint8(1)) & np.uint8((1 << bits) - 1)
+    return {
+        "qweight": stored_tensor(words(codes, bits).T),
+        "qzeros": stored_tensor(words(np.ascontiguousarray(less_one.T), bits)),
+        "scales": stored_tensor(weight.scales.T),
+        "g_idx": stored_tensor(groups),
+    }

@@ -59,6 +59,11 @@ class Weight(WeightInfo, Protocol):
         rows = (..., index, slice(None)) if len(self.shape) > 1 else index
         return _with(self, {n: a[rows] for n, a in arrays_of(self).items() if a.ndim == len(self.shape)})
 
+    def experts(self: W, begin: int, end: int) -> W:
+        """The matrices [begin, end) of a stack, its first of three dimensions."""
+        count = self.shape[0]
+        return _with(self, {n: a[begin:end] for n, a in arrays_of(self).items() if a.ndim and a.shape[0] == count})
+
     def columns(self: W, begin: int, end: int) -> W:
         """The columns [begin, end) of every row. Raises ValueError for a border that is not a multiple of the step."""
         check_columns(self, begin, end)

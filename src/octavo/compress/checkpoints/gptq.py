@@ -1,0 +1,132 @@
+"""GPTQ: columns are rounded one after the other, and those to come make up for the error.
+
+Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization", arXiv 2210.17323, algorithm 1 with lazy updates by
+blocks of columns and the Cholesky form of the inverse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.compress.checkpoints.grids import Grid, GridForm, grouped_weight, searched_grid
+from octavo.quantization.ggml_blocks import Floats
+from octavo.quantization.packed import GroupedWeight
+
+BLOCK = 128
+"""Columns whose errors reach the later blocks in one product."""
+DAMPING = 0.1
+"""The default. The paper's 0.01 fits the errors to the inputs it saw, where these are fewer than the columns."""
+_MAX_DAMPING = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GPTQOptions:
+    """act_order: columns in the order of their importance, the largest first. damping: added to the diagonal of the
+    Gram matrix, as a share of its mean."""
+
+    act_order: bool = False
+    damping: float = DAMPING
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """The part of the work that matrices with the same inputs share, by columns in the order of the work.
+
+    upper: U with inverse(gram) = U^T U after damping. importance: of each column, above zero. dead: columns that no
+    input reaches. order: None if it is that of the matrix.
+    """
+
+    upper: Floats
+    importance: Floats
+    dead: NDArray[np.bool_]
+    order: NDArray[np.int32] | None
+
+
+def factor_of(gram: Floats, options: GPTQOptions) -> Factor:
+    """The factor for inputs with this Gram matrix. Raises ValueError for one without a Cholesky factor."""
+    importance = np.diagonal(gram).copy()
+    order = None
+    if options.act_order:
+        order = np.argsort(-importance, kind="stable").astype(np.int32)
+        gram, importance = gram[np.ix_(order, order)], importance[order]
+    dead = importance <= 0
+    least = importance.mean() * np.float32(1e-6) + np.float32(1e-12)
+    return Factor(_factor(gram, dead, options.damping), np.maximum(importance, least), dead, order)
+
+
+def quantized(matrix: Floats, factor: Factor, form: GridForm) -> GroupedWeight:
+    """The matrix [rows, columns] on the grid.
+
+    The grid of a group is searched when its first column is reached, with the importance of its columns. Columns that
+    no input reaches become zero. Raises ValueError for numbers beyond float16 scales.
+    """
+    order = factor.order
+    columns = matrix.T.copy() if order is None else matrix.T[order]
+    columns[factor.dead] = 0
+    codes, grid = _rounded(columns, factor, form)
+    if order is not None and form.group is None:  # a whole row has one scale: its columns need no order
+        in_place = np.empty_like(codes)
+        in_place[:, order] = codes
+        codes, order = in_place, None
+    return grouped_weight(codes, grid, form, order)
+
+
+def _factor(gram: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:
+    """The upper triangle U with inverse(gram) = U^T U, after damping; more of it as long as there is no factor."""
+    exact = gram.astype(np.float64)
+    places = np.arange(len(gram))
+    exact[places[dead], places[dead]] = 1
+    mean = exact[places, places].mean()
+    while damping <= _MAX_DAMPING:
+        exact[places, places] += damping * mean
+        try:
+            # The gram is R R^T with R upper, the Cholesky factor of the reversed matrix; U is the inverse of R.
+            upper = _inverse(np.linalg.cholesky(exact[::-1, ::-1])[::-1, ::-1].astype(np.float32))
+        except np.linalg.LinAlgError:
+            damping *= 10
+            continue
+        if np.isfinite(upper).all():
+            return upper
+        damping *= 10
+    raise ValueError("the products of its inputs have no Cholesky factor; calibrate with more text")
+
+
+def _inverse(upper: Floats) -> Floats:
+    """The inverse of a triangular matrix with zeros below: by halves, so that nearly all of it is products."""
+    size = len(upper)
+    if size <= BLOCK:
+        return np.asarray(np.linalg.inv(upper), np.float32)
+    half = size // 2
+    found = np.zeros_like(upper)
+    found[:half, :half] = _inverse(upper[:half, :half])
+    found[half:, half:] = _inverse(upper[half:, half:])
+    found[:half, half:] = -(found[:half, :half] @ upper[:half, half:]) @ found[half:, half:]
+    return found
+
+
+def _rounded(columns: Floats, shared: Factor, form: GridForm) -> tuple[NDArray[np.uint8], Grid]:
+    """The codes [rows, columns] and the grid [rows, groups] of columns [columns, rows], which are overwritten."""
+    width, rows = columns.shape
+    factor, importance = shared.upper, shared.importance
+    size = form.columns(width)
+    codes = np.empty((width, rows), np.uint8)
+    scales, zeros = (np.empty((width // size, rows), np.float32) for _ in range(2))
+    errors = np.empty((BLOCK, rows), np.float32)
+    for begin in range(0, width, BLOCK):
+        end = min(begin + BLOCK, width)
+        for i in range(begin, end):
+            if i % size == 0:
+                # A group that is longer than a block sees the later columns before their corrections from this block.
+                grid = searched_grid(columns[i : i + size].T, importance[i : i + size], form)
+                scales[i // size], zeros[i // size] = grid.scale, grid.zero
+            column = columns[i]
+            code = grid.codes(column, form.largest)
+            codes[i] = code
+            error = errors[i - begin]
+            np.divide(column - (code - grid.zero) * grid.scale, factor[i, i], out=error)
+            columns[i + 1 : end] -= factor[i, i + 1 : end, None] * error
+        columns[end:] -= factor[begin:end, end:].T @ errors[: end - begin]
+    return np.ascontiguousarray(codes.T), Grid(scales.T, zeros.T)

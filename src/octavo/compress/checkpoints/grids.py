@@ -1,0 +1,158 @@
+"""Whole numbers of few bits with a scale for each group of columns: where the grid of a group lies, and its codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.quantization.ggml_blocks import Floats
+from octavo.quantization.packed import GroupedWeight
+from octavo.quantization.packed.grouped import packed
+
+_SMALLEST_SCALE = np.float32(2**-24)  # of float16
+_LARGEST_SCALE = np.float32(65504)
+_SHRINKS = np.linspace(1, 0.5, 11, dtype=np.float32)
+"""Shares of the range that the search for a grid tries: clipping the largest numbers makes all others finer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridForm:
+    """bits: of a code. group: columns with one scale; None: the whole row. symmetric: zero is the middle code."""
+
+    bits: int
+    group: int | None
+    symmetric: bool
+
+    @property
+    def largest(self) -> int:
+        return (1 << self.bits) - 1
+
+    def columns(self, width: int) -> int:
+        """The columns of a group."""
+        return self.group or width
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """scale * (code - zero). Both float32, of one shape; the scales are float16 numbers and the zeros whole."""
+
+    scale: Floats
+    zero: Floats
+
+    def codes(self, values: Floats, largest: int) -> Floats:
+        """The nearest codes, as whole float32 numbers. values: of the grid's shape, or with a dimension more."""
+        scale, zero = self._for(values)
+        found: Floats = np.clip(np.rint(values / scale) + zero, 0, largest)
+        return found
+
+    def rounded(self, values: Floats, largest: int) -> Floats:
+        """The numbers that the nearest codes mean."""
+        scale, zero = self._for(values)
+        found: Floats = (self.codes(values, largest) - zero) * scale
+        return found
+
+    def _for(self, values: Floats) -> tuple[Floats, Floats]:
+        if values.ndim > self.scale.ndim:
+            return self.scale[..., None], self.zero[..., None]
+        return self.scale, self.zero
+
+
+def grid_of(low: Floats, high: Floats, form: GridForm) -> Grid:
+    """The grid from the lowest to the highest number of each group, with zero among its numbers.
+
+    Source: `Quantizer.find_params` of GPTQ (Frantar et al., arXiv 2210.17323) and `pseudo_quantize_tensor` of AWQ (Lin
+    et al., arXiv 2306.00978). A zero is at least 1: version 1 of GPTQ's format stores it less one.
+    Raises ValueError for numbers beyond float16 scales.
+    """
+    low, high = np.minimum(low, 0), np.maximum(high, 0)
+    if form.symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    exact = (high - low) / np.float32(form.largest)
+    if exact.max(initial=0) > _LARGEST_SCALE:
+        raise ValueError(f"its numbers reach {max(-low.min(), high.max()):g}, beyond float16 scales")
+    scale = np.maximum(exact, _SMALLEST_SCALE).astype(np.float16).astype(np.float32)
+    if form.symmetric:
+        return Grid(scale, np.full_like(scale, (form.largest + 1) // 2))
+    return Grid(scale, np.clip(np.rint(-low / scale), 1, form.largest))
+
+
+def searched_grid(values: Floats, weights: Floats, form: GridForm) -> Grid:
+    """The grid of each row of values [*, columns] with the least squared error under weights [columns].
+
+    The candidates are ranges of 1 to 0.5 of the whole one.
+    """
+    low, high = values.min(-1), values.max(-1)
+    best = grid_of(low, high, form)
+    least = _squared_error(best, values, weights, form)
+    for shrink in _SHRINKS[1:]:
+        grid = grid_of(low * shrink, high * shrink, form)
+        error = _squared_error(grid, values, weights, form)
+        best, least = _better(best, least, grid, error)
+    return best
+
+
+def clipped_grid(values: Floats, grams: Floats, form: GridForm) -> Grid:
+    """The grid of each group of values [rows, groups, columns] with the least error of the product.
+
+    grams: [groups, columns, columns], products of the inputs of each group's columns. AWQ's clipping, with the error
+    over all inputs in place of a sample of them.
+    """
+    low, high = values.min(-1), values.max(-1)
+    best = grid_of(low, high, form)
+    least = _product_error(best, values, grams, form)
+    for shrink in _SHRINKS[1:]:
+        grid = grid_of(low * shrink, high * shrink, form)
+        error = _product_error(grid, values, grams, form)
+        best, least = _better(best, least, grid, error)
+    return best
+
+
+def _squared_error(grid: Grid, values: Floats, weights: Floats, form: GridForm) -> Floats:
+    error = grid.rounded(values, form.largest) - values
+    found: Floats = np.square(error) @ weights
+    return found
+
+
+def _product_error(grid: Grid, values: Floats, grams: Floats, form: GridForm) -> Floats:
+    error = (grid.rounded(values, form.largest) - values).swapaxes(0, 1)  # [groups, rows, columns]
+    found: Floats = np.einsum("gro,gro->rg", error @ grams, error)
+    return found
+
+
+def _better(best: Grid, least: Floats, grid: Grid, error: Floats) -> tuple[Grid, Floats]:
+    wins = error < least
+    return (
+        Grid(np.where(wins, grid.scale, best.scale), np.where(wins, grid.zero, best.zero)),
+        np.where(wins, error, least),
+    )
+
+
+def grouped(values: Floats, form: GridForm) -> Floats:
+    """values [rows, columns] as [rows, groups, columns of a group]."""
+    return values.reshape(len(values), -1, form.columns(values.shape[1]))
+
+
+def nearest(values: Floats, form: GridForm) -> GroupedWeight:
+    """The matrix rounded to the nearest codes of the whole range of each group."""
+    parts = grouped(values, form)
+    return on_grid(values, grid_of(parts.min(-1), parts.max(-1), form), form)
+
+
+def on_grid(values: Floats, grid: Grid, form: GridForm) -> GroupedWeight:
+    """The matrix rounded to the nearest codes of a grid [rows, groups]."""
+    codes = grid.codes(grouped(values, form), form.largest).astype(np.uint8).reshape(values.shape)
+    return grouped_weight(codes, grid, form)
+
+
+def grouped_weight(
+    codes: NDArray[np.uint8], grid: Grid, form: GridForm, order: NDArray[np.int32] | None = None
+) -> GroupedWeight:
+    """The canonical weight of codes [rows, columns], in `order` if there is one, with the grid [rows, groups]."""
+    zeros = None if form.symmetric else grid.zero.astype(np.uint8)
+    middle = (form.largest + 1) // 2 if form.symmetric else 0
+    return GroupedWeight(
+        form.bits, form.group, packed(codes, form.bits), grid.scale.astype(np.float16), middle, zeros, None, order
+    )

@@ -1,0 +1,65 @@
+"""The inputs of matrices in a calibration run: their products with each other, and the largest of each column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.batch import Array
+from octavo.compress.checkpoints.gptq import Factor
+from octavo.graph.values import Parameter
+from octavo.quantization.ggml_blocks import Floats
+
+
+@dataclass(slots=True)
+class InputStatistics:
+    """gram: sum of x^T x, [columns, columns]. largest: magnitude of each column. rows: that were seen.
+
+    factor: GPTQ's, once it was computed.
+    """
+
+    gram: Floats
+    largest: Floats
+    rows: int = 0
+    factor: Factor | None = None
+
+    @classmethod
+    def empty(cls, width: int) -> InputStatistics:
+        return cls(np.zeros((width, width), np.float32), np.zeros(width, np.float32))
+
+    def add(self, x: Array) -> None:
+        """x: [rows, columns]."""
+        self.gram += x.T @ x
+        np.maximum(self.largest, np.abs(x).max(0), out=self.largest)
+        self.rows += len(x)
+
+    def scaled(self, scale: Floats) -> InputStatistics:
+        """Those of inputs whose columns were divided by `scale`."""
+        gram: Floats = self.gram / scale / scale[:, None]
+        return InputStatistics(gram, self.largest / scale, self.rows)
+
+
+class InputObserver:
+    """Collects the statistics of each stored matrix; matrices of one input share theirs.
+
+    tensor_of: the name of the stored matrix that a parameter, and of a stack the matrix with this number, is made of;
+    None: its inputs are not wanted.
+    """
+
+    def __init__(self, tensor_of: Callable[[Parameter, int | None], str | None]) -> None:
+        self.found: dict[str, InputStatistics] = {}
+        self._tensor_of = tensor_of
+        self._last: tuple[Array, InputStatistics] | None = None
+
+    def __call__(self, parameter: Parameter, x: Array, index: int | None) -> None:
+        name = self._tensor_of(parameter, index)
+        if name is None:
+            return
+        if self._last is not None and self._last[0] is x:
+            self.found.setdefault(name, self._last[1])
+            return
+        statistics = self.found.setdefault(name, InputStatistics.empty(x.shape[1]))
+        statistics.add(x)
+        self._last = x, statistics

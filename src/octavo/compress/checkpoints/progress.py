@@ -1,0 +1,120 @@
+"""The state of a calibration run on disk: finished layers, and the values that the next one begins with.
+
+A layer counts as finished when its file has its name; the values after it are on the disk before. A run that was killed
+goes on after the last finished layer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from octavo.backends.layers import Tokens, Values
+from octavo.errors import ModelLoadError
+from octavo.graph.builder import Graph
+from octavo.graph.values import Rows
+from octavo.loader.atomic_file import write_text
+from octavo.loader.atomic_folder import AtomicFolder
+from octavo.loader.json_file import read_json_object
+from octavo.loader.safetensors import open_safetensors
+from octavo.loader.safetensors_writer import SafeTensor, write_safetensors
+from octavo.loader.tensor_files import TensorFiles
+from octavo.quantization.checkpoints._stored import StoredTensor
+
+WORK = "work"
+"""The folder of it in the unfinished model's."""
+_PLAN = "plan.json"
+_MAX_PLAN_BYTES = 1 << 22
+
+
+class Workplace:
+    """The folder of unfinished work. plan: all that the result depends on; work for another plan is thrown away."""
+
+    def __init__(self, folder: AtomicFolder, plan: Mapping[str, object]) -> None:
+        self._folder = folder
+        self._work = folder.partial / WORK
+        if not self._is_of(plan):
+            folder.clear()
+            self._work.mkdir()
+            write_text(self._work / _PLAN, json.dumps(plan))
+
+    def _is_of(self, plan: Mapping[str, object]) -> bool:
+        try:
+            return bool(read_json_object(self._work / _PLAN, _MAX_PLAN_BYTES) == json.loads(json.dumps(plan)))
+        except ModelLoadError:
+            return False
+
+    def num_finished(self) -> int:
+        """The layers that need no work any more."""
+        count = 0
+        while self._layer(count).exists():
+            count += 1
+        return count
+
+    def write_layer(self, index: int, tensors: Mapping[str, StoredTensor]) -> None:
+        """Keeps the tensors of a finished layer, and drops the values it began with."""
+        write_safetensors(
+            self._layer(index),
+            [SafeTensor(n, t.type_name, t.data.shape, lambda t=t: [t.data.tobytes()]) for n, t in tensors.items()],  # type: ignore[misc]
+        )
+        self._values(index).unlink(missing_ok=True)
+
+    def open_layer(self, index: int) -> TensorFiles:
+        """The tensors of a finished layer."""
+        return open_safetensors(self._layer(index))
+
+    def write_values(self, index: int, layer: Graph, texts: Sequence[Tokens], values: Iterable[Values]) -> None:
+        """Keeps the values that the layer before `index` hands to it, text by text as they are computed."""
+        shapes = [(len(text) if v.rows is Rows.TOKENS else 1, v.cols) for text in texts for v in layer.outputs]
+        arrays = (np.ascontiguousarray(array, np.float32) for text in values for array in text)
+        tensors = [
+            SafeTensor(f"{i}", "F32", shape, lambda: [next(arrays).reshape(-1).view(np.uint8)])
+            for i, shape in enumerate(shapes)
+        ]
+        write_safetensors(self._values(index), tensors)
+
+    def values(self, index: int, count: int) -> StoredValues:
+        """The values that layer `index` begins with, for so many texts."""
+        return StoredValues(self._values(index) if index else None, count)
+
+    def remove(self) -> None:
+        """Removes all of it, once the model is complete."""
+        for path in sorted(self._work.iterdir()):
+            path.unlink()
+        self._work.rmdir()
+
+    def _layer(self, index: int) -> Path:
+        return self._work / f"layer-{index:05}.safetensors"
+
+    def _values(self, index: int) -> Path:
+        return self._work / f"values-{index:05}.safetensors"
+
+
+class StoredValues(Sequence[Values]):
+    """The values of each text, mapped from a file; empty ones for the first layer. Close it."""
+
+    def __init__(self, path: Path | None, count: int) -> None:
+        self._file = None if path is None else open_safetensors(path)
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Values:  # type: ignore[override]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        if self._file is None:
+            return ()
+        slots = len(self._file.tensors) // self._count
+        names = [str(i) for i in range(index * slots, (index + 1) * slots)]
+        return tuple(self._file.weight(name).dequantize() for name in names)
+
+    def __iter__(self) -> Iterator[Values]:
+        return (self[i] for i in range(self._count))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,183 @@
+"""Quantizes a checkpoint layer by layer: the inputs of a layer's matrices are observed, the matrices are quantized, and
+the layer runs again with its new weights before the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.backends.layers import Tokens, Values, each_text
+from octavo.compress.checkpoints.folding import ColumnFold, find_folds
+from octavo.compress.checkpoints.inputs import InputObserver, InputStatistics
+from octavo.compress.checkpoints.methods import QuantizationMethod
+from octavo.compress.checkpoints.plan import QuantizationPlan, WorkingWeights
+from octavo.compress.checkpoints.progress import Workplace
+from octavo.errors import ModelWriteError
+from octavo.graph.builder import Graph
+from octavo.graph.values import Parameter
+from octavo.quantization.checkpoints._stored import StoredTensor, stored_tensor
+from octavo.quantization.ggml_blocks import Floats
+from octavo.quantization.packed import DenseWeight
+
+StepReport = Callable[[int, int], None]
+"""Steps that are done, and all of them: a text through a layer, or a matrix."""
+
+
+@dataclass(slots=True)
+class LayerQuantizer:
+    """The work on one model. texts: for calibration; none for a method that needs no inputs.
+
+    unseen: matrices of experts that no token of the texts chose; they are rounded to the nearest.
+    """
+
+    plan: QuantizationPlan
+    method: QuantizationMethod
+    texts: Sequence[Tokens]
+    place: Workplace
+    report: StepReport
+    unseen: list[str] = field(default_factory=list)
+    _done: int = 0
+
+    def run(self) -> None:
+        """Works on the layers that are not finished. Raises ModelWriteError naming tensor or file."""
+        weights = WorkingWeights(self.plan.checkpoint)
+        for index in range(len(self.plan.layers)):
+            if index < self.place.num_finished():
+                self._step(self._steps(index))
+                continue
+            weights.changed.clear()
+            self.place.write_layer(index, self._layer(index, weights))
+
+    def _steps(self, index: int) -> int:
+        return len(self.plan.matrices[index]) + (2 * len(self.texts) if self.method.needs_inputs else 0)
+
+    def _step(self, count: int = 1) -> None:
+        self._done += count
+        self.report(self._done, sum(map(self._steps, range(len(self.plan.layers)))))
+
+    def _layer(self, index: int, weights: WorkingWeights) -> dict[str, StoredTensor]:
+        """The stored tensors of a layer, quantized and folded ones alike; its values are kept for the next layer."""
+        layer = self.plan.layers[index]
+        inputs: dict[str, InputStatistics] = {}
+        if self.method.needs_inputs:
+            self._check_finite(layer, weights)
+            with closing(self.place.values(index, len(self.texts))) as values:
+                inputs = self._observe(index, layer, weights, values)
+            for fold in find_folds(layer):
+                self._fold(fold, weights, inputs)
+        tensors = self._quantize(index, weights, inputs)
+        if self.method.needs_inputs and index + 1 < len(self.plan.layers):
+            with closing(self.place.values(index, len(self.texts))) as values:
+                made = each_text(layer, weights.weights, self.texts, values, all_logits=False)
+                self.place.write_values(index + 1, layer, self.texts, self._counted(made))
+        return tensors
+
+    def _check_finite(self, layer: Graph, weights: WorkingWeights) -> None:
+        """A NaN would spread through the activations of all layers after it."""
+        for parameter in layer.parameters:
+            for tensor in self.plan.checkpoint.weights.info(parameter.name).tensors:
+                if not np.isfinite(weights.stored(tensor)).all():
+                    raise ModelWriteError(f"tensor {tensor!r:.100} has a NaN or an infinity; take an intact checkpoint")
+
+    def _observe(
+        self, index: int, layer: Graph, weights: WorkingWeights, values: Sequence[Values]
+    ) -> dict[str, InputStatistics]:
+        wanted = {*self.plan.matrices[index]}
+
+        def tensor_of(parameter: Parameter, number: int | None) -> str | None:
+            name = self.plan.stored_name(parameter, number)
+            return name if name in wanted else None
+
+        observer = InputObserver(tensor_of)
+        for _ in self._counted(
+            each_text(layer, weights.weights, self.texts, values, observe=observer, all_logits=False)
+        ):
+            pass
+        for name, statistics in observer.found.items():
+            if not np.isfinite(statistics.gram).all():
+                raise ModelWriteError(f"the inputs of tensor {name!r:.100} overflow; the checkpoint is damaged")
+        return observer.found
+
+    def _counted(self, values: Iterator[Values]) -> Iterator[Values]:
+        for found in values:
+            yield found
+            self._step()
+
+    def _fold(self, fold: ColumnFold, weights: WorkingWeights, inputs: dict[str, InputStatistics]) -> None:
+        """Scales the columns of the matrices with one input, and divides what makes it."""
+        producers = [self._producer(parameter) for parameter in fold.producers]
+        consumers = [self._consumer(parameter) for parameter in fold.consumers]
+        if None in producers or None in consumers:
+            return
+        names = [*dict.fromkeys(name for name in consumers if name is not None)]
+        quantized = [name for name in names if name in inputs]
+        if not quantized:
+            return
+        statistics = inputs[quantized[0]]
+        scale = self.method.scale(fold, statistics, [weights.stored(name) for name in quantized])
+        if scale is None:
+            return
+        rows = fold.shared(scale)
+        first, *rest = [name for name in producers if name is not None]
+        rows = self._divide(first, rows, weights)
+        for name in rest:
+            self._divide(name, rows, weights)
+        columns = fold.spread(rows)
+        for name in names:
+            weights.changed[name] = DenseWeight(weights.stored(name) * columns)
+        scaled = statistics.scaled(columns)
+        for name in quantized:
+            inputs[name] = scaled
+
+    def _producer(self, parameter: Parameter) -> str | None:
+        """The stored tensor, if its elements or rows are those of the parameter."""
+        name = self.plan.stored_name(parameter) if parameter.part is None else None
+        return name if name is not None and self.plan.addend(name) is not None else None
+
+    def _consumer(self, parameter: Parameter) -> str | None:
+        return self.plan.stored_name(parameter) if parameter.part is None else None
+
+    def _divide(self, name: str, scale: Floats, weights: WorkingWeights) -> Floats:
+        """Divides the elements of a vector or the rows of a matrix, and returns by what after all.
+
+        A vector is rounded to its stored type; that of the matrices then makes up for the rounding.
+        """
+        stored = weights.stored(name)
+        if stored.ndim > 1:
+            weights.changed[name] = DenseWeight(stored / scale[:, None])
+            return scale
+        addend = np.float32(self.plan.addend(name) or 0)
+        type_name = self.plan.checkpoint.file.tensors[name].type_name
+        divided: Floats = (stored + addend) / scale - addend
+        rounded = DenseWeight(divided).converted(type_name)
+        weights.changed[name] = rounded
+        new = rounded.dequantize() + addend
+        with np.errstate(divide="ignore", invalid="ignore"):
+            exact = np.where(new == 0, scale, (stored + addend) / new)
+        return exact.astype(np.float32)
+
+    def _quantize(
+        self, index: int, weights: WorkingWeights, inputs: Mapping[str, InputStatistics]
+    ) -> dict[str, StoredTensor]:
+        found: dict[str, StoredTensor] = {}
+        for name in self.plan.matrices[index]:
+            statistics = inputs.get(name)
+            if self.method.needs_inputs and statistics is None:
+                self.unseen.append(name)
+            try:
+                weight = self.method.weight(name, weights.stored(name), statistics)
+                parts = self.method.tensors(weight)
+            except ValueError as error:
+                raise ModelWriteError(f"tensor {name!r:.100} cannot become {self.method.kind}: {error}") from error
+            found |= {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in parts.items()}
+            weights.changed[name] = weight
+            self._step()
+        for name, changed in weights.changed.items():
+            if name not in self.plan.matrices[index]:
+                type_name = self.plan.checkpoint.file.tensors[name].type_name
+                data = DenseWeight(changed.dequantize()).converted(type_name).data
+                found[name] = stored_tensor(data, type_name)
+        return found

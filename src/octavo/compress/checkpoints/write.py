@@ -1,0 +1,145 @@
+"""The folder of a quantized checkpoint: tensors, configuration, and the files beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.backends.layers import Tokens
+from octavo.compress.checkpoints.methods import QuantizationMethod
+from octavo.compress.checkpoints.plan import QuantizationPlan
+from octavo.compress.checkpoints.progress import WORK, Workplace
+from octavo.compress.checkpoints.run import LayerQuantizer, StepReport
+from octavo.errors import ModelWriteError
+from octavo.loader.atomic_file import check_free_space, write_text
+from octavo.loader.atomic_folder import AtomicFolder
+from octavo.loader.checkpoint import MAX_CONFIG_BYTES
+from octavo.loader.json_file import read_json_object
+from octavo.loader.safetensors_writer import SafeTensor, write_model
+from octavo.loader.tensor_files import TensorFiles
+from octavo.loader.tensor_names import TensorName
+
+VERSION = 1
+"""Of the work that a later run may take up: raise it where a formula changes."""
+
+_COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+_MAX_COPIED_BYTES = 1 << 28
+_NOT_COPIED = ("config.json", "quantize_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """nbytes: of all tensors. unseen: experts that no token chose. resumed: layers that were found finished."""
+
+    nbytes: int
+    unseen: Sequence[str]
+    resumed: int
+
+
+def quantize_checkpoint(
+    plan: QuantizationPlan,
+    method: QuantizationMethod,
+    texts: Sequence[Tokens],
+    destination: Path,
+    *,
+    max_shard_bytes: int | None,
+    report: StepReport,
+) -> Result:
+    """Writes the checkpoint. It appears under its name when it is complete, in place of what has that name.
+
+    Work that a killed run for the same result left behind is taken up. Raises ModelWriteError naming file or tensor;
+    then unfinished work stays in `DESTINATION.partial` if a layer of it is finished.
+    """
+    with AtomicFolder(destination) as folder:
+        place = Workplace(folder, _identity(plan, method, texts))
+        resumed = place.num_finished()
+        quantizer = LayerQuantizer(plan, method, texts, place, report)
+        try:
+            check_free_space(folder.partial, 2 * _expected_bytes(plan, method))
+            quantizer.run()
+            folder.clear(kept=WORK)  # shards of a run that was killed here, perhaps of another size
+            nbytes = _assemble(plan, place, folder.partial, max_shard_bytes)
+            _copy_others(plan.checkpoint.path.parent, folder.partial)
+            _write_config(plan, method, folder.partial)
+            place.remove()
+            folder.publish()
+        except BaseException:
+            if place.num_finished() == 0:
+                folder.remove()
+            raise
+    return Result(nbytes, quantizer.unseen, resumed)
+
+
+def _identity(plan: QuantizationPlan, method: QuantizationMethod, texts: Sequence[Tokens]) -> dict[str, object]:
+    """All that the result depends on."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.tobytes())
+        digest.update(b".")
+    paths = [*plan.checkpoint.file.paths, plan.checkpoint.path.parent / "config.json"]
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return {
+        "version": VERSION,
+        "files": files,
+        "method": asdict(method),
+        "matrices": [list(layer) for layer in plan.matrices],
+        "texts": digest.hexdigest(),
+    }
+
+
+def _expected_bytes(plan: QuantizationPlan, method: QuantizationMethod) -> int:
+    """About the size of the tensors."""
+    taken = {*plan.names}
+    infos = plan.checkpoint.file.tensors.values()
+    whole = sum(info.nbytes for info in infos if info.name not in taken)
+    numbers = sum(shape[0] * shape[1] for shape in map(plan.shape, taken))
+    return whole + numbers * method.form.bits // 8
+
+
+def _assemble(plan: QuantizationPlan, place: Workplace, folder: Path, max_shard_bytes: int | None) -> int:
+    """Writes the tensors of all layers and those that stay, in the order of the layers."""
+    source, taken = plan.checkpoint.file, {*plan.names}
+    with ExitStack() as opened:
+        files = [opened.enter_context(closing(place.open_layer(i))) for i in range(len(plan.layers))]
+        origins = {name: source for name in source.tensors if name not in taken}
+        origins |= {name: file for file in files for name in file.tensors}
+        tensors = [_tensor(origins[name], name) for name in sorted(origins, key=_order)]
+        write_model(folder, tensors, max_shard_bytes)
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _tensor(file: TensorFiles, name: str) -> SafeTensor:
+    info = file.tensors[name]
+    return SafeTensor(name, info.type_name, info.shape, lambda: [file.array(name)])
+
+
+def _order(name: str) -> tuple[int, str]:
+    numbers = TensorName.parse(name).numbers
+    return (numbers[0] if numbers else -1), name
+
+
+def _copy_others(source: Path, folder: Path) -> None:
+    """Copies the tokenizer, the template, the sampling and what else is beside the weights; never code."""
+    for path in sorted(source.iterdir()):
+        is_index = path.name.endswith(".index.json")
+        if path.suffix not in _COPIED or path.name in _NOT_COPIED or is_index or not path.is_file():
+            continue
+        try:
+            if (size := path.stat().st_size) > _MAX_COPIED_BYTES:
+                raise ModelWriteError(f"{path}: {size:,} bytes, too many for a file beside a model; move it away")
+            shutil.copyfile(path, folder / path.name)
+        except OSError as error:
+            raise ModelWriteError(f"{folder / path.name}: {error.strerror}") from error
+
+
+def _write_config(plan: QuantizationPlan, method: QuantizationMethod, folder: Path) -> None:
+    """The configuration comes last: without it the folder is no model."""
+    config: dict[str, Any] = dict(read_json_object(plan.checkpoint.path.parent / "config.json", MAX_CONFIG_BYTES))
+    config["quantization_config"] = method.config(plan.skipped_modules)
+    write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,169 @@
+"""Distillation: a student learns the next tokens of a teacher, whose likeliest ones are kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.whole_texts import TextRunner
+from octavo.compress.prune import dense_source
+from octavo.compress.sensitivity import FloatWeights
+from octavo.compress.to_gguf import tensors_in_gguf
+from octavo.errors import NumericalError, UsageError
+from octavo.loader.atomic_file import check_free_space
+from octavo.loader.checkpoint import Checkpoint
+from octavo.loader.tensor_files import Source
+from octavo.models import build_graph
+from octavo.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from octavo.backends.torch.distillation import LossReport, TeacherTokens, TrainingOptions
+
+_REMEDY = "training needs torch: pip install 'octavo[train]'"
+_AT_ONCE = 4  # texts of the teacher in a step
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherCache:
+    """The folder in which the teacher's tokens are kept, and how many of them for each place."""
+
+    folder: Path
+    top_k: int = 64
+
+    def tokens(
+        self,
+        teacher: Checkpoint,
+        texts: NDArray[np.int32],
+        report: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> TeacherTokens:
+        """The likeliest tokens after every token of texts [texts, tokens], computed or read. report: texts done.
+
+        A text that is computed is on disk: a killed run goes on after the last whole one.
+        """
+        trained = _training()
+        count, length = texts.shape
+        graph = build_graph(teacher.architecture, teacher.config, teacher.weights.shapes)
+        top_k = min(self.top_k, graph.output.cols)
+        digest = hashlib.sha256(repr((texts.tolist(), top_k)).encode())
+        for name in sorted(teacher.weights):
+            digest.update(teacher.weights.fingerprint(name))
+        folder = self.folder / digest.hexdigest()[:32]
+        folder.mkdir(parents=True, exist_ok=True)
+        check_free_space(folder, 6 * texts.size * top_k)
+        ids = _array(folder / "ids.npy", np.dtype(np.int32), (count, length, top_k))
+        logprobs = _array(folder / "logprobs.npy", np.dtype(np.float16), (count, length, top_k))
+        done = int(np.count_nonzero(logprobs[:, 0, 0]))  # a likeliest token has a probability below 1
+        if done < count:
+            rows = np.arange(length, dtype=np.int32)
+            with TextRunner(graph, FloatWeights(teacher), texts[:_AT_ONCE], rows) as runner:
+                for begin in range(done, count, _AT_ONCE):
+                    report(begin, count)
+                    part = texts[begin : begin + _AT_ONCE]
+                    runner.take(part)
+                    [logits] = runner.run()
+                    found, values = _top(logits, top_k)
+                    ids[begin : begin + len(part)] = found.reshape(len(part), length, top_k)
+                    ids.flush()
+                    logprobs[begin : begin + len(part)] = values.reshape(len(part), length, top_k)
+                    logprobs.flush()
+        made: TeacherTokens = trained.TeacherTokens(texts, np.array(ids), np.array(logprobs))
+        return made
+
+
+def _array(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+    """A mapped array of a file, of zeros if it is new or another one."""
+    if path.is_file():
+        try:
+            found: np.memmap[Any, Any] = np.load(path, mmap_mode="r+", allow_pickle=False)
+            if found.shape == shape and found.dtype == dtype:
+                return found
+        except (OSError, ValueError):
+            pass
+    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+
+
+def _top(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
+    """The likeliest tokens of each row, in falling order, and their log-probabilities."""
+    if not np.isfinite(logits).all():
+        raise NumericalError("the teacher's logits have a NaN or an infinity")
+    chosen = np.argpartition(logits, -count, axis=1)[:, -count:]
+    values = np.take_along_axis(logits, chosen, axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    high = values.max(axis=1, keepdims=True)
+    total = high + np.log(np.exp(logits - high).sum(axis=1, keepdims=True))
+    sorted_values = np.take_along_axis(values - total, order, axis=1)
+    found = np.take_along_axis(chosen, order, axis=1).astype(np.int32)
+    return found, np.minimum(sorted_values, -6e-8).astype(np.float16)
+
+
+def check_vocabularies(teacher: Checkpoint, student: Checkpoint) -> None:
+    """Raises UsageError if a token is another one in the student. One of them may have more tokens at the end."""
+    tokens, others = load_tokenizer(teacher).tokens, load_tokenizer(student).tokens
+    for i, (token, other) in enumerate(zip(tokens, others, strict=False)):
+        if token != other:
+            raise UsageError(
+                f"token {i} is {token!r:.40} in the teacher and {other!r:.40} in the student; "
+                "take models with the same vocabulary"
+            )
+
+
+def distilled(
+    teacher: TeacherTokens, student: Checkpoint, architecture: str, options: TrainingOptions, report: LossReport
+) -> dict[str, Source]:
+    """The tensors of the trained student by GGUF name. architecture: its name there.
+
+    Raises UsageError if torch is missing or the student lacks a token, NumericalError for a loss that is not finite.
+    """
+    graph = build_graph(student.architecture, student.config, student.weights.shapes)
+    if (largest := int(teacher.ids.max())) >= graph.output.cols:
+        raise UsageError(
+            f"the teacher has token {largest}, the student {graph.output.cols} tokens; they must be the same"
+        )
+    try:
+        arrays = _training().train(graph, student.weights, teacher, options, report)
+    except FloatingPointError as error:
+        raise NumericalError(str(error)) from error
+    weights = {name: _with(student.weights.info(name), name, arrays) for name in student.weights}
+    return tensors_in_gguf(
+        replace(student, weights=type(student.weights)(weights, student.file)), architecture, weights
+    )
+
+
+def _with(source: Source, name: str, arrays: Mapping[str, NDArray[np.float32]]) -> Source:
+    return dense_source(source, lambda _x: arrays[name], source.shape) if name in arrays else source
+
+
+def training_options(**fields: Any) -> TrainingOptions:
+    """`TrainingOptions` of these fields. Raises UsageError if torch is missing."""
+    made: TrainingOptions = _training().TrainingOptions(**fields)
+    return made
+
+
+def training_texts(ids: Sequence[int], length: int, first: int | None, most: int) -> NDArray[np.int32]:
+    """At most so many pieces of the tokens of a text, spread evenly over it, [texts, tokens].
+
+    first: replaces the first token of each. Raises UsageError for a text that is too short.
+    """
+    count = len(ids) // length
+    if count < 1:
+        raise UsageError(f"the text has {len(ids)} tokens, less than one piece of {length}; give more text")
+    texts: NDArray[np.int32] = np.array(ids[: count * length], np.int32).reshape(count, length)
+    texts = texts[np.linspace(0, count - 1, min(most, count)).round().astype(np.intp)]
+    if first is not None:
+        texts[:, 0] = first
+    return texts
+
+
+def _training() -> Any:
+    """The module that needs torch. Raises UsageError with the remedy."""
+    try:
+        from octavo.backends.torch import distillation
+    except ImportError as error:
+        raise UsageError(_REMEDY) from error
+    return distillation

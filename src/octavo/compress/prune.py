@@ -1,0 +1,399 @@
+"""Removes parts of a model: layers, heads, feed-forward columns, or single weights. The result is an ordinary model.
+
+Layers go by block influence, one minus the mean cosine between a layer's input and output (Men et al., arXiv
+2403.03853). Heads and feed-forward columns go by activation-weighted magnitude: the mean square of a column's input
+times the sum of the squares of its weights, summed over the heads that share a key. Single weights go in each row by
+|w| times the norm of the input (Sun et al., Wanda, arXiv 2306.11695), or column by column with what is left making up
+for what went (Frantar and Alistarh, SparseGPT, arXiv 2301.00774); a share of each row, or two of every four neighbours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.layers import Tokens, Values, layers_of, run_layer
+from octavo.batch import Array
+from octavo.compress.to_gguf import differences, tensors_in_gguf
+from octavo.errors import ModelLoadError, UsageError
+from octavo.graph.builder import Graph
+from octavo.graph.values import Parameter
+from octavo.loader.checkpoint import Checkpoint
+from octavo.loader.gguf_writer import MetadataValue
+from octavo.loader.tensor_files import Source
+from octavo.loader.tensor_names import ROPE_FACTORS
+from octavo.models import build_graph, load_architecture
+from octavo.models._reading import ConfigReader
+from octavo.quantization.packed import DenseWeight
+
+Method = Literal["wanda", "sparsegpt"]
+_LAYER = re.compile(r"^layers\.(\d+)\.")
+_DAMPING = 0.01  # of the mean of the diagonal of the inputs' products
+_SPARSE_BLOCK = 128  # columns whose errors SparseGPT hands on at once
+_OF_FOUR = 4
+
+WorkReport = Callable[[str, int, int], None]
+"""Called with a name of the work, how much is done, and all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PruneOptions:
+    """The parts that go. layers: their number. heads, ffn: shares of each layer. sparsity: a share, or `2:4`; None: no.
+
+    multiple: the feed-forward columns that stay are a multiple of it, so that every type of blocks fits.
+    """
+
+    layers: int = 0
+    heads: float = 0.0
+    ffn: float = 0.0
+    sparsity: float | Literal["2:4"] | None = None
+    method: Method = "wanda"
+    multiple: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedModel:
+    """metadata, tensors: of the GGUF file, as `SourceModel` has them. removed: in words, one line each."""
+
+    metadata: Mapping[str, MetadataValue]
+    sources: Mapping[str, Source]
+    removed: tuple[str, ...]
+
+
+def prune(
+    checkpoint: Checkpoint,
+    metadata: Mapping[str, MetadataValue],
+    texts: Sequence[Tokens],
+    options: PruneOptions,
+    report: WorkReport = lambda _what, _done, _total: None,
+) -> PrunedModel:
+    """The model without these parts: layers first, then heads and columns, single weights last.
+
+    metadata: of the model as a GGUF file. texts: calibration, whole texts. Raises UsageError for shares that leave
+    nothing and for a model without such parts, ModelLoadError if a GGUF file cannot say what is left.
+    """
+    _check_names(checkpoint)
+    model = _Model(checkpoint, {**metadata}, [])
+    if options.layers:
+        model = _without_layers(model, texts, options.layers, report)
+    if options.heads or options.ffn:
+        model = _without_columns(model, texts, options, report)
+    if options.sparsity is not None:
+        model = _sparse(model, texts, options, report)
+    name = str(model.metadata["general.architecture"])
+    weights = {name: model.checkpoint.weights.info(name) for name in model.checkpoint.weights}
+    _check_config(model, name, weights)
+    return PrunedModel(model.metadata, tensors_in_gguf(model.checkpoint, name, weights), tuple(model.removed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    checkpoint: Checkpoint
+    metadata: dict[str, MetadataValue]
+    removed: list[str]
+
+    def with_config(self, weights: Mapping[str, Source], keys: Mapping[str, MetadataValue], **fields: Any) -> _Model:
+        """The model with exactly these weights, these keys (without prefix) and fields of the configuration."""
+        config = dataclasses.replace(self.checkpoint.config, **fields)
+        kept = type(self.checkpoint.weights)(weights, self.checkpoint.file)
+        prefix = f"{self.metadata['general.architecture']}."
+        metadata = self.metadata | {prefix + key: value for key, value in keys.items()}
+        return replace(self, checkpoint=replace(self.checkpoint, config=config, weights=kept), metadata=metadata)
+
+    @property
+    def weights(self) -> dict[str, Source]:
+        return {name: self.checkpoint.weights.info(name) for name in self.checkpoint.weights}
+
+    @property
+    def graph(self) -> Graph:
+        checkpoint = self.checkpoint
+        return build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+
+
+def _check_names(checkpoint: Checkpoint) -> None:
+    needed = ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+    if missing := [name for name in needed if f"layers.0.{name}.weight" not in checkpoint.weights]:
+        name = checkpoint.architecture
+        raise UsageError(f"{checkpoint.path}: {name} has no {missing[0]}; only decoders without experts are pruned")
+
+
+def _check_config(model: _Model, name: str, weights: Mapping[str, Source]) -> None:
+    """Raises ModelLoadError if a reader of the file would see another model."""
+    file = model.checkpoint.file
+    factors = {n: file.weight(n).dequantize() for n in ROPE_FACTORS if n in file.tensors}
+    shapes = {n: source.shape for n, source in weights.items()}
+    reader = ConfigReader({**model.metadata, **factors}, f"{name}.")
+    read = load_architecture(name).Config.from_gguf(reader, shapes)
+    if found := list(differences(model.checkpoint.config, read, "")):
+        raise ModelLoadError(
+            f"{model.checkpoint.path}: GGUF files cannot say the pruned model's {', '.join(found[:5])}"
+        )
+
+
+def block_influence(
+    checkpoint: Checkpoint,
+    graph: Graph,
+    texts: Sequence[Tokens],
+    report: WorkReport = lambda _what, _done, _total: None,
+) -> NDArray[np.float64]:
+    """[layers], 0: the output points where the input does; the layer whose removal should change least.
+
+    The first layer counts as infinitely important: what it makes of the embedding has another length and meaning.
+
+    Raises UsageError for a model whose layers hand on more than one value.
+    """
+    layers = layers_of(graph)
+    values: list[Values] = [()] * len(texts)
+    found = [np.inf]
+    for i, layer in enumerate(layers):
+        before = values
+        values = run_layer(_up_to_head(layer), checkpoint.weights, texts, values)
+        if any(len(value) != 1 for value in values):
+            raise UsageError("the layers of this model hand on several values; it has no block influence")
+        if i:
+            cosines = [_cosines(a[0], b[0]) for a, b in zip(before, values, strict=True)]
+            found.append(1 - float(np.concatenate(cosines).mean()))
+        report("measuring layers", i + 1, len(layers))
+    return np.array(found)
+
+
+def _up_to_head(layer: Graph) -> Graph:
+    """The segment without what comes after its layers: the choice of rows, the last norm and the head."""
+    names = [node.op.name for node in layer.nodes]
+    if "select_rows" not in names:
+        return layer
+    at = names.index("select_rows")
+    return Graph.from_nodes(layer, layer.nodes[:at], layer.nodes[at].op.inputs)
+
+
+def _cosines(a: Array, b: Array) -> NDArray[np.float64]:
+    dots = np.einsum("ij,ij->i", a, b, dtype=np.float64)
+    norms = np.linalg.norm(a.astype(np.float64), axis=1) * np.linalg.norm(b.astype(np.float64), axis=1)
+    return np.asarray(dots / np.maximum(norms, 1e-30))
+
+
+def _without_layers(model: _Model, texts: Sequence[Tokens], count: int, report: WorkReport) -> _Model:
+    config = model.checkpoint.config
+    total = config.num_layers
+    if not 0 < count < total:
+        raise UsageError(f"--layers {count}: the model has {total}, of which at least one must stay")
+    influence = block_influence(model.checkpoint, model.graph, texts, report)
+    gone = sorted(int(i) for i in np.argsort(influence, kind="stable")[:count])
+    kept = [i for i in range(total) if i not in gone]
+    places = {old: new for new, old in enumerate(kept)}
+    weights = {}
+    for name, source in model.weights.items():
+        found = _LAYER.match(name)
+        if found is None:
+            weights[name] = source
+        elif int(found[1]) in places:
+            weights[f"layers.{places[int(found[1])]}.{name[found.end() :]}"] = source
+    keys: dict[str, MetadataValue] = {"block_count": np.uint32(len(kept))}
+    prefix = f"{model.metadata['general.architecture']}."
+    for key, value in model.metadata.items():
+        if key.startswith(prefix) and isinstance(value, np.ndarray) and len(value) == total:
+            keys[key.removeprefix(prefix)] = value[kept]
+    fields: dict[str, Any] = {"num_layers": len(kept)}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, tuple) and len(value) == total:
+            fields[field.name] = tuple(value[i] for i in kept)
+    model.removed.append(
+        f"layers {', '.join(map(str, gone))}: block influence {', '.join(f'{influence[i]:.4f}' for i in gone)}"
+    )
+    return model.with_config(weights, keys, **fields)
+
+
+def _without_columns(model: _Model, texts: Sequence[Tokens], options: PruneOptions, report: WorkReport) -> _Model:
+    config: Any = model.checkpoint.config
+    squares = _mean_squares(model, texts, ("self_attn.o_proj", "mlp.down_proj"), report)
+    groups = config.num_kv_heads
+    heads_kept = groups - round(options.heads * groups)
+    width = config.intermediate_size
+    ffn_kept = max(round((1 - options.ffn) * width / options.multiple), 0) * options.multiple if options.ffn else width
+    if not 0 < heads_kept <= groups or not 0 < ffn_kept <= width:
+        raise UsageError(
+            f"{heads_kept} groups of heads and {ffn_kept} feed-forward columns would stay; take smaller shares"
+        )
+    weights = model.weights
+    for i in range(config.num_layers):
+        p = f"layers.{i}."
+        output, down = p + "self_attn.o_proj", p + "mlp.down_proj"
+        if options.heads:
+            scores = _column_scores(weights[f"{output}.weight"], squares[f"{output}.weight"])
+            kept = _best(scores.reshape(groups, -1).sum(axis=1), heads_kept)
+            per_group = config.num_heads // groups
+            _keep_rows(weights, p + "self_attn.q_proj", _spread(kept, per_group * config.head_dim))
+            _keep_rows(weights, p + "self_attn.k_proj", _spread(kept, config.head_dim))
+            _keep_rows(weights, p + "self_attn.v_proj", _spread(kept, config.value_dim))
+            _keep_columns(weights, output, _spread(kept, per_group * config.value_dim))
+        if options.ffn:
+            scores = _column_scores(weights[f"{down}.weight"], squares[f"{down}.weight"])
+            kept = _best(scores, ffn_kept)
+            for part in ("gate_proj", "up_proj"):
+                _keep_rows(weights, f"{p}mlp.{part}", kept)
+            _keep_columns(weights, down, kept)
+    keys: dict[str, MetadataValue] = {}
+    fields: dict[str, Any] = {}
+    if options.heads:
+        fields |= {"num_kv_heads": heads_kept, "num_heads": config.num_heads // groups * heads_kept}
+        keys |= {
+            "attention.head_count": np.uint32(fields["num_heads"]),
+            "attention.head_count_kv": np.uint32(heads_kept),
+            "attention.key_length": np.uint32(config.head_dim),
+            "attention.value_length": np.uint32(config.value_dim),
+            "rope.dimension_count": np.uint32(config.rotary_dim),
+        }
+        model.removed.append(
+            f"heads: {fields['num_heads']} of {config.num_heads} stay in each layer, {heads_kept} of keys"
+        )
+    if options.ffn:
+        fields["intermediate_size"] = ffn_kept
+        keys["feed_forward_length"] = np.uint32(ffn_kept)
+        model.removed.append(f"feed-forward columns: {ffn_kept} of {width} stay in each layer")
+    return model.with_config(weights, keys, **fields)
+
+
+def _mean_squares(
+    model: _Model, texts: Sequence[Tokens], parts: tuple[str, ...], report: WorkReport
+) -> dict[str, NDArray[np.float64]]:
+    """Of the inputs of the matrices with these names, by weight."""
+    sums: dict[str, NDArray[np.float64]] = {}
+
+    def observe(parameter: Parameter, x: Array, index: int | None) -> None:
+        if index is None and any(part in parameter.name for part in parts):
+            found = np.einsum("ij,ij->j", x, x, dtype=np.float64)
+            sums[parameter.name] = sums.get(parameter.name, 0.0) + found
+
+    values: list[Values] = [()] * len(texts)
+    layers = layers_of(model.graph)
+    for i, layer in enumerate(layers):
+        values = run_layer(layer, model.checkpoint.weights, texts, values, observe=observe, all_logits=False)
+        report("measuring columns", i + 1, len(layers))
+    return sums
+
+
+def _column_scores(source: Source, squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    matrix = source.make().dequantize().astype(np.float64)
+    return np.asarray((matrix**2).sum(axis=0) * squares)
+
+
+def _best(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """The places of the highest scores, in their order."""
+    return np.sort(np.argsort(-scores, kind="stable")[:count])
+
+
+def _spread(kept: NDArray[np.intp], size: int) -> NDArray[np.intp]:
+    """The rows of these groups of `size` rows."""
+    return (kept[:, None] * size + np.arange(size)).reshape(-1)
+
+
+def _keep_rows(weights: dict[str, Source], stem: str, kept: NDArray[np.intp]) -> None:
+    for kind in (".weight", ".bias"):
+        if stem + kind in weights:
+            source = weights[stem + kind]
+            weights[stem + kind] = dense_source(source, lambda x: x[kept], (len(kept), *source.shape[1:]))
+
+
+def _keep_columns(weights: dict[str, Source], stem: str, kept: NDArray[np.intp]) -> None:
+    source = weights[f"{stem}.weight"]
+    weights[f"{stem}.weight"] = dense_source(source, lambda x: x[:, kept], (source.shape[0], len(kept)))
+
+
+def dense_source(
+    source: Source, change: Callable[[NDArray[np.float32]], NDArray[np.float32]], shape: tuple[int, ...]
+) -> Source:
+    """A weight made of another one in float32."""
+    return replace(
+        source,
+        type_name="F32",
+        shape=shape,
+        nbytes=4 * int(np.prod(shape)),
+        make=lambda: DenseWeight(np.ascontiguousarray(change(source.make().dequantize()))),
+        steps=f"{source.steps} pruned",
+    )
+
+
+def _sparse(model: _Model, texts: Sequence[Tokens], options: PruneOptions, report: WorkReport) -> _Model:
+    """Layer by layer: each is pruned by what its inputs are in the pruned model, and then computed again."""
+    sparsity = options.sparsity
+    if isinstance(sparsity, float) and not 0 < sparsity < 1:
+        raise UsageError(f"--sparsity {sparsity:g} must lie between 0 and 1")
+    layers, weights = layers_of(model.graph), model.weights
+    values: list[Values] = [()] * len(texts)
+    for i, layer in enumerate(layers):
+        inputs: dict[str, NDArray[np.float64]] = {}
+
+        def observe(parameter: Parameter, x: Array, index: int | None, found: dict[str, Any] = inputs) -> None:
+            if index is None and _LAYER.match(parameter.name) and len(parameter.shape) == 2:
+                wide = x.astype(np.float64)
+                product = wide.T @ wide if options.method == "sparsegpt" else np.einsum("ij,ij->j", wide, wide)
+                found[parameter.name] = found.get(parameter.name, 0.0) + product
+
+        checkpoint = model.checkpoint
+        run_layer(layer, checkpoint.weights, texts, values, observe=observe, all_logits=False)
+        for name, product in inputs.items():
+            matrix = weights[name].make().dequantize()
+            pruned = sparse_matrix(matrix, product, sparsity or 0.0, options.method)
+            weights[name] = dense_source(weights[name], lambda _x, pruned=pruned: pruned, pruned.shape)  # type: ignore[misc]
+        model = model.with_config(weights, {})
+        values = run_layer(layer, model.checkpoint.weights, texts, values, all_logits=False)
+        report("pruning layers", i + 1, len(layers))
+    how = "2 of every 4 weights" if sparsity == "2:4" else f"{sparsity:.0%} of the weights of each row"
+    model.removed.append(f"{how} of the layers' matrices are zero ({options.method}); no kernel skips them")
+    return model
+
+
+def sparse_matrix(
+    matrix: NDArray[np.float32], inputs: NDArray[np.float64], sparsity: float | Literal["2:4"], method: Method
+) -> NDArray[np.float32]:
+    """[out, in] with zeros. inputs: X^T X [in, in] for sparsegpt, its diagonal [in] for wanda; X are rows of inputs."""
+    if method == "sparsegpt":
+        return _sparsegpt(matrix, inputs, sparsity)
+    scores = np.abs(matrix) * np.sqrt(inputs)[None]
+    return np.where(_kept(scores, sparsity), matrix, np.float32(0))
+
+
+def _kept(scores: NDArray[np.floating], sparsity: float | Literal["2:4"]) -> NDArray[np.bool_]:
+    """True for the weights that stay: the highest scores of each row, or of every four neighbours."""
+    rows, columns = scores.shape
+    if sparsity == "2:4":
+        if columns % _OF_FOUR:
+            raise UsageError(f"rows of {columns} weights are no multiple of 4, which 2:4 needs")
+        fours = scores.reshape(rows, -1, _OF_FOUR)
+        order = np.argsort(np.argsort(-fours, axis=2, kind="stable"), axis=2, kind="stable")
+        return np.asarray((order < _OF_FOUR // 2).reshape(rows, columns))
+    gone = round(sparsity * columns)
+    kept = np.ones(scores.shape, np.bool_)
+    np.put_along_axis(kept, np.argsort(scores, axis=1, kind="stable")[:, :gone], False, axis=1)
+    return kept
+
+
+def _sparsegpt(
+    matrix: NDArray[np.float32], products: NDArray[np.float64], sparsity: float | Literal["2:4"]
+) -> NDArray[np.float32]:
+    """Algorithm 1 of arXiv 2301.00774, with the mask of a block of columns chosen when it is reached."""
+    w, h = matrix.astype(np.float64), products.copy()
+    dead = np.diag(h) == 0
+    h[dead, dead] = 1
+    w[:, dead] = 0
+    h[np.diag_indices_from(h)] += _DAMPING * np.diag(h).mean()
+    upper = np.linalg.cholesky(np.linalg.inv(h)).T  # of the inverse: U^T U
+    columns = w.shape[1]
+    for begin in range(0, columns, _SPARSE_BLOCK):
+        end = min(begin + _SPARSE_BLOCK, columns)
+        block, u = w[:, begin:end], upper[begin:end, begin:end]
+        errors = np.zeros_like(block)
+        kept = _kept(block**2 / np.diag(u)[None] ** 2, sparsity)
+        for j in range(end - begin):
+            errors[:, j] = np.where(kept[:, j], 0.0, block[:, j]) / u[j, j]
+            block[:, j:] -= errors[:, j : j + 1] * u[j : j + 1, j:]
+            block[~kept[:, j], j] = 0.0
+        w[:, end:] -= errors @ upper[begin:end, end:]
+    return w.astype(np.float32)

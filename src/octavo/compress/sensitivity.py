@@ -1,0 +1,358 @@
+"""The loss that each tensor of a model causes when it is quantized, measured on a text.
+
+One tensor at a time is replaced by its form in one type, the probe, and the KL divergence of the next tokens from the
+model with float16 weights is measured. A small error of the weights moves the divergence by its square, so for another
+type it is multiplied by the ratio of the weighted squared errors of both types. The layers before the tensor are not
+computed again: their results are kept. The two outer layers at each end are measured, and every third one between: the
+divergence for a unit of weighted error is interpolated (its logarithm) for the same tensor of the layers between them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import __version__
+from octavo.backends.layers import Values, layers_of
+from octavo.backends.quantizers import quantize
+from octavo.backends.whole_texts import TextRunner
+from octavo.compress.allocation import Option
+from octavo.compress.encode import Importance
+from octavo.compress.mixtures import layer_order
+from octavo.compress.source import SourceTensor
+from octavo.errors import NumericalError, UsageError
+from octavo.graph.segments import cut
+from octavo.loader.atomic_file import write_text
+from octavo.loader.checkpoint import Checkpoint
+from octavo.models import build_graph
+from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight
+
+TEXTS, TEXT_TOKENS, TEXT_ROWS = 4, 128, 64
+_OUTER_LAYERS, _INNER_STEP = 2, 3
+CANDIDATES = (
+    "Q2_K", "IQ3_XXS", "Q3_K", "MXFP4", "IQ4_XS", "IQ4_NL", "Q4_K", "Q4_1", "Q5_0", "Q5_K", "Q5_1", "Q6_K", "Q8_0",
+)  # fmt: skip
+_PROBES = ("Q3_K", "IQ4_NL")  # about four bits: their errors are far above those of float32 arithmetic
+_SAMPLE_VALUES = 1 << 18  # of a matrix, for the errors of types
+
+Count = Callable[[int, int], None]
+LogProbs = NDArray[np.float32]
+RowDivergence = Callable[[LogProbs, LogProbs], NDArray[np.float64]]
+"""From log-probabilities and logits [rows, vocabulary] to KL divergences [rows]."""
+
+
+def _silent(_done: int, _total: int) -> None:
+    pass
+
+
+def candidates(width: int) -> list[str]:
+    """The types whose blocks fit rows of this width."""
+    return [name for name in CANDIDATES if width % BLOCK_SIZES[name][0] == 0]
+
+
+@dataclass(frozen=True, slots=True)
+class FloatWeights(Mapping[str, Weight]):
+    """The weights of a checkpoint in float16, vectors in float32, and some of them replaced."""
+
+    checkpoint: Checkpoint
+    replaced: Mapping[str, DenseWeight] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Weight:
+        if name in self.replaced:
+            return self.replaced[name]
+        weight = self.checkpoint.weights[name]
+        if len(weight.shape) < 2 or weight.type_name in ("F16", "F32"):
+            return weight
+        return as_float16(name, weight.dequantize())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.checkpoint.weights)
+
+    def __len__(self) -> int:
+        return len(self.checkpoint.weights)
+
+    def info(self, name: str) -> DenseWeight:
+        """Type and size, of an array that takes no memory."""
+        source = self.checkpoint.weights.info(name)
+        is_stored = len(source.shape) < 2 or source.type_name in ("F16", "F32")
+        kind = DENSE_TYPES[source.type_name] if is_stored and name not in self.replaced else np.float16
+        return DenseWeight(np.broadcast_to(np.zeros((), kind), source.shape))
+
+    def fingerprint(self, name: str) -> bytes:
+        return self.checkpoint.weights.fingerprint(name)
+
+    def release(self, name: str) -> None:
+        self.checkpoint.weights.release(name)
+
+
+def as_float16(name: str, values: NDArray[np.float32]) -> DenseWeight:
+    """Raises UsageError naming the tensor if a number is too large."""
+    try:
+        return DenseWeight(values).converted("F16")
+    except ValueError as error:
+        raise UsageError(f"tensor {name!r:.80}: {error}") from error
+
+
+def calibration_texts(ids: Sequence[int], first: int | None) -> NDArray[np.int32]:
+    """Pieces spread evenly over the tokens of a text, [texts, tokens]. first: replaces the first token of each.
+
+    Raises UsageError for a text of fewer than two tokens.
+    """
+    if len(ids) < 2:
+        raise UsageError("the calibration text is empty; give some pages of text like that of the model's use")
+    length = min(TEXT_TOKENS, len(ids))
+    count = min(TEXTS, len(ids) // length)
+    starts = [i * (len(ids) - length) // max(count - 1, 1) for i in range(count)]
+    texts = np.array([ids[start : start + length] for start in starts], np.int32)
+    if first is not None:
+        texts[:, 0] = first
+    return texts
+
+
+class Measurements:
+    """The divergences that are known, by tensor, in a JSON file that is written after each: a kill loses one of them.
+
+    The file belongs to one model, text and version of Octavo; another one's is not read.
+    """
+
+    def __init__(
+        self, folder: Path, checkpoint: Checkpoint, texts: NDArray[np.int32], importance: Mapping[str, Importance]
+    ) -> None:
+        digest = hashlib.sha256(repr((__version__, _PROBES, texts.tolist())).encode())
+        for name, columns in sorted(importance.items()):
+            digest.update(name.encode() + columns.tobytes())
+        for name in sorted(checkpoint.weights):
+            digest.update(checkpoint.weights.fingerprint(name))
+        self.path = folder / f"{digest.hexdigest()[:32]}.json"
+        try:
+            found = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            found = {}
+        numbers = found.items() if isinstance(found, dict) else ()
+        self.divergences = {str(k): float(v) for k, v in numbers if isinstance(v, int | float)}
+
+    def add(self, tensor: str, divergence: float) -> None:
+        self.divergences[tensor] = divergence
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, json.dumps(self.divergences))
+
+
+class Sensitivity:
+    """Measures divergences and errors of the tensors of one model."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        texts: NDArray[np.int32],
+        importance: Mapping[str, Importance],
+        divergence: RowDivergence,
+    ) -> None:
+        """importance: of columns, by GGUF name. divergence: `octavo.quality.figures.kl_divergence`."""
+        self._checkpoint = checkpoint
+        self._texts = texts
+        self._importance = importance
+        self._divergence = divergence
+        length = texts.shape[1]
+        rows = min(TEXT_ROWS, length - 1)
+        self.rows = np.unique(np.linspace(min(length // 8, length - 2), length - 2, rows).astype(np.int32))
+        self._graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+        self._layers = layers_of(self._graph)
+        self._inputs: list[Values] = []
+        self._base: NDArray[np.float32] = np.empty((0, 0), np.float32)
+
+    def measure(self, tensors: Sequence[SourceTensor], known: Measurements, report: Count = _silent) -> None:
+        """Adds the divergences of the tensors to `known`, from the last layer to the first. report: tensors done."""
+        tensors = measured_of(tensors)
+        weights = self._checkpoint.weights
+        users: dict[str, list[str]] = {}
+        for name in weights:
+            for stored in weights.info(name).tensors:
+                users.setdefault(stored, []).append(name)
+        missing = [tensor for tensor in tensors if tensor.name not in known.divergences]
+        report(len(tensors) - len(missing), len(tensors))
+        if not missing:
+            return
+        self._run_base()
+        of_layer: dict[tuple[int, int], list[tuple[SourceTensor, list[str]]]] = {}
+        for tensor in missing:
+            names = sorted({name for stored in tensor.stored for name in users.get(stored, [])})
+            places = [i for i, layer in enumerate(self._layers) if any(p.name in names for p in layer.parameters)]
+            if not places:  # no output depends on it
+                known.add(tensor.name, 0.0)
+                continue
+            of_layer.setdefault((places[0], places[-1]), []).append((tensor, names))
+        for first, last in sorted(of_layer, reverse=True):
+            with _Rest(self, first, last) as rest:
+                for tensor, names in of_layer[first, last]:
+                    known.add(tensor.name, self._divergence_of(tensor, names, rest))
+                    report(sum(tensor.name in known.divergences for tensor in tensors), len(tensors))
+
+    def _run_base(self) -> None:
+        values: Values = ()
+        weights = FloatWeights(self._checkpoint)
+        for layer in self._layers:
+            self._inputs.append(values)
+            with TextRunner(layer, weights, self._texts, self.rows) as runner:
+                values = runner.run(values)
+        logits = values[0]
+        if not np.isfinite(logits).all():
+            raise NumericalError("the model's logits have a NaN or an infinity; the calibration cannot judge its types")
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        self._base = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+    def _divergence_of(self, tensor: SourceTensor, names: Sequence[str], rest: _Rest) -> float:
+        changed = {name: self.probed(name, tensor) for name in names}
+        logits = rest.run(FloatWeights(self._checkpoint, changed))
+        return max(float(self._divergence(self._base, logits).mean()), 0.0)
+
+    def probed(self, name: str, tensor: SourceTensor) -> DenseWeight:
+        """The weight `name` of the graph, a part of `tensor` or all of it, in the type of the probe."""
+        values = self._checkpoint.weights[name].dequantize()
+        importance = _fitted(self._importance.get(tensor.name), values.shape)
+        probe = probe_of(values.shape[-1])
+        matrices = values.reshape(-1, *values.shape[-2:])
+        for i, matrix in enumerate(matrices):
+            columns = None if importance is None else importance[i % len(importance)]
+            matrices[i] = _rounded(probe, matrix, columns)
+        return as_float16(name, matrices.reshape(values.shape))
+
+    def options(
+        self, tensors: Sequence[SourceTensor], known: Measurements, report: Count = _silent
+    ) -> list[list[Option]]:
+        """The types that each tensor could have, with the losses expected of them. Its own type loses nothing."""
+        errors = []
+        for done, tensor in enumerate(tensors):
+            report(done, len(tensors))
+            errors.append(self._errors(tensor, candidates(tensor.shape[-1])))
+        tiny = float(np.finfo(np.float32).tiny)
+        scales = {
+            tensor.name: known.divergences[tensor.name] / max(found[probe_of(tensor.shape[-1])], tiny)
+            for tensor, found in zip(tensors, errors, strict=True)
+            if tensor.name in known.divergences
+        }
+        scales = _interpolated(tensors, scales)
+        return [
+            [
+                Option(name, stored_bytes(name, tensor.shape), error * scales[tensor.name])
+                for name, error in {**found, tensor.type_name: 0.0}.items()
+            ]
+            for tensor, found in zip(tensors, errors, strict=True)
+        ]
+
+    def _errors(self, tensor: SourceTensor, types: Sequence[str]) -> dict[str, float]:
+        """The weighted squared error of each type, of rows spread over the tensor."""
+        weight = tensor.make()
+        matrices = weight.shape[0] if len(weight.shape) > 2 else 1
+        importance = _fitted(self._importance.get(tensor.name), weight.shape)
+        totals = dict.fromkeys(types, 0.0)
+        for i in range(0, matrices, -(-matrices // 4)):
+            part = weight if matrices == 1 else _matrix(weight, i)
+            wanted = max(_SAMPLE_VALUES // part.shape[-1] // min(matrices, 4), 1)
+            index = np.unique(np.linspace(0, part.shape[0] - 1, min(wanted, part.shape[0])).astype(np.intp))
+            x = part.rows(index).dequantize()
+            columns = None if importance is None else importance[i % len(importance)]
+            scale = np.ones(x.shape[1], np.float32) if columns is None else columns
+            for name in types:
+                difference = _rounded(name, x, columns) - x
+                totals[name] += float(np.einsum("ij,ij,j->", difference, difference, scale, dtype=np.float64))
+        tensor.release()
+        return totals
+
+
+class _Rest:
+    """The layers from `first` to the end, in which weights of the layers `first` to `last` are replaced.
+
+    What comes after `last` is compiled once.
+    """
+
+    def __init__(self, owner: Sensitivity, first: int, last: int) -> None:
+        self._owner = owner
+        count = len(owner._layers)
+        ranges = [range(first), range(first, last + 1), range(last + 1, count)]
+        parts = iter(cut(owner._graph, [r for r in ranges if r]))
+        graphs = [next(parts) if r else None for r in ranges]
+        assert graphs[1] is not None
+        self._changed = graphs[1]
+        self._inputs = owner._inputs[first]
+        weights = FloatWeights(owner._checkpoint)
+        self._after = None if graphs[2] is None else TextRunner(graphs[2], weights, owner._texts, owner.rows)
+
+    def run(self, weights: FloatWeights) -> NDArray[np.float32]:
+        """The logits with these weights."""
+        with TextRunner(self._changed, weights, self._owner._texts, self._owner.rows) as runner:
+            values = runner.run(self._inputs)
+        [logits] = values if self._after is None else self._after.run(values)
+        return np.asarray(logits, np.float32)
+
+    def __enter__(self) -> _Rest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._after is not None:
+            self._after.close()
+
+
+def measured_of(tensors: Sequence[SourceTensor]) -> list[SourceTensor]:
+    """The tensors that are measured; the others lie between two layers that are."""
+    series = _series(tensors)
+    found = []
+    for tensor in tensors:
+        layers = sorted(series[_kind(tensor)])
+        place, count = layers.index(layer_order(tensor.name)[0]), len(layers)
+        if min(place, count - 1 - place) < _OUTER_LAYERS or (place - _OUTER_LAYERS) % _INNER_STEP == 1:
+            found.append(tensor)
+    return found
+
+
+def _kind(tensor: SourceTensor) -> tuple[str, tuple[int, ...]]:
+    """The same for the same part of different layers."""
+    return re.sub(r"^blk\.\d+\.", "blk.*.", tensor.name), tensor.shape
+
+
+def _series(tensors: Sequence[SourceTensor]) -> dict[tuple[str, tuple[int, ...]], dict[int, str]]:
+    """The names of the same part of all layers, by layer."""
+    series: dict[tuple[str, tuple[int, ...]], dict[int, str]] = {}
+    for tensor in tensors:
+        series.setdefault(_kind(tensor), {})[layer_order(tensor.name)[0]] = tensor.name
+    return series
+
+
+def _interpolated(tensors: Sequence[SourceTensor], scales: Mapping[str, float]) -> dict[str, float]:
+    """The scales of all tensors from those of some layers."""
+    found: dict[str, float] = {}
+    for names in _series(tensors).values():
+        layers = sorted(layer for layer, name in names.items() if name in scales)
+        logs = [float(np.log(max(scales[names[layer]], 1e-30))) for layer in layers]
+        found |= {name: float(np.exp(np.interp(layer, layers, logs))) for layer, name in names.items()}
+    return found
+
+
+def probe_of(width: int) -> str:
+    """The type in which a tensor of such rows is measured."""
+    return next(name for name in _PROBES if width % BLOCK_SIZES[name][0] == 0)
+
+
+def _rounded(type_name: str, x: NDArray[np.float32], importance: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    return GGMLWeight.from_bytes(type_name, quantize(type_name, x, importance), x.shape).dequantize()
+
+
+def _matrix(weight: DenseWeight | GGMLWeight, index: int) -> DenseWeight | GGMLWeight:
+    if isinstance(weight, DenseWeight):
+        return DenseWeight(weight.data[index])
+    return GGMLWeight(weight.type_name, weight.data[index])
+
+
+def _fitted(columns: Importance | None, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    """[matrices, columns], of one matrix or of every one."""
+    if columns is None:
+        return None
+    rows = columns.reshape(-1, columns.shape[-1])
+    return rows if rows.shape[1] == shape[-1] else None

@@ -1,0 +1,189 @@
+"""A model as a folder that transformers reads: from a GGUF file, or from a safetensors checkpoint in another type."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.quantizers import compute_threads
+from octavo.compress.encode import encode, plain
+from octavo.compress.quantize import Report
+from octavo.compress.to_gguf import differences
+from octavo.errors import ModelLoadError
+from octavo.loader.atomic_file import write_text
+from octavo.loader.atomic_folder import new_folder
+from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, open_checkpoint
+from octavo.loader.generation_config import FILE_NAME, SAMPLING_KEYS, sampling_defaults
+from octavo.loader.json_file import read_json_object
+from octavo.loader.safetensors_writer import SafeTensor, write_model
+from octavo.loader.tensor_files import Source
+from octavo.loader.tensor_names import TensorName, renamed
+from octavo.loader.transforms import restored
+from octavo.models import hf_form, load_architecture, weight_table
+from octavo.models._reading import ConfigReader
+from octavo.quantization.packed import DENSE_TYPES
+from octavo.tokenizer import load_tokenizer
+from octavo.tokenizer.directory_export import check_files, main_eos, tokenizer_files
+
+TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DEFAULT_SHARD_BYTES = 5 * 10**9
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    folder: Path,
+    type_name: str | None,
+    *,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    threads: int = 0,
+    report: Report = lambda _done, _total: None,
+) -> int:
+    """Writes the model into a new folder, in place of one of that name, and returns the bytes of its tensors.
+
+    type_name: of all tensors, `F32`, `F16` or `BF16`; None: each as it is stored. The folder appears when all of it is
+    complete and has been read again. Raises ModelLoadError for what such a folder cannot say, ModelWriteError naming a
+    file or tensor.
+    """
+    if checkpoint.quantization is not None:
+        raise ModelLoadError(f"{checkpoint.path}: quantized by {checkpoint.quantization}; float weights are needed")
+    is_gguf = checkpoint.format == "gguf"
+    sources = _from_gguf(checkpoint) if is_gguf else _stored(checkpoint)
+    config = _config_of_gguf(checkpoint) if is_gguf else _config_of_folder(checkpoint.path.parent)
+    types = {name: type_name or source.type_name for name, source in sources.items()}
+    config["dtype"] = config["torch_dtype"] = TORCH_NAMES[max(types.values(), key=[*types.values()].count)]
+    count = compute_threads(threads)
+    with new_folder(folder) as new, ThreadPoolExecutor(count, "convert") as pool:
+        if is_gguf:
+            original = load_tokenizer(checkpoint)
+            for name, text in tokenizer_files(original, config["max_position_embeddings"]).items():
+                write_text(new / name, text)
+            write_text(new / FILE_NAME, _as_json(_generation_config(checkpoint)))
+        else:
+            _copy_others(checkpoint.path.parent, new)
+        write_text(new / "config.json", _as_json(config))
+        tensors = _tensors(sources, types, pool, count, report)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        write_model(new, tensors, max_shard_bytes)
+        _check(checkpoint, new)
+    return nbytes
+
+
+def _tensors(
+    sources: Mapping[str, Source], types: Mapping[str, str], pool: ThreadPoolExecutor, threads: int, report: Report
+) -> list[SafeTensor]:
+    tensors: list[SafeTensor] = []
+    done = 0
+
+    def chunks(name: str, source: Source) -> Iterator[NDArray[np.uint8]]:
+        nonlocal done
+        for chunk in encode(name, plain(source.make()), types[name], None, pool, threads):
+            yield chunk
+            done += chunk.nbytes
+            report(done, total)
+
+    for name, source in sources.items():
+        tensors.append(SafeTensor(name, types[name], source.shape, partial(chunks, name, source)))
+    total = sum(tensor.nbytes for tensor in tensors)
+    return tensors
+
+
+def _as_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _from_gguf(checkpoint: Checkpoint) -> dict[str, Source]:
+    """The tensors under their names in transformers."""
+    form, table = hf_form(checkpoint.architecture), weight_table(load_architecture(checkpoint.architecture))
+    stems = {stem: name for name, stem in table.names.items() if not name.startswith(("blk.", "position_embd"))}
+    weights = {name: checkpoint.weights.info(name) for name in checkpoint.weights}
+    found = {}
+    for name, source in restored(weights, table.transforms, checkpoint.config, "safetensors").items():
+        prefix = "" if TensorName.parse(name).stem == "lm_head" else form.prefix
+        found[prefix + (renamed(name, stems) or name)] = source
+    return found
+
+
+def _stored(checkpoint: Checkpoint) -> dict[str, Source]:
+    found = {name: checkpoint.file.source(name) for name in checkpoint.file.tensors}
+    for name, source in found.items():
+        if source.type_name not in DENSE_TYPES:
+            raise ModelLoadError(f"{checkpoint.path}: tensor {name!r:.80} is {source.type_name}; floats are needed")
+    return found
+
+
+def _config_of_folder(folder: Path) -> dict[str, Any]:
+    return {**read_json_object(folder / "config.json", MAX_CONFIG_BYTES)}
+
+
+def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
+    """config.json, read back and compared with the configuration of the file."""
+    form = hf_form(checkpoint.architecture)
+    values = {**checkpoint.file.metadata}
+    for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
+        if name in checkpoint.file.tensors:
+            values[name] = checkpoint.file.weight(name).dequantize()
+    reader = ConfigReader(values, f"{checkpoint.file.metadata['general.architecture']}.")
+    keys = {"architectures": [form.class_name], "model_type": form.model_type, **form.keys(checkpoint.config, reader)}
+    shapes = checkpoint.weights.shapes
+    biases = {
+        "self_attn.q_proj": ("attention_bias", "use_qkv_bias"),
+        "mlp.gate_proj": ("mlp_bias",),
+        "mlp.up_proj": ("use_bias",),
+    }
+    for part, names in biases.items():
+        if f"layers.0.{part}.bias" in shapes:
+            keys |= dict.fromkeys(names, True)
+    tokenizer = load_tokenizer(checkpoint)
+    # Without them transformers takes the ids of the first model of the family.
+    keys |= {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": None}
+    keys["eos_token_id"] = main_eos(tokenizer) if tokenizer.eos_token_ids else None
+    read = load_architecture(checkpoint.architecture).Config.from_hf(ConfigReader(keys))
+    if found := list(differences(checkpoint.config, read, "")):
+        raise ModelLoadError(f"{checkpoint.path}: config.json cannot say this model's {', '.join(found[:5])}")
+    return keys
+
+
+def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    tokenizer = load_tokenizer(checkpoint)
+    keys: dict[str, Any] = {}
+    if tokenizer.bos_token_id is not None:
+        keys["bos_token_id"] = tokenizer.bos_token_id
+    if tokenizer.eos_token_ids:
+        first = main_eos(tokenizer)
+        keys["eos_token_id"] = [first, *sorted(tokenizer.eos_token_ids - {first})]
+    prefix = "general.sampling."
+    if any(key.startswith(prefix) for key in checkpoint.file.metadata):
+        values = sampling_defaults(checkpoint).values
+        keys |= {SAMPLING_KEYS[name][0]: value for name, value in values.items()}
+        keys["do_sample"] = values.get("temperature", 1.0) > 0
+        if not keys["do_sample"]:
+            keys.pop("temperature")
+    return keys
+
+
+def _copy_others(source: Path, folder: Path) -> None:
+    """The files beside the weights: tokenizer, template, configuration of answers, licence."""
+    for path in sorted(source.iterdir()):
+        is_weight = path.name.endswith((".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf"))
+        if path.is_file() and not is_weight and not path.name.startswith(".") and path.name != "config.json":
+            shutil.copyfile(path, folder / path.name)
+
+
+def _check(checkpoint: Checkpoint, folder: Path) -> None:
+    """Opens the result. Raises ModelLoadError if it is another model."""
+    written = open_checkpoint(folder)
+    try:
+        if written.weights.shapes != checkpoint.weights.shapes:
+            raise ModelLoadError(f"{checkpoint.path}: the tensors of the result have other shapes or names")
+    finally:
+        written.close()
+    if checkpoint.format == "gguf":
+        check_files(folder, load_tokenizer(checkpoint))

@@ -1,0 +1,101 @@
+"""A folder that appears under its name only when it is complete."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from octavo.errors import ModelWriteError
+
+_LOCK = ".lock"
+
+
+class AtomicFolder:
+    """Gathers files in `NAME.partial` beside the destination, and renames it when it is complete and on the disk.
+
+    What a killed process left there is found again by the next one, so that it can go on. A lock keeps a second writer
+    out. Use it as a context manager. Raises ModelWriteError naming the folder and the reason.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(f"{path.name}.partial")
+        try:
+            self.partial.mkdir(exist_ok=True)
+            self._lock = os.open(self.partial / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise ModelWriteError(f"{self.partial}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise ModelWriteError(f"{path}: another process is writing it; wait until it ends") from error
+
+    def clear(self, kept: str = "") -> None:
+        """Removes what is in the partial folder, but for the entry `kept`."""
+        for entry in self.partial.iterdir():
+            if entry.name not in (_LOCK, kept):
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+    def publish(self) -> None:
+        """Gives the folder its name, in place of a folder that has it."""
+        try:
+            (self.partial / _LOCK).unlink()
+            for path in (*self.partial.iterdir(), self.partial):
+                _sync(path)
+            if self.path.exists():
+                self._replace()
+            else:
+                os.rename(self.partial, self.path)
+            _sync(self.path.parent)
+        except OSError as error:
+            raise ModelWriteError(f"{self.path}: {error.strerror}") from error
+
+    def _replace(self) -> None:
+        """Sets the old folder aside, under a name that nothing else has, until the new one is in its place."""
+        old = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.old-", dir=self.path.parent))
+        os.replace(self.path, old)
+        try:
+            os.replace(self.partial, self.path)
+        except OSError:
+            os.replace(old, self.path)
+            raise
+        shutil.rmtree(old)
+
+    def remove(self) -> None:
+        """Removes the partial folder."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def __enter__(self) -> AtomicFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
+        os.close(self._lock)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to be filled from nothing, which gets its name when the block ends. An exception removes it."""
+    with AtomicFolder(path) as folder:
+        try:
+            folder.clear()
+            yield folder.partial
+            folder.publish()
+        except BaseException:
+            folder.remove()
+            raise
+
+
+def _sync(path: Path) -> None:
+    """Brings a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,143 @@
+"""Distillation: its loss against the full divergence, a student that comes nearer to its teacher, and the cache."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from octavo.backends.torch.distillation import divergence_of
+from octavo.backends.whole_texts import TextRunner
+from octavo.cli.distill import distill
+from octavo.compress.distill import TeacherCache
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.quality.figures import kl_divergence, log_softmax
+from octavo.tokenizer import load_tokenizer
+from tests.compress.models import write_model
+from tests.compress.test_prune import logits
+from tests.compress.test_prune import run as prune
+
+TEXT = "ab cd a b dcab abcd bb cc " * 20
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(distill, [str(a) for a in arguments])
+    return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
+
+
+def some_rows() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randn(6, 20, generator=generator) * 2 for _ in range(2))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse"])
+def test_all_tokens_give_the_divergence_itself(kind: str) -> None:
+    student, teacher = some_rows()
+    p, q = torch.log_softmax(teacher, 1), torch.log_softmax(student, 1)
+    found = divergence_of(student, torch.arange(20).repeat(6, 1), p, kind)  # type: ignore[arg-type]
+    rows = (p, student) if kind == "forward" else (q, teacher)
+    assert found.item() == pytest.approx(kl_divergence(rows[0].numpy(), rows[1].numpy()).mean(), rel=1e-4)
+
+
+def test_the_other_tokens_count_as_one() -> None:
+    student, teacher = some_rows()
+    p = torch.log_softmax(teacher, 1)
+    top = p.topk(5, dim=1)
+    found = divergence_of(student, top.indices, top.values, "forward")
+    expected = 0.0
+    for row in range(6):
+        a = [*top.values[row].exp().tolist(), 1 - float(top.values[row].exp().sum())]
+        chosen = torch.softmax(student, 1)[row, top.indices[row]]
+        b = [*chosen.tolist(), 1 - float(chosen.sum())]
+        expected += sum(x * np.log(x / y) for x, y in zip(a, b, strict=True)) / 6
+    assert found.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_temperature_compares_the_lists_alone() -> None:
+    student, teacher = some_rows()
+    top = torch.log_softmax(teacher, 1).topk(5, dim=1)
+    found = divergence_of(student, top.indices, top.values, "forward", 2.0)
+    p = log_softmax((top.values / 2).numpy())
+    expected = kl_divergence(p, (student.gather(1, top.indices) / 2).numpy()).mean() * 4
+    assert found.item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse"])
+def test_a_student_comes_nearer_to_its_teacher(folder: Path, kind: str) -> None:
+    """The teacher without one of its layers; the judge is the divergence of whole models by numpy."""
+    teacher, student, healed = write_model(folder / "t.gguf"), folder / "s.gguf", folder / "h.gguf"
+    assert prune(teacher, student, "--layers", 1)[0] == 0
+    options = ("--steps", 12, "--length", 32, "--rate", 3e-4, "--divergence", kind, "--dtype", "f32")
+    code, out, error = run(teacher, student, healed, "--data", folder / "text.txt", *options)
+    assert code == 0, error
+    assert "12 steps; loss" in out
+    found = []
+    with closing(open_checkpoint(teacher)) as checkpoint:
+        tokens = np.array(load_tokenizer(checkpoint).encode(TEXT)[:60], np.int32)
+        reference = log_softmax(logits(checkpoint, tokens))
+    for path in (student, healed):
+        with closing(open_checkpoint(path)) as checkpoint:
+            assert checkpoint.config.num_layers == 1
+            found.append(kl_divergence(reference, logits(checkpoint, tokens)).mean())
+    assert found[1] < 0.8 * found[0]
+    [kept] = (folder / "cache" / "teachers").iterdir()
+    before = (kept / "ids.npy").stat().st_mtime_ns
+    code, _, _ = run(teacher, student, healed, "--data", folder / "text.txt", *options, "--force", "--seed", 1)
+    assert code == 0
+    assert (kept / "ids.npy").stat().st_mtime_ns == before  # not computed again
+
+
+def test_the_teacher_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six texts take two steps, the second one of fewer texts; the judge is the model by numpy, text by text."""
+    compiled: list[int] = []
+
+    class Counted(TextRunner):
+        def __init__(self, *arguments: Any) -> None:
+            compiled.append(1)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr("octavo.compress.distill.TextRunner", Counted)
+    texts = np.random.default_rng(0).integers(2, 8, (6, 32)).astype(np.int32)
+    with closing(open_checkpoint(write_model(folder / "t.gguf"))) as teacher:
+        found = TeacherCache(folder / "kept", 8).tokens(teacher, texts)
+        for text, ids, logprobs in zip(texts, found.ids, found.logprobs, strict=True):
+            expected = np.take_along_axis(log_softmax(logits(teacher, text)), ids, 1)
+            np.testing.assert_allclose(logprobs, expected, atol=0.02)
+    assert len(compiled) == 1
+
+
+def test_another_vocabulary_is_refused_before_the_teacher_is_read(folder: Path) -> None:
+    teacher, student = write_model(folder / "t.gguf"), folder / "s.gguf"
+    student.write_bytes(teacher.read_bytes().replace(b"cd", b"dc").replace(b"c d", b"d c"))
+    code, _, error = run(teacher, student, folder / "h.gguf", "--data", folder / "text.txt", "--length", 32)
+    assert code != 0
+    assert "is 'cd' in the teacher and 'dc' in the student; take models with the same vocabulary" in error
+    assert not (folder / "cache" / "teachers").exists()
+
+
+def test_mistakes_end_in_one_line(folder: Path) -> None:
+    teacher = write_model(folder / "t.gguf")
+    (folder / "short.txt").write_text("a b")
+    assert "less than one piece of 256" in run(teacher, teacher, folder / "h.gguf", "--data", folder / "short.txt")[2]
+    options = ("--data", folder / "text.txt", "--length", 32)
+    code, _, error = run(teacher, teacher, folder / "h.gguf", *options, "--rate", 1e30, "--steps", 5)
+    assert code != 0
+    assert "take a lower rate" in error
+    assert not (folder / "h.gguf").exists()
+    code, _, error = run(teacher, teacher, folder / "h.gguf", *options, "--minutes", 1e-12)
+    assert code != 0
+    assert "--minutes was over before the first step" in error
+    other = write_model(folder / "s.gguf", layers=1)
+    assert "this is the source" in run(teacher, other, teacher, *options, "--force")[2]

@@ -1,0 +1,185 @@
+"""Pruned models: what goes is what matters least, and what is left is the model without it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from octavo.backends.layers import layers_of, run_layer
+from octavo.cli.prune import prune as command
+from octavo.compress.prune import block_influence, sparse_matrix
+from octavo.compress.to_gguf import gguf_form_of
+from octavo.errors import UsageError
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.loader.gguf import open_gguf
+from octavo.models import build_graph
+from tests.compress.models import write_model
+from tests.compress.test_convert import save
+
+TEXT = "ab cd a b dcab abcd bb cc " * 5
+TOKENS = np.array([2, 3, 4, 5, 6, 7, 2, 4, 3, 5], np.int32)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prune")
+    (folder / "text.txt").write_text(TEXT)
+    return write_model(folder / "model.gguf", layers=4)
+
+
+def run(source: Path, path: Path, *options: object) -> tuple[int, str, str]:
+    arguments = [source, path, "--calibration", source.parent / "text.txt", "--dtype", "f32", *options]
+    result = CliRunner().invoke(command, [str(a) for a in arguments])
+    return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
+
+
+def logits(checkpoint: Checkpoint, tokens: np.ndarray = TOKENS) -> np.ndarray:
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    values: list[tuple[np.ndarray, ...]] = [()]
+    for layer in layers_of(graph):
+        values = run_layer(layer, checkpoint.weights, [tokens], values)
+    return values[0][0]
+
+
+def test_layers_go_by_their_influence(source: Path, tmp_path: Path) -> None:
+    """A layer whose outputs are nearly zero goes first; the others are as before, under new numbers."""
+    import gguf
+
+    quiet = tmp_path / "quiet.gguf"
+    data = bytearray(source.read_bytes())
+    for name in ("attn_output", "ffn_down"):
+        info = open_gguf(source).tensors[f"blk.2.{name}.weight"]
+        data[info.offset : info.offset + info.nbytes] = bytes(info.nbytes)
+    quiet.write_bytes(data)
+    (tmp_path / "text.txt").write_text(TEXT)
+    with closing(open_checkpoint(quiet)) as checkpoint:
+        graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+        influence = block_influence(checkpoint, graph, [TOKENS])
+        before = logits(checkpoint)
+    assert influence[0] == np.inf
+    assert influence[2] == pytest.approx(0, abs=1e-6)
+    assert min(influence[1], influence[3]) > 1e-3
+    path = tmp_path / "pruned.gguf"
+    code, out, error = run(quiet, path, "--layers", 1)
+    assert code == 0, error
+    assert "layers 2: block influence 0.0000" in out
+    with closing(open_checkpoint(path)) as after:
+        assert after.config.num_layers == 3
+        np.testing.assert_allclose(logits(after), before, atol=2e-4)
+    assert gguf.GGUFReader(path).fields["llama.block_count"].contents() == 3
+
+
+def test_heads_and_columns(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "pruned.gguf"
+    code, out, error = run(source, path, "--heads", 0.5, "--ffn", 0.25)
+    assert code == 0, error
+    assert "heads: 4 of 8 stay in each layer, 2 of keys" in out
+    assert "feed-forward columns: 192 of 256" in out
+    with closing(open_checkpoint(path)) as after:
+        assert (after.config.num_heads, after.config.num_kv_heads, after.config.head_dim) == (4, 2, 32)
+        assert after.weights.shapes["layers.0.mlp.down_proj.weight"] == (256, 192)
+        assert np.isfinite(logits(after)).all()
+
+
+def test_heads_that_do_nothing_change_nothing(source: Path, tmp_path: Path) -> None:
+    """Two groups of heads have no weights in the output projection: without them the logits stay."""
+    quiet = tmp_path / "quiet.gguf"
+    data = bytearray(source.read_bytes())
+    for layer in range(4):
+        info = open_gguf(source).tensors[f"blk.{layer}.attn_output.weight"]
+        values = np.frombuffer(data, np.float16, 256 * 256, info.offset).reshape(256, 256)
+        values[:, 64:192] = 0  # groups 1 and 2 of 4, of two heads of 32 columns each
+    quiet.write_bytes(data)
+    (tmp_path / "text.txt").write_text(TEXT)
+    assert run(quiet, tmp_path / "p.gguf", "--heads", 0.5)[0] == 0
+    with closing(open_checkpoint(quiet)) as before, closing(open_checkpoint(tmp_path / "p.gguf")) as after:
+        np.testing.assert_allclose(logits(after), logits(before), atol=2e-4)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+@pytest.mark.parametrize("sparsity", ["0.5", "2:4"])
+def test_sparse_models(tmp_path: Path, method: str, sparsity: str) -> None:
+    source, path = write_model(tmp_path / "m.gguf", layers=1), tmp_path / "p.gguf"
+    (tmp_path / "text.txt").write_text("ab cd " * 30)
+    code, out, error = run(source, path, "--sparsity", sparsity, "--method", method)
+    assert code == 0, error
+    assert "no kernel skips them" in out
+    file = open_gguf(path)
+    for name in ("blk.0.attn_q.weight", "blk.0.ffn_down.weight"):
+        zeros = file.weight(name).dequantize() == 0
+        np.testing.assert_array_equal(zeros.sum(axis=1), 128)
+        if sparsity == "2:4":
+            assert (zeros.reshape(256, -1, 4).sum(axis=2) == 2).all()
+    assert (file.weight("token_embd.weight").dequantize() != 0).mean() > 0.99
+
+
+def test_wanda_by_hand() -> None:
+    matrix = np.array([[1, -2, 3, 4], [4, 3, -2, 1]], np.float32)
+    norms = np.array([100, 1, 1, 1], np.float64)  # squares: the first column counts ten times as much
+    found = sparse_matrix(matrix, norms, 0.5, "wanda")
+    np.testing.assert_array_equal(found, [[1, 0, 0, 4], [4, 3, 0, 0]])
+    np.testing.assert_array_equal(sparse_matrix(matrix, norms, "2:4", "wanda"), found)
+
+
+def test_sparsegpt_against_the_exact_solution() -> None:
+    """For the mask that it chose, least squares is the best; SparseGPT comes near it, and far below Wanda's error."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 32)) @ rng.normal(size=(32, 32))
+    matrix = rng.normal(size=(16, 32)).astype(np.float32)
+    products = x.T @ x
+    found = sparse_matrix(matrix, products, 0.5, "sparsegpt")
+    wanda = sparse_matrix(matrix, np.diag(products), 0.5, "wanda")
+    best = np.zeros_like(matrix)
+    for row, mask in enumerate(found != 0):
+        best[row, mask] = np.linalg.lstsq(x[:, mask], x @ matrix[row], rcond=None)[0]
+
+    def error(w: np.ndarray) -> float:
+        return float((((w - matrix) @ x.T) ** 2).sum())
+
+    assert (found == 0).sum() == 16 * 16
+    assert error(best) <= error(found) < 0.85 * error(wanda)
+
+
+def test_a_safetensors_checkpoint(tmp_path: Path) -> None:
+    source = save("qwen2", tmp_path / "model")
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    with closing(open_checkpoint(source)) as checkpoint:
+        gguf_form_of(checkpoint)
+    options = ["--calibration", tmp_path / "text.txt", "--layers", 1, "--ffn", 0.5]
+    result = CliRunner().invoke(command, [str(a) for a in (source, tmp_path / "p.gguf", *options)])
+    assert result.exit_code == 0, result.exception
+    with closing(open_checkpoint(tmp_path / "p.gguf")) as after:
+        assert after.config.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "nothing is to be removed"),
+        (("--layers", 4), "--layers 4: the model has 4, of which at least one must stay"),
+        (("--sparsity", "half"), "write a share such as 0.5, or 2:4"),
+        (("--sparsity", "1.5"), "must lie between 0 and 1"),
+        (("--ffn", 0.99), "0 feed-forward columns would stay"),
+        (("--heads", 0.9), "0 groups of heads"),
+    ],
+)
+def test_mistakes_end_in_one_line(source: Path, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    code, _, error = run(source, tmp_path / "p.gguf", *options)
+    assert code != 0
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m.gguf", experts=4)
+    (tmp_path / "text.txt").write_text(TEXT)
+    assert "only decoders without experts are pruned" in run(source, tmp_path / "p.gguf", "--layers", 1)[2]
+
+
+def test_sparsity_needs_fours() -> None:
+    with pytest.raises(UsageError, match="no multiple of 4"):
+        sparse_matrix(np.ones((2, 6), np.float32), np.ones(6), "2:4", "wanda")
