@@ -44,7 +44,12 @@ def test_the_tightest_of_the_enclosing_groups_counts(tmp_path: Path) -> None:
 
 def test_file_cache_of_the_group_is_available(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, "0::/\n")
-    write(cgroups, memory__max=4 * GIB, memory__current=3 * GIB, memory__stat=f"anon 5\ninactive_file {GIB}")
+    write(
+        cgroups,
+        memory__max=4 * GIB,
+        memory__current=3 * GIB,
+        memory__stat=f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4 * 3}",
+    )
     assert host_memory(proc, cgroups).available_bytes == 2 * GIB
 
 

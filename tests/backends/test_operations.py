@@ -19,13 +19,13 @@ from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 
-BACKENDS = ["reference", "cpu"]
+BACKENDS = ["reference", "cpu", "torch:cpu"]
 
 LIMITS = ExecutorLimits(32, 2, 32, 64)
 WIDTH = 64
 BLOCK_SIZE = 16
 HEADS = AttentionParams(0, 4, 2, 16, 0.25, window=7)
-ENCODER_HEADS = EncoderAttentionParams(4, 2, 16, 0.25, window=7)
+ENCODER_HEADS = EncoderAttentionParams(4, 2, 16, 0.25, window=7, alibi_slopes=(0.5, 0.25, 0.125, 0.0625))
 ROPE = RopeParams(tuple(0.5**i for i in range(8)))
 SHAPES = {
     "embed.weight": (50, WIDTH),
@@ -48,6 +48,7 @@ SHAPES = {
     "dt_bias": (4,),
     "gates.weight": (4, WIDTH),
     "moe.gate.weight": (4, WIDTH),
+    "moe.expert_scale.weight": (4,),
     "moe.experts.gate_proj.weight": (4, 32, WIDTH),
     "moe.experts.up_proj.weight": (4, 32, WIDTH),
     "moe.experts.down_proj.weight": (4, WIDTH, 32),
@@ -94,7 +95,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Linear: lambda g, x: g.linear(x, "square"),
     ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
     ops.RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5),
-    ops.LayerNorm: lambda g, x: g.layer_norm(x, "norm", 1e-5),
+    ops.LayerNorm: lambda g, x: g.layer_norm(x, "norm", 1e-5) + g.layer_norm(x, "norm", 1e-5, 16),
     ops.Add: lambda g, x: x + g.activation(x, "silu"),
     ops.Mul: lambda g, x: x * g.activation(x, "silu"),
     ops.Scale: lambda _, x: x * 0.7,
@@ -116,7 +117,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.EncoderAttention: lambda g, x: g.encoder_attention(x, g.linear(x, "kv"), g.linear(x, "kv"), ENCODER_HEADS),
     ops.MeanPool: lambda g, x: g.mean_pool(x),
     ops.SelectRows: lambda g, x: g.select_rows(x),
-    ops.MoE: lambda g, x: g.moe(x, "moe", Routing(2)),
+    ops.MoE: lambda g, x: g.moe(x, "moe", Routing(2), router_x=x * 0.5),
     ops.GatedDeltaRule: gated_delta_rule,
     ops.SelectiveScan: selective_scan,
     ops.ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),
@@ -125,8 +126,12 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
 }
 
 
-# Every operation that a backend can meet.
-ALL_OPS = [c for c in vars(ops).values() if isinstance(c, type) and issubclass(c, ops.Op) and c is not ops.Op]
+# Every operation that a rank computes by itself. Those of a group: cpu/test_collective.py and graph/test_shard.py.
+ALL_OPS = [
+    c
+    for c in vars(ops).values()
+    if isinstance(c, type) and issubclass(c, ops.Op) and c is not ops.Op and not issubclass(c, ops.Collective)
+]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -170,7 +175,8 @@ def test_sequences_beyond_the_learned_positions_are_refused(backend: str) -> Non
 
 
 def test_an_operation_without_a_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "kernel_names", lambda: ["embedding", "logits", "select_rows"])
+    kernels = [name for name in _native.kernel_names() if name != "moe"]
+    monkeypatch.setattr(_native, "kernel_names", lambda: kernels)
     g = Graph(SHAPES)
     g.output = g.logits(g.select_rows(GRAPHS[ops.MoE](g, g.embedding("embed"))), "head")
     with pytest.raises(GraphError, match="moe: the cpu backend has no kernel"):

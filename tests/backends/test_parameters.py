@@ -113,9 +113,16 @@ def test_parts_that_cannot_be(parameter: Parameter, reason: str) -> None:
         weight_of(weights_of("Q4_0"), parameter)
 
 
-def test_experts_are_cut_by_rows_and_columns_only() -> None:
+def test_parts_of_experts() -> None:
     weights: dict[str, Weight] = {"w": DenseWeight(np.arange(24, dtype=np.float32).reshape(2, 3, 4))}
     rows = weight_of(weights, Parameter("w", (2, 1, 4), Part(1, 1, 2)))
     np.testing.assert_array_equal(rows.dequantize()[:, 0], [[4, 5, 6, 7], [16, 17, 18, 19]])
-    with pytest.raises(GraphError, match="by rows and columns only"):
-        weight_of(weights, Parameter("w", (1, 3, 4), Part(0, 0, 1)))
+    last = weight_of(weights, Parameter("w", (1, 3, 4), Part(0, 1, 2)))
+    np.testing.assert_array_equal(last.dequantize()[0], weights["w"].dequantize()[1])
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K"])
+def test_experts_of_quantized_weights(type_name: str) -> None:
+    weights: dict[str, Weight] = {"w": random_weight(type_name, (4, 8, 256), 2)}
+    middle = weight_of(weights, Parameter("w", (2, 8, 256), Part(0, 1, 3)))
+    np.testing.assert_array_equal(middle.dequantize(), weights["w"].dequantize()[1:3])

@@ -20,7 +20,7 @@ TOKENS = list(range(5, 27))
 LIMITS = ExecutorLimits(32, 4, 32, 64)
 
 
-@pytest.fixture(params=["reference", "cpu"])
+@pytest.fixture(params=["reference", "cpu", "torch:cpu"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     graph, weights = tiny_graph("llama")
     executor = get_backend(request.param).compile(graph, weights, LIMITS)

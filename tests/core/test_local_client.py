@@ -13,7 +13,7 @@ from octavo.core.engine_process import _EngineThread
 from octavo.core.process_client import ProcessClient
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError, UsageError
 from octavo.sampling_params import SamplingParams
-from tests.support.engine_clients import collect, engine_here, engine_process, request, tokens, wait_until
+from tests.support.engine_clients import SOON_S, collect, engine_here, engine_process, request, tokens, wait_until
 
 PARAMS = SamplingParams(max_tokens=30, seed=5, ignore_eos=True, logprobs=1, prompt_logprobs=1)
 
@@ -43,7 +43,7 @@ def test_a_closed_stream_frees_its_blocks(tiny_config: EngineConfig) -> None:
             assert metrics.num_running == 1
             assert metrics.num_used_blocks > 0
             await stream.aclose()
-            await wait_until(lambda: client.status().metrics.num_used_blocks == 0, 1)
+            await wait_until(lambda: client.status().metrics.num_used_blocks == 0, SOON_S)
             with pytest.raises(UsageError) as refusal:
                 await client.generate(request([99]))
             assert (refusal.value.param, refusal.value.code) == ("prompt", "token_out_of_range")
@@ -86,7 +86,7 @@ def test_a_failed_engine_is_dead(tiny_config: EngineConfig, monkeypatch: pytest.
             monkeypatch.setattr(session.model().engine, "start", lambda: 1 / 0)
             with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
                 await collect(stream)
-            await wait_until(lambda: client.status().state is EngineState.DEAD, 1)
+            await wait_until(lambda: client.status().state is EngineState.DEAD, SOON_S)
             with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
                 await client.generate(request([0]))
 

@@ -16,6 +16,7 @@ from octavo.engine.request import FinishReason, RowUse, Sequence, SequenceGroup
 from octavo.outputs import RequestOutput
 from octavo.quantization.packed import DenseWeight
 from octavo.sampling_params import BeamSearchParams, SamplingParams
+from tests.engine.test_model_runs import exact_executor
 from tests.support.fake_executor import FakeTokenizer, create_request, fake_engine
 from tests.support.integrity import check_integrity
 from tests.support.tiny_models import tiny_graph, tiny_model
@@ -68,17 +69,17 @@ def model() -> PreTrainedModel:
         ("never", 0.0, 4.0),
     ],
 )
+@pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_beams_are_those_of_transformers(
-    model: PreTrainedModel, early_stopping: bool | Literal["never"], length_penalty: float, boost: float
+    model: PreTrainedModel, early_stopping: bool | Literal["never"], length_penalty: float, boost: float, backend: str
 ) -> None:
     graph, weights = tiny_graph("llama")
     head = weights["lm_head.weight"].data.copy()
     # The boost makes the end of text likely, so that beams finish at different lengths.
     head[EOS_ID] += boost / 8 * np.random.default_rng(3).normal(size=64)
     model.lm_head.weight.data = torch.from_numpy(head).double()
-    executor = reference.compile(
-        graph, {**weights, "lm_head.weight": DenseWeight(head)}, ExecutorLimits(32, 8, 12, 64), dtype="float64"
-    )
+    weights = {**weights, "lm_head.weight": DenseWeight(head)}
+    executor = exact_executor(backend, graph, weights, ExecutorLimits(32, 8, 12, 64))
     executor.allocate_cache(256, 4)
     engine = Engine(executor, Tokenizer(), EngineLimits(64, 8, 32, 12, 4, 256, VOCAB_SIZE))
     reasons = set()

@@ -51,7 +51,8 @@ def test_a_context_that_does_not_fit_is_reduced_and_said(caplog: pytest.LogCaptu
 
 
 def test_the_advice_of_a_cache_that_is_too_small_works(caplog: pytest.LogCaptureFixture) -> None:
-    plan = plan_cache(EngineConfig(kv_cache_memory="64MiB"), 8192, ONE_GROUP, 2 * GIB)
+    with caplog.at_level(logging.WARNING):
+        plan = plan_cache(EngineConfig(kv_cache_memory="64MiB"), 8192, ONE_GROUP, 2 * GIB)
     assert plan.max_model_len == 2048
     advice = re.search(r"For the full length give kv_cache_memory (\w+)$", caplog.text.strip())
     assert advice is not None, caplog.text
@@ -165,6 +166,7 @@ STATEFUL = CacheSizes(cache_layout(()), PER_TOKEN, PER_TOKEN, state_bytes=16 << 
 
 def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture) -> None:
     """Two slots for each sequence that may run, as many as fit beside a request of full length."""
+    caplog.set_level(logging.WARNING)
     plan = plan_cache(EngineConfig(max_num_seqs=4), 1024, STATEFUL, 100 * GIB)
     assert (plan.max_num_seqs, plan.num_states) == (4, 8)
     assert not caplog.text

@@ -26,6 +26,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+def test_items_are_announced_without_a_size(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressBar(announced=True) as progress:
+        progress.update("stopping", 0, 1)
+        clock[0] += 1.5
+        progress.update("stopping", 0, 1)
+    assert capsys.readouterr().err == "octavo: stopping\n"
+
+
 @pytest.mark.parametrize(("announced", "expected"), [(True, "octavo: downloading x, 2.0 MiB\n"), (False, "")])
 def test_elsewhere_it_is_one_line_after_a_second(
     clock: list[float], capsys: pytest.CaptureFixture[str], announced: bool, expected: str

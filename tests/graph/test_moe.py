@@ -10,6 +10,7 @@ import torch
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma4TextConfig,
     GptOssConfig,
     Llama4TextConfig,
     MixtralConfig,
@@ -17,6 +18,7 @@ from transformers import (
 )
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextExperts, Gemma4TextRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
@@ -166,6 +168,36 @@ def test_gpt_oss() -> None:
     )
 
 
+class Gemma4Block(torch.nn.Module):
+    """The router reads other rows than the experts."""
+
+    def __init__(self, config: Gemma4TextConfig) -> None:
+        super().__init__()
+        self.router, self.experts = Gemma4TextRouter(config), Gemma4TextExperts(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, HIDDEN)
+        _, weights, chosen = self.router(rows)
+        out: torch.Tensor = self.experts(0.5 * rows, chosen, weights.to(rows.dtype))
+        return out
+
+
+def test_gemma4_scales_experts_and_routes_by_other_rows() -> None:
+    config = Gemma4TextConfig(
+        hidden_size=HIDDEN, num_experts=EXPERTS, top_k_experts=3, moe_intermediate_size=WIDTH, rms_norm_eps=1e-6
+    )
+    block, tensors = randomized(Gemma4Block(config))
+    theirs = {"gate.proj": "gate", "gate.scale": "router_norm.weight", "gate.per_expert_scale": "expert_scale.weight"}
+    for old, new in theirs.items():
+        tensors = {name.replace(f"mlp.{old}", f"mlp.{new}"): tensor for name, tensor in tensors.items()}
+
+    def build(g: Graph, x: Value) -> Value:
+        routed = g.rms_norm(x, "mlp.router_norm", 1e-6) * HIDDEN**-0.5
+        return g.moe(x * 0.5, "mlp", Routing(3), kind="gelu_tanh", router_x=routed)
+
+    check(block, with_halves(tensors), build)
+
+
 def test_equal_scores_choose_the_lower_expert() -> None:
     chosen, weights = Routing(3, num_groups=3, top_groups=2).choose(np.zeros((1, 12)), None)
     np.testing.assert_array_equal(chosen, [[0, 1, 2]])
@@ -183,6 +215,11 @@ WRONG = {
     "group_best": (lambda: MoE(X, *WEIGHTS, Routing(2, group_best=5)), "group_best 5 of 4 experts in a group"),
     "too few": (lambda: MoE(X, *WEIGHTS, Routing(3, num_groups=2)), "top_k 3 of 2 experts"),
     "limit": (lambda: MoE(X, *WEIGHTS, Routing(2), limit=0.0), "limit 0.0 is not positive"),
+    "router_x": (
+        lambda: MoE(X, *WEIGHTS, Routing(2), router_x=Value(1, Rows.TOKENS, 6)),
+        r"router_x \[tokens, 6\] is not as large as x \[tokens, 8\]",
+    ),
+    "scale": (lambda: MoE(X, *WEIGHTS, Routing(2), expert_scale=Parameter("s", (8,))), r"s is \[8\], not \[4\]"),
     "bias": (
         lambda: MoE(X, *WEIGHTS, Routing(2), gate_bias=Parameter("b", (4, 8), plain=True)),
         r"b is \[4, 8\], not \[4, 6\]",

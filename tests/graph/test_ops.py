@@ -96,22 +96,24 @@ def test_token_type_embedding() -> None:
     np.testing.assert_array_equal(evaluate(op, {}, a.weights, batch), a.weights[table][[0, 1, 1]])
 
 
+@pytest.mark.parametrize("slopes", [None, (0.5, 0.25, 0.125, 0.0625)])
 @pytest.mark.parametrize("window", [None, 2])
-def test_encoder_attention(window: int | None) -> None:
-    """Each text by torch's attention, with the mask of a local window written out."""
+def test_encoder_attention(window: int | None, slopes: tuple[float, ...] | None) -> None:
+    """Each text by torch's attention, with the mask of a local window and the slopes of ALiBi written out."""
     heads, kv_heads, dim = 4, 2, 8
     rng = np.random.default_rng(0)
     q, k, v = (Value(i, Rows.TOKENS, n * dim) for i, n in enumerate((heads, kv_heads, kv_heads)))
     arrays = {x: rng.normal(0, 1, (8, x.cols)) for x in (q, k, v)}
     batch = step([(Request([0] * 5, [0, 1]), 5), (Request([0] * 3, [2]), 3)])
-    op = ops.EncoderAttention(q, k, v, ops.EncoderAttentionParams(heads, kv_heads, dim, 0.3, window))
+    op = ops.EncoderAttention(q, k, v, ops.EncoderAttentionParams(heads, kv_heads, dim, 0.3, window, slopes))
     out = evaluate(op, arrays, {}, batch)
     for begin, end in ((0, 5), (5, 8)):
         split = [torch.tensor(arrays[x][begin:end]).reshape(end - begin, -1, dim).transpose(0, 1) for x in (q, k, v)]
         place = torch.arange(end - begin)
-        mask = torch.ones(end - begin, end - begin, dtype=torch.bool)
+        distance = (place[:, None] - place).abs()
+        mask = torch.tensor(slopes or (0.0,) * heads, dtype=torch.float64)[:, None, None] * -distance
         if window is not None:
-            mask = (place[:, None] - place).abs() <= window
+            mask = mask.masked_fill(distance > window, -torch.inf)
         expected = functional.scaled_dot_product_attention(
             split[0], split[1].repeat_interleave(2, 0), split[2].repeat_interleave(2, 0), mask, scale=0.3
         )
@@ -152,6 +154,8 @@ def test_layer_norm(a: Arrays) -> None:
     x, w, b = a.value(), a.weight(a.cols), a.weight(a.cols)
     a.check(ops.LayerNorm(x, w, b, 1e-2), functional.layer_norm(a[x], (a.cols,), a[w], a[b], 1e-2))
     a.check(ops.LayerNorm(x, w, None, 1e-2), functional.layer_norm(a[x], (a.cols,), a[w], None, 1e-2))
+    heads = functional.layer_norm(a[x].reshape(a.rows, -1, 8), (8,), None, None, 1e-2).reshape(a.rows, -1)
+    a.check(ops.LayerNorm(x, w, b, 1e-2, 8), heads * a[w] + a[b])
 
 
 def test_arithmetic(a: Arrays) -> None:
@@ -363,6 +367,10 @@ WRONG = {
     "key without value": (lambda: ops.Attention(X, X, None, HEADS), "both or neither"),
     "chunk": (lambda: ops.FusedAttention(X, AttentionParams(0, 1, 1, 4, 1.0, chunked=True), None), "needs a window"),
     "layer norm": (lambda: ops.LayerNorm(X, Parameter("n", (4,)), None, 1e-5), r"n is \[4\], not \[8\]"),
+    "layer norm of groups": (
+        lambda: ops.LayerNorm(X, Parameter("n", (8,)), None, 1e-5, 3),
+        "not a multiple of a group of 3",
+    ),
     "add": (lambda: ops.Add(X, OUT), r"\[tokens, 8\] and \[outputs, 8\]"),
     "activation": (lambda: ops.Activation(X, "swash"), "unknown activation 'swash'; known are silu"),
     "gate": (lambda: ops.GatedActivation(X, OUT, "silu"), "shapes differ"),

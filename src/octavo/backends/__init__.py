@@ -154,6 +154,21 @@ class Executor(Protocol):
         """Frees weights, workspace, cache and threads, once no step runs. May be called twice."""
 
 
+class RankGroup(Protocol):
+    """The ranks that compute parts of the same layers, and exchange values in the middle of a step."""
+
+    @property
+    def error(self) -> str:
+        """The reason why steps of the group fail; empty: they do not."""
+
+    def fail(self, reason: str) -> None:
+        """Ends the running step of all ranks with an error, and every later one. From any thread."""
+
+    @property
+    def compile(self) -> Callable[..., Executor]:
+        """As `Backend.compile`, for the graph of this rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendDescription:
     """A description of a backend on this machine, for people.
@@ -213,6 +228,12 @@ class Backend(Protocol):
         The rate of the disk is measured: of the packed weights or, while there are none, of the file `sample`.
         """
 
+    def join_group(self, name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:
+        """The group of that name, once all of its ranks have come. buffer_bytes: at least a row of the widest value.
+
+        Raises EngineDeadError if a rank does not come, and UsageError if the backend has no groups.
+        """
+
     def memory(self) -> MemoryBudget:
         """The free memory of this backend's device."""
 
@@ -221,9 +242,18 @@ class Backend(Protocol):
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of that name. Raises UsageError if there is none."""
+    """The backend of that name, `torch:DEVICE` on one device. Raises UsageError if there is none."""
+    name, _, device = name.partition(":")
     is_here = any(module.name == name for module in pkgutil.iter_modules(__path__))
-    backend = importlib.import_module(f"octavo.backends.{name}") if is_here else None
-    if not hasattr(backend, "compile"):
-        raise UsageError(f"there is no backend {name!r}; leave it out for the cpu, or take 'reference'")
+    try:
+        backend = importlib.import_module(f"octavo.backends.{name}") if is_here else None
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError("the backend 'torch' needs torch: pip install 'octavo[gpu]'") from None
+    if backend is not None and hasattr(backend, "on_device"):
+        return cast(Backend, backend.on_device(device or None))
+    if not hasattr(backend, "compile") or device:
+        found = f"{name}:{device}" if device else name
+        raise UsageError(f"there is no backend {found!r}; leave it out for the cpu, or take 'torch' or 'reference'")
     return cast(Backend, backend)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from octavo.quantization.packed import Weight
 
 Tokens = NDArray[np.int32]
 Values = tuple[Array, ...]
-"""What one layer hands to the next for one text."""
+"""What one layer hands to the next."""
 
 
 def layers_of(graph: Graph) -> list[Graph]:
@@ -38,14 +38,26 @@ def run_layer(
 
     inputs: of each text, from the layer before; empty tuples for the first.
     """
+    return [*each_text(layer, weights, texts, inputs, observe=observe, all_logits=all_logits)]
+
+
+def each_text(
+    layer: Graph,
+    weights: Mapping[str, Weight],
+    texts: Sequence[Tokens],
+    inputs: Sequence[Values],
+    *,
+    observe: Observer | None = None,
+    all_logits: bool = True,
+) -> Iterator[Values]:
+    """The values of `run_layer`, one text after the other."""
     longest = max(len(text) for text in texts)
     executor = reference.compile(layer, weights, ExecutorLimits(longest, 1, longest, longest))
     try:
         executor.observer = observe
         executor.allocate_cache(1, longest, 1)
-        return [
-            _run(executor, _batch(layer, text, values, all_logits)) for text, values in zip(texts, inputs, strict=True)
-        ]
+        for text, values in zip(texts, inputs, strict=True):
+            yield _run(executor, _batch(layer, text, values, all_logits))
     finally:
         executor.close()
 

@@ -54,8 +54,7 @@ def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
     with suppress(OSError):
         lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
         available = next(int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"])
-    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if address_space != resource.RLIM_INFINITY:
+    if (address_space := address_space_limit()) is not None:
         with suppress(OSError):
             used = int((proc / "self" / "statm").read_text().split()[0]) * page
             available = min(available, max(address_space - used, 0))
@@ -65,6 +64,18 @@ def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
         if limit is not None and usage is not None and limit < _UNLIMITED:
             available = min(available, max(limit - usage + _reclaimable(group), 0))
     return MemoryBudget(available)
+
+
+def address_space_limit() -> int | None:
+    """The bytes of addresses that this process may have at most (RLIMIT_AS, `ulimit -v`); None: no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def address_space_note() -> str:
+    """The end of an error about memory: a sentence with that limit in the unit of `ulimit`, or nothing without one."""
+    limit = address_space_limit()
+    return "" if limit is None else f". The address space is limited to {limit >> 10} KiB (RLIMIT_AS): raise ulimit -v"
 
 
 def control_groups(controller: str, self_cgroup: Path, cgroups: Path) -> list[Path]:
@@ -96,7 +107,8 @@ def _reclaimable(group: Path) -> int:
     """The file cache in the group's usage, which the kernel reclaims under pressure."""
     with suppress(OSError, ValueError):
         pairs = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return int(pairs.get("total_inactive_file", pairs.get("inactive_file", "0")))
+        kinds = ("inactive_file", "active_file")  # "total_": in v1, with the groups inside
+        return sum(int(pairs.get(f"total_{kind}", pairs.get(kind, "0"))) for kind in kinds)
     return 0
 
 

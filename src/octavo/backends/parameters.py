@@ -11,7 +11,8 @@ import numpy as np
 
 from octavo.errors import GraphError
 from octavo.graph.values import Parameter
-from octavo.quantization.packed import Weight, WeightInfo, arrays_of
+from octavo.quantization.ggml import BLOCK_SIZES
+from octavo.quantization.packed import DENSE_TYPES, Weight, WeightInfo, arrays_of
 
 
 @runtime_checkable
@@ -63,12 +64,23 @@ def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
             except ValueError as error:
                 raise GraphError(f"weight {parameter.label}: {error}") from None
         else:
-            raise GraphError(f"weight {parameter.label} of {list(weight.shape)} can be cut by rows and columns only")
+            weight = weight.experts(part.begin, part.end)
     if weight.shape != parameter.shape:
         raise GraphError(
             f"weight {parameter.label} has shape {list(weight.shape)}, the graph uses it as {list(parameter.shape)}"
         )
     return weight
+
+
+def column_step(weights: Mapping[str, Weight], name: str) -> int:
+    """`Weight.column_step` of a weight, without making it where its type says enough."""
+    if isinstance(weights, StoredWeights):
+        type_name = weights.info(name).type_name
+        if type_name in DENSE_TYPES:
+            return 1
+        if type_name in BLOCK_SIZES:
+            return BLOCK_SIZES[type_name][0]
+    return weights[name].column_step
 
 
 def fingerprint_of(weights: Mapping[str, Weight], parameter: Parameter) -> bytes:

@@ -6,7 +6,7 @@ Every other backend is tested against it, operation by operation. The meaning of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -19,6 +19,7 @@ from octavo.backends import (
     ExecutorLimits,
     FinishedStep,
     PackCacheOptions,
+    RankGroup,
     check_model_len,
     check_token_types,
 )
@@ -28,11 +29,11 @@ from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
 from octavo.batch import Batch, StepOutput
 from octavo.config import KVDtype, LoadProgress
-from octavo.errors import UsageError
+from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
-from octavo.graph.ops import Array, Evaluation, LayerCache
+from octavo.graph.ops import Array, Collective, Evaluation, LayerCache
 from octavo.graph.ops.base import Observer
 from octavo.graph.ops.state import check_states
 from octavo.graph.segments import check_inputs
@@ -85,6 +86,11 @@ def sizes(
     return Sizes(graph, packed, matrices, workspace, _cache_sizes(graph, 4), {})
 
 
+def join_group(name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:  # noqa: ARG001
+    """See `octavo.backends.Backend`. Ranks in processes are for backends that are fast: here is `ReferenceGroup`."""
+    raise UsageError("the backend reference has no ranks in processes of their own; take the backend cpu")
+
+
 def describe() -> BackendDescription:
     """See `octavo.backends.Backend`."""
     return BackendDescription("numpy", "the specification has no other", 1)
@@ -101,6 +107,49 @@ def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
 def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
     """The elements of all values of the largest step, because nothing is reused here."""
     return sum(limits.rows[n.output.rows] * n.output.cols for n in graph.nodes)
+
+
+_RankStep = Generator[tuple[Collective, Array], Array, StepOutput]
+"""A step of one rank: gives its value to each operation of the group, and takes the result."""
+
+
+def _of_one_rank(step: _RankStep) -> StepOutput:
+    event = _advanced(step, None)
+    if isinstance(event, StepOutput):
+        return event
+    op, _ = event
+    raise GraphError(f"{op.name}: the graph is that of one of {op.size} ranks; run it in their group")
+
+
+def _advanced(step: _RankStep, result: Array | None) -> tuple[Collective, Array] | StepOutput:
+    """Where the step of a rank is next, after `result` of an operation of the group, or None at its start."""
+    try:
+        return next(step) if result is None else step.send(result)
+    except StopIteration as end:
+        output: StepOutput = end.value
+        return output
+
+
+class ReferenceGroup:
+    """The executors of all ranks of a graph in this process, node by node in step with each other."""
+
+    def __init__(self, executors: Sequence[ReferenceExecutor]) -> None:
+        self._executors = executors
+
+    def run(self, batch: Batch) -> list[StepOutput]:
+        """The outputs of one step on every rank. Raises GraphError if the ranks do not meet in the same operations."""
+        steps = [executor.start(batch) for executor in self._executors]
+        results: list[Array | None] = [None] * len(steps)
+        while True:
+            events = [_advanced(step, result) for step, result in zip(steps, results, strict=True)]
+            outputs = [event for event in events if isinstance(event, StepOutput)]
+            met = [event for event in events if not isinstance(event, StepOutput)]
+            if not met:
+                return outputs
+            if outputs or len({op.name for op, _ in met}) > 1:
+                raise GraphError(f"of {len(steps)} ranks, {len(met)} met in {sorted({op.name for op, _ in met})}")
+            parts = [value for _, value in met]
+            results = [op.combine(parts) for op, _ in met]
 
 
 class ReferenceExecutor:
@@ -147,9 +196,9 @@ class ReferenceExecutor:
 
     def submit(self, batch: Batch) -> FinishedStep:
         self._check(batch)
-        return FinishedStep(lambda: self._compute(batch))
+        return FinishedStep(lambda: _of_one_rank(self._compute(batch)))
 
-    def _compute(self, batch: Batch) -> StepOutput:
+    def _compute(self, batch: Batch) -> _RankStep:
         for source, destination in batch.block_copies.tolist():
             self._copy_block(source, destination)
         for source, destination in batch.state_copies.tolist():
@@ -159,7 +208,10 @@ class ReferenceExecutor:
         graph = self._graph
         result = graph.hidden_states if batch.return_hidden_states else graph.outputs[-1]
         for node in graph.nodes:
-            step.values[node.output] = node.op.evaluate(step)
+            if isinstance(node.op, Collective) and node.op.size > 1:
+                step.values[node.output] = yield node.op, step.values[node.op.x]
+            else:
+                step.values[node.output] = node.op.evaluate(step)
             if node.output == result and batch.return_hidden_states:
                 break
         if batch.return_hidden_states or batch.sampling is None or not graph.makes_logits:
@@ -174,6 +226,11 @@ class ReferenceExecutor:
         elif batch.return_logits:
             output.logits = step.values[result]
         return output
+
+    def start(self, batch: Batch) -> _RankStep:
+        """A step of one rank, which stops at each operation of the group: see `ReferenceGroup`."""
+        self._check(batch)
+        return self._compute(batch)
 
     def _copy_block(self, source: int, destination: int) -> None:
         for cache in self._caches.values():

@@ -84,6 +84,7 @@ class AsyncEngine:
         except OctavoError as error:
             logger.error("the engine failed: %s", error)
             failure = EngineDeadError(str(error))
+            failure.__cause__ = error
         except Exception as error:  # in any case, no caller may wait forever
             logger.exception("the engine failed")
             failure = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from octavo import env
 from octavo.backends import Paging, get_backend
-from octavo.backends.memory import MemoryBudget, Sizes
+from octavo.backends.memory import MemoryBudget, Sizes, address_space_note
 from octavo.config import EngineConfig
 from octavo.engine.progress import size
 from octavo.errors import InsufficientMemoryError
@@ -37,8 +37,14 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
     hint = " or leave out --no-pack-cache to run it from disk," if config.pack_cache is False else ""
     raise InsufficientMemoryError(
         f"{path}: the weights take {size(sizes.weight_bytes)}, but only {size(memory.available_bytes)} of "
-        f"memory is free. Free some,{hint} or take a smaller model or quantization"
+        f"memory is free. Free some,{hint} or take a smaller model or quantization{address_space_note()}"
     )
+
+
+def runs_from_disk(config: EngineConfig, path: Path, sizes: Sizes, usable_bytes: int, model_len: int) -> bool:
+    """True if the model is larger than the memory that it may use. The parameters and errors of `resident_bytes`."""
+    memory = MemoryBudget(MemoryBudget.with_usable(usable_bytes))
+    return resident_bytes(config, path, sizes, memory, model_len) is not None
 
 
 def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import resource
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, get_backend
-from octavo.backends.memory import MemoryBudget, Sizes
+from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup, get_backend
+from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
@@ -18,7 +17,7 @@ from octavo.engine.larger_than_memory import MIN_MODEL_LEN, memory_for_cache, pa
 from octavo.engine.progress import size
 from octavo.engine.text_heads import text_heads
 from octavo.engine.text_model import text_model
-from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
+from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import STATES_PER_SEAT, CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
@@ -72,6 +71,8 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
             "trust_remote_code: code from a repository is never run. Octavo has its own code for each architecture of "
             "docs/models.md; take a model of one of these, or a GGUF file of the same model"
         )
+    if config.node_rank > 0:
+        raise UsageError(f"node_rank {config.node_rank} helps another machine: start it with `octavo serve`")
     checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
     try:
         _check_address_space(config)
@@ -86,11 +87,10 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
 
 def _check_address_space(config: EngineConfig) -> None:
     """The tokenizer's library ends the process if an allocation fails, which a limit on the address space provokes."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and (available := free_memory(config).available_bytes) < _LEAST_MEMORY:
+    if address_space_limit() is not None and (available := free_memory(config).available_bytes) < _LEAST_MEMORY:
         raise InsufficientMemoryError(
-            f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights: raise "
-            f"the limit on the address space, which is {size(limit)} (ulimit -v)"
+            f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights"
+            + address_space_note()
         )
 
 
@@ -103,12 +103,13 @@ def _load(
 ) -> LoadedModel:
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
-    graph = _graph(checkpoint, model_len)
-    limits = _executor_limits(config, model_len, graph)
-    executor = _compile(config, checkpoint, graph, limits, progress)
+    graph = model_graph(checkpoint, model_len)
+    limits = executor_limits(config, model_len, graph)
+    warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
+    executor = _executor(config, checkpoint, graph, limits, progress)
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
-        available = max(free_memory(config).available_bytes - executor.mapped_bytes, 0)
+        available = max(memory_of_rank(config).available_bytes - executor.mapped_bytes, 0)
         if executor.paging is not None:
             available = memory_for_cache(config, executor.paging, executor.cache_sizes, free_memory(config), model_len)
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
@@ -159,7 +160,7 @@ def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
     return named if isinstance(named, int) else min(tokenizer.eos_token_ids, default=None)
 
 
-def _executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
+def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
     """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
     step, outputs = config.max_num_batched_tokens, config.max_num_seqs + _EXTRA_OUTPUTS
     return ExecutorLimits(
@@ -171,7 +172,7 @@ def _executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Exec
     )
 
 
-def _graph(checkpoint: Checkpoint, context: int) -> Graph:
+def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
     """The model for sequences of at most so many tokens. Raises ModelLoadError if its weights do not fit it."""
     config, classifies = checkpoint.config.for_length(context), checkpoint.pooling.is_classifier
     try:
@@ -186,23 +187,36 @@ def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, grap
     Raises ModelLoadError if the weights do not fit the configuration.
     """
     if graph is None:
-        graph = _graph(checkpoint, context)
+        graph = model_graph(checkpoint, context)
     return get_backend(config.backend).sizes(
         graph,
-        _held_weights(checkpoint, config, graph),
-        _executor_limits(config, context, graph),
+        held(checkpoint, config, graph),
+        executor_limits(config, context, graph),
         num_threads=config.num_threads,
         kv_dtype=config.kv_dtype,
     )
 
 
-def _held_weights(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Weights:
+def held(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Weights:
+    """The weights in the types that the options ask for."""
     return held_weights(checkpoint, graph, config.dtype, config.quantization)
 
 
 def free_memory(config: EngineConfig) -> MemoryBudget:
     """The free memory of the device of `config`'s backend."""
     return get_backend(config.backend).memory()
+
+
+def memory_of_rank(config: EngineConfig) -> MemoryBudget:
+    """The share of the free memory that one of the ranks on this machine may take."""
+    return MemoryBudget(free_memory(config).available_bytes // len(config.ranks_here))
+
+
+def threads_of_rank(config: EngineConfig) -> int:
+    """Compute threads of each rank of this machine: as asked, or a fair share of its cores. 0: the backend decides."""
+    if config.num_threads or config.num_ranks == 1:
+        return config.num_threads
+    return max(get_backend(config.backend).describe().num_threads // len(config.ranks_here), 1)
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
@@ -227,19 +241,43 @@ def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
     ]
 
 
-def _compile(
+def _executor(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, limits: ExecutorLimits, progress: LoadProgress | None
 ) -> Executor:
-    warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
+    if config.num_ranks == 1:
+        return compile_graph(config, checkpoint, graph, limits, progress)
+    from octavo.engine.rank import lead  # which loads ranks with the functions of this module
+
+    return lead(config, checkpoint, graph, limits, progress)
+
+
+def compile_graph(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    graph: Graph,
+    limits: ExecutorLimits,
+    progress: LoadProgress | None,
+    group: RankGroup | None = None,
+) -> Executor:
+    """The executor of a model, or of a rank's part of it. group: that of the rank's tensors.
+
+    Raises InsufficientMemoryError or GraphError.
+    """
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
     for note in size_notes(config, sizes):
         logger.warning("%s: %s", checkpoint.path, note)
-    resident = resident_bytes(config, checkpoint.path, sizes, free_memory(config), limits.max_model_len)
-    executor = get_backend(config.backend).compile(
+    resident = resident_bytes(config, checkpoint.path, sizes, memory_of_rank(config), limits.max_model_len)
+    if resident is not None and config.num_ranks > 1:
+        raise InsufficientMemoryError(
+            f"{checkpoint.path}: a rank needs {size(sizes.weight_bytes + sizes.workspace_bytes)}, and of the memory "
+            f"{size(memory_of_rank(config).usable_bytes)} are its share; several processes cannot run a model from "
+            "disk: take more machines, a smaller model, or one process"
+        )
+    executor = (group or get_backend(config.backend)).compile(
         sizes,
-        _held_weights(checkpoint, config, graph),
+        held(checkpoint, config, graph),
         limits,
-        num_threads=config.num_threads,
+        num_threads=threads_of_rank(config),
         progress=_quantizing(progress, config.quantization),
         pack_cache=_pack_cache(config, checkpoint, resident),
         kv_dtype=config.kv_dtype,
@@ -261,7 +299,7 @@ def expected_paging(checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, 
     """The paging of a model that is not loaded. resident: see `PackCacheOptions`. Reads the disk for half a second."""
     options = _pack_cache(config, checkpoint, resident)
     assert options is not None  # a part of the weights may stay in memory
-    weights, sample = _held_weights(checkpoint, config, sizes.graph), max(_files(checkpoint), key=_file_bytes)
+    weights, sample = held(checkpoint, config, sizes.graph), max(_files(checkpoint), key=_file_bytes)
     return get_backend(config.backend).expected_paging(sizes, weights, options, sample)
 
 
@@ -305,6 +343,7 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
                 f"kv_cache_memory is {size(budget)}, but of the {size(available_bytes)} that are free after loading "
                 f"only {size(usable)} can be used; "
                 + (f"lower it to {usable >> 20}MiB" if usable >> 20 else "free some, or take a smaller model")
+                + address_space_note()
             )
     else:
         budget = max(usable // 2, min(request_bytes, usable))
@@ -319,12 +358,15 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     if config.max_model_len is not None and fitting < model_len:
         lower = f"Lower max_model_len to {fitting}, or" if fitting > 1 else "At least"
         more = _more_cache(request_bytes, available_bytes)
-        raise InsufficientMemoryError(f"max_model_len {model_len} does not fit: {arithmetic}. {lower} {more}")
+        raise InsufficientMemoryError(
+            f"max_model_len {model_len} does not fit: {arithmetic}. {lower} {more}{address_space_note()}"
+        )
     least = min(MIN_MODEL_LEN, model_len)
     if fitting < least:
         raise InsufficientMemoryError(
             f"not even a short request fits: {arithmetic}, the least useful number is {least}. "
             f"Free {size(sizes.sequence_bytes(least, block, step) - budget)} more, or take a smaller model"
+            + address_space_note()
         )
     if fitting < model_len:
         logger.warning(

@@ -80,7 +80,9 @@ class ProgressBar:
     def _begin(self, what: str, total: int) -> TaskID | None:
         if not sys.stderr.isatty():
             if self._announced:
-                sys.stderr.write(f"octavo: {what}, {size(total)}\n" if total else f"octavo: {what}\n")
+                sys.stderr.write(
+                    f"octavo: {what}, {size(total)}\n" if total and self._in_bytes else f"octavo: {what}\n"
+                )
             return None
         from rich import progress
         from rich.console import Console

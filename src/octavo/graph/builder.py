@@ -11,6 +11,7 @@ from octavo.graph.cache import CacheLayout, KVCache, StateCache, cache_layout
 from octavo.graph.ops import (
     Activation,
     Add,
+    AllGather,
     Attention,
     AttentionParams,
     Clip,
@@ -147,7 +148,10 @@ class Graph:
 
     @property
     def _head(self) -> Logits | None:
-        head = next((node.op for node in self.nodes if node.output == self.output), None)
+        ops = {node.output: node.op for node in self.nodes}
+        head = ops.get(self.output)
+        if isinstance(head, AllGather):  # of the vocabulary by rank
+            head = ops[head.x]
         return head if isinstance(head, Logits) else None
 
     @property
@@ -225,8 +229,9 @@ class Graph:
         """
         return self.add_operation(RMSNorm(x, None if name is None else self._weight(name, "rms_norm"), eps, group))
 
-    def layer_norm(self, x: Value, name: str, eps: float) -> Value:
-        return self.add_operation(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps))
+    def layer_norm(self, x: Value, name: str, eps: float, group: int = 0) -> Value:
+        """group: columns that are normalized together, each with a weight of its own; 0: all."""
+        return self.add_operation(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps, group))
 
     def moe(
         self,
@@ -237,13 +242,18 @@ class Graph:
         kind: str = "silu",
         limit: float | None = None,
         up_offset: float = 0.0,
+        router_x: Value | None = None,
     ) -> Value:
         """Experts under `name`, stacked: `experts.{gate,up,down}_proj.weight`, and `.bias` where the checkpoint has it.
 
-        The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction_bias`.
+        The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction_bias`, the factors
+        of experts `expert_scale.weight`. router_x: what the router reads in place of x.
         """
         router, parts = f"{name}.gate", [f"{name}.experts.{part}_proj" for part in ("gate", "up", "down")]
-        selection = f"{router}.e_score_correction_bias"
+        selection, expert_scale = (
+            self._parameter(n, "moe") if n in self.weights else None
+            for n in (f"{router}.e_score_correction_bias", f"{name}.expert_scale.weight")
+        )
         gate, up, down = (self._weight(part, "moe") for part in parts)
         gate_bias, up_bias, down_bias = (self._bias(part, plain=True) for part in parts)
         op = MoE(
@@ -257,10 +267,12 @@ class Graph:
             limit,
             up_offset,
             self._bias(router),
-            self._parameter(selection, "moe") if selection in self.weights else None,
+            selection,
             gate_bias,
             up_bias,
             down_bias,
+            expert_scale,
+            router_x,
         )
         return self.add_operation(op)
 

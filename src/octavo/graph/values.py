@@ -51,7 +51,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The indices [begin, end) of one dimension of a weight: its rows, or its columns, the last dimension."""
+    """The indices [begin, end) of one dimension of a weight: rows, columns (the last), or the matrices of a stack."""
 
     dimension: int
     begin: int

@@ -150,11 +150,11 @@ void compare_products(Judge& judge, Random& random) {
     call.kernel = "moe";
     call.rows = 33;
     call.cols = 64;
-    call.inputs = matrices(random_matrix(random, call.rows, call.cols));
+    call.inputs = matrices(random_matrix(random, call.rows, call.cols), Matrix());
     call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "Q4_0", experts * inner, 64),
                     random_weight(random, "Q5_1", experts * inner, 64),
                     random_weight(random, "Q8_0", experts * 64, inner)};
-    const std::vector<Operand> no_biases(5);
+    const std::vector<Operand> no_biases(6);
     const auto add_biases = [&](const std::vector<Operand>& biases) {
         call.weights.insert(call.weights.end(), biases.begin(), biases.end());
     };
@@ -166,10 +166,13 @@ void compare_products(Judge& judge, Random& random) {
     }
     call.weights.resize(4);
     add_biases({random_vector(random, experts), random_vector(random, experts), random_vector(random, experts * inner),
-                random_vector(random, experts * inner), random_vector(random, experts * 64)});
+                random_vector(random, experts * inner), random_vector(random, experts * 64),
+                random_vector(random, experts)});
     call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, 0, KIND_QUICK_GELU};
     call.floats = {1.0f, 0.7f, 1.0f};
     judge.compare(call, "with groups and biases", {1, 5, 33});
+    call.inputs = matrices(random_matrix(random, call.rows, call.cols), random_matrix(random, call.rows, call.cols));
+    judge.compare(call, "with rows for the router", {1, 5, 33});
     call.ints = {2, KIND_SOFTMAX, 1, 1, 1, 1, 0, KIND_SILU};
     call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "I4_64_Z", experts * inner, 64),
                     random_weight(random, "I3_32", experts * inner, 64),
@@ -192,6 +195,7 @@ void compare_embedding(Judge& judge, Random& random) {
     call.rows = call.step.num_tokens = 40;
     call.cols = 768;
     call.step.token_ids = ids.data();
+    call.ints = {1, 0, 0};
     for (const std::string& type : type_names()) {
         call.weights = {random_weight(random, type, 37, call.cols)};
         judge.compare(call, type);
@@ -215,6 +219,7 @@ void compare_embedding(Judge& judge, Random& random) {
     }
     call.cols = 2048;
     call.rows = 32;
+    call.ints = {1, 0, 0};
     for (int32_t i = 0; i < 32; ++i) ids[i] = i;
     call.weights = {pack(parse_weight_type("F16"), 32, call.cols, halves)};
     judge.compare(call, "all halves");
@@ -241,6 +246,12 @@ void compare_simple(Judge& judge, Random& random) {
             call.weights = weights;
             call.ints = {0};
             judge.compare(call, what);
+        }
+        if (cols % 3 == 0) {
+            call.kernel = "layer_norm";
+            call.weights = {weight, bias};
+            call.ints = {cols / 3};
+            judge.compare(call, what + ", three groups");
         }
         call.kernel = "rms_norm";
         call.weights = {Operand{}};
@@ -299,6 +310,7 @@ void compare_encoder(Judge& judge, Random& random) {
     for (const int32_t dim : {7, 32, 64})
         for (const int32_t window : {0, 1, 40}) {
             Call call;
+            call.weights = {window == 1 ? Operand{} : random_vector(random, 4)};
             call.kernel = "encoder_attention";
             call.rows = call.step.num_tokens = 160;
             call.cols = 4 * dim;

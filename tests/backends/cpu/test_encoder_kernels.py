@@ -11,6 +11,7 @@ from octavo.quantization.packed import DenseWeight
 
 LENGTHS = [[1], [7, 1, 16, 33], [64, 65, 3], [200, 97], [130]]
 SHAPES = [(2, 2, 16, None), (4, 2, 20, None), (3, 1, 64, 5), (2, 2, 32, 70), (1, 1, 7, 1)]
+SLOPES = [None, 0.25]  # ALiBi: of the first head, half for each further one
 
 
 def texts(lengths: list[int], outputs: list[int] | None = None) -> Batch:
@@ -24,9 +25,10 @@ def texts(lengths: list[int], outputs: list[int] | None = None) -> Batch:
     return Batch(positions * 0, positions, starts, np.array(lengths, np.int32), tables, slots, rows)
 
 
-def attention(shape: tuple[int, int, int, int | None], batch: Batch, seed: int = 0):
+def attention(shape: tuple[int, int, int, int | None], batch: Batch, slope: float | None = None, seed: int = 0):
     heads, kv_heads, dim, window = shape
-    params = EncoderAttentionParams(heads, kv_heads, dim, dim**-0.5, window)
+    slopes = None if slope is None else tuple(slope / 2**head for head in range(heads))
+    params = EncoderAttentionParams(heads, kv_heads, dim, dim**-0.5, window, slopes)
     rng = np.random.default_rng(seed)
     values = [Value(i, Rows.TOKENS, n * dim) for i, n in enumerate((heads, kv_heads, kv_heads))]
     arrays = {v: rng.normal(0, 1.5, (len(batch.token_ids), v.cols)).astype("f4") for v in values}
@@ -34,10 +36,11 @@ def attention(shape: tuple[int, int, int, int | None], batch: Batch, seed: int =
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("slope", SLOPES)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_attention(shape, lengths, run_op, numpy_op):
+def test_attention(shape, slope, lengths, run_op, numpy_op):
     batch = texts(lengths)
-    op, values = attention(shape, batch)
+    op, values = attention(shape, batch, slope)
     expected = numpy_op(op, values, batch=batch)
     scalar = run_op(op, values, batch=batch, isa="scalar")
     np.testing.assert_allclose(scalar, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
@@ -47,10 +50,11 @@ def test_attention(shape, lengths, run_op, numpy_op):
             np.testing.assert_array_equal(wide.view("u4"), scalar.view("u4"), f"{isa}, {threads} threads")
 
 
+@pytest.mark.parametrize("slope", SLOPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_text_is_the_same_alone_and_among_others(shape, run_op):
+def test_a_text_is_the_same_alone_and_among_others(shape, slope, run_op):
     batch = texts([50, 77, 100])
-    op, values = attention(shape, batch)
+    op, values = attention(shape, batch, slope)
     together = run_op(op, values, batch=batch, threads=2)
     alone = {value: array[50:127] for value, array in values.items()}
     np.testing.assert_array_equal(run_op(op, alone, batch=texts([77])), together[50:127])

@@ -39,6 +39,7 @@ def weights_of(type_name: str, width: int, seed: int = 13) -> dict[str, Weight]:
         "router": DenseWeight(gaussian(EXPERTS, HIDDEN, seed=seed) * np.float32(0.05)),
         "router_bias": DenseWeight(gaussian(EXPERTS, seed=seed + 1)),
         "selection_bias": DenseWeight(gaussian(EXPERTS, seed=seed + 2)),
+        "expert_scale": DenseWeight(gaussian(EXPERTS, seed=seed + 9)),
         "gate": random_weight(type_name, (EXPERTS, width, HIDDEN), seed + 6),
         "up": random_weight(type_name, (EXPERTS, width, HIDDEN), seed + 7),
         "down": random_weight(down, (EXPERTS, HIDDEN, width), seed + 8),
@@ -79,6 +80,23 @@ def test_experts(type_name, width, routing, options, isa, run_op, numpy_op):
         for threads in (1, 2):
             part = run_op(op, {X: x[begin:end]}, weights=weights, isa=isa, threads=threads)
             assert_same_bits(part, together[begin:end])
+
+
+@pytest.mark.parametrize("on_input", [False, True])
+def test_rows_of_the_router_and_factors_of_experts(on_input, isa, run_op, numpy_op):
+    weights, router_x = weights_of("Q4_K", 64), Value(1, Rows.TOKENS, HIDDEN)
+    routing = Routing(2, on_input=on_input)
+    scale = Parameter("expert_scale", (EXPERTS,))
+    op = moe(weights, routing, expert_scale=scale, router_x=router_x)
+    values = {X: gaussian(30, HIDDEN), router_x: gaussian(30, HIDDEN, seed=1)}
+    together = run_op(op, values, weights=weights, isa=isa, threads=3)
+    expected = numpy_op(op, values, weights=weights)
+    assert relative_error(together, expected) <= ERROR
+    assert relative_error(numpy_op(moe(weights, routing), values, weights=weights), expected) > 0.1
+    assert_same_bits(together, run_op(op, values, weights=weights, isa="scalar"))
+    for begin, end in ((17, 18), (6, 15)):
+        part = {value: array[begin:end] for value, array in values.items()}
+        assert_same_bits(run_op(op, part, weights=weights, isa=isa, threads=2), together[begin:end])
 
 
 @pytest.mark.parametrize("type_name", _native.packable_types())
@@ -134,9 +152,10 @@ def test_steps_too_long_for_one_chunk(hidden, run_op, numpy_op):
         "up": random_weight("F16", (3, width, hidden), 2),
         "down": random_weight("Q4_K", (3, hidden, width), 3),
     }
-    op = MoE(x, *(Parameter(name, w.shape) for name, w in weights.items()), Routing(3))
-    values = {x: gaussian(rows, hidden)}
+    router_x = Value(1, Rows.TOKENS, hidden)
+    op = MoE(x, *(Parameter(name, w.shape) for name, w in weights.items()), Routing(3), router_x=router_x)
+    values = {x: gaussian(rows, hidden), router_x: gaussian(rows, hidden, seed=1)}
     out = run_op(op, values, weights=weights, threads=2)
     assert relative_error(out, numpy_op(op, values, weights=weights)) <= ERROR
-    part = {x: values[x][1200:1400]}
+    part = {value: array[1200:1400] for value, array in values.items()}
     assert_same_bits(run_op(op, part, weights=weights, threads=1), out[1200:1400])

@@ -45,7 +45,9 @@ NESTED: dict[type, Any] = {
     ops.AddToStreams: ops.AddToStreams(X, X, X, (1.0, 0.5)),
 }
 KERNELS = {
-    cls for cls in vars(ops).values() if isinstance(cls, type) and issubclass(cls, Op) and cls not in (Op, ops.Input)
+    cls
+    for cls in vars(ops).values()
+    if isinstance(cls, type) and issubclass(cls, Op) and cls not in (Op, ops.Input, ops.Collective)
 }
 
 

@@ -98,6 +98,20 @@ def test_rms_norm_of_heads(isa, run_op, numpy_op):
             assert_close(actual, numpy_op(op, values, weights=weights))
 
 
+def test_layer_norm_of_heads(isa, run_op, numpy_op):
+    rng = np.random.default_rng(3)
+    for rows, heads, group in [(5, 9, 64), (3, 2, 80), (1, 4, 7), (1, 1, 96), (31, 2, 160)]:
+        x = Value(0, Rows.TOKENS, heads * group)
+        values = {x: rng.standard_normal((rows, heads * group)).astype("f4")}
+        weights = {name: DenseWeight(rng.standard_normal(heads * group).astype("f4")) for name in ("norm", "bias")}
+        norm, bias = (Parameter(name, (heads * group,)) for name in weights)
+        for op in (LayerNorm(x, norm, None, 1e-5, group), LayerNorm(x, norm, bias, 1e-5, group)):
+            actual = run_op(op, values, weights=weights, isa=isa, threads=2)
+            assert_close(actual, numpy_op(op, values, weights=weights))
+            scalar = run_op(op, values, weights=weights, isa="scalar")
+            np.testing.assert_array_equal(actual.view("u4"), scalar.view("u4"))
+
+
 def test_select_rows_takes_repeated_rows_in_any_order(isa, run_op, cpu_batch):
     x = Value(0, Rows.TOKENS, 37)
     values = {x: np.random.default_rng(2).standard_normal((9, 37)).astype("f4")}

@@ -83,6 +83,9 @@ def test_a_forked_process_gets_a_clear_error_and_can_exit(cpu_batch):
         except RuntimeError as error:
             message = str(error)
         os.write(write_end, message.encode())
+        ended = [threading.Thread(target=time.sleep, args=(0.1,)) for _ in range(4)]
+        for thread in ended:  # these take the memory of the threads that stayed in the parent
+            thread.start()
         program.close()
         os._exit(0)
     os.close(write_end)

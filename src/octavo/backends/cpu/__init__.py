@@ -17,6 +17,7 @@ from octavo.backends.cpu.compile import (
     sizes,
 )
 from octavo.backends.cpu.executor import CpuExecutor
+from octavo.backends.cpu.rank_group import join_group
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.memory import host_memory as memory
 
@@ -30,6 +31,7 @@ __all__ = [
     "compile",
     "describe",
     "expected_paging",
+    "join_group",
     "memory",
     "sizes",
 ]

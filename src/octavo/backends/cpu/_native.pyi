@@ -134,6 +134,38 @@ class PendingStep:
     def seconds(self) -> float:
         """Time on the first thread from the start of the step to its end. 0.0 until `wait` has returned."""
 
+class CollectiveGroup:
+    """This process's end of a group of ranks on one machine. See csrc/collective.h.
+
+    name: the same on all ranks. buffer_bytes: of each of the two halves that values pass through, piece by piece.
+    join_ms: for all ranks to come. silence_ms: without a sign of life, after which a rank counts as dead.
+    deadline_ms: of one wait for a rank that lives. Raises RuntimeError naming the rank that did not come.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        *,
+        buffer_bytes: int = ...,
+        join_ms: int = ...,
+        silence_ms: int = ...,
+        deadline_ms: int = ...,
+    ) -> None: ...
+    def all_reduce(self, x: NDArray[np.float32]) -> None:
+        """The sum over the ranks, in place: x [rows, cols]. Raises RuntimeError if a rank is gone."""
+
+    def all_gather(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """The columns of x of all ranks side by side in out: [rows, cols] -> [rows, cols of all]. As `all_reduce`."""
+
+    def fail(self, reason: str) -> None:
+        """This rank takes part no more: exchanges of all ranks fail. From any thread."""
+
+    @property
+    def error(self) -> str:
+        """Why exchanges fail; empty: they do not."""
+
 class Program:
     """A list of records that all threads walk together. See csrc/program.h."""
 
@@ -153,6 +185,9 @@ class Program:
 
         logits_rows: the rows of logits that are held at once; more are computed and sampled in turns. 0: all.
         """
+
+    def join(self, group: CollectiveGroup) -> None:
+        """The group of the operations between ranks; before any record. Raises ValueError for too small a buffer."""
 
     def add_packed_weight(self, weight: PackedWeight) -> int: ...
     def stream_weights(self, weights: list[int], ahead_bytes: int) -> None:

@@ -54,12 +54,14 @@ class CompileOptions:
 
     isa: the instruction set to use; None: the widest, limited by OCTAVO_ISA.
     optimized: the graph is rewritten into fused operations first.
+    group: of the ranks that compute parts of the same layers; None: there is no other rank.
     checked: outputs are poisoned first and must be finite afterwards, memory is guarded (slow).
     """
 
     isa: str | None = None
     optimized: bool = True
     checked: bool = False
+    group: _native.CollectiveGroup | None = None
 
 
 def compile(  # noqa: A001 - the backend protocol's name
@@ -83,6 +85,8 @@ def compile(  # noqa: A001 - the backend protocol's name
     planned, graph = graph, graph.graph
     threads = plan_threads(num_threads)
     program = _make_program(graph, limits, isa, threads, checked=options.checked)
+    if options.group is not None:
+        program.join(options.group)
     matrices = [p for p in graph.parameters if p.is_matrix]
     packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
     indices = _add_records(program, planned, weights, packed)
@@ -203,7 +207,7 @@ def _make_program(
     memory = plan(graph, limits.rows, _ELEMENT_BYTES)
     values = [node.output for node in graph.nodes]
     # The limit of token ids in a batch: the rows of the embedding, not those of a table of positions.
-    tables = [node.op.weight.shape[0] for node in graph.nodes if isinstance(node.op, Embedding) and node.op.has_all]
+    tables = [node.op.num_rows for node in graph.nodes if isinstance(node.op, Embedding) and node.op.has_all]
     return _native.Program(
         isa,
         threads.count,

@@ -83,7 +83,10 @@ def plan_paging(graph: Graph, weight_bytes: Mapping[Parameter, int], memory_byte
 
 
 def read_rate(path: Path) -> float:
-    """Bytes per second of large reads of a file, past the system's cache where the file system allows it."""
+    """Bytes per second of large reads of a file, past the system's cache where the file system allows it.
+
+    The reads are spread over the file: a host may still have a part of it in its own cache.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError as error:
@@ -91,10 +94,11 @@ def read_rate(path: Path) -> float:
             raise
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        step = max(os.fstat(file).st_size // _MAX_READS // _READ_BYTES, 1) * _READ_BYTES
         with mmap.mmap(-1, _READ_BYTES) as buffer:  # on a page, as direct reads need it
             done, began = 0, time.perf_counter()
-            for _ in range(_MAX_READS):
-                count = os.preadv(file, [buffer], done)
+            for i in range(_MAX_READS):
+                count = os.preadv(file, [buffer], i * step)
                 done += count
                 if count < _READ_BYTES or time.perf_counter() - began > _MAX_READ_S:
                     break

@@ -10,6 +10,9 @@ from octavo.graph.ops.base import Evaluation as Evaluation
 from octavo.graph.ops.base import LayerCache as LayerCache
 from octavo.graph.ops.base import Op as Op
 from octavo.graph.ops.base import StepSizes as StepSizes
+from octavo.graph.ops.collective import AllGather as AllGather
+from octavo.graph.ops.collective import AllReduce as AllReduce
+from octavo.graph.ops.collective import Collective as Collective
 from octavo.graph.ops.encoder import EncoderAttention as EncoderAttention
 from octavo.graph.ops.encoder import EncoderAttentionParams as EncoderAttentionParams
 from octavo.graph.ops.encoder import MeanPool as MeanPool

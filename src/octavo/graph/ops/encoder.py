@@ -18,13 +18,18 @@ from octavo.graph.values import Parameter, Rows, Value
 
 @dataclass(frozen=True, slots=True)
 class EncoderAttentionParams:
-    """The attention of one layer. window: a token sees the tokens at most so far from it, before and after."""
+    """The attention of one layer. window: a token sees the tokens at most so far from it, before and after.
+
+    alibi_slopes: a score is less by the slope of its head times the distance, [num_heads]. Press et al., arXiv
+    2108.12409; both ways as in Günther et al., arXiv 2310.19923.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
     window: int | None = None
+    alibi_slopes: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class EncoderAttention(Op):
         require(min(p.num_heads, p.num_kv_heads, p.head_dim) > 0, f"heads and head_dim must be positive: {p}")
         require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
         require(p.window is None or p.window > 0, f"window {p.window} is not positive")
+        slopes = p.num_heads if p.alibi_slopes is None else len(p.alibi_slopes)
+        require(slopes == p.num_heads, f"{slopes} slopes do not fit {p.num_heads} heads")
         for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
             value: Value = getattr(self, name)
             require(
@@ -121,8 +128,11 @@ def _attend(q: Array, k: Array, v: Array, p: EncoderAttentionParams) -> Array:
     heads = q.reshape(length, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
     keys, values = (x.reshape(length, p.num_kv_heads, p.head_dim) for x in (k, v))
     scores = heads @ keys.transpose(1, 2, 0)[:, None] * p.scale
+    distance = np.abs(np.arange(length) - np.arange(length)[:, None])
+    if p.alibi_slopes is not None:
+        slopes = np.asarray(p.alibi_slopes, q.dtype).reshape(p.num_kv_heads, group, 1, 1)
+        scores = scores - slopes * distance.astype(q.dtype)
     if p.window is not None:
-        distance = np.abs(np.arange(length) - np.arange(length)[:, None])
         scores = np.where(distance <= p.window, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     mixed = weights / weights.sum(axis=-1, keepdims=True) @ values.transpose(1, 0, 2)[:, None]

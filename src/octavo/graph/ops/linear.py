@@ -30,13 +30,26 @@ class Input(Op):
 
 @dataclass(frozen=True, slots=True)
 class Embedding(Op):
-    """The rows of `Batch.token_ids`."""
+    """The rows of `Batch.token_ids`.
+
+    A part of a table, its rows from `first` on, gives zeros for the ids of other parts: the sum over the parts is the
+    whole table's value.
+    """
 
     weight: Parameter  # [vocab, cols]; -> [TOKENS, cols]
     has_all: bool = True  # False: ids beyond the table take its row 0
+    first: int = 0
+    total: int = 0  # rows of the whole table; 0: the weight is the whole
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole table."""
+        return self.total or self.weight.shape[0]
 
     def infer_shape(self) -> tuple[Rows, int]:
         require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
+        fits = 0 <= self.first <= self.num_rows - self.weight.shape[0]
+        require(fits, f"rows from {self.first} on of {self.num_rows} are not {self.weight.label}")
         return Rows.TOKENS, self.weight.shape[1]
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
@@ -45,8 +58,12 @@ class Embedding(Op):
     def evaluate(self, step: Evaluation) -> Array:
         ids = step.batch.token_ids
         if not self.has_all:
-            ids = np.where(ids < self.weight.shape[0], ids, 0)
-        return step.weights[self.weight][ids]
+            ids = np.where(ids < self.num_rows, ids, 0)
+        rows, table = ids - self.first, step.weights[self.weight]
+        if not self.total:
+            return table[rows]
+        is_here = (rows >= 0) & (rows < len(table))
+        return np.where(is_here[:, None], table[np.where(is_here, rows, 0)], table.dtype.type(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,11 @@ class Routing:
         eligible = size * self.top_groups
         require(1 <= self.top_k <= eligible, f"top_k {self.top_k} of {eligible} experts")
 
-    def choose(self, logits: Array, bias: Array | None) -> tuple[NDArray[np.intp], Array]:
+    def choose(self, logits: Array, bias: Array | None, factors: Array | None = None) -> tuple[NDArray[np.intp], Array]:
         """The chosen experts, best first, and their weights, both [rows, top_k].
 
-        logits: of the router, [rows, experts]. bias: added to the scores for the choice alone, [experts].
+        logits: of the router, [rows, experts]. bias: added to the scores for the choice alone, [experts]. factors:
+        multiply the weights of their experts last, [experts].
         """
         if self.scoring == "softmax":
             scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -71,7 +72,8 @@ class Routing:
         if self.normalize:
             # The addend is DeepSeek's: all chosen scores may have underflowed.
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
-        return chosen, weights * self.scale
+        weights = weights * self.scale
+        return chosen, weights if factors is None else weights * factors[chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class MoE(Op):
     where g = gate_e x + bias and u = up_e x + bias. With `routing.on_input`, weight_e multiplies x instead.
 
     limit: None: neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1. The router's outputs are
-    router x + router_bias; selection_bias takes part in the choice of experts only (`Routing.choose`).
+    router x + router_bias, or those of router_x in place of x; selection_bias takes part in the choice of experts only,
+    expert_scale multiplies their weights (`Routing.choose`).
     """
 
     row_wise: ClassVar[bool] = True
@@ -99,6 +102,8 @@ class MoE(Op):
     gate_bias: Parameter | None = None  # [experts, intermediate], plain
     up_bias: Parameter | None = None
     down_bias: Parameter | None = None  # [experts, hidden], plain
+    expert_scale: Parameter | None = None  # [experts]
+    router_x: Value | None = None  # what the router reads; None: x
 
     def infer_shape(self) -> tuple[Rows, int]:
         require_activation(self.kind)
@@ -110,8 +115,11 @@ class MoE(Op):
         require_parameter(self.router, experts, hidden)
         require_parameter(self.up, *self.gate.shape)
         require_parameter(self.down, experts, hidden, intermediate)
-        for bias in (self.router_bias, self.selection_bias):
-            require_parameter(bias, experts)
+        for vector in (self.router_bias, self.selection_bias, self.expert_scale):
+            require_parameter(vector, experts)
+        other = self.router_x
+        fits = other is None or (other.rows, other.cols) == (self.x.rows, self.x.cols)
+        require(fits, f"router_x {describe(other or self.x)} is not as large as x {describe(self.x)}")
         for bias, cols in ((self.gate_bias, intermediate), (self.up_bias, intermediate), (self.down_bias, hidden)):
             require_parameter(bias, experts, cols)
             require(bias is None or bias.plain, "biases of experts must be plain parameters")
@@ -140,9 +148,10 @@ class MoE(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]
-        logits = _biased(step.product(x, self.router), self.router_bias, step)
-        bias = None if self.selection_bias is None else step.weights[self.selection_bias]
-        chosen, weights = self.routing.choose(logits, bias)
+        routed = x if self.router_x is None else step.values[self.router_x]
+        logits = _biased(step.product(routed, self.router), self.router_bias, step)
+        bias, factors = (None if p is None else step.weights[p] for p in (self.selection_bias, self.expert_scale))
+        chosen, weights = self.routing.choose(logits, bias, factors)
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, place = np.nonzero(chosen == expert)

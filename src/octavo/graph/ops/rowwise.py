@@ -225,7 +225,10 @@ class RMSNorm(Op):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Op):
-    """(x - mean) / sqrt(variance + eps) * weight + bias. Ba et al., arXiv 1607.06450."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over all columns or each `group` of them, such as a head.
+
+    Ba et al., arXiv 1607.06450.
+    """
 
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 7
@@ -234,17 +237,26 @@ class LayerNorm(Op):
     weight: Parameter
     bias: Parameter | None
     eps: float
+    group: int = 0  # 0: all columns; weight and bias have those of all groups
+
+    @property
+    def columns(self) -> int:
+        """Columns that are normalized together."""
+        return self.group or self.x.cols
 
     def infer_shape(self) -> tuple[Rows, int]:
         for parameter in self.parameters:
             require_parameter(parameter, self.x.cols)
+        is_whole = self.group >= 0 and self.x.cols % self.columns == 0
+        require(is_whole, f"x {describe(self.x)} is not a multiple of a group of {self.group}")
         return self.x.rows, self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]
-        centered = x - x.mean(axis=-1, keepdims=True)
+        groups = x.reshape(*x.shape[:-1], x.shape[-1] // self.columns, self.columns)
+        centered = groups - groups.mean(axis=-1, keepdims=True)
         variance = np.mean(centered * centered, axis=-1, keepdims=True)
-        normed: Array = centered / np.sqrt(variance + self.eps) * step.weights[self.weight]
+        normed: Array = (centered / np.sqrt(variance + self.eps)).reshape(x.shape) * step.weights[self.weight]
         return normed if self.bias is None else normed + step.weights[self.bias]
 
 

@@ -1,0 +1,101 @@
+"""A connection between two ranks: whole messages in both directions, with signs of life."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from octavo.distributed.messages import (
+    MAX_MESSAGE_BYTES,
+    SIZE_BYTES,
+    Alive,
+    MalformedRankMessageError,
+    RankMessage,
+    decode,
+    encode,
+)
+
+ALIVE_S = 0.5  # between two signs of life
+SILENCE_S = 3.0  # after which a rank counts as dead or stopped
+_UNANSWERED_MS = 20_000  # after which a machine that acknowledges nothing counts as gone
+
+
+class ConnectionEndedError(Exception):
+    """The other rank is gone. It never leaves this package and the ranks."""
+
+
+class Connection:
+    """One end. Any thread may send; one receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        self._end: float | None = None
+        self.heard_at = time.monotonic()
+        with suppress(OSError):  # a local one has no such options
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+
+    def send(self, message: RankMessage) -> None:
+        """Raises ConnectionEndedError if the other end is gone."""
+        data = encode(message)
+        try:
+            with self._sending:
+                self._socket.sendall(len(data).to_bytes(SIZE_BYTES, "little") + data)
+        except OSError as error:
+            raise ConnectionEndedError(str(error)) from None
+
+    def receive(self, limit: int = MAX_MESSAGE_BYTES) -> RankMessage:
+        """The next message other than a sign of life, of at most `limit` bytes.
+
+        Raises ConnectionEndedError at the end, and after bytes that are no message.
+        """
+        while True:
+            try:
+                size = int.from_bytes(self._read(SIZE_BYTES), "little")
+                if size > limit:
+                    raise ConnectionEndedError(f"a message of {size} bytes, more than {limit}")
+                message = decode(self._read(size))
+            except MalformedRankMessageError as error:
+                raise ConnectionEndedError(f"it sent no message: {error}") from None
+            except OSError as error:
+                raise ConnectionEndedError(str(error)) from None
+            self.heard_at = time.monotonic()
+            if not isinstance(message, Alive):
+                return message
+
+    def stay_alive(self) -> None:
+        """Sends signs of life from a thread until the connection ends."""
+        threading.Thread(target=self._beat, name="octavo-alive", daemon=True).start()
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Of everything that is read from now on, together, and of each write; None: no limit."""
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        """Ends both directions at once. May be called twice."""
+        self._closed.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _beat(self) -> None:
+        with suppress(ConnectionEndedError):
+            while not self._closed.wait(ALIVE_S):
+                self.send(Alive())
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray(count)
+        view, at = memoryview(data), 0
+        while at < count:
+            if self._end is not None:
+                self._socket.settimeout(max(self._end - time.monotonic(), 0.001))
+            read = self._socket.recv_into(view[at:])
+            if read == 0:
+                raise ConnectionEndedError("it has ended")
+            at += read
+        return bytes(data)

@@ -1,0 +1,106 @@
+"""The executor of an engine of several ranks: one batch for all of them, and the values from stage to stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from octavo.distributed.messages import Allocate, Allocated, StageValues, step_message
+from octavo.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from octavo.backends import Executor, Paging, PendingStep, RankGroup
+    from octavo.batch import Batch, StepOutput
+    from octavo.distributed.leader import Leader
+    from octavo.distributed.ranks import Ranks
+    from octavo.graph.cache import CacheSizes
+
+
+class GroupExecutor:
+    """Implements `octavo.backends.Executor` over the executor of rank 0 and the other ranks."""
+
+    max_in_flight = 1
+    paging: Paging | None = None
+
+    def __init__(
+        self,
+        local: Executor,
+        leader: Leader,
+        ranks: Ranks,
+        group: RankGroup | None,
+        cache_sizes: CacheSizes,
+        weight_bytes: int,
+    ) -> None:
+        """group: of the ranks of the last stage; None: rank 0 alone. cache_sizes: the largest of a rank.
+
+        weight_bytes: of all ranks.
+        """
+        self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
+        self._number = 0
+        self.cache_sizes = cache_sizes
+        self.weight_bytes = weight_bytes
+        self.mapped_bytes = local.mapped_bytes
+        self.workspace_bytes = local.workspace_bytes
+        self.num_threads = local.num_threads
+        if group is not None:
+            leader.on_failure = group.fail
+
+    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
+        self._leader.send(Allocate(num_blocks, block_size, num_states))
+        self._local.allocate_cache(num_blocks, block_size, num_states)
+        for rank in range(1, self._ranks.count):
+            self._leader.receive(rank, Allocated)
+        self._leader.watch()
+
+    def submit(self, batch: Batch) -> PendingStep:
+        self._leader.check()
+        message = step_message(self._number + 1, batch)
+        if self._ranks.pipeline_parallel > 1:
+            self._number += 1
+            self._leader.send(message)
+            return _GroupStep(self, lambda: self._through_stages(batch))
+        step = self._local.submit(batch)  # which checks it
+        self._number += 1
+        self._leader.send(message)
+        return _GroupStep(self, step.wait)
+
+    def _through_stages(self, batch: Batch) -> StepOutput:
+        """Hands the values of each stage to the next one, of which the last is here."""
+        ranks, number, values = self._ranks, self._number, None
+        for stage in range(ranks.pipeline_parallel - 1):
+            values = self._leader.receive(ranks.of_stage(stage)[0], StageValues)
+            if values.number != number:
+                self._leader.fail(ranks.of_stage(stage)[0], f"it is at step {values.number} instead of {number}")
+                self._leader.check()
+            self._leader.send(values, [rank for rank in ranks.of_stage(stage + 1) if rank > 0])
+        assert values is not None
+        inputs = tuple(tensor.array() for tensor in values.arrays)
+        return self._local.submit(replace(batch, inputs=inputs)).wait()
+
+    def outcome(self, compute: Callable[[], StepOutput]) -> StepOutput:
+        """The result of `compute`. Raises EngineDeadError if a rank is gone."""
+        try:
+            return compute()
+        except RuntimeError:
+            if self._group is None or not self._group.error:
+                raise
+            self._leader.fail(None, self._group.error)
+            raise EngineDeadError(str(self._leader.failure or self._group.error)) from None
+
+    def close(self) -> None:
+        self._leader.close()
+        self._local.close()
+
+
+class _GroupStep:
+    """Implements `octavo.backends.PendingStep`."""
+
+    def __init__(self, executor: GroupExecutor, compute: Callable[[], StepOutput]) -> None:
+        self._executor, self._compute = executor, compute
+        self._output: StepOutput | None = None
+
+    def wait(self) -> StepOutput:
+        if self._output is None:
+            self._output = self._executor.outcome(self._compute)
+        return self._output

@@ -1,0 +1,219 @@
+"""The leader's end of the other ranks: their processes, their connections, and the first reason to give up."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+from octavo import errors
+from octavo.distributed.connection import SILENCE_S, Connection, ConnectionEndedError
+from octavo.distributed.messages import RankFailed, RankMessage
+from octavo.errors import EngineDeadError, OctavoError
+
+M = TypeVar("M")
+
+_POLL_S = 0.1
+_LOADING_SILENCE_S = 120.0  # a rank that converts a large weight may hold the interpreter
+_EXIT_S = 2.0  # for ranks to end by themselves
+
+_ERROR_TYPES = {
+    kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OctavoError)
+}
+
+
+class RemoteRank:
+    """Another rank: what it has sent, and its process if it is a child of this one."""
+
+    def __init__(self, rank: int, connection: Connection, on_end: Callable[[int, str], None]) -> None:
+        self.rank = rank
+        self.connection = connection
+        self.process: subprocess.Popen[bytes] | None = None
+        self.inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
+        self._on_end = on_end
+
+    def read(self) -> None:
+        """Receives until the connection ends."""
+        try:
+            while True:
+                self.inbox.put(self.connection.receive())
+        except ConnectionEndedError as error:
+            self._on_end(self.rank, self._how_it_ended(str(error)))
+
+    def _how_it_ended(self, error: str) -> str:
+        if self.process is None:
+            return f"its connection has ended: {error}"
+        with suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(_EXIT_S)
+            return f"its process was ended by signal {-code}" if code < 0 else f"its process exited with code {code}"
+        return f"its connection has ended: {error}"
+
+
+class Leader:
+    """All other ranks of an engine. `failure` is the first reason to give up; then all of them are ended."""
+
+    def __init__(self) -> None:
+        self.failure: OctavoError | None = None
+        self.on_failure: Callable[[str], None] | None = None  # called once, from any thread
+        self._ranks: dict[int, RemoteRank] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._silence_s = _LOADING_SILENCE_S
+
+    def spawn(self, ranks: Iterable[int]) -> None:
+        """Starts processes for these ranks on this machine. Raises EngineDeadError if the system provides none."""
+        for rank in ranks:
+            started: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+            # The system ends a child with the thread that started it: this one lives as long as the rank.
+            threading.Thread(
+                target=self._run_child, args=(rank, started), name=f"octavo-rank-{rank}", daemon=True
+            ).start()
+            error = started.get()
+            if error is not None:
+                self.close()
+                raise EngineDeadError(f"the process of rank {rank} cannot be started: {error}")
+
+    def admit(self, rank: int, connection: Connection) -> None:
+        """Takes a rank that has come over the network."""
+        remote = self._add(rank, connection)
+        threading.Thread(target=remote.read, name=f"octavo-rank-{rank}", daemon=True).start()
+
+    def watch(self) -> None:
+        """From now on, ranks that are silent for longer than while loading count as dead."""
+        self._silence_s = SILENCE_S
+        self._hear_again()
+        threading.Thread(target=self._watch, name="octavo-ranks", daemon=True).start()
+
+    def send(self, message: RankMessage, ranks: Iterable[int] | None = None) -> None:
+        """To these ranks, or to all. Raises the failure."""
+        for rank in self._ranks if ranks is None else ranks:
+            # If it has ended, its own thread finds out why.
+            with suppress(ConnectionEndedError):
+                self._ranks[rank].connection.send(message)
+        self.check()
+
+    def receive(self, rank: int, kind: type[M]) -> M:
+        """The next message of a rank. Raises the failure, as which another message counts."""
+        remote = self._ranks[rank]
+        while True:
+            try:
+                message = remote.inbox.get(timeout=_POLL_S)
+            except queue.Empty:
+                silence = time.monotonic() - remote.connection.heard_at
+                if silence > self._silence_s:
+                    self.fail(rank, f"it has died or was stopped: no sign of life for {silence:.1f} s")
+                self.check()
+                continue
+            if isinstance(message, RankFailed):
+                self.fail(rank, message.reason, _ERROR_TYPES.get(message.kind, EngineDeadError))
+            elif isinstance(message, kind):
+                return message
+            else:
+                self.fail(rank, f"it sent {type(message).__name__} instead of {kind.__name__}")
+            self.check()
+
+    def check(self) -> None:
+        """Raises the failure, if there is one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, rank: int | None, reason: str, kind: type[OctavoError] = EngineDeadError) -> None:
+        """Gives up because of a rank, unless that has happened before, and ends all of them."""
+        with self._lock:
+            if self.failure is not None or self._closed.is_set():
+                return
+            text = reason if rank is None or kind is not EngineDeadError else f"rank {rank} is gone: {reason}"
+            self.failure = _made(kind, text)
+        if self.on_failure is not None:
+            self.on_failure(text)
+        self._end()
+
+    def close(self) -> None:
+        """Ends all ranks and waits for their processes. May be called twice."""
+        self._closed.set()
+        for remote in self._ranks.values():
+            remote.connection.close()
+        end = time.monotonic() + _EXIT_S
+        for remote in self._ranks.values():
+            if remote.process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    remote.process.wait(max(end - time.monotonic(), 0.01))
+        self._end()
+
+    def _end(self) -> None:
+        for remote in self._ranks.values():
+            remote.connection.close()
+            if remote.process is not None:
+                remote.process.kill()
+
+    def _add(self, rank: int, connection: Connection) -> RemoteRank:
+        remote = self._ranks[rank] = RemoteRank(rank, connection, self._ended)
+        connection.stay_alive()
+        return remote
+
+    def _ended(self, rank: int, reason: str) -> None:
+        remote = self._ranks[rank]
+        with suppress(queue.Empty):
+            while True:  # it may have said why
+                message = remote.inbox.get_nowait()
+                if isinstance(message, RankFailed):
+                    self.fail(rank, message.reason, _ERROR_TYPES.get(message.kind, EngineDeadError))
+        self.fail(rank, reason)
+
+    def _run_child(self, rank: int, started: queue.SimpleQueue[OSError | None]) -> None:
+        try:
+            ours, theirs = socket.socketpair()
+            process = _spawn(theirs)
+        except OSError as error:
+            started.put(error)
+            return
+        remote = self._add(rank, Connection(ours))
+        remote.process = process
+        started.put(None)
+        remote.read()
+        process.wait()
+
+    def _hear_again(self) -> None:
+        """Counts the silence of all ranks from now on."""
+        now = time.monotonic()
+        for remote in self._ranks.values():
+            remote.connection.heard_at = max(remote.connection.heard_at, now)
+
+    def _watch(self) -> None:
+        looked_at = time.monotonic()
+        while not self._closed.wait(_POLL_S) and self.failure is None:
+            now = time.monotonic()
+            if now - looked_at > SILENCE_S / 2:  # this process was stopped (Ctrl-Z), and could not hear
+                self._hear_again()
+            looked_at = now
+            for rank, remote in self._ranks.items():
+                silence = now - remote.connection.heard_at
+                if silence > self._silence_s:
+                    self.fail(rank, f"it has died or was stopped: no sign of life for {silence:.1f} s")
+
+
+def _made(kind: type[OctavoError], text: str) -> OctavoError:
+    try:
+        return kind(text)
+    except TypeError:  # an error with further arguments
+        return EngineDeadError(text)
+
+
+def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:
+    """A process of a rank with this end of a connection, which is closed here. See `octavo.core.engine_process`."""
+    path, call = f"sys.path[:] = {sys.path!r}", f"main({sock.fileno()}, {os.getpid()})"
+    with sock:
+        return subprocess.Popen(
+            [sys.executable, "-c", f"import sys; {path}; from octavo.engine.rank_process import main; {call}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[sock.fileno()],
+            start_new_session=True,
+        )

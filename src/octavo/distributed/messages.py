@@ -1,0 +1,201 @@
+"""The messages between the ranks of an engine: MessagePack, checked by type, shape and size on arrival."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+from hashlib import sha256
+from math import prod
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import __version__
+from octavo.batch import Batch
+from octavo.config import EngineConfig
+
+PROTOCOL = 2
+SIZE_BYTES = 8  # before each message
+MAX_MESSAGE_BYTES = 4 << 30
+_TYPES = {name: np.dtype(name) for name in ("int32", "float32")}
+_BATCH = (
+    "token_ids",
+    "positions",
+    "query_start_loc",
+    "seq_lens",
+    "block_tables",
+    "slot_mapping",
+    "logits_indices",
+    "block_copies",
+    "state_copies",
+)
+_OPTIONAL = ("state_slots", "state_saves", "token_types")
+
+
+class MalformedRankMessageError(Exception):
+    """Bytes that are not a message. It never leaves this package."""
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    """A list of the type's name and the fields in their order."""
+
+
+class Tensor(msgspec.Struct, array_like=True):
+    """An array: the name of its type, its shape, its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytearray  # writable, as steps ask for it
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> Tensor:
+        return cls(array.dtype.name, array.shape, bytearray(array.tobytes()))
+
+    def array(self) -> NDArray[Any]:
+        """The array. Raises MalformedRankMessageError unless the bytes fill the shape."""
+        dtype = _TYPES.get(self.dtype)
+        if dtype is None or any(n < 0 for n in self.shape) or prod(self.shape) * dtype.itemsize != len(self.data):
+            raise MalformedRankMessageError(f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
+        return np.frombuffer(self.data, dtype).reshape(self.shape)
+
+
+class Challenge(_Message):
+    """The leader's first message over the network: random bytes, of which a rank shows that it knows the token."""
+
+    nonce: bytes
+
+
+class Hello(_Message):
+    """The first message of a rank that comes over the network. proof: of the token, for the leader's challenge."""
+
+    version: str
+    protocol: int
+    rank: int
+    proof: bytes
+
+
+class Setup(_Message):
+    """The part of a model that a rank is to load.
+
+    group: the name of its stage's group. model_len: tokens of the longest request.
+    """
+
+    config: EngineConfig
+    rank: int
+    group: str
+    model_len: int
+
+
+class Joining(_Message):
+    """A rank knows its part of the model. The leader answers with the same once all do: join your group."""
+
+
+class Loaded(_Message):
+    """The bytes of a loaded rank. Of the cache: of a token in a block, of a token in all layers, of a state."""
+
+    block_token_bytes: int
+    token_bytes: int
+    state_bytes: int
+    weight_bytes: int
+
+
+class Allocate(_Message):
+    """The cache of every rank."""
+
+    num_blocks: int
+    block_size: int
+    num_states: int
+
+
+class Allocated(_Message):
+    """The cache is there."""
+
+
+class RunStep(_Message):
+    """A step: its number, which counts up by one, and the arrays of its batch."""
+
+    number: int
+    arrays: list[Tensor]
+    optional: list[Tensor | None]
+    return_hidden_states: bool
+
+
+class StageValues(_Message):
+    """The values that the stage before made in a step: the inputs of this one."""
+
+    number: int
+    arrays: list[Tensor]
+
+
+class Alive(_Message):
+    """A sign of life."""
+
+
+class RankFailed(_Message):
+    """A rank cannot go on, for this reason. kind: the class of an OctavoError."""
+
+    kind: str
+    reason: str
+
+
+RankMessage: TypeAlias = (
+    Challenge | Hello | Setup | Joining | Loaded | Allocate | Allocated | RunStep | StageValues | Alive | RankFailed
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
+
+
+def encode(message: RankMessage) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> RankMessage:
+    """Raises MalformedRankMessageError for anything else than a message."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise MalformedRankMessageError(str(error)) from None
+
+
+def step_message(number: int, batch: Batch) -> RunStep:
+    """The part of a batch that ranks other than the sampling one need."""
+    optional = [getattr(batch, name) for name in _OPTIONAL]
+    return RunStep(
+        number,
+        [Tensor.of(getattr(batch, name)) for name in _BATCH],
+        [None if array is None else Tensor.of(array) for array in optional],
+        batch.return_hidden_states,
+    )
+
+
+def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...], *, is_last: bool) -> Batch:
+    """The batch of a rank. is_last: of the last stage, which may end before the output head."""
+    if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
+        raise MalformedRankMessageError("a step with other arrays")
+    found: dict[str, Any] = {name: tensor.array() for name, tensor in zip(_BATCH, message.arrays, strict=True)}
+    for name, tensor in zip(_OPTIONAL, message.optional, strict=True):
+        found[name] = None if tensor is None else tensor.array()
+    return Batch(**found, inputs=inputs, return_hidden_states=message.return_hidden_states and is_last)
+
+
+def proof_of(token: str, challenge: bytes) -> bytes:
+    """Shows that a rank knows the token, without sending it."""
+    return hmac.new(token.encode(errors="surrogateescape"), challenge, sha256).digest()
+
+
+def hello(rank: int, token: str, challenge: bytes) -> Hello:
+    return Hello(__version__, PROTOCOL, rank, proof_of(token, challenge))
+
+
+def problem_with(message: Hello, token: str, challenge: bytes, ranks: Collection[int]) -> str | None:
+    """The reason to refuse a rank; None: there is none."""
+    if not hmac.compare_digest(message.proof, proof_of(token, challenge)):
+        return "the token is another one"
+    if (message.version, message.protocol) != (__version__, PROTOCOL):
+        return f"it runs octavo {message.version}, this one is {__version__}: install the same on all machines"
+    if message.rank not in ranks:
+        return f"rank {message.rank} is not one of {min(ranks)} to {max(ranks)}"
+    return None

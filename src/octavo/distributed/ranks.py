@@ -1,0 +1,64 @@
+"""The place of a rank: its stage of the pipeline, its part of the tensors, and the graph that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.errors import GraphError, UsageError
+from octavo.graph.builder import Graph
+from octavo.graph.segments import cut
+from octavo.graph.shard import Steps, shard
+from octavo.graph.splits import even
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """So many ranks for the tensors of each of so many stages of layers.
+
+    Rank 0 is of the last stage: it samples, and it lives in the engine's process. The ranks of a stage are neighbours.
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+    @property
+    def count(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def stage(self, rank: int) -> int:
+        """The stage of a rank; 0 has the embedding."""
+        return self.pipeline_parallel - 1 - rank // self.tensor_parallel
+
+    def part(self, rank: int) -> int:
+        """Its number among the ranks of its stage."""
+        return rank % self.tensor_parallel
+
+    def of_stage(self, stage: int) -> range:
+        """The ranks of a stage."""
+        first = (self.pipeline_parallel - 1 - stage) * self.tensor_parallel
+        return range(first, first + self.tensor_parallel)
+
+
+def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
+    """The part of a model, not yet optimized, that one rank computes.
+
+    Raises UsageError if there are fewer layers than stages, or if a layer reads the cache of one in another stage.
+    """
+    segment = graph
+    if ranks.pipeline_parallel > 1:
+        num_layers = len({node.layer_index for node in graph.nodes} - {None})
+        layers = even(num_layers, ranks.pipeline_parallel)
+        if layers is None:
+            raise UsageError(
+                f"pipeline_parallel_size is {ranks.pipeline_parallel}, and the model has {num_layers} layers; give at "
+                f"most {num_layers}"
+            )
+        try:
+            segments = cut(graph, [range(*each[0]) for each in layers.ranges])
+        except GraphError as error:
+            raise UsageError(
+                f"pipeline_parallel_size {ranks.pipeline_parallel}: this model cannot be cut there ({error}); use "
+                "tensor_parallel_size instead"
+            ) from None
+        segment = segments[ranks.stage(rank)]
+    return shard(segment, ranks.part(rank), ranks.tensor_parallel, steps)

@@ -1,0 +1,286 @@
+"""Loads one rank of a model: the leader with all others behind its executor, or one that follows a leader."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, replace
+
+from octavo import env
+from octavo.backends import ExecutorLimits, RankGroup, get_backend
+from octavo.backends.parameters import column_step
+from octavo.batch import Array
+from octavo.config import EngineConfig, LoadProgress
+from octavo.distributed.connection import Connection, ConnectionEndedError
+from octavo.distributed.executor import GroupExecutor
+from octavo.distributed.leader import Leader
+from octavo.distributed.messages import (
+    Allocate,
+    Allocated,
+    Joining,
+    Loaded,
+    RankFailed,
+    RankMessage,
+    RunStep,
+    Setup,
+    StageValues,
+    Tensor,
+    batch_of,
+)
+from octavo.distributed.ranks import Ranks, rank_graph
+from octavo.distributed.rendezvous import accept_ranks, address_of, connect
+from octavo.engine.load import (
+    compile_graph,
+    executor_limits,
+    held,
+    model_graph,
+    model_sizes,
+)
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.graph.builder import Graph
+from octavo.graph.ops import Collective
+from octavo.graph.shard import Steps
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.loader.hub import resolve_model
+
+logger = logging.getLogger(__name__)
+
+_BUFFER_BYTES = 4 << 20
+_FLOAT_BYTES = 4
+_OTHERS_S = 300.0  # for the ranks of all machines to come
+
+
+def ranks_of(config: EngineConfig) -> Ranks:
+    return Ranks(config.tensor_parallel_size, config.pipeline_parallel_size)
+
+
+def lead(
+    config: EngineConfig, checkpoint: Checkpoint, graph: Graph, limits: ExecutorLimits, progress: LoadProgress | None
+) -> GroupExecutor:
+    """The executor of all ranks, with their processes. graph: the whole model. Raises what a rank raises."""
+    ranks = ranks_of(config)
+    leader = Leader()
+    leader.spawn(config.ranks_here[1:])
+    try:
+        name = secrets.token_hex(8)
+        _admit_other_machines(config, leader)
+        for rank in range(1, ranks.count):
+            leader.send(_setup(config, checkpoint, rank, f"{name}-{ranks.stage(rank)}", limits), [rank])
+        part = rank_graph(graph, ranks, 0, steps_of(checkpoint, config, graph))
+        for rank in range(1, ranks.count):
+            leader.receive(rank, Joining)
+        leader.send(Joining())
+        group = join(config.backend, part, ranks, 0, f"{name}-{ranks.stage(0)}")
+        local = compile_graph(config, checkpoint, part, limits, progress, group)
+        loaded = [leader.receive(rank, Loaded) for rank in range(1, ranks.count)]
+        sizes = local.cache_sizes
+        largest = replace(
+            sizes,
+            block_token_bytes=max([sizes.block_token_bytes, *(each.block_token_bytes for each in loaded)]),
+            token_bytes=max([sizes.token_bytes, *(each.token_bytes for each in loaded)]),
+            state_bytes=max([sizes.state_bytes, *(each.state_bytes for each in loaded)]),
+        )
+        weight_bytes = local.weight_bytes + sum(each.weight_bytes for each in loaded)
+        return GroupExecutor(local, leader, ranks, group, largest, weight_bytes)
+    except BaseException:
+        leader.close()
+        raise
+
+
+def _admit_other_machines(config: EngineConfig, leader: Leader) -> None:
+    others = range(len(config.ranks_here), config.num_ranks)
+    if others:
+        assert config.master is not None  # checked with nnodes
+        logger.info("waiting for %d ranks of other machines at %s", len(others), config.master)
+        address = address_of(config.master)
+        for rank, connection in accept_ranks(address, env.cluster_token(), others, _OTHERS_S).items():
+            leader.admit(rank, connection)
+
+
+def _setup(config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, limits: ExecutorLimits) -> Setup:
+    """Another machine finds the model by its own name for it, this one at the same path."""
+    node = rank // len(config.ranks_here)
+    model = str(checkpoint.path) if node == 0 else config.model
+    return Setup(replace(config, model=model, node_rank=node), rank, group, limits.max_model_len)
+
+
+def follow(config: EngineConfig) -> None:
+    """Runs the ranks of a machine other than the first until the leader ends. Raises EngineDeadError if one fails."""
+    assert config.master is not None  # checked with nnodes
+    host, port = address_of(config.master)
+    env.cluster_token()  # there is one
+    path = f"sys.path[:] = {sys.path!r}"
+    module = "from octavo.engine.rank_process import main_over_network"
+    calls = [
+        f"main_over_network({host!r}, {port}, {rank}, {config.model!r}, {os.getpid()})" for rank in config.ranks_here
+    ]
+    commands = [f"import sys; {path}; {module}; {call}" for call in calls]
+    processes = [subprocess.Popen([sys.executable, "-c", command]) for command in commands]
+    try:
+        codes = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(codes):
+        raise EngineDeadError(f"a rank of node {config.node_rank} has failed; its message is above")
+
+
+def follow_one(host: str, port: int, rank: int, model: str) -> None:
+    """One rank of a machine other than the first, in its own process. model: the name that this machine has for it."""
+    Follower(connect((host, port), env.cluster_token(), rank, _OTHERS_S), model).run()
+
+
+def steps_of(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Steps:
+    """The columns at which the weights of a model can be cut."""
+    weights = held(checkpoint, config, graph)
+    return lambda parameter: column_step(weights, parameter.name)
+
+
+def join(backend: str, graph: Graph, ranks: Ranks, rank: int, name: str) -> RankGroup | None:
+    """The group of the ranks of this one's stage; None: it is alone."""
+    if ranks.tensor_parallel == 1:
+        return None
+    row_bytes = 4 * max(node.output.cols for node in graph.nodes)
+    size = ranks.tensor_parallel
+    return get_backend(backend).join_group(name, ranks.part(rank), size, max(row_bytes, _BUFFER_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class RankNeeds:
+    """One rank of a model. Sizes in bytes. exchanges: with the other ranks of its stage, in a step.
+
+    exchanged_bytes_per_token: that the rank gives to them. handed_on_bytes_per_token: to the next stage.
+    """
+
+    rank: int
+    stage: int
+    part: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    state_bytes: int
+    workspace_bytes: int
+    exchanges: int
+    exchanged_bytes_per_token: int
+    handed_on_bytes_per_token: int
+
+
+def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> list[RankNeeds]:
+    """The sizes of all ranks, from the headers. context: tokens of the longest request."""
+    whole, ranks, found = model_graph(checkpoint, context), ranks_of(config), []
+    steps = steps_of(checkpoint, config, whole)
+    for rank in range(ranks.count):
+        graph = rank_graph(whole, ranks, rank, steps)
+        sizes = model_sizes(checkpoint, config, context, graph)
+        ops = [node.op for node in graph.nodes if isinstance(node.op, Collective)]
+        is_last = ranks.stage(rank) == ranks.pipeline_parallel - 1
+        found.append(
+            RankNeeds(
+                rank,
+                ranks.stage(rank),
+                ranks.part(rank),
+                sizes.weight_bytes,
+                sizes.cache.token_bytes,
+                sizes.cache.seat_bytes,
+                sizes.workspace_bytes,
+                len(ops),
+                _FLOAT_BYTES * sum(op.x.cols for op in ops),
+                0 if is_last else _FLOAT_BYTES * sum(value.cols for value in graph.outputs),
+            )
+        )
+    return found
+
+
+class Follower:
+    """A rank in a process of its own, which does what its leader says until that is gone."""
+
+    def __init__(self, connection: Connection, model: str | None = None) -> None:
+        """model: instead of the leader's, on another machine."""
+        self._connection = connection
+        self._model = model
+        self._inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Returns never normally: the process ends with the connection."""
+        self._connection.stay_alive()
+        threading.Thread(target=self._read, name="octavo-leader", daemon=True).start()
+        try:
+            self._serve()
+        except ConnectionEndedError:
+            pass
+        except OctavoError as error:
+            logger.error("%s", error)
+            self._say(RankFailed(type(error).__name__, str(error)))
+        except RuntimeError as error:  # of a step: another rank is gone
+            logger.error("%s", error)
+            self._say(RankFailed("EngineDeadError", str(error)))
+        except Exception as error:
+            logger.exception("this rank failed")
+            self._say(RankFailed("EngineDeadError", f"{type(error).__name__}: {error}"))
+        os._exit(1)  # native threads may wait for ranks that are gone
+
+    def _say(self, message: RankMessage) -> None:
+        try:
+            self._connection.send(message)
+        except ConnectionEndedError:
+            return
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._connection.receive()
+                if isinstance(message, RankFailed):
+                    logger.error("%s", message.reason)
+                    os._exit(1)
+                self._inbox.put(message)
+        except ConnectionEndedError:
+            os._exit(0)  # the leader is gone
+
+    def _next(self, kind: type[RankMessage]) -> RankMessage:
+        message = self._inbox.get()
+        if not isinstance(message, kind):
+            raise OctavoError(f"the leader sent {type(message).__name__} instead of {kind.__name__}")
+        return message
+
+    def _serve(self) -> None:
+        setup = self._next(Setup)
+        assert isinstance(setup, Setup)
+        config = setup.config if self._model is None else replace(setup.config, model=self._model)
+        ranks, rank = ranks_of(config), setup.rank
+        checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
+        whole = model_graph(checkpoint, setup.model_len)
+        graph = rank_graph(whole, ranks, rank, steps_of(checkpoint, config, whole))
+        self._connection.send(Joining())
+        self._next(Joining)  # a rank of another machine may have to download the model first
+        group = join(config.backend, graph, ranks, rank, setup.group)
+        limits = executor_limits(config, setup.model_len, whole)
+        executor = compile_graph(config, checkpoint, graph, limits, None, group)
+        sizes = executor.cache_sizes
+        self._connection.send(
+            Loaded(sizes.block_token_bytes, sizes.token_bytes, sizes.state_bytes, executor.weight_bytes)
+        )
+        allocate = self._next(Allocate)
+        assert isinstance(allocate, Allocate)
+        executor.allocate_cache(allocate.num_blocks, allocate.block_size, allocate.num_states)
+        self._connection.send(Allocated())
+        stage, number = ranks.stage(rank), 0
+        while True:
+            step = self._next(RunStep)
+            assert isinstance(step, RunStep)
+            if step.number != number + 1:
+                raise OctavoError(f"the leader is at step {step.number}, this rank at {number + 1}")
+            number = step.number
+            inputs: tuple[Array, ...] = ()
+            if stage > 0:
+                values = self._next(StageValues)
+                assert isinstance(values, StageValues)
+                inputs = tuple(tensor.array() for tensor in values.arrays)
+            batch = batch_of(step, inputs, is_last=stage == ranks.pipeline_parallel - 1)
+            output = executor.submit(batch).wait()
+            if stage < ranks.pipeline_parallel - 1 and ranks.part(rank) == 0:
+                self._connection.send(StageValues(number, [Tensor.of(value) for value in output.values]))

@@ -1,0 +1,41 @@
+"""The process of a rank, started by `octavo.distributed.leader` or, on another machine, by `octavo.engine.rank`."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(descriptor: int, parent_pid: int) -> None:
+    """Follows the leader until it ends. descriptor: of the connected socket. parent_pid: the leader's."""
+    _end_with(parent_pid)
+    from octavo.distributed.connection import Connection
+    from octavo.engine.rank import Follower  # takes most of a second
+
+    Follower(Connection(socket.socket(fileno=descriptor))).run()
+
+
+def main_over_network(host: str, port: int, rank: int, model: str, parent_pid: int) -> None:
+    """Follows a leader on another machine. model: its name on this one. parent_pid: of `octavo serve` here."""
+    _end_with(parent_pid)
+    from octavo.engine.rank import follow_one
+
+    follow_one(host, port, rank, model)
+
+
+def _end_with(parent_pid: int) -> None:
+    """This process ends when its parent does, and never on the signals of a terminal."""
+    # The kernel kills this process with its parent, even if it is stopped or stuck in native code.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the call
+        sys.exit(1)
+    # The parent decides when this process exits.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()

@@ -1,0 +1,407 @@
+"""Tensor parallelism: from a graph to the graph of one rank, in the way of Megatron (arXiv 1909.08053).
+
+A value is whole on every rank, cut by columns, or an addend whose sum over the ranks is the value. A first look from
+the end says in which columns each value would be wanted (`_Wishes`). Then every operation is written down for the rank.
+What cannot be cut is computed by every rank on whole values, so that any graph can be sharded. All ranks decide alike,
+as decisions depend on the whole graph only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Any
+
+from octavo.errors import GraphError, UsageError
+from octavo.graph.builder import Graph, Node
+from octavo.graph.ops import (
+    Activation,
+    Add,
+    AllGather,
+    AllReduce,
+    Attention,
+    Clip,
+    Columns,
+    Embedding,
+    EncoderAttention,
+    GatedActivation,
+    HeadLinear,
+    LatentAttention,
+    Linear,
+    Logits,
+    MoE,
+    Mul,
+    Op,
+    RMSNorm,
+    Rope,
+    Scale,
+    ScaleColumns,
+    SelectRows,
+    SideBySide,
+    Softcap,
+)
+from octavo.graph.splits import ColumnSplit, HeadSplit, even, even_columns, split_heads
+from octavo.graph.values import Parameter, Part, Value
+
+Steps = Callable[[Parameter], int]
+"""The number of columns at whose multiples a weight can be cut (`Weight.column_step`)."""
+
+_SMALL = 1 << 14  # elements of a weight that every rank keeps whole rather than gather its product
+
+_EXPERT_STEP = 32  # inner columns of an expert, the least that kernels take together
+
+_ELEMENTWISE = (Activation, Add, Clip, GatedActivation, Mul, Scale, ScaleColumns, Softcap)
+_ATTENTION = (Attention, EncoderAttention, LatentAttention)
+
+
+@dataclass(frozen=True, slots=True)
+class _Addend:
+    """The layout of a value that is the sum of those of all ranks."""
+
+
+_ADDEND = _Addend()
+_Layout = ColumnSplit | _Addend | None  # None: whole on every rank
+
+
+def shard(graph: Graph, rank: int, size: int, steps: Steps) -> Graph:
+    """The part of `graph`, which is not optimized, for one of `size` ranks; the whole graph for one.
+
+    Its inputs and outputs are whole on every rank. Raises UsageError for a rank that is not one of them.
+    """
+    if not 0 <= rank < size:
+        raise UsageError(f"rank {rank} is not one of {size} ranks; they count from 0")
+    return graph if size == 1 else _Sharder(graph, rank, size, steps).run()
+
+
+class _Wishes:
+    """In which columns the users of each value want it: a step for borders, or a split. No entry: no wish."""
+
+    def __init__(self, graph: Graph, size: int, steps: Steps) -> None:
+        self._size, self._steps = size, steps
+        self._found: dict[Value, int | ColumnSplit | None] = {}
+        self._by_layer: dict[int, HeadSplit] = {}  # the heads of a layer's cache, for all that read it
+        self.heads: dict[Value, HeadSplit] = {}  # by output of an attention
+        for node in reversed(graph.nodes):
+            for value, wish in self._asks(node):
+                self._add(value, wish)
+
+    def split(self, value: Value) -> ColumnSplit | None:
+        """The columns in which the value is wanted."""
+        wish = self._found.get(value)
+        if isinstance(wish, int):
+            return even_columns(value.cols, self._size, wish)
+        return wish if wish is not None and wish.covers(value.cols) else None
+
+    def _add(self, value: Value, wish: int | ColumnSplit) -> None:
+        before = self._found.setdefault(value, wish)
+        if before == wish or before is None:
+            return
+        if isinstance(before, int) and isinstance(wish, int):
+            self._found[value] = lcm(before, wish)
+        elif isinstance(before, ColumnSplit) and isinstance(wish, ColumnSplit):
+            self._found[value] = before.joined(wish)
+        else:
+            self._found[value] = before if isinstance(before, ColumnSplit) else wish
+
+    def _asks(self, node: Node) -> list[tuple[Value, int | ColumnSplit]]:
+        op, wanted = node.op, self._found.get(node.output)
+        if isinstance(op, Linear):
+            step = self._steps(op.weight)
+            return [(op.x, step)] if step * self._size <= op.x.cols + step - 1 else []
+        if isinstance(op, _ATTENTION):
+            return self._heads_asked(op, node.output)
+        if wanted is None:
+            return []
+        if isinstance(op, (*_ELEMENTWISE, SelectRows)):
+            return [(value, wanted) for value in op.inputs if value.cols == node.output.cols]
+        if isinstance(op, (RMSNorm, Rope)):
+            unit = op.head_dim if isinstance(op, Rope) else op.columns
+            if unit == op.x.cols:
+                return []
+            return [(op.x, lcm(unit, wanted) if isinstance(wanted, int) else wanted)]
+        split = self.split(node.output)
+        if isinstance(op, Columns) and split is not None:
+            return [(op.x, split.mapped(1, 1, op.begin))]
+        if isinstance(op, HeadLinear) and split is not None:
+            _, out_features, in_features = op.weight.shape
+            return [(op.x, split.mapped(in_features, out_features))] if _is_of(split, out_features, node.output) else []
+        return []
+
+    def _heads_asked(self, op: Op, output: Value) -> list[tuple[Value, int | ColumnSplit]]:
+        assert isinstance(op, _ATTENTION)
+        p = op.params
+        value_dim = output.cols // p.num_heads
+        wanted = self._found.get(output)
+        step = lcm(wanted, value_dim) // value_dim if isinstance(wanted, int) else 1
+        layer = None if isinstance(op, EncoderAttention) else op.params.layer
+        heads = self._by_layer.get(layer) if layer is not None else None
+        heads = heads or split_heads(p.num_heads, p.num_kv_heads, self._size, step)
+        if heads is None:
+            return []
+        if layer is not None:
+            self._by_layer[layer] = heads
+        self.heads[output] = heads
+        if isinstance(op, LatentAttention):
+            rope = op.k_rope.cols
+            return [(op.q, heads.query_columns(value_dim)), (op.q_rope, heads.query_columns(rope))]
+        asked: list[tuple[Value, int | ColumnSplit]] = [(op.q, heads.query_columns(p.head_dim))]
+        if op.k is not None and op.v is not None:
+            asked += [(op.k, heads.kv_columns(p.head_dim)), (op.v, heads.kv_columns(value_dim))]
+        return asked
+
+
+def _is_of(split: ColumnSplit, unit: int, value: Value) -> bool:
+    """True if the split is into whole groups of `unit` columns."""
+    return value.cols % unit == 0 and split.is_multiple_of(unit, value.cols)
+
+
+class _Sharder:
+    """Writes down the nodes of one rank."""
+
+    def __init__(self, graph: Graph, rank: int, size: int, steps: Steps) -> None:
+        self._graph, self._rank, self._size, self._steps = graph, rank, size, steps
+        self._wishes = _Wishes(graph, size, steps)
+        self._nodes: list[Node] = []
+        self._forms: dict[tuple[Value, _Layout], Value] = {}  # the rank's values of those of the graph
+        self._layouts: dict[Value, _Layout] = {}  # in which they are computed
+        self._layer = ""
+
+    def run(self) -> Graph:
+        for node in self._graph.nodes:
+            self._layer = node.layer
+            local, layout = self._sharded(node)
+            self._layouts[node.output] = layout
+            self._forms[node.output, layout] = local
+        outputs = tuple(self._as(value, None) for value in self._graph.outputs)
+        return Graph.from_nodes(self._graph, self._nodes, outputs)
+
+    def _sharded(self, node: Node) -> tuple[Value, _Layout]:
+        op, output = node.op, node.output
+        if isinstance(op, Linear):
+            return self._linear(op, output)
+        if isinstance(op, Logits):
+            return self._head(op)
+        if isinstance(op, Embedding):
+            return self._embedding(op)
+        if isinstance(op, MoE):
+            return self._experts(op)
+        if isinstance(op, HeadLinear):
+            return self._head_linear(op, output)
+        if isinstance(op, _ATTENTION) and output in self._wishes.heads:
+            return self._attention(op, self._wishes.heads[output], output)
+        found = None
+        if isinstance(op, (*_ELEMENTWISE, SelectRows)):
+            found = self._elementwise(op, output)
+        elif isinstance(op, (RMSNorm, Rope)):
+            found = self._by_heads(op)
+        elif isinstance(op, Columns):
+            found = self._columns(op)
+        return found or (self._emit(op.with_inputs(lambda value: self._as(value, None))), None)
+
+    # The forms of a value.
+
+    def _emit(self, op: Op) -> Value:
+        try:
+            rows, cols = op.infer_shape()
+        except GraphError as error:
+            raise GraphError(f"{self._layer}: {op.name}: rank {self._rank}: {error}") from None
+        value = Value(len(self._nodes), rows, cols)
+        self._nodes.append(Node(op, value, self._layer))
+        return value
+
+    def _as(self, value: Value, layout: ColumnSplit | None) -> Value:
+        """The rank's value of `value`, whole or in the columns of a split."""
+        if (value, layout) not in self._forms:
+            if layout is None:
+                self._forms[value, None] = self._whole(value)
+            else:
+                whole = self._as(value, None)
+                pieces = [self._emit(Columns(whole, a, b - a)) for a, b in layout.ranges[self._rank]]
+                self._forms[value, layout] = self._side_by_side(pieces)
+        return self._forms[value, layout]
+
+    def _whole(self, value: Value) -> Value:
+        layout = self._layouts[value]
+        local = self._forms[value, layout]
+        if isinstance(layout, _Addend):
+            return self._emit(AllReduce(local, self._size))
+        assert layout is not None
+        total = sum(layout.width(rank) for rank in range(self._size))
+        gathered = self._emit(AllGather(local, self._size, total))
+        if layout.in_order(value.cols):
+            return gathered
+        starts = [sum(layout.width(r) for r in range(rank)) for rank in range(self._size)]
+        pieces, column = [], 0
+        while column < value.cols:  # from the first rank that has it
+            rank, end = next((r, b) for r, ranges in enumerate(layout.ranges) for a, b in ranges if a <= column < b)
+            pieces.append(self._emit(Columns(gathered, starts[rank] + layout.position(rank, column), end - column)))
+            column = end
+        return self._side_by_side(pieces)
+
+    def _side_by_side(self, pieces: list[Value]) -> Value:
+        joined = pieces[0]
+        for piece in pieces[1:]:
+            joined = self._emit(SideBySide(joined, piece))
+        return joined
+
+    # Operations.
+
+    def _linear(self, op: Linear, output: Value) -> tuple[Value, _Layout]:
+        split = self._layouts[op.x]
+        if isinstance(split, ColumnSplit) and split.covers_once(op.x.cols):
+            step = self._steps(op.weight)
+            if split.is_multiple_of(step, op.x.cols):
+                return self._by_columns(op, split), _ADDEND
+        wish = self._wishes.split(output)
+        out_features, in_features = op.weight.shape
+        if wish is None and out_features * in_features > _SMALL:
+            wish = even_columns(out_features, self._size)
+        if wish is None:
+            return self._emit(replace(op, x=self._as(op.x, None))), None
+        x, products = self._as(op.x, None), []
+        for begin, end in wish.ranges[self._rank]:
+            bias = None if op.bias is None else _rows(op.bias, begin, end)
+            products.append(self._emit(Linear(x, _rows(op.weight, begin, end), bias)))
+        return self._side_by_side(products), wish
+
+    def _by_columns(self, op: Linear, split: ColumnSplit) -> Value:
+        """The rank's columns of the weight times its columns of x; the first rank adds the bias."""
+        local, total, at = self._as(op.x, split), None, 0
+        ranges = split.ranges[self._rank]
+        for begin, end in ranges:
+            x = local if len(ranges) == 1 else self._emit(Columns(local, at, end - begin))
+            at += end - begin
+            bias = op.bias if self._rank == 0 and total is None else None
+            product = self._emit(Linear(x, _part(op.weight, 1, begin, end), bias))
+            total = product if total is None else self._emit(Add(total, product))
+        assert total is not None
+        return total
+
+    def _head(self, op: Logits) -> tuple[Value, _Layout]:
+        x, split = self._as(op.x, None), even_columns(op.weight.shape[0], self._size)
+        if split is None:
+            return self._emit(replace(op, x=x)), None
+        ((begin, end),) = split.ranges[self._rank]
+        bias = None if op.bias is None else _rows(op.bias, begin, end)
+        return self._emit(replace(op, x=x, weight=_rows(op.weight, begin, end), bias=bias)), split
+
+    def _embedding(self, op: Embedding) -> tuple[Value, _Layout]:
+        vocab, cols = op.weight.shape
+        split = even_columns(vocab, self._size)
+        if split is None or vocab * cols <= _SMALL:
+            return self._emit(op), None
+        ((begin, end),) = split.ranges[self._rank]
+        part = replace(op, weight=_rows(op.weight, begin, end), first=op.first + begin, total=op.num_rows)
+        return self._emit(part), _ADDEND
+
+    def _experts(self, op: MoE) -> tuple[Value, _Layout]:
+        """Every rank has a part of each expert's inner columns, so that all have as much to do for every row."""
+        x, step = self._as(op.x, None), lcm(self._steps(op.down), _EXPERT_STEP)
+        split = even(op.gate.shape[1], self._size, step)
+        if split is None:
+            return self._emit(replace(op, x=x)), None
+        ((begin, end),) = split.ranges[self._rank]
+        inner: dict[str, Any] = {name: _part(getattr(op, name), 1, begin, end) for name in ("gate", "up")}
+        for name in ("gate_bias", "up_bias"):
+            bias = getattr(op, name)
+            inner[name] = None if bias is None else _part(bias, 1, begin, end)
+        down, down_bias = _part(op.down, 2, begin, end), op.down_bias if self._rank == 0 else None
+        return self._emit(replace(op, x=x, down=down, down_bias=down_bias, **inner)), _ADDEND
+
+    def _head_linear(self, op: HeadLinear, output: Value) -> tuple[Value, _Layout]:
+        heads, out_features, in_features = op.weight.shape
+        split = self._wishes.split(output)
+        if split is None or not _is_of(split, out_features, output) or not split.in_order(output.cols):
+            by_head = even(heads, self._size)
+            if by_head is None:
+                return self._emit(replace(op, x=self._as(op.x, None))), None
+            split = by_head.mapped(out_features)
+        ((begin, end),) = split.ranges[self._rank]
+        x = self._as(op.x, split.mapped(in_features, out_features))
+        weight = _part(op.weight, 0, begin // out_features, end // out_features)
+        return self._emit(HeadLinear(x, weight)), split
+
+    def _attention(self, op: Op, heads: HeadSplit, output: Value) -> tuple[Value, _Layout]:
+        assert isinstance(op, _ATTENTION)
+        p, rank = op.params, self._rank
+        (begin, end), (kv_begin, kv_end) = heads.heads[rank], heads.kv_heads[rank]
+        value_dim = output.cols // p.num_heads
+        q = self._as(op.q, heads.query_columns(op.q.cols // p.num_heads))
+        layout = heads.query_columns(value_dim)
+        counts: dict[str, Any] = {"num_heads": end - begin, "num_kv_heads": kv_end - kv_begin}
+        if isinstance(op, LatentAttention):
+            q_rope = self._as(op.q_rope, heads.query_columns(op.k_rope.cols))
+            latent, k_rope = self._as(op.latent, None), self._as(op.k_rope, None)
+            return self._emit(LatentAttention(q, q_rope, latent, k_rope, replace(op.params, **counts))), layout
+        k, v = (
+            None if value is None else self._as(value, heads.kv_columns(value.cols // p.num_kv_heads))
+            for value in (op.k, op.v)
+        )
+        if isinstance(op, EncoderAttention):
+            assert k is not None
+            assert v is not None
+            return self._emit(EncoderAttention(q, k, v, replace(op.params, **counts))), layout
+        slopes = op.params.alibi_slopes
+        params = replace(op.params, **counts, alibi_slopes=None if slopes is None else slopes[begin:end])
+        sinks = None if op.sinks is None else _part(op.sinks, 0, begin, end)
+        return self._emit(Attention(q, k, v, params, sinks)), layout
+
+    def _elementwise(self, op: Op, output: Value) -> tuple[Value, _Layout] | None:
+        """None: on whole values."""
+        layouts = [self._layouts[value] for value in op.inputs]
+        alone = not any((value, None) in self._forms for value in op.inputs)
+        if isinstance(op, Add) and alone and all(isinstance(layout, _Addend) for layout in layouts):
+            return self._emit(op.with_inputs(lambda value: self._forms[value, _ADDEND])), _ADDEND
+        splits = {layout for layout in layouts if isinstance(layout, ColumnSplit)}
+        wish = self._wishes.split(output)
+        split = next(iter(splits)) if len(splits) == 1 else wish
+        # Values of different layouts meet in columns only if those are wanted.
+        if not splits or split is None or (set(layouts) != splits and split != wish):
+            return None
+        if isinstance(op, ScaleColumns) and op.weight.shape != (1,):
+            if len(split.ranges[self._rank]) > 1 or not split.in_order(output.cols):
+                return None
+            ((begin, end),) = split.ranges[self._rank]
+            op = replace(op, weight=_part(op.weight, 0, begin, end))
+        renamed = {value: self._as(value, split if value.cols == output.cols else None) for value in op.inputs}
+        return self._emit(op.with_inputs(renamed.__getitem__)), split
+
+    def _by_heads(self, op: RMSNorm | Rope) -> tuple[Value, _Layout] | None:
+        """A norm or a rotation of whole heads of a rank. None: on whole values."""
+        split = self._layouts[op.x]
+        unit = op.head_dim if isinstance(op, Rope) else op.columns
+        if not isinstance(split, ColumnSplit) or not _is_of(split, unit, op.x):
+            return None
+        op = replace(op, x=self._as(op.x, split))
+        if isinstance(op, RMSNorm) and op.weight is not None and op.weight.shape[0] != unit:  # a weight of many heads
+            if not split.in_order(op.weight.shape[0]):
+                return None
+            ((begin, end),) = split.ranges[self._rank]
+            op = replace(op, weight=_part(op.weight, 0, begin, end))
+        return self._emit(op), split
+
+    def _columns(self, op: Columns) -> tuple[Value, _Layout] | None:
+        split = self._layouts[op.x]
+        inner = split.within(op.begin, op.begin + op.count) if isinstance(split, ColumnSplit) else None
+        if inner is None or not isinstance(split, ColumnSplit):
+            return None
+        first = inner.ranges[self._rank][0][0] + op.begin
+        at = split.position(self._rank, first)
+        return self._emit(Columns(self._as(op.x, split), at, inner.width(self._rank))), inner
+
+
+def _rows(parameter: Parameter, begin: int, end: int) -> Parameter:
+    """Rows of a matrix, or elements of a vector."""
+    return _part(parameter, max(len(parameter.shape) - 2, 0), begin, end)
+
+
+def _part(parameter: Parameter, dimension: int, begin: int, end: int) -> Parameter:
+    """The indices [begin, end) of a dimension of a parameter, which is whole."""
+    if (begin, end) == (0, parameter.shape[dimension]):
+        return parameter
+    if parameter.part is not None:
+        raise GraphError(f"{parameter.label} is a part already and cannot be cut again")
+    shape = list(parameter.shape)
+    shape[dimension] = end - begin
+    return replace(parameter, shape=tuple(shape), part=Part(dimension, begin, end))

@@ -1,0 +1,149 @@
+"""The columns of a value by rank: even splits in whole steps, and the heads of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import lcm
+
+Range = tuple[int, int]
+"""[begin, end)"""
+
+_WIDTHS = (64, 32, 16)  # multiples that suit kernels, best first
+_UNEVEN = 1.03  # the widest part over the mean, up to which such a multiple is worth it
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSplit:
+    """The columns that each rank holds, as ascending ranges. Ranks may share columns, as heads of keys that repeat."""
+
+    ranges: tuple[tuple[Range, ...], ...]  # by rank
+
+    @classmethod
+    def at(cls, borders: Sequence[int]) -> ColumnSplit:
+        """One range for each rank, from border to border."""
+        return cls(tuple(((begin, end),) for begin, end in pairwise(borders)))
+
+    @property
+    def size(self) -> int:
+        return len(self.ranges)
+
+    def width(self, rank: int) -> int:
+        """The number of columns of a rank."""
+        return sum(end - begin for begin, end in self.ranges[rank])
+
+    def in_order(self, cols: int) -> bool:
+        """True if every rank has one range, and these follow each other over all columns."""
+        ends = [0, *(ranges[-1][1] for ranges in self.ranges)]
+        starts = [ranges[0][0] for ranges in self.ranges]
+        return all(len(ranges) == 1 for ranges in self.ranges) and starts == ends[:-1] and ends[-1] == cols
+
+    def covers_once(self, cols: int) -> bool:
+        """True if every column is of exactly one rank."""
+        every = sorted(each for ranges in self.ranges for each in ranges)
+        return [begin for begin, _ in every] == [0, *(end for _, end in every[:-1])] and every[-1][1] == cols
+
+    def covers(self, cols: int) -> bool:
+        """True if every column is of some rank."""
+        end = 0
+        for begin, after in sorted(each for ranges in self.ranges for each in ranges):
+            if begin > end:
+                return False
+            end = max(end, after)
+        return end == cols
+
+    def is_multiple_of(self, step: int, cols: int) -> bool:
+        """True if all borders are multiples of `step`, or the last column."""
+        borders = {border for ranges in self.ranges for each in ranges for border in each}
+        return all(border % step == 0 or border == cols for border in borders)
+
+    def mapped(self, factor: int, divisor: int = 1, offset: int = 0) -> ColumnSplit:
+        """With each border * factor // divisor + offset."""
+        return ColumnSplit(
+            tuple(
+                tuple((begin * factor // divisor + offset, end * factor // divisor + offset) for begin, end in ranges)
+                for ranges in self.ranges
+            )
+        )
+
+    def within(self, begin: int, end: int) -> ColumnSplit | None:
+        """The part in [begin, end), counted from `begin`. None if a rank has nothing of it."""
+        found = tuple(
+            tuple((max(a, begin) - begin, min(b, end) - begin) for a, b in ranges if a < end and b > begin)
+            for ranges in self.ranges
+        )
+        return ColumnSplit(found) if all(found) else None
+
+    def joined(self, other: ColumnSplit) -> ColumnSplit | None:
+        """The columns of both. None if a rank has some in both."""
+        together = [sorted([*a, *b]) for a, b in zip(self.ranges, other.ranges, strict=True)]
+        if any(first[1] > second[0] for ranges in together for first, second in pairwise(ranges)):
+            return None
+        return ColumnSplit(tuple(_merged(ranges) for ranges in together))
+
+    def position(self, rank: int, begin: int) -> int:
+        """The place of column `begin` among the columns of a rank."""
+        return sum(min(b, begin) - a for a, b in self.ranges[rank] if a < begin)
+
+
+def _merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    found: list[Range] = []
+    for begin, end in ranges:
+        if found and found[-1][1] == begin:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((begin, end))
+    return tuple(found)
+
+
+def even(count: int, size: int, step: int = 1) -> ColumnSplit | None:
+    """Nearly equal parts for each rank, in whole steps; the last may be shorter. None: there are fewer steps."""
+    units = -(-count // step)
+    if units < size:
+        return None
+    return ColumnSplit.at([min(-(-units * rank // size) * step, count) for rank in range(size + 1)])
+
+
+def even_columns(count: int, size: int, step: int = 1) -> ColumnSplit | None:
+    """As `even`, in wider steps that suit kernels where the parts stay nearly equal."""
+    for width in _WIDTHS:
+        split = even(count, size, lcm(width, step))
+        if split is not None and max(split.width(r) for r in range(size)) * size <= _UNEVEN * count:
+            return split
+    return even(count, size, step)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSplit:
+    """The heads of each rank. Ranks beyond the number of kv heads share one, and each keeps its own copy of it."""
+
+    heads: tuple[Range, ...]
+    kv_heads: tuple[Range, ...]
+
+    def query_columns(self, dim: int) -> ColumnSplit:
+        return ColumnSplit(tuple((each,) for each in self.heads)).mapped(dim)
+
+    def kv_columns(self, dim: int) -> ColumnSplit:
+        return ColumnSplit(tuple((each,) for each in self.kv_heads)).mapped(dim)
+
+
+def split_heads(num_heads: int, num_kv_heads: int, size: int, step: int = 1) -> HeadSplit | None:
+    """Whole groups of heads with their kv head for each rank or, of fewer kv heads than ranks, parts of groups.
+
+    step: heads at whose multiples ranks begin, if that is possible. None: there are fewer heads than ranks.
+    """
+    group = num_heads // num_kv_heads
+    if num_kv_heads >= size:
+        split = even(num_kv_heads, size, lcm(step, group) // group) or even(num_kv_heads, size)
+        assert split is not None
+        kv_heads = tuple(ranges[0] for ranges in split.ranges)
+        return HeadSplit(tuple((begin * group, end * group) for begin, end in kv_heads), kv_heads)
+    heads: list[Range] = []
+    owners = [rank * num_kv_heads // size for rank in range(size)]
+    for kv_head in range(num_kv_heads):
+        parts = even(group, owners.count(kv_head), step) or even(group, owners.count(kv_head))
+        if parts is None:
+            return None
+        heads += [(kv_head * group + begin, kv_head * group + end) for ((begin, end),) in parts.ranges]
+    return HeadSplit(tuple(heads), tuple((kv_head, kv_head + 1) for kv_head in owners))

@@ -1,0 +1,135 @@
+"""Groups of processes: sums and gathered columns through shared memory, and what happens when a rank is gone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.backends.cpu import _native, rank_group
+
+SHAPES = [(1, 1), (1, 17), (3, 576), (64, 640), (50, 1111)]  # the last two are larger than a buffer
+
+
+def values(rank: int, shape: tuple[int, int]) -> np.ndarray:
+    return np.random.default_rng([rank, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def join(name: str, rank: int, size: int, **options: Any) -> _native.CollectiveGroup:
+    return _native.CollectiveGroup(name, rank, size, buffer_bytes=1 << 16, join_ms=60000, **options)
+
+
+def exchange(name: str, rank: int, size: int, pipe: Connection) -> None:
+    """Sums and gathers arrays of all shapes three times, the columns of ranks being of different widths."""
+    group, found = join(name, rank, size), []
+    for _ in range(3):
+        for shape in SHAPES:
+            x = values(rank, shape)
+            group.all_reduce(x)
+            part = values(rank, (shape[0], shape[1] + rank))
+            gathered = np.empty((shape[0], sum(shape[1] + r for r in range(size))), np.float32)
+            group.all_gather(part, gathered)
+            found.append((x, gathered))
+    pipe.send(found)
+
+
+def start(size: int, target: Callable[..., None], *arguments: Any) -> tuple[str, list[Any], list[Connection]]:
+    name, context = secrets.token_hex(6), multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(size)]
+    ranks = [context.Process(target=target, args=(name, r, size, pipes[r][1], *arguments)) for r in range(size)]
+    for rank in ranks:
+        rank.start()
+    return name, ranks, [ours for ours, _ in pipes]
+
+
+def assert_nothing_left(name: str) -> None:
+    assert not [path for path in Path("/dev/shm").iterdir() if name in path.name]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sums_and_gathered_columns(size: int) -> None:
+    name, ranks, pipes = start(size, exchange)
+    found = [pipe.recv() for pipe in pipes]
+    for rank in ranks:
+        rank.join(30)
+    for at, shape in enumerate(SHAPES * 3):
+        total = values(0, shape)
+        for rank in range(1, size):
+            total = total + values(rank, shape)  # in the order of the ranks: the same bits
+        columns = np.concatenate([values(r, (shape[0], shape[1] + r)) for r in range(size)], axis=1)
+        for rank in range(size):
+            np.testing.assert_array_equal(found[rank][at][0], total)
+            np.testing.assert_array_equal(found[rank][at][1], columns)
+    assert_nothing_left(name)
+
+
+def sum_until_error(name: str, rank: int, size: int, pipe: Connection, victim: int) -> None:
+    group = join(name, rank, size, silence_ms=1000)
+    pipe.send(os.getpid())
+    x = np.ones((4, 256), np.float32)
+    try:
+        while True:
+            if rank == victim:
+                time.sleep(0.2)  # slower than the others: that alone is no error
+            group.all_reduce(x)
+            x[:] = 1
+    except RuntimeError as error:
+        pipe.send((str(error), time.monotonic()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_ends_the_exchange_of_all_others(number: signal.Signals) -> None:
+    name, ranks, pipes = start(3, sum_until_error, 1)
+    pids = [pipe.recv() for pipe in pipes]
+    time.sleep(1.5)  # exchanges go on for longer than the silence that counts
+    assert not pipes[0].poll()
+    hit_at = time.monotonic()
+    os.kill(pids[1], number)
+    for survivor in (0, 2):
+        assert pipes[survivor].poll(10)
+        message, at = pipes[survivor].recv()
+        assert "has died or was stopped" in message or "has given up" in message
+        assert at - hit_at < 5
+    os.kill(pids[1], signal.SIGKILL)
+    for rank in ranks:
+        rank.join(10)
+    assert_nothing_left(name)
+
+
+def test_a_rank_that_does_not_come() -> None:
+    name = secrets.token_hex(6)
+    with pytest.raises(RuntimeError, match="rank 1 did not join the group"):
+        _native.CollectiveGroup(name, 0, 2, buffer_bytes=4096, join_ms=100)
+    assert_nothing_left(name)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 65), (0, 0)])
+def test_invalid_ranks(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match="a group has 1 to 64 ranks"):
+        _native.CollectiveGroup("x", rank, size)
+
+
+def test_a_name_is_no_path() -> None:
+    with pytest.raises(ValueError, match="letters, digits"):
+        _native.CollectiveGroup("../x", 0, 2)
+
+
+def test_segments_left_by_killed_ranks_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of ranks that were all killed before they had come together; names of others stay."""
+    monkeypatch.setattr(rank_group, "_SEGMENTS", tmp_path)
+    left, new, other = (tmp_path / name for name in (f"octavo-{'a' * 16}-0-1", f"octavo-{'b' * 16}-0-1", "octavo-x"))
+    for path in (left, new, other):
+        path.write_bytes(b"")
+    for path in (left, other):
+        os.utime(path, (time.time() - 700,) * 2)
+    rank_group.remove_leftovers()
+    assert sorted(tmp_path.iterdir()) == sorted([new, other])

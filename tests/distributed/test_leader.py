@@ -1,0 +1,59 @@
+"""The leader's end of a rank: why it ended, and a leader that was stopped itself."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+from octavo.distributed.connection import Connection
+from octavo.distributed.leader import Leader
+from octavo.distributed.messages import Joining, RankFailed
+from octavo.errors import InsufficientMemoryError
+
+
+def test_the_reason_of_a_rank_comes_after_other_messages() -> None:
+    """A rank that fails while the leader is busy, with a message that nobody has read yet."""
+    ours, theirs = (Connection(sock) for sock in socket.socketpair())
+    theirs.send(Joining())
+    theirs.send(RankFailed("InsufficientMemoryError", "no room"))
+    theirs.close()
+    leader = Leader()
+    leader.admit(1, ours)
+    end = time.monotonic() + 10
+    while leader.failure is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert isinstance(leader.failure, InsufficientMemoryError)
+    assert str(leader.failure) == "no room"
+    leader.close()
+
+
+STOPPED = """
+import os, signal, socket, subprocess, time
+from octavo.distributed import leader as module
+from octavo.distributed.connection import Connection
+from octavo.distributed.messages import Alive
+module.SILENCE_S = 0.8
+leaders = []
+for _ in range(20):  # each with threads of its own, which wake up in any order
+    ours, theirs = (Connection(sock) for sock in socket.socketpair())
+    leader = module.Leader()
+    leader.admit(1, ours)
+    leader.watch()
+    leaders.append((leader, theirs))
+child = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -STOP {os.getpid()}; sleep 1.5; kill -CONT {os.getpid()}"])
+end = time.monotonic() + 2.1
+while time.monotonic() < end:
+    for _, theirs in leaders:
+        theirs.send(Alive())
+    time.sleep(0.1)
+child.wait()
+print([str(leader.failure) for leader, _ in leaders if leader.failure])
+"""
+
+
+def test_a_leader_that_was_stopped_blames_no_rank() -> None:
+    """Ctrl-Z and `fg`: its ranks, in a session of their own, have lived on."""
+    found = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=30, check=True)
+    assert found.stdout == "[]\n"

@@ -1,0 +1,198 @@
+"""Ranks over the network: who is let in, who is refused, and what a hostile peer can send."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from octavo.distributed import messages, rendezvous
+from octavo.distributed.connection import Connection, ConnectionEndedError
+from octavo.distributed.messages import (
+    Challenge,
+    Joining,
+    MalformedRankMessageError,
+    RankFailed,
+    StageValues,
+    Tensor,
+    decode,
+    encode,
+    hello,
+)
+from octavo.distributed.rendezvous import HELLO_BYTES, accept_ranks, address_of, connect
+from octavo.errors import EngineDeadError, UsageError
+
+TOKEN = "a secret of the cluster"
+
+
+@pytest.fixture
+def address() -> tuple[str, int]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return "127.0.0.1", free.getsockname()[1]
+
+
+@pytest.fixture
+def leader(address: tuple[str, int]) -> Iterator[Future[dict[int, Connection]]]:
+    """Waits for the ranks 1 and 2."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(accept_ranks, address, TOKEN, range(1, 3), 20.0)
+
+
+def test_all_ranks_come(leader: Future[dict[int, Connection]], address: tuple[str, int]) -> None:
+    ranks = {rank: connect(address, TOKEN, rank, 10.0) for rank in (2, 1)}
+    found = leader.result(20)
+    assert sorted(found) == [1, 2]
+    for rank, connection in ranks.items():
+        connection.send(Joining())
+        assert isinstance(found[rank].receive(), Joining)
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("token", "rank", "version", "reason"),
+    [
+        ("another", 1, None, "the token is another one"),
+        (TOKEN, 1, "0.0.1", "it runs octavo 0.0.1, this one is"),
+        (TOKEN, 7, None, "rank 7 is not one of 1 to 2"),
+    ],
+)
+def test_refused_ranks(
+    leader: Future[dict[int, Connection]],
+    address: tuple[str, int],
+    token: str,
+    rank: int,
+    version: str | None,
+    reason: str,
+) -> None:
+    refused = greeted(address)
+    challenge = refused.receive()
+    assert isinstance(challenge, Challenge)
+    message = hello(rank, token, challenge.nonce)
+    refused.send(message if version is None else type(message)(version, message.protocol, rank, message.proof))
+    answer = refused.receive()
+    assert isinstance(answer, RankFailed)
+    assert reason in answer.reason
+    with pytest.raises(ConnectionEndedError):
+        refused.receive()
+    assert not leader.done()
+    for each in (1, 2):  # whom it does not keep out
+        connect(address, TOKEN, each, 10.0)
+    assert len(leader.result(20)) == 2
+
+
+def greeted(address: tuple[str, int]) -> Connection:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with suppress(ConnectionRefusedError):
+            return Connection(socket.create_connection(address, timeout=10))
+    raise AssertionError("nobody listens")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 64, (1 << 40).to_bytes(8, "little"), b"", encode(Joining())],
+)
+def test_strangers_keep_nobody_out(
+    leader: Future[dict[int, Connection]], address: tuple[str, int], data: bytes
+) -> None:
+    greeted(address).close()
+    with socket.create_connection(address, timeout=10) as stranger:
+        stranger.sendall(data)
+        for rank in (1, 2):  # while the stranger is still there
+            connect(address, TOKEN, rank, 10.0)
+        assert len(leader.result(20)) == 2
+
+
+def test_a_stranger_that_sends_byte_after_byte_is_closed_in_time(
+    leader: Future[dict[int, Connection]], address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_HELLO_S", 0.5)
+    greeted(address).close()
+    with socket.create_connection(address, timeout=10) as stranger:
+        began = time.monotonic()
+        stranger.sendall(HELLO_BYTES.to_bytes(8, "little"))
+        with suppress(OSError):  # reset, or a broken pipe
+            while time.monotonic() - began < 5:
+                stranger.sendall(b"\0")
+                time.sleep(0.1)
+        assert time.monotonic() - began < 3
+    for rank in (1, 2):
+        connect(address, TOKEN, rank, 10.0)
+    assert len(leader.result(20)) == 2
+
+
+def test_a_machine_without_power_counts_as_gone(
+    leader: Future[dict[int, Connection]], address: tuple[str, int]
+) -> None:
+    """The system ends connections of which nothing is acknowledged; by itself it waits a quarter of an hour."""
+    for rank in (1, 2):
+        connect(address, TOKEN, rank, 10.0)
+    for connection in leader.result(20).values():
+        assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+
+
+def test_a_rank_that_does_not_come(address: tuple[str, int]) -> None:
+    with pytest.raises(EngineDeadError, match=r"rank 1, 2 did not come .* within 0 s"):
+        accept_ranks(address, TOKEN, range(1, 3), 0.2)
+
+
+def test_no_leader(address: tuple[str, int]) -> None:
+    with pytest.raises(EngineDeadError, match="cannot be reached"):
+        connect(address, TOKEN, 1, 0.1)
+
+
+@pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:70000", "host:x"])
+def test_addresses(text: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        address_of(text)
+
+
+def test_messages_are_checked() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    message = decode(encode(StageValues(3, [Tensor.of(array)])))
+    assert isinstance(message, StageValues)
+    np.testing.assert_array_equal(message.arrays[0].array(), array)
+    for tensor in (
+        Tensor("float32", (2, 4), bytearray(array.tobytes())),
+        Tensor("object", (1,), bytearray(8)),
+        Tensor("float32", (-1, -6), bytearray(array.tobytes())),
+    ):
+        with pytest.raises(MalformedRankMessageError):
+            tensor.array()
+    for data in (b"", b"\x91\xa1x", b"\xff" * 9, encode(message)[:-1]):
+        with pytest.raises(MalformedRankMessageError):
+            decode(data)
+
+
+def test_messages_of_any_size_in_both_directions() -> None:
+    """Larger than the buffers of a socket, with a slow reader."""
+    ours, theirs = (Connection(sock) for sock in socket.socketpair())
+    arrays = [np.random.default_rng(n).standard_normal((n, 257)).astype(np.float32) for n in (0, 1, 3, 4000)]
+    sender = threading.Thread(
+        target=lambda: [ours.send(StageValues(n, [Tensor.of(a)])) for n, a in enumerate(arrays)], daemon=True
+    )
+    sender.start()
+    time.sleep(0.2)
+    for number, array in enumerate(arrays):
+        message = theirs.receive()
+        assert isinstance(message, StageValues)
+        assert message.number == number
+        np.testing.assert_array_equal(message.arrays[0].array(), array)
+    ours.close()
+    with pytest.raises(ConnectionEndedError):
+        theirs.receive()
+
+
+def test_a_message_that_is_too_long_ends_the_connection() -> None:
+    ours, theirs = (Connection(sock) for sock in socket.socketpair())
+    ours.send(StageValues(1, [Tensor("float32", (4096,), bytearray(1 << 14))]))
+    with pytest.raises(ConnectionEndedError, match="more than 4096"):
+        theirs.receive(4096)
+    assert messages.MAX_MESSAGE_BYTES > 1 << 30

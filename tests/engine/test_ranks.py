@@ -1,0 +1,222 @@
+"""Engines of several ranks: the answers of one rank, and an error in time when a rank is gone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from octavo import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.config import EngineConfig
+from octavo.distributed.connection import Connection
+from octavo.distributed.messages import Joining, Setup
+from octavo.engine import rank as rank_module
+from octavo.errors import EngineDeadError, UsageError
+from tests.support.text_models import save_decoder
+
+OPTIONS = {"num_threads": 1, "max_model_len": 160, "max_num_seqs": 4, "block_size": 16}
+PROMPT = "the quick brown fox jumps over the lazy dog and then it "
+PROMPTS = [PROMPT, PROMPT + "sleeps", "a dog", "one two three four five six seven"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_decoder(tmp_path_factory.mktemp("decoder")))
+
+
+def answers(model: str, tensor: int, pipeline: int) -> list[object]:
+    """Greedy tokens of every kind of request."""
+    memory = (40 << 10) // (min(tensor, 2) * pipeline)  # of a rank: so little that sequences are preempted
+    options = {**OPTIONS, "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    with LLM(model, kv_cache_memory=memory, **options) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        found: list[object] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]
+        assert llm.metrics.num_preemptions_total > 0
+        again = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=8))[0]
+        assert again.num_cached_tokens
+        beams = llm.beam_search(PROMPTS[2:3], BeamSearchParams(beam_width=3, max_tokens=8))
+        choice = SamplingParams(
+            temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])
+        )
+        found += [again.outputs[0].token_ids, [beam.tokens for beam in beams[0].sequences]]
+        found.append(llm.generate(PROMPTS[1], choice)[0].outputs[0].text)
+        seeded = SamplingParams(temperature=1, seed=5, max_tokens=20, logprobs=2)
+        found.append(llm.generate(PROMPTS[3], seeded)[0].outputs[0].token_ids)
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_one_rank(model: str) -> list[object]:
+    return answers(model, 1, 1)
+
+
+SHAPES = [(2, 1), (1, 2), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in [(3, 1), (4, 1), (2, 2)])]
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), SHAPES)
+def test_the_answers_of_one_rank(model: str, of_one_rank: list[object], tensor: int, pipeline: int) -> None:
+    assert answers(model, tensor, pipeline) == of_one_rank
+    assert not children()
+    assert not segments()
+
+
+def children() -> list[int]:
+    """The processes of ranks that this one has started, zombies not counted."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with_state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            if with_state[0] != "Z" and b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
+
+
+def segments() -> list[str]:
+    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("octavo-")]
+
+
+@pytest.fixture
+def of_two(model: str, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    tensor, pipeline = request.param
+    with LLM(model, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("of_two", [(2, 1), (1, 2)], indirect=True)
+def test_a_rank_that_is_gone_ends_all_requests(of_two: LLM, number: signal.Signals) -> None:
+    (rank,) = children()
+    hit_at: list[float] = []
+
+    def hit() -> None:
+        time.sleep(0.3)
+        hit_at.append(time.monotonic())
+        os.kill(rank, number)
+
+    threading.Thread(target=hit).start()
+    endless = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    with pytest.raises(EngineDeadError, match=r"rank 1") as caught:
+        generate_for_ever(of_two, endless)
+    assert time.monotonic() - hit_at[0] < 5
+    assert "gone" in str(caught.value) or "has died or was stopped" in str(caught.value)
+    with pytest.raises(EngineDeadError):
+        of_two.generate("and again", endless)
+    of_two.close()
+    assert not children()
+    assert not segments()
+
+
+def generate_for_ever(llm: LLM, params: SamplingParams) -> None:
+    while True:
+        llm.generate(PROMPTS[2:] * 4, params)
+
+
+def test_more_stages_than_layers(model: str) -> None:
+    with pytest.raises(UsageError, match="pipeline_parallel_size is 3, and the model has 2 layers"):
+        LLM(model, pipeline_parallel_size=3, **OPTIONS)
+    assert not children()
+
+
+def test_options() -> None:
+    with pytest.raises(UsageError, match="tensor_parallel_size is 65"):
+        EngineConfig(tensor_parallel_size=65)
+    with pytest.raises(UsageError, match="not on reference"):
+        EngineConfig(tensor_parallel_size=2, backend="reference")
+
+
+def test_two_machines(model: str, of_one_rank: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is a process that comes over the network."""
+    monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", secrets.token_hex(16))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        master = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = {"nnodes": 2, "master": master, "pipeline_parallel_size": 2}
+    flags = ["--nnodes", "2", "--node-rank", "1", "--master", master, "--pipeline-parallel-size", "2"]
+    helper = subprocess.Popen([sys.executable, "-m", "octavo", "serve", model, *flags], stderr=subprocess.PIPE)
+    with LLM(model, kv_cache_memory=20 << 10, **nodes, **OPTIONS) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]
+        assert found == of_one_rank[: len(PROMPTS)]
+    assert helper.wait(10) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_the_command_of_their_machine(
+    model: str, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", secrets.token_hex(16))
+    flags = ["--nnodes", "2", "--node-rank", "1", "--master", "127.0.0.1:9", "--pipeline-parallel-size", "2"]
+    helper = subprocess.Popen([sys.executable, "-m", "octavo", "serve", model, *flags], stderr=subprocess.PIPE)
+    try:
+        ranks = wait_for(lambda: psutil.Process(helper.pid).children())
+    finally:
+        helper.send_signal(number)
+        helper.wait(10)
+    gone, alive = psutil.wait_procs(ranks, timeout=10)
+    for rank in alive:
+        rank.kill()
+    assert gone
+    assert not alive
+
+
+def wait_for(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        if found := find():
+            time.sleep(1.0)  # until it has imported its modules
+            return found
+        time.sleep(0.05)
+    raise AssertionError("no process came")
+
+
+def test_a_rank_joins_when_all_have_found_their_parts(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks wait a minute for each other in shared memory; another machine may download the model for longer."""
+    joined = threading.Event()
+
+    def join(*_: object) -> None:
+        joined.set()
+        raise EngineDeadError("far enough")
+
+    monkeypatch.setattr(rank_module, "join", join)
+    ours, theirs = (Connection(sock) for sock in socket.socketpair())
+    follower = rank_module.Follower(theirs)
+    config = EngineConfig(model=model, tensor_parallel_size=2, num_threads=1)
+    follower._inbox.put(Setup(config, 1, "name-0", 160))
+
+    def serve() -> None:
+        with suppress(EngineDeadError):
+            follower._serve()
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    assert isinstance(ours.receive(), Joining)
+    assert not joined.wait(0.5)
+    follower._inbox.put(Joining())
+    assert joined.wait(10)
+    serving.join(10)
+
+
+def test_nodes() -> None:
+    with pytest.raises(UsageError, match="nnodes needs master"):
+        EngineConfig(nnodes=2, pipeline_parallel_size=2)
+    with pytest.raises(UsageError, match="which 2 nodes do not share evenly"):
+        EngineConfig(nnodes=2, master="a:1", tensor_parallel_size=2)
+    with pytest.raises(UsageError, match="helps another machine"):
+        LLM("x", nnodes=2, master="a:1", pipeline_parallel_size=2, node_rank=1)
+
+
+def test_nodes_without_a_token(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OCTAVO_CLUSTER_TOKEN", raising=False)
+    with pytest.raises(UsageError, match="OCTAVO_CLUSTER_TOKEN, the same secret"):
+        LLM(model, nnodes=2, master="127.0.0.1:9", pipeline_parallel_size=2, **OPTIONS)

@@ -1,0 +1,188 @@
+"""Tensor and pipeline parallelism: the ranks of a graph, run in step, make the logits of the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octavo.backends import ExecutorLimits, reference
+from octavo.backends.parameters import parameter_info, weight_of
+from octavo.batch import Array, Batch
+from octavo.errors import GraphError, UsageError
+from octavo.graph.builder import Graph
+from octavo.graph.ops import AttentionParams
+from octavo.graph.segments import cut
+from octavo.graph.shard import shard
+from octavo.graph.splits import split_heads
+from octavo.quantization.packed import DenseWeight, Weight
+from tests.support.batches import Request, step
+from tests.support.canonical import random_grouped
+from tests.support.quantize import random_weight
+from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
+
+LIMITS = ExecutorLimits(64, 4, 64, 64)
+FAST = ("llama", "llama-tied-biased", "gpt-oss", "deepseek2", "gemma3n", "qwen3next", "phi3")
+
+
+def steps() -> list[Batch]:
+    """Prefill, a chunk beside a prompt, and decode."""
+    rng = np.random.default_rng(0)
+    first = Request(rng.integers(0, 96, 24).tolist(), [3, 1])
+    second = Request(rng.integers(0, 96, 20).tolist(), [2, 6])
+    scheduled = [[(first, 11)], [(first, 9), (second, 13)], [(first, 1), (second, 1)]]
+    return [step(each, block_size=16, num_groups=NUM_CACHE_GROUPS) for each in scheduled]
+
+
+def ranks_of(graph: Graph, weights: Mapping[str, Weight], size: int) -> list[Graph]:
+    return [shard(graph, rank, size, lambda p: weights[p.name].column_step) for rank in range(size)]
+
+
+def logits_of(
+    graph: Graph, weights: Mapping[str, Weight], size: int, stages: list[range] | None = None, dtype: str = "float32"
+) -> list[Array]:
+    groups = []
+    for segment in [graph] if stages is None else cut(graph, stages):
+        executors = [reference.compile(g, weights, LIMITS, dtype=dtype) for g in ranks_of(segment, weights, size)]
+        for executor in executors:
+            executor.allocate_cache(8 * NUM_CACHE_GROUPS, 16, 8)
+        groups.append(reference.ReferenceGroup(executors))
+    results = []
+    for batch in steps():
+        for group in groups[:-1]:
+            outputs = group.run(replace(batch, return_logits=False))
+            batch = replace(batch, inputs=outputs[0].values)
+        outputs = groups[-1].run(batch)
+        for output in outputs[1:]:  # the same bits on every rank
+            np.testing.assert_array_equal(output.logits, outputs[0].logits)
+        assert outputs[0].logits is not None
+        results.append(outputs[0].logits)
+    return results
+
+
+def assert_same(found: list[Array], expected: list[Array]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        tolerance = 1e-5 if a.dtype == np.float32 else 1e-9
+        assert np.abs(a - b).max() <= tolerance * max(np.abs(b).max(), 1)
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
+def test_ranks_make_the_logits_of_the_whole_graph(name: str) -> None:
+    graph, weights = tiny_graph(name)
+    whole = logits_of(graph, weights, 1)
+    for size in (2, 3):
+        assert_same(logits_of(graph, weights, size), whole)
+    last = len({node.layer_index for node in graph.nodes} - {None})
+    readers = {n.layer_index for n in graph.nodes if n.op.cache is not None and not n.op.owns_cache}
+    border = min(readers, default=last) - 1 if readers else last // 2
+    if border > 0 and not readers:
+        stages = [range(border), range(border, last)]
+        assert_same(logits_of(graph, weights, 1, stages), whole)
+        assert_same(logits_of(graph, weights, 2, stages), whole)
+
+
+HIDDEN, INNER, HEAD_DIM, VOCAB = 256, 768, 32, 96
+MATRICES = {
+    "embed": (VOCAB, HIDDEN),
+    "layers.0.q": (HIDDEN, HIDDEN),
+    "layers.0.k": (HIDDEN // 2, HIDDEN),
+    "layers.0.v": (HIDDEN // 2, HIDDEN),
+    "layers.0.o": (HIDDEN, HIDDEN),
+    "layers.0.gate": (INNER, HIDDEN),
+    "layers.0.up": (INNER, HIDDEN),
+    "layers.0.down": (HIDDEN, INNER),
+    "head": (VOCAB, HIDDEN),
+}
+
+
+def act_order(shape: tuple[int, int], seed: int) -> Weight:
+    order = np.random.default_rng(seed).permutation(shape[1]).astype(np.int32)
+    return replace(random_grouped(shape, seed, group=128), column_order=order)
+
+
+def dense(shape: tuple[int, int], seed: int) -> Weight:
+    return DenseWeight(np.random.default_rng(seed).normal(0, shape[1] ** -0.5, shape).astype(np.float32))
+
+
+MAKERS = {
+    "F32": dense,
+    "Q8_0": lambda shape, seed: random_weight("Q8_0", shape, seed),
+    "Q4_K": lambda shape, seed: random_weight("Q4_K", shape, seed),
+    "IQ4_XS": lambda shape, seed: random_weight("IQ4_XS", shape, seed),
+    "groups of 128": lambda shape, seed: random_grouped(shape, seed, group=128, mins="zeros"),
+    "rows": lambda shape, seed: random_grouped(shape, seed, bits=8, group=None),
+    "act-order": act_order,
+}
+
+
+def layer_of(kind: str) -> tuple[Graph, dict[str, Weight]]:
+    """One layer of a Llama with weights of one type, beside norms in float32."""
+    weights: dict[str, Weight] = {
+        f"{name}.weight": MAKERS[kind if name.startswith("layers") else "F32"](shape, seed)
+        for seed, (name, shape) in enumerate(MATRICES.items())
+    }
+    weights |= {"layers.0.norm.weight": DenseWeight(np.ones(HIDDEN, np.float32))}
+    g = Graph({name: weight.shape for name, weight in weights.items()})
+    x = g.embedding("embed")
+    h = g.rms_norm(x, "layers.0.norm", 1e-5)
+    q, k, v = (g.linear(h, f"layers.0.{name}") for name in "qkv")
+    x = x + g.linear(g.attention(q, k, v, AttentionParams(0, 8, 4, HEAD_DIM, 0.2)), "layers.0.o")
+    h = g.rms_norm(x, "layers.0.norm", 1e-5)
+    x = x + g.linear(g.silu_mul(g.linear(h, "layers.0.gate"), g.linear(h, "layers.0.up")), "layers.0.down")
+    g.output = g.logits(g.select_rows(g.rms_norm(x, "layers.0.norm", 1e-5)), "head")
+    return g, weights
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_cuts_follow_the_format(kind: str, size: int) -> None:
+    graph, weights = layer_of(kind)
+    # In float64: the products of random blocks are large.
+    whole, found = (logits_of(graph, weights, count, dtype="float64") for count in (1, size))
+    assert_same(found, whole)
+    parameters = shard_of(graph, weights, 0, size).parameters
+    parts = {p.name.split(".")[2]: p.part for p in parameters if p.part and p.name.startswith("layers")}
+    down = parts["down"]
+    assert down is not None
+    if kind == "act-order":
+        assert all(part is None or part.dimension == 0 for part in parts.values())
+    else:
+        assert down.dimension == 1
+        assert down.end % weights["layers.0.down.weight"].column_step == 0
+
+
+def shard_of(graph: Graph, weights: Mapping[str, Weight], rank: int, size: int) -> Graph:
+    return ranks_of(graph, weights, size)[rank]
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "groups of 128", "act-order"])
+def test_a_rank_has_its_share_of_the_weights(kind: str) -> None:
+    """Of the bytes of the file no more than 1.05 of an even part, where the format can be cut evenly."""
+    graph, weights = layer_of(kind)
+    total = sum(parameter_info(weights, p).nbytes for p in graph.parameters)
+    for rank_graph in ranks_of(graph, weights, 2):
+        held = sum(weight_of(weights, p).nbytes for p in rank_graph.parameters)
+        assert held <= 1.05 * total / 2
+
+
+def test_heads_by_rank() -> None:
+    assert split_heads(8, 4, 3).heads == ((0, 4), (4, 6), (6, 8))
+    shared = split_heads(8, 2, 4)
+    assert (shared.heads, shared.kv_heads) == (((0, 2), (2, 4), (4, 6), (6, 8)), ((0, 1), (0, 1), (1, 2), (1, 2)))
+    assert split_heads(2, 2, 3) is None
+
+
+def test_a_rank_that_is_none() -> None:
+    graph, _ = layer_of("F32")
+    with pytest.raises(UsageError, match="rank 2 is not one of 2 ranks"):
+        shard(graph, 2, 2, lambda _: 1)
+
+
+def test_one_rank_alone_cannot_run() -> None:
+    graph, weights = layer_of("F32")
+    executor = reference.compile(shard_of(graph, weights, 0, 2), weights, LIMITS)
+    executor.allocate_cache(8 * NUM_CACHE_GROUPS, 16, 8)
+    with pytest.raises(GraphError, match="one of 2 ranks"):
+        executor.submit(steps()[0]).wait()
