@@ -35,7 +35,7 @@ check:  ## dependency directions, budgets, architecture page
 	$(BIN)/python tools/check_structure.py
 
 test:
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: clients  ## the large models, long property runs, emulated instruction sets, further client libraries
 	$(BIN)/pytest -m slow

@@ -81,3 +81,45 @@ def test_every_variable_is_documented() -> None:
     used = set(re.findall(r'"(OCTAVO_\w+)"', Path(env.__file__).read_text()))
     assert documented == used
     assert len(used) < 10
+
+
+LWS = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "lws-0.lws.default"}
+TORCH = {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+SLURM = {"SLURM_NNODES": "2", "SLURM_NODEID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, {}),
+        (LWS, {"nnodes": 2, "node_rank": 1, "master": "lws-0.lws.default:29500"}),
+        (TORCH, {"nnodes": 4, "node_rank": 3, "master": "10.0.0.1:1234"}),
+        (TORCH | {"MASTER_ADDR": "fd00::1"}, {"nnodes": 4, "node_rank": 3, "master": "[fd00::1]:1234"}),
+        (SLURM, {"nnodes": 2, "node_rank": 0}),
+        (SLURM | {"MASTER_ADDR": "n1"}, {"nnodes": 2, "node_rank": 0, "master": "n1:29500"}),
+        (LWS | SLURM, {"nnodes": 2, "node_rank": 1, "master": "lws-0.lws.default:29500"}),
+        ({"SLURM_NNODES": "1", "SLURM_NODEID": "0"}, {}),
+    ],
+)
+def test_places_that_launchers_set(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: dict[str, object]
+) -> None:
+    for name in {*LWS, *TORCH, *SLURM}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OCTAVO_CLUSTER_TOKEN", raising=False)
+    assert env.cluster_of_launcher() == {}  # a job of several machines may run an engine on each
+    monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", "x" * 16)
+    assert env.cluster_of_launcher() == expected
+
+
+@pytest.mark.parametrize("value", [None, "x", "-1"])
+def test_places_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", "x" * 16)
+    monkeypatch.setenv("LWS_GROUP_SIZE", "2")
+    monkeypatch.delenv("LWS_WORKER_INDEX", raising=False)
+    if value is not None:
+        monkeypatch.setenv("LWS_WORKER_INDEX", value)
+    with pytest.raises(UsageError, match=r"LWS_WORKER_INDEX is .* it must be a number"):
+        env.cluster_of_launcher()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -90,7 +91,40 @@ def test_the_snippet_for_a_server_answers() -> None:
     assert "scatter" in answer.lower(), answer
 
 
-@pytest.mark.parametrize("line", [line for block in snippets("sh") for line in block.splitlines() if "octavo " in line])
+COMMANDS = [line for block in snippets("sh") for line in block.splitlines() if "octavo " in line]
+
+# Commands that need no other model than the default one, and what they print.
+RUNNABLE = {
+    "octavo run smollm2": r"\w+",
+    "octavo run --schema": r'"name": *"',
+    "octavo list": r"smollm2 +9\d\.\d MiB",
+    "octavo ps": r"PID|No server",
+    "octavo plan MODEL": r"KV cache",
+    "octavo show MODEL": r"architecture +llama",
+    "octavo doctor": r"instruction sets",
+    "octavo quantize MODEL": r"bits per weight",
+    "octavo bench latency": r"time_to_first_token_s",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", RUNNABLE)
+def test_commands_of_readme_run_as_typed(start: str, smollm2_path: Path, tmp_path: Path) -> None:
+    """MODEL is the default model; what follows a prompt that asks for much is limited by the file of options."""
+    [line] = [line for line in COMMANDS if line.startswith(start)]
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}
+    (tmp_path / "person.json").write_text(json.dumps(schema))
+    for name in ("notes.txt", "text.txt"):
+        (tmp_path / name).write_text("The meeting moved to Friday at ten, because the room is taken. " * 20)
+    (tmp_path / "config.toml").write_text("[run]\nmax_tokens = 60\nseed = 1\n")
+    typed = line.split("#")[0].replace("MODEL", str(smollm2_path))
+    script = f'octavo() {{ "{sys.executable}" -m octavo --config "{tmp_path}/config.toml" "$@"; }}\n{typed}'
+    result = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert re.search(RUNNABLE[start], result.stdout), result.stdout
+
+
+@pytest.mark.parametrize("line", COMMANDS)
 def test_each_command_in_readme_exists(line: str) -> None:
     """Its name and its options; most of them need a model that is not here."""
     words = line.split("#")[0].split()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tools" / "build_wheels.sh"
@@ -53,6 +54,19 @@ def test_without_containers_the_systems_compiler_builds(tmp_path: Path) -> None:
     assert str(tmp_path) in lines[2]
 
 
+def test_another_processor_without_containers_is_cross_compiled(tmp_path: Path) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("the cross compiler is for x86-64")
+    result = build_wheels("--local", "--dry-run", "--arch", "aarch64", "--python", "3.12", "--out", str(tmp_path))
+    environment, tools, build, repair = result.stdout.splitlines()
+    assert "python3.12 -m venv" in environment
+    assert "pip install" in tools
+    assert "_PYTHON_HOST_PLATFORM" not in tools  # or pip would install those of the other processor
+    for part in ("_PYTHON_HOST_PLATFORM=linux-aarch64", "cmake/aarch64.cmake", "--no-build-isolation"):
+        assert part in build
+    assert "auditwheel repair" in repair
+
+
 def test_with_a_container_engine_cibuildwheel_builds(tmp_path: Path) -> None:
     """The engine is a stand-in that answers `info`: this machine may have none."""
     podman = tmp_path / "podman"
@@ -68,7 +82,6 @@ def test_with_a_container_engine_cibuildwheel_builds(tmp_path: Path) -> None:
 
 
 def test_the_release_workflow_is_sound() -> None:
-    yaml = pytest.importorskip("yaml")
     workflow = yaml.safe_load(WORKFLOW.read_text())
     jobs = workflow["jobs"]
     assert set(jobs["attach"]["needs"]) == set(jobs) - {"attach"}
@@ -80,6 +93,12 @@ def test_the_release_workflow_is_sound() -> None:
             assert ("run" in step) != ("uses" in step) or "env" in step
             for script in re.findall(r"\btools/\S+", step.get("run", "")):
                 assert (ROOT / script).exists()
+
+
+def children_seconds() -> float:
+    """Processor time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.fixture(scope="module")
@@ -100,22 +119,25 @@ def test_the_tags_of_a_wheel_say_where_it_runs(wheel: Path) -> None:
     abi = "abi3" if sys.version_info >= (3, 12) else f"cp{sys.version_info[0]}{sys.version_info[1]}"
     assert re.search(rf"-{abi}-manylinux_2_\d+_", wheel.name), wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    assert sum(name.startswith("octavo/backends/cpu/_native") for name in names) == 1
+    assert sum(name.startswith("octavo/backends/cpu/_native") and name.endswith(".so") for name in names) == 1
     assert not [name for name in names if name.startswith("octavo.libs/")], "a library of this system is in the wheel"
 
 
 @pytest.mark.slow
 def test_a_wheel_needs_no_compiler_and_answers_at_once(wheel: Path, tmp_path: Path, smollm2_path: Path) -> None:
-    """In an environment of its own, with no tools but Python's in PATH; pip's cache is warm from a first download."""
+    """In an environment of its own, with no tools but Python's in PATH; pip's cache is warm from a first download.
+
+    The seconds are those of the processor: other work on the machine does not count.
+    """
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     bin_folder = tmp_path / "venv" / "bin"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PATH")}
     environment["PATH"] = str(bin_folder)
     pip = [bin_folder / "pip", "install", "-q"]
     subprocess.run([*pip, "--target", tmp_path / "warm", wheel], check=True, env=environment)
-    start = time.monotonic()
+    start = children_seconds()
     subprocess.run([*pip, wheel], check=True, env=environment)
-    seconds = time.monotonic() - start
+    seconds = children_seconds() - start
     answer = subprocess.run(
         [bin_folder / "octavo", "run", "--seed", "1", smollm2_path, "Why is the sky blue?"],
         capture_output=True,

@@ -63,11 +63,11 @@ def test_dense_modules(name: str, pooling: str, normalize: bool, tmp_path: Path)
         np.testing.assert_allclose(embed(llm, TEXTS), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("is_decoder", [False, True])
-def test_dense_modules_follow_pooling(is_decoder: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bert", "gemma-embedding", "decoder"])
+def test_dense_modules_follow_pooling(name: str, tmp_path: Path) -> None:
     """The published formula: the linear, its activation, and so on, then length 1."""
-    path = save_decoder(tmp_path) if is_decoder else save_encoder("bert", tmp_path)
-    pooling = "last" if is_decoder else "mean"
+    path = save_decoder(tmp_path) if name == "decoder" else save_encoder(name, tmp_path)
+    pooling = "last" if name == "decoder" else "mean"
     with LLM(str(save_pooling(path, pooling, normalize=False))) as llm:
         pooled = torch.from_numpy(embed(llm, TEXTS)).float()
     with torch.no_grad():

@@ -5,7 +5,8 @@
 #
 # With docker or podman, cibuildwheel builds and tries them in manylinux_2_28 containers (pyproject.toml); another
 # processor than this machine's runs under QEMU, which binfmt must know. Without a container engine, or with --local,
-# this system's compiler builds them, and auditwheel gives each the oldest manylinux tag that its glibc symbols allow.
+# this system's compiler builds them, and auditwheel gives each the oldest manylinux tag that its glibc symbols allow;
+# for aarch64 on x86_64 that is Debian's cross compiler (g++-aarch64-linux-gnu), and the wheels are not tried.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -50,12 +51,28 @@ if [ -n "$engine" ]; then
   exit
 fi
 
-[ "$arch" = "$(uname -m)" ] || fail "--arch $arch needs docker or podman: this machine is $(uname -m)"
+cross=()
+if [ "$arch" != "$(uname -m)" ]; then
+  [ "$arch" = aarch64 ] || fail "--arch $arch needs docker or podman: this machine is $(uname -m)"
+  compiler=aarch64-linux-gnu-g++
+  $dry_run || command -v $compiler >/dev/null || fail "--arch $arch needs docker, podman or $compiler, and there is none"
+  # The headers are those of this machine's Python; pyconfig.h says the same on both, which have the same sizes of types.
+  cross=(_PYTHON_HOST_PLATFORM=linux-aarch64 CMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64.cmake")
+fi
 raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
 for python in $pythons; do
   # The C++ library goes into the wheel: a system may have an older one.
-  run env LDFLAGS='-static-libstdc++ -static-libgcc' "python$python" -m pip wheel --no-deps -w "$raw" .
+  builder="python$python" options=()
+  if [ ${#cross[@]} != 0 ]; then
+    # The tools of the build run here; pip would take those of the other processor.
+    run "$builder" -m venv "$raw/venv$python"
+    builder="$raw/venv$python/bin/python" options=(--no-build-isolation)
+    run "$builder" -m pip install -q 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.26' ninja
+    cross[2]=SETUPTOOLS_EXT_SUFFIX=".cpython-${python/./}-aarch64-linux-gnu.so"
+  fi
+  run env LDFLAGS='-static-libstdc++ -static-libgcc' "${cross[@]}" \
+    "$builder" -m pip wheel --no-deps "${options[@]}" -w "$raw" .
 done
 for wheel in "$raw"/*.whl; do
   run python3 -m auditwheel repair -w "$out" "$wheel"

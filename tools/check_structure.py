@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {"graph", "quantization"},
     "loader": {"quantization", "models"},
     "tokenizer": {"loader"},
-    "engine": {"graph", "models", "quantization", "backends", "loader", "tokenizer"},
+    "distributed": {"graph", "backends"},
+    "engine": {"graph", "models", "quantization", "backends", "loader", "tokenizer", "distributed"},
     "core": {"engine", "loader", "tokenizer"},
     "server": {"core", "engine", "loader", "tokenizer"},
     "llm": {"engine", "loader", "tokenizer"},
@@ -177,8 +178,9 @@ def check_python_budgets() -> Iterator[str]:
             if length > (budget := MAX_FUNCTION_LINES[path.relative_to(ROOT).parts[0]]):
                 yield f"{where} has {length} lines, the budget is {budget}"
             parameters = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
-            # A command's options are its parameters.
-            if parameters > MAX_PARAMETERS and not relative.startswith("src/octavo/cli/"):
+            # A command's options are its parameters, and a kernel's are pointers, strides and constants.
+            is_kernel = any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+            if parameters > MAX_PARAMETERS and not is_kernel and not relative.startswith("src/octavo/cli/"):
                 yield f"{where} has {parameters} parameters, the budget is {MAX_PARAMETERS}"
 
 

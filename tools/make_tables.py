@@ -23,7 +23,8 @@ from octavo.backends.cpu.packing import packed_types  # noqa: E402
 from octavo.config import EngineConfig  # noqa: E402
 from octavo.engine.load import model_sizes  # noqa: E402
 from octavo.loader.checkpoint import open_checkpoint  # noqa: E402
-from octavo.models import known_architectures  # noqa: E402
+from octavo.models import architecture_name, known_architectures  # noqa: E402
+from octavo.models._reading import ConfigReader  # noqa: E402
 from octavo.quantization.at_load import METHODS, quantized_like  # noqa: E402
 from octavo.quantization.ggml import BLOCK_SIZES  # noqa: E402
 from octavo.quantization.packed import DENSE_TYPES, WeightInfo, group_of  # noqa: E402
@@ -42,7 +43,8 @@ def tested_architectures() -> Iterable[Cells]:
     modules = known_architectures()
     yield "architecture", "`model_type` and GGUF names", "compared from safetensors", "and from GGUF", "real model"
     tested = {name: modules[tiny_models.config_values(name)["model_type"]] for name in tiny_models.CONFIGS}
-    tested |= {name: modules[config().model_type] for name, config in tiny_encoders.CONFIGS.items()}
+    for name, make in tiny_encoders.CONFIGS.items():
+        tested[name] = architecture_name(make().model_type, ConfigReader(make().to_dict()))
     with_gguf = {*tiny_models.GGUF_CONFIGS, *tiny_encoders.GGUF_CONFIGS}
     for module in sorted({*modules.values()}):
         found = [name for name, architecture in tested.items() if architecture == module]

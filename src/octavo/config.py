@@ -40,7 +40,11 @@ class EngineConfig:
         "the CPU computes in float32 with any of them",
     )
     trust_remote_code: bool = option(False, "accepted, but code from a repository is never run; octavo has its own")
-    backend: str = option("cpu", "compute backend: cpu, or reference (numpy: slow, but defines the results)")
+    backend: str = option(
+        "cpu",
+        "compute backend: cpu, torch (a GPU; torch:cuda:1 or torch:cpu names the device), or reference (numpy: slow, "
+        "but it defines the results)",
+    )
     max_model_len: int | None = option(
         None, "maximum tokens of a request, prompt and answer; default: the model's limit, or as many as fit in memory"
     )
@@ -65,6 +69,15 @@ class EngineConfig:
     )
     pack_cache_size: int | str = option("32GiB", "maximum disk space for the packed weights of all models")
     num_threads: int = option(0, "compute threads; 0: one for each core that this process may use")
+    tensor_parallel_size: int = option(
+        1, "processes on this machine that compute each layer together, each with a part of its weights"
+    )
+    pipeline_parallel_size: int = option(
+        1, "stages that the layers are cut into, one after another, each with its own tensor_parallel_size processes"
+    )
+    nnodes: int = option(1, "machines that run the stages of pipeline_parallel_size, as many on each")
+    node_rank: int = option(0, "number of this machine among nnodes; 0 answers requests, the others help it")
+    master: str | None = option(None, "HOST:PORT of the machine with node_rank 0, where the others come")
     generation_config: str = option(
         "auto",
         "sampling for fields that a request leaves open: auto (what the model's makers recommend), none (neutral "
@@ -89,6 +102,19 @@ class EngineConfig:
         if self.block_size != 8 and self.block_size % 16 and self.backend == "cpu":
             raise UsageError(f"block_size is {self.block_size}; on the backend cpu it must be 8 or a multiple of 16")
         check_integer("num_threads", self.num_threads, 0, 1024)
+        check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
+        check_integer("pipeline_parallel_size", self.pipeline_parallel_size, 1, 64)
+        check_integer("nnodes", self.nnodes, 1, 64)
+        check_integer("node_rank", self.node_rank, 0, self.nnodes - 1)
+        if self.nnodes > 1 and self.master is None:
+            raise UsageError("nnodes needs master, the HOST:PORT of the machine with node_rank 0")
+        if self.pipeline_parallel_size % self.nnodes:
+            raise UsageError(
+                f"pipeline_parallel_size is {self.pipeline_parallel_size}, which {self.nnodes} nodes do not share "
+                "evenly; the ranks of a stage are on one machine, and each machine has as many stages"
+            )
+        if self.num_ranks > 1 and self.backend != "cpu":
+            raise UsageError(f"several ranks run on the backend cpu, not on {self.backend}; leave out backend")
         if self.max_model_len is not None:
             check_integer("max_model_len", self.max_model_len, 2, 2**30)
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -98,6 +124,17 @@ class EngineConfig:
             )
         if self.kv_cache_memory is not None:
             parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def num_ranks(self) -> int:
+        """The processes of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks of the machine with this `node_rank`; rank 0 is on the first."""
+        count = self.num_ranks // self.nnodes
+        return range(self.node_rank * count, (self.node_rank + 1) * count)
 
     @property
     def kv_cache_bytes(self) -> int | None:

@@ -7,6 +7,8 @@
 | `OCTAVO_ISA`         | widest instruction set to use: `scalar`; on x86 `avx2`, `avx512`, `avx512vnni`, `amx`;   |
 |                      | on ARM `neon`, `dotprod`, `i8mm`                                                         |
 | `OCTAVO_NUM_THREADS` | compute threads; default: one for each core that this process may use                    |
+| `OCTAVO_CLUSTER_TOKEN` | the secret that the machines of `--nnodes` share; with it, `octavo serve` reads what     |
+|                      | launchers set: `LWS_*`, `RANK` and `WORLD_SIZE`, `SLURM_*`, `MASTER_ADDR`, `MASTER_PORT` |
 | `OPENAI_API_KEY`     | key for the servers that `octavo compare --engine NAME=URL` asks                         |
 """
 
@@ -21,6 +23,14 @@ COMPLETION_VARIABLE = "_OCTAVO_COMPLETE"  # set by the script of `octavo --insta
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _MAX_THREADS = 1024
+_LEAST_TOKEN = 16
+_MASTER_PORT = "29500"  # torch's
+# Of each launcher that starts one process on each machine: the number of machines, this one's, the first one's address.
+_LAUNCHERS = (
+    ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS"),
+    ("WORLD_SIZE", "RANK", "MASTER_ADDR"),
+    ("SLURM_NNODES", "SLURM_NODEID", "MASTER_ADDR"),
+)
 _INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512vnni", "amx", "neon", "dotprod", "i8mm")
 
 
@@ -81,6 +91,37 @@ def num_threads() -> int:
 def openai_api_key() -> str | None:
     """The key for servers of others; None: there is none."""
     return os.environ.get("OPENAI_API_KEY") or None
+
+
+def cluster_token() -> str:
+    """The secret of the machines that run one engine. Raises UsageError if there is none, or a short one."""
+    token = os.environ.get("OCTAVO_CLUSTER_TOKEN", "")
+    if len(token) < _LEAST_TOKEN:
+        raise UsageError(
+            f"nnodes needs OCTAVO_CLUSTER_TOKEN, the same secret of at least {_LEAST_TOKEN} characters on all "
+            "machines; make one with: openssl rand -hex 16"
+        )
+    return token
+
+
+def cluster_of_launcher() -> dict[str, int | str]:
+    """nnodes, node_rank and master as LeaderWorkerSet, torch's launchers or Slurm set them, the first of these.
+
+    Empty without OCTAVO_CLUSTER_TOKEN: a job of several machines may run an engine on each. Raises UsageError.
+    """
+    found: dict[str, int | str] = {}
+    launcher = next((names for names in _LAUNCHERS if os.environ.get(names[0])), None)
+    if launcher is None or not os.environ.get("OCTAVO_CLUSTER_TOKEN"):
+        return found
+    for option, name in zip(("nnodes", "node_rank"), launcher[:2], strict=True):
+        value = os.environ.get(name, "")
+        if not value.isascii() or not value.isdigit():
+            raise UsageError(f"{name} is {value!r} beside {launcher[0]}; it must be a number: set it, or unset both")
+        found[option] = int(value)
+    if host := os.environ.get(launcher[2]):
+        port = os.environ.get("MASTER_PORT") or _MASTER_PORT
+        found["master"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return found if found["nnodes"] != 1 else {}
 
 
 def subprocess_environment(**changes: str) -> dict[str, str]:

@@ -98,6 +98,6 @@ def test_other_backends_have_no_profile(monkeypatch: pytest.MonkeyPatch) -> None
     executor = use_fake_model(monkeypatch)
     module = importlib.import_module("octavo.bench.profile")
     monkeypatch.setattr(module, "load_engine", importlib.import_module("octavo.engine.session").load_engine)
-    with pytest.raises(UsageError, match="only the cpu backend"):
+    with pytest.raises(UsageError, match="only one process on the cpu backend can be profiled; leave out --backend"):
         profile("fake", (1,), (8,), context=8)
     assert executor.is_closed

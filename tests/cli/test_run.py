@@ -289,11 +289,20 @@ def test_the_end_at_a_limit_is_told(tiny: Path) -> None:
     assert asked.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", [("serv",), ("cht", "x"), ("Run", "x")])
-def test_a_wrong_command_gets_a_suggestion(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (("serv",), "serve"),
+        (("cht", "x"), "chat"),
+        (("Run", "x"), "run"),
+        (("rum", "x"), "rm or run"),
+        (("prun", "x"), "prune or run"),
+    ],
+)
+def test_a_wrong_command_gets_a_suggestion(arguments: tuple[str, ...], near: str) -> None:
     result = octavo_here(*arguments)
     assert result.returncode == 2
-    assert "Did you mean" in result.stderr
+    assert f"Did you mean {near}?" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [("-h",), ("run", "-h"), ("serve", "-h")])
@@ -316,9 +325,11 @@ def test_streams_that_are_closed_or_full(tiny: Path, redirect: str, code: int, s
 
 
 def test_an_address_space_that_is_too_small_is_no_internal_error(smollm2_path: Path) -> None:
-    for limit in (400_000, 900_000):
+    for limit in (400_000, 600_000, 900_000):
         command = f"ulimit -v {limit}; " + " ".join([*COMMAND, "run", str(smollm2_path), "hi", *GREEDY])
         result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
         assert "internal error" not in result.stderr
         assert "Traceback" not in result.stderr
         assert result.returncode in (0, 3)
+        if result.returncode:
+            assert f"The address space is limited to {limit} KiB (RLIMIT_AS): raise ulimit -v" in result.stderr

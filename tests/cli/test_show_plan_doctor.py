@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,25 @@ def test_plan(smollm2_path: Path) -> None:
     text = octavo_here("plan", smollm2_path, "--ctx", "2048").stdout
     assert "2,048 tokens" in text
     assert "GFLOP at 2,048 tokens of context" in text
+
+
+def test_plan_of_ranks(smollm2_path: Path) -> None:
+    options = ("--ctx", "512", "--tensor-parallel-size", "3", "--pipeline-parallel-size", "2")
+    whole = json.loads(octavo_here("plan", smollm2_path, "--ctx", "512", "--json").stdout)
+    plan = json.loads(octavo_here("plan", smollm2_path, *options, "--json").stdout)
+    ranks = plan["ranks"]
+    assert [(rank["stage"], rank["part"]) for rank in ranks] == [(1, 0), (1, 1), (1, 2), (0, 0), (0, 1), (0, 2)]
+    # The embedding is also the output head: both stages hold it.
+    assert whole["ranks"] == []
+    embedding = 49152 * 576
+    assert whole["weight_bytes"] < sum(rank["weight_bytes"] for rank in ranks) < whole["weight_bytes"] + 1.2 * embedding
+    assert sum(rank["kv_bytes_per_token"] for rank in ranks) == whole["kv_bytes_per_token"]
+    assert [rank["handed_on_bytes_per_token"] for rank in ranks] == [0] * 3 + [576 * 4] * 3
+    # Two sums for each of 15 layers, and the embedding of the first stage or the logits of the last.
+    assert {rank["exchanges"] for rank in ranks} == {31}
+    text = octavo_here("plan", smollm2_path, *options).stdout
+    assert "rank 5" in text
+    assert "in 31 exchanges a step; hands on 2.2 KiB a token" in text
 
 
 def test_plan_of_an_int8_cache(smollm2_path: Path) -> None:
@@ -231,6 +251,9 @@ def test_doctor() -> None:
     assert findings["read_bytes_per_s"] > 1e8
     assert findings["problems"] == []
     assert findings["thread_reasons"]
+    assert f"torch {findings['torch']}" in " ".join(text.split())
+    assert findings["torch"].startswith(metadata.version("torch"))
+    assert torch.cuda.is_available() != ("no GPU is used" in findings["torch"])
 
 
 def test_doctor_says_why_an_instruction_set_was_chosen() -> None:
@@ -244,6 +267,7 @@ def test_doctor_says_why_an_instruction_set_was_chosen() -> None:
 def test_a_missing_native_library_is_a_problem_with_its_remedy() -> None:
     code = """
 import sys
+from importlib import metadata
 sys.modules["octavo.backends.cpu._native"] = None
 from octavo.cli.main import main
 main(sys.argv[1:])

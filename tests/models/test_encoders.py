@@ -21,12 +21,21 @@ from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
 from octavo.models._encoder import EncoderConfig
 from tests.support.batches import Request, step
-from tests.support.tiny_encoders import CONFIGS, GGUF_CONFIGS, expected_states, save_gguf, tiny_encoder
+from tests.support.tiny_encoders import (
+    CONFIGS,
+    GGUF_CONFIGS,
+    WITHOUT_LABELS,
+    expected_states,
+    save_gguf,
+    save_tensors,
+    stored_tensors,
+    tiny_encoder,
+)
 
 TEXTS = [np.random.default_rng(i).integers(4, 96, n).tolist() for i, n in enumerate((30, 1, 17, 64))]
 TYPES = [[0] * 12 + [1] * 18, [0], [0] * 5 + [1] * 12, [0] * 64]
 LIMITS = ExecutorLimits(128, 4, 128, 64)
-BACKENDS = [("reference", 1e-4), ("cpu", 1e-4)]
+BACKENDS = [("reference", 1e-4), ("cpu", 1e-4), ("torch:cpu", 1e-4)]
 
 
 @pytest.mark.parametrize(("backend", "tolerance"), BACKENDS)
@@ -51,7 +60,7 @@ def test_gguf(name: str, backend: str, tolerance: float, tmp_path: Path) -> None
     assert_close(vectors(checkpoint, backend), expected, tolerance)
 
 
-@pytest.mark.parametrize("name", ["bert", "bert-tanh-gelu", "nomic-bert", "roberta"])
+@pytest.mark.parametrize("name", ["bert", "bert-tanh-gelu", "nomic-bert", "roberta", "jina-bert"])
 def test_token_types(name: str, tmp_path: Path) -> None:
     model = tiny_encoder(name, **({"type_vocab_size": 2} if name == "roberta" else {}))
     model.save_pretrained(tmp_path)
@@ -60,7 +69,7 @@ def test_token_types(name: str, tmp_path: Path) -> None:
         assert_close(vectors(open_checkpoint(tmp_path), backend, "cls", TYPES), expected, 1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "nomic-bert"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WITHOUT_LABELS])
 def test_sequence_classification(name: str, tmp_path: Path) -> None:
     model = tiny_encoder(name, labels=3)
     model.save_pretrained(tmp_path)
@@ -73,6 +82,36 @@ def test_gguf_of_a_cross_encoder(tmp_path: Path) -> None:
     model = tiny_encoder("xlm-roberta", labels=1)
     checkpoint = open_checkpoint(save_gguf(model, tmp_path / "model.gguf", "rank"))
     assert_close(vectors(checkpoint, "cpu"), [expected_states(model, text) for text in TEXTS], 1e-4)
+
+
+@pytest.mark.parametrize("name", ["jina-bert", "jina-bert-code"])
+def test_older_gguf_of_jina(name: str, tmp_path: Path) -> None:
+    """Converters before June 2025 wrote gate and up apart."""
+    model = tiny_encoder(name)
+    tensors = {}
+    for tensor, array in stored_tensors(model).items():
+        halves = np.split(array, 2)
+        if tensor.endswith(("gated_layers.weight", "up_gated_layer.weight")):
+            gate, up = halves if "gated_layers" in tensor else halves[::-1]
+            block = f"blk.{tensor.split('.')[2]}"
+            tensors |= {f"{block}.ffn_gate.weight": gate, f"{block}.ffn_up.weight": up}
+        else:
+            tensors[tensor] = array
+    checkpoint = open_checkpoint(save_tensors(model, tensors, tmp_path / "model.gguf", "cls"))
+    expected = [expected_states(model, text)[0] for text in TEXTS]
+    assert_close(vectors(checkpoint, "cpu"), expected, 1e-4)
+
+
+def test_dense_layers_in_gguf_files(tmp_path: Path) -> None:
+    """EmbeddingGemma's, which the converter takes from the modules of sentence-transformers."""
+    model, rng = tiny_encoder("gemma-embedding"), np.random.default_rng(0)
+    dense = {"dense_2": rng.normal(0, 0.1, (160, 64)), "dense_3": rng.normal(0, 0.1, (64, 160))}
+    tensors = {n: array + n.endswith("norm.weight") for n, array in stored_tensors(model).items()}
+    tensors |= {f"{stem}.weight": array.astype(np.float32) for stem, array in dense.items()}
+    checkpoint = open_checkpoint(save_tensors(model, tensors, tmp_path / "model.gguf"))
+    means = np.array([expected_states(model, text).mean(axis=0) for text in TEXTS])
+    for backend, tolerance in BACKENDS:
+        assert_close(vectors(checkpoint, backend), list(means @ dense["dense_2"].T @ dense["dense_3"].T), tolerance)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -100,6 +139,12 @@ def test_a_text_is_the_same_alone_and_among_others(name: str, tmp_path: Path) ->
         ("nomic-bert", "hidden_act", "gelu"),
         ("nomic-bert", "head_dim", 8),
         ("nomic-bert", "num_attention_heads", 64),
+        ("xlm-roberta", "position_embedding_type", "alibi"),
+        ("jina-bert", "feed_forward_type", "swiglu"),
+        ("jina-bert", "is_decoder", True),
+        ("gemma-embedding", "architectures", ["Gemma3TextForSequenceClassification"]),
+        ("gemma-embedding", "attn_logit_softcapping", 50.0),
+        ("gemma-embedding", "hidden_activation", "gelu"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_key(name: str, key: str, value: object, tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
         {"per_layer_config__1__num_key_value_heads": 3},
         "per_layer_config is .*: differs between layers",
     ),
-    ("gemma4", {"enable_moe_block": True}, "enable_moe_block is True: experts of Gemma 4 are not supported"),
+    ("gemma4", {"enable_moe_block": True}, "num_experts is missing"),
+    ("gemma4-experts", {"top_k_experts": 7}, "top_k_experts is 7: must be a whole number from 1 to 6"),
+    ("gemma4-experts", {"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
     ("llama4", {"attention_chunk_size": 0}, "attention_chunk_size is 0"),
     ("llama4", {"layer_types": ["sliding_attention"] * 4}, "layer_types is 'sliding_attention': must be chunked"),
     ("llama4", {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]: must be 4 values"),
@@ -127,7 +129,6 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [1, 2, 1, 1, 1]}, "no_rope_layers is 2: must be true or false"),
     ("smollm3", {"no_rope_layers": [1]}, r"no_rope_layers is \[1\]: must be 5 values"),
     ("starcoder2", {"norm_epsilon": -1.0}, r"norm_epsilon is -1\.0"),
-    ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True"),
     ("stablelm", {"rope_parameters__partial_rotary_factor": 0.01}, "partial_rotary_factor is .*rotates no even number"),
     ("nemotron", {"norm_eps": 0.0}, r"norm_eps is 0\.0"),
     ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True: norms on q and k are not supported"),
@@ -240,6 +241,7 @@ def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:
     assert "which has no key conv_width, gate_kind (docs" in message
     assert "granite, which has no key router_kind (" in nearest_to("granite", router_kind="top")
     assert "which has all its keys" in nearest_to("granite")
+    assert "which has no key is_encoder_decoder (" in nearest_to("llama", is_encoder_decoder=True)
     # A list in place of `intermediate_size` does not make its other keys unknown.
     assert "ones: gemma3n, which has no key vocab_size_per_layer_input" in nearest_to("gemma3n", router_kind="top")
     assert "and 8 more" in nearest_to("llama", **{f"key{i}": i for i in range(20)})

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
 from octavo.backends.cpu.lowering import PASSES
+from octavo.backends.torch.executor import TorchExecutor
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
@@ -46,8 +47,8 @@ def paged(scheduled: list[tuple[Request, int]], *, all_logits: bool = True) -> B
 
 
 def assert_same(executor: Executor, logits: NDArray[np.floating], whole: NDArray[np.floating]) -> None:
-    """Bit for bit on the cpu; numpy's products depend a little on their shapes."""
-    atol = 1e-10 if isinstance(executor, reference.ReferenceExecutor) else 0.0
+    """Bit for bit on the cpu; products of numpy and torch depend on their shapes, torch's before keys are rounded."""
+    atol = {reference.ReferenceExecutor: 1e-10, TorchExecutor: 5e-3}.get(type(executor), 0.0)
     np.testing.assert_allclose(logits, whole, rtol=0, atol=atol)
 
 

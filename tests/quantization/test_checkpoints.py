@@ -74,7 +74,9 @@ def test_whole_model(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_cpu_backend(name: str, tmp_path: Path) -> None:
     model, checkpoint, _ = opened(tmp_path, name)
-    assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), NATIVE_TOLERANCE)
+    # The rounding of activations to 8 bits weighs more beside weights of two values.
+    tolerance = 2 * NATIVE_TOLERANCE if name == "hqq-1" else NATIVE_TOLERANCE
+    assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), tolerance)
 
 
 def layer_file(path: Path, tensors: dict[str, Any], config: dict[str, object], stem: str = "a.b_proj") -> list[Lowered]:

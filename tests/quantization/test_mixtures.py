@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineConfig
 from octavo.engine.load import growth_notes, model_sizes
+from octavo.engine.progress import size
 from octavo.loader.checkpoint import open_checkpoint
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.quantization.test_checkpoints import NATIVE_TOLERANCE, RNG, layer_file, tiny_model
 from tests.support import quantized_checkpoints, tiny_models
-from tests.support.quantized_checkpoints import CASES, Packer, as_tensor, compressed, write
+from tests.support.quantized_checkpoints import CASES, SLOWER, Packer, as_tensor, compressed, write
 
 # Part of a layer's name -> its group's configuration, and its packer.
 LAYOUTS: dict[str, tuple[dict[str, object], Packer]] = {
@@ -103,34 +104,37 @@ def test_zeros_of_gptq_wrap_around_in_version_1(version: int, stored_zero: int, 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_format_has_a_kernel_or_says_its_cost(name: str, tmp_path: Path) -> None:
-    """One note for each type, with the factor, and nothing is refused."""
+def test_a_format_has_a_kernel_of_its_own(name: str, tmp_path: Path) -> None:
     write(tiny_model(), tmp_path, *CASES[name])
-    checkpoint = open_checkpoint(tmp_path)
-    sizes = model_sizes(checkpoint, EngineConfig(), 64)
-    notes = growth_notes(sizes)
-    slower = {m.type_name for m in sizes.matrices.values() if m.packed_as in ("F16", "F32") and m.type_name != "F32"}
-    assert len(notes) == len(slower)
-    for type_name in slower:
-        (note,) = [note for note in notes if note.startswith(f"{type_name} has no kernel of its own")]
-        matrices = [m for m in sizes.matrices.values() if m.type_name == type_name]
-        factor = sum(m.packed_bytes for m in matrices) / sum(m.stored_bytes for m in matrices)
-        assert f"kept as {matrices[0].packed_as} and take {factor:.1f} times their size in the file" in note
-    packed = [m for m in sizes.matrices.values() if m.type_name not in ("F32", *slower)]
-    assert math.fsum(m.packed_bytes for m in packed) <= 2 * math.fsum(m.stored_bytes for m in packed)
+    with closing(open_checkpoint(tmp_path)) as checkpoint:
+        sizes = model_sizes(checkpoint, EngineConfig(), 64)
+    assert growth_notes(sizes) == []
+    packed = [m for m in sizes.matrices.values() if m.type_name != "F32"]
+    assert packed
+    assert all(m.packed_bytes <= 2 * m.stored_bytes for m in packed)
 
 
-def test_the_note_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A group of 16 columns has no kernel: the model runs, with one warning for all its layers."""
+@pytest.mark.parametrize("name", SLOWER)
+def test_what_has_no_kernel_runs_and_says_its_cost_once(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning for all layers of a type, with the memory that its weights really take."""
     from octavo import LLM, SamplingParams
 
-    write(tiny_model(), tmp_path, *quantized_checkpoints.integer_case(4, 16, packed=True))
+    config, packer, stored_as, packed_as = SLOWER[name]
+    model = tiny_model()
+    write(model, tmp_path, config, packer)
     save_tokenizer(tmp_path)
+    with closing(open_checkpoint(tmp_path)) as checkpoint:
+        matrices = [m for m in model_sizes(checkpoint, EngineConfig(), 64).matrices.values() if m.type_name != "F32"]
+        assert {(m.type_name, m.packed_as) for m in matrices} == {(stored_as, packed_as)}
+        assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), NATIVE_TOLERANCE)
     with caplog.at_level(logging.WARNING), LLM(str(tmp_path)) as llm:
         assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, detokenize=False))
-    notes = [record for record in caplog.records if "has no kernel of its own" in record.getMessage()]
-    assert len(notes) == 1
-    assert "I4_16 has no kernel of its own: its weights are kept as F16 and take" in notes[0].getMessage()
+    (note,) = [text for text in caplog.messages if "has no kernel of its own" in text]
+    stored, packed = (sum(getattr(m, f"{kind}_bytes") for m in matrices) for kind in ("stored", "packed"))
+    assert f"{stored_as} has no kernel of its own: its weights are kept as {packed_as} and take " in note
+    assert f"{packed / stored:.1f} times their size in the file, {size(packed)} instead of {size(stored)}" in note
 
 
 def save_tokenizer(directory: Path) -> None:

@@ -23,6 +23,9 @@ DEEPSEEK_R1 = (
 )
 SMOLLM3 = "{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n' }}"
 MAGISTRAL = "First draft your thinking process: [THINK]Your thoughts[/THINK]Here, provide a response."
+GRANITE_32 = "Write your thoughts after 'Here is my thought process:' and your response after 'Here is my response:'"
+GRANITE_33 = "Write your thoughts between <think></think> and write your response between <response></response>"
+GLM_45 = "{%- if '</think>' in content %}{{ '<|assistant|>' }}{{- '\n<think></think>' }}"
 GPT_OSS = "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
 SMOLLM2 = "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
 LLAMA3 = "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
@@ -66,7 +69,7 @@ def think() -> ReasoningFormat:
 
 
 def parse(prompt: str, pieces: list[str], reasoning_format: ReasoningFormat | None = None) -> tuple[str, str]:
-    parser = ReasoningParser(reasoning_format or think(), prompt)
+    parser = (reasoning_format or think()).create_parser(prompt)
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     assert all(part if isinstance(part, str) else part.text for part in parts)
     kinds = [kind for kind, _ in itertools.groupby(isinstance(part, ReasoningPart) for part in parts)]
@@ -76,7 +79,7 @@ def parse(prompt: str, pieces: list[str], reasoning_format: ReasoningFormat | No
 
 
 def test_formats_are_found_in_published_templates() -> None:
-    for template in (QWEN3, DEEPSEEK_R1, SMOLLM3):
+    for template in (QWEN3, DEEPSEEK_R1, SMOLLM3, GLM_45):
         found = find_reasoning_format(template)
         assert found is not None
         assert (found.open, found.close) == ("<think>", "</think>")
@@ -110,6 +113,37 @@ def test_any_text_gives_the_same_whatever_the_pieces(data: st.DataObject) -> Non
 def test_magistral() -> None:
     found = find_reasoning_format(MAGISTRAL)
     assert parse("[INST]2+2?[/INST]", list("[THINK]Hm [x] [/TH.[/THINK]Four."), found) == ("Hm [x] [/TH.", "Four.")
+
+
+def granite(template: str) -> ReasoningFormat:
+    found = find_reasoning_format(template)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "answer"),
+    [
+        ("<think>Hm.</think><response>Four.</response>", "Hm.", "Four."),
+        ("<think>\nHm.\n</think>\n\n<response>\nFour. </resp>\n</response>", "Hm.", "Four. </resp>\n"),
+        ("<think>Hm.</think>Four. <response>", "Hm.", "Four. <response>"),
+        ("<response>Four.</response> So.", "", "Four. So."),
+        ("<response>Four.</respo", "", "Four.</respo"),
+        ("<think>Hm.</think><respo", "Hm.", "<respo"),
+        ("Four.</response>", "", "Four.</response>"),
+        ("", "", ""),
+    ],
+)
+def test_granite_3_3_cut_everywhere(text: str, thinking: str, answer: str) -> None:
+    for cut in range(len(text) + 1):
+        assert parse(PLAIN, [text[:cut], text[cut:]], granite(GRANITE_33)) == (thinking, answer)
+    assert parse(PLAIN, list(text), granite(GRANITE_33)) == (thinking, answer)
+
+
+def test_granite_3_2() -> None:
+    text = "Here is my thought process:\n\nHm. Here is my.\n\nHere is my response:\n\nFour."
+    assert parse(PLAIN, list(text), granite(GRANITE_32)) == ("Hm. Here is my.", "Four.")
+    assert parse(PLAIN, ["Here is my cat."], granite(GRANITE_32)) == ("", "Here is my cat.")
 
 
 START = "<|end|><|start|>assistant"

@@ -153,7 +153,7 @@ def test_too_many_messages_are_refused_in_time(shell: Shell) -> None:
         seconds.append(time.process_time() - begin)
         assert reply.error == (400, INVALID, "messages", "array_above_max_length")
         assert "4096" in reply.message
-    assert min(seconds) < 0.4  # client and server together, on a machine that others use too
+    assert min(seconds) < 0.8  # client and server together, on a machine that others use too
 
 
 class _Part(RequestModel):

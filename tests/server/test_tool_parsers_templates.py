@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,9 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.server.reasoning.reasoning_format import find_reasoning_format
 from octavo.server.tool_parsers.tool_format import find_tool_format, tool_formats
 from octavo.tokenizer import load_tokenizer
+from octavo.tokenizer.chat_template import ChatTemplate
+from tests.server.test_tool_parsers import fold, parse
+from tests.support.tool_outputs import TOOLS
 
 # Short pieces of published templates: where they describe tools, and where they write a call of an earlier turn.
 TEMPLATES = {
@@ -93,6 +99,16 @@ TEMPLATES = {
         "func_name2(params)]{{- '<|header_start|>ipython<|header_end|>' }}",
         "pythonic",
     ),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct with the prompt of llama-stack": (
+        "- Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]\nExamples:\nCORRECT: ["
+        '{{- tool_call.name + "(" -}}{{- "]<|eot|>" }}{{- "<|header_start|>ipython<|header_end|>" }}',
+        "pythonic",
+    ),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": (
+        'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+        "{{- '<|python_start|>' }}{{- message['content'] }}{{- '<|python_end|>' }}{{- tool_call.function.name }}",
+        "llama3_json",
+    ),
     "zai-org/GLM-4.5": ("{% for tool in tools %}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
     "microsoft/Phi-4-mini-instruct": (
         "{% if 'tools' in message %}'<|tool|>' + message['tools'] + '<|/tool|>'",
@@ -110,6 +126,41 @@ def test_the_format_of_a_template(model: str) -> None:
     assert (None if found is None else found.name) == expected
     matching = [name for name, item in tool_formats().items() if item.matches(template)]
     assert matching == ([] if expected is None else [expected])
+
+
+def llama4_template() -> str:
+    """The template of Llama 4 that comes with transformers, without importing its module."""
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).with_name("models") / "llama4" / "processing_llama4.py"
+    for statement in ast.parse(source.read_text()).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "chat_template":
+            return str(ast.literal_eval(statement.value))
+    raise AssertionError(f"{source} has no chat_template")
+
+
+def test_calls_of_llama_4_by_its_own_template() -> None:
+    """The text that it writes of an earlier turn, as the model learns to write it, is read back as the same calls."""
+    source = llama4_template()
+    found = find_tool_format(source)
+    assert found is not None
+    assert found.name == "llama3_json"
+    calls = [("now", {}), ("get_weather", {"city": "Paris"}), ("run", {"options": {"a": [1, None]}, "code": "x"})]
+    tool_calls = [{"type": "function", "function": {"name": name, "arguments": values}} for name, values in calls]
+    for content in ("", "Let me see."):
+        turn = {"role": "assistant", "content": content, "tool_calls": tool_calls}
+        messages = [{"role": "user", "content": "Hi"}, turn]
+        template = ChatTemplate(source, bos_token="<|begin_of_text|>")
+        try:
+            text = template.render(messages, tools=TOOLS, add_generation_prompt=False)
+        finally:
+            template.close()
+        assert '"name": "get_weather"' in text.split("Hi<|eot|>")[0]  # the tools are before the question
+        answer = text.rsplit("<|header_end|>", 1)[1].strip().removesuffix("<|eot|>")
+        text, read = fold(parse(found.name, [answer]))
+        assert [(name, json.loads(arguments)) for name, arguments in read] == calls
+        assert text.strip() == content
 
 
 def test_every_format_has_a_template() -> None:

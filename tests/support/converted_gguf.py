@@ -38,6 +38,7 @@ _ARCHITECTURES = {
 _PERMUTED = ("llama", "mistral3", "granite", "smollm3", "granitehybrid")  # q and k in pairs
 _ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # to the weights of norms
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_HEAD_NORM = re.compile(r"_layernorm\.norms\.(\d+)\.")
 
 
 def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
@@ -68,7 +69,7 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
             array = array + 1.0
         if name.endswith("shared_expert_gate.weight"):
             array = array[0]
-        known = names.get_name(name, (".weight", ".bias"))
+        known = tiny_newer.gguf_name(name) or names.get_name(name, (".weight", ".bias"))
         assert known is not None, name
         writer.add_tensor(known, np.ascontiguousarray(array, np.float32))
     for name, array in _rotary_tensors(config).items():
@@ -90,11 +91,16 @@ def _tensors(model: PreTrainedModel, architecture: str, kv_b: str) -> dict[str, 
 
 
 def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    stacked: dict[str, list[NDArray[np.float32]]] = {}
+    """The same for the norms of heads of StableLM."""
+    whole: dict[str, NDArray[np.float32]] = {}
+    parts: dict[str, list[NDArray[np.float32]]] = {}
     for name, array in tensors.items():
-        whole = _EXPERT.sub(".experts.", name)
-        stacked.setdefault(whole, []).append(array)
-    return {n: np.stack(arrays) if ".experts." in n else arrays[0] for n, arrays in stacked.items()}
+        stack = _HEAD_NORM.sub("_layernorm.", _EXPERT.sub(".experts.", name))
+        if stack == name:
+            whole[name] = array
+        else:
+            parts.setdefault(stack, []).append(array)
+    return whole | {name: np.stack(arrays) for name, arrays in parts.items()}
 
 
 def _with_gate_and_up(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:

@@ -94,6 +94,14 @@ class Terminal:
                 self.output += _read(self._master).decode("utf-8", "replace")
         return self.process.wait(1)
 
+    def leave(self) -> int:
+        """The exit code after Ctrl-D, which is typed until the process ends: during an answer it is lost."""
+        for _ in range(60):
+            self.type("\x04")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.wait(1)
+        raise AssertionError(f"Ctrl-D did not end it; the output is {self.output!r}")
+
     def __enter__(self) -> Terminal:
         return self
 

@@ -221,9 +221,9 @@ def llm_int8(w: Floats, _: Rng) -> Packed:
     return Packed(tensors, codes.astype(np.float32) * (scb[:, None] / np.float32(127)))
 
 
-def four_bits(kind: str, block: int, *, nested: bool) -> Packer:
-    """scale * table[code]; blocks run over the flattened matrix."""
-    table = NF4 if kind == "nf4" else FP4
+def four_bits(kind: str, block: int, *, nested: bool, table: Floats | None = None) -> Packer:
+    """scale * table[code]; blocks run over the flattened matrix. table: the published one of `kind` if None."""
+    table = (NF4 if kind == "nf4" else FP4) if table is None else table
 
     def pack(w: Floats, _: Rng) -> Packed:
         flat = np.concatenate([w.reshape(-1), np.zeros(-w.size % block, np.float32)]).reshape(-1, block)
@@ -301,12 +301,25 @@ CASES: dict[str, tuple[dict[str, object], Packer]] = {
     ),
     "nvfp4": (compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}), nvfp4),
     "mxfp4": (compressed("mxfp4-pack-quantized", {"num_bits": 4, "type": "float"}), mxfp4_packed),
-    **{f"hqq-{bits}": ({"quant_method": "hqq"}, hqq(bits, 64)) for bits in (2, 3, 4, 8)},
+    **{f"hqq-{bits}": ({"quant_method": "hqq"}, hqq(bits, 64)) for bits in (1, 2, 3, 4, 8)},
     "hqq-4-row": ({"quant_method": "hqq"}, hqq(4, 128)),
     "llm-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
     "nf4": (_BITSANDBYTES, four_bits("nf4", 64, nested=False)),
     "nf4-nested": (_BITSANDBYTES, four_bits("nf4", 64, nested=True)),
     "fp4-long-blocks": (_BITSANDBYTES, four_bits("fp4", 512, nested=True)),
+}
+
+# Layouts for which there is no kernel, with their stored and their packed type.
+SLOWER: dict[str, tuple[dict[str, object], Packer, str, str]] = {
+    "group of 16": (*integer_case(4, 16, packed=True), "I4_16", "F16"),
+    **{f"{bits} bits": (*integer_case(bits, 64, packed=True), f"I{bits}_64", "I8_64") for bits in (5, 6, 7)},
+    "block of 16": (_BITSANDBYTES, four_bits("nf4", 16, nested=False), "NF4_16", "F16"),
+    "own table": (
+        _BITSANDBYTES,
+        four_bits("nf4", 64, nested=False, table=np.linspace(-1, 1, 16, dtype="f4")),
+        "CUSTOM4_64",
+        "F16",
+    ),
 }
 
 

@@ -78,6 +78,7 @@ TOKENIZERS = {
     "roberta": unigram,
     "modernbert": byte_level,
     "modernbert-biased": byte_level,
+    "gemma-embedding": byte_level,
 }
 
 

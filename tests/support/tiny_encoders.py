@@ -13,6 +13,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     BertConfig,
+    Gemma3TextConfig,
     ModernBertConfig,
     NomicBertConfig,
     PreTrainedConfig,
@@ -21,6 +22,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from tests.support.jina_bert import JinaBert, JinaBertConfig, JinaBertForSequenceClassification
 from tests.support.tiny_models import stored_tensors
 
 _SIZES = {
@@ -65,11 +67,51 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
         **more,
     ),
     "nomic-bert": lambda **more: NomicBertConfig(**_SIZES, **more),
+    "jina-bert": lambda **more: JinaBertConfig(**_SIZES, **more),
+    "jina-bert-code": lambda **more: JinaBertConfig(
+        **{**_SIZES, "hidden_size": 96, "num_attention_heads": 6}, for_code=True, **more
+    ),
+    "jina-bert-reglu": lambda **more: JinaBertConfig(**_SIZES, feed_forward_type="reglu", **more),
+    "jina-bert-plain": lambda **more: JinaBertConfig(**_SIZES, feed_forward_type="original", **more),
+    "gemma-embedding": lambda **more: Gemma3TextConfig(
+        **{**_SIZES, "num_hidden_layers": 7},
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=10,
+        use_bidirectional_attention=True,
+        **more,
+    ),
+    "gemma-embedding-list": lambda **more: Gemma3TextConfig(
+        **_SIZES,
+        num_key_value_heads=1,
+        head_dim=16,
+        query_pre_attn_scalar=8,
+        sliding_window=5,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        use_bidirectional_attention=True,
+        attention_bias=True,
+        **more,
+    ),
 }
+WITHOUT_LABELS = ("nomic-bert", "gemma-embedding", "gemma-embedding-list")
 
 # The others have what a GGUF file has no place for.
-GGUF_CONFIGS = ["bert", "xlm-roberta", "roberta", "modernbert", "nomic-bert"]
-_ARCHITECTURES = {"modernbert": gguf.MODEL_ARCH.MODERN_BERT, "nomic_bert": gguf.MODEL_ARCH.NOMIC_BERT}
+GGUF_CONFIGS = [
+    "bert",
+    "xlm-roberta",
+    "roberta",
+    "modernbert",
+    "nomic-bert",
+    "jina-bert",
+    "jina-bert-code",
+    "gemma-embedding",
+]
+_ARCHITECTURES = {
+    "modernbert": gguf.MODEL_ARCH.MODERN_BERT,
+    "nomic_bert": gguf.MODEL_ARCH.NOMIC_BERT,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA_EMBEDDING,
+}
 _POOLING_TYPES = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
@@ -78,13 +120,17 @@ def tiny_encoder(name: str, *, labels: int = 0, seed: int = 0, **more: object) -
     torch.manual_seed(seed)
     auto = AutoModelForSequenceClassification if labels else AutoModel
     config = CONFIGS[name](**({"num_labels": labels} if labels else {}), **more)
-    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    if isinstance(config, JinaBertConfig):
+        model = JinaBertForSequenceClassification(config, labels) if labels else JinaBert(config)
+    else:
+        model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
             if "orm" in parameter_name and parameter_name.endswith("weight"):
-                parameter += 1.0
-            elif "embeddings." in parameter_name and parameter.dim() > 1:
+                parameter += 0.0 if name.startswith("gemma") else 1.0  # whose norms multiply by 1 + weight
+            elif "embed" in parameter_name and parameter.dim() > 1:
                 parameter *= parameter.shape[-1] ** 0.25
     return model
 
@@ -107,17 +153,32 @@ def save_gguf(
 
     vocabulary: the keys of the tokenizer.
     """
+    return save_tensors(model, _converted(model), path, pooling, vocabulary)
+
+
+def save_tensors(
+    model: PreTrainedModel,
+    tensors: Mapping[str, NDArray[np.float32]],
+    path: Path,
+    pooling: str = "mean",
+    vocabulary: Mapping[str, object] | None = None,
+) -> Path:
+    """The same with these tensors, under the names of transformers or those of GGUF files."""
     config = model.config
     kind = config.model_type
-    architecture = _ARCHITECTURES.get(kind, gguf.MODEL_ARCH.BERT)
+    is_jina = isinstance(config, JinaBertConfig)
+    architecture = gguf.MODEL_ARCH.JINA_BERT_V2 if is_jina else _ARCHITECTURES.get(kind, gguf.MODEL_ARCH.BERT)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    offset = config.pad_token_id + 1 if "roberta" in kind else 0
+    offset = _position_offset(config)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings - offset)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_layer_norm_eps(config.norm_eps if kind == "modernbert" else config.layer_norm_eps)
+    if kind == "gemma3_text":
+        _add_gemma(writer, config)
+    else:
+        writer.add_layer_norm_eps(config.norm_eps if kind == "modernbert" else config.layer_norm_eps)
     writer.add_causal_attention(False)
     writer.add_uint32(f"{gguf.MODEL_ARCH_NAMES[architecture]}.pooling_type", _POOLING_TYPES[pooling])
     if kind == "modernbert":
@@ -126,9 +187,9 @@ def save_gguf(
     elif kind == "nomic_bert":
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    for name, array in _converted(model, offset).items():
+    for name, array in tensors.items():
         stem, _, suffix = name.rpartition(".")
-        gguf_name = _HEADS.get(stem) or names.get_name(stem)
+        gguf_name = stem if stem.startswith("blk.") else _HEADS.get(stem) or names.get_name(stem)
         assert gguf_name is not None, name
         writer.add_tensor(f"{gguf_name}.{suffix}", np.ascontiguousarray(array))
     for key, value in (vocabulary or {}).items():
@@ -143,6 +204,20 @@ def save_gguf(
 _HEADS = {"classifier": "cls.output", "head.dense": "cls", "head.norm": "cls.norm"}
 
 
+def _add_gemma(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    """The window is that of the published config.json, which transformers halves."""
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_sliding_window(2 * (config.sliding_window - 1))
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+
+
+def _position_offset(config: PreTrainedConfig) -> int:
+    return config.pad_token_id + 1 if "roberta" in config.model_type else 0
+
+
 def _add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
@@ -155,10 +230,12 @@ def _add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_array(key, value if isinstance(value, list) else value.tolist())
 
 
-def _converted(model: PreTrainedModel, offset: int) -> dict[str, NDArray[np.float32]]:
+def _converted(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
     """The tensors that a file gets: without the rows of positions before the first, and without an unused pooler."""
     tensors = {name.removeprefix("bert.").removeprefix("roberta.").removeprefix("model."): array
                for name, array in stored_tensors(model).items()}  # fmt: skip
     if (positions := tensors.get("embeddings.position_embeddings.weight")) is not None:
-        tensors["embeddings.position_embeddings.weight"] = positions[offset:]
+        tensors["embeddings.position_embeddings.weight"] = positions[_position_offset(model.config) :]
+    if model.config.model_type == "gemma3_text":
+        tensors = {name: array + name.endswith("norm.weight") for name, array in tensors.items()}
     return {name: array for name, array in tensors.items() if not name.startswith("pooler.")}

@@ -163,6 +163,7 @@ CONFIGS |= {
     "starcoder2": lambda: Starcoder2Config(**SIZES),
     "stablelm": lambda: StableLmConfig(**SIZES, use_qkv_bias=True),
     "stablelm-parallel": lambda: StableLmConfig(**SIZES, use_parallel_residual=True, partial_rotary_factor=0.5),
+    "stablelm-qk-norm": lambda: StableLmConfig(**SIZES, qk_layernorm=True, use_parallel_residual=True),
     "nemotron": lambda: NemotronConfig(**SIZES),
     "cohere2": lambda: Cohere2Config(**{**SIZES, "num_hidden_layers": 4}, sliding_window=5, logit_scale=0.25),
     "glm4": lambda: Glm4Config(**SIZES, head_dim=16),

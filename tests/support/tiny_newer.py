@@ -82,6 +82,14 @@ CONFIGS |= {
         num_global_key_value_heads=1,
         attention_k_eq_v=True,
     ),
+    "gemma4-experts": lambda: Gemma4TextConfig(
+        **_GEMMA4,
+        layer_types=_KINDS * 3,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=24,
+    ),
     "gemma4-biased": lambda: Gemma4TextConfig(
         **{**_GEMMA4, "num_hidden_layers": 7},
         attention_bias=True,
@@ -127,8 +135,17 @@ def _gemma3n(config: PreTrainedConfig, tensors: Tensors) -> Tensors:
 def _gemma4(config: PreTrainedConfig, tensors: Tensors) -> Tensors:  # noqa: ARG001
     out: Tensors = {}
     for name, array in tensors.items():
-        out[name + (".weight" if name.endswith("layer_scalar") else "")] = array
+        has_no_kind = name.endswith("layer_scalar") or ".experts." in name
+        out[name + (".weight" if has_no_kind else "")] = array
     return out
+
+
+def gguf_name(name: str) -> str | None:
+    """Names that the tensor map of the gguf package lacks, because the converter writes them itself."""
+    layer = name.split(".")[-3] if name.endswith(("router.scale", "router.per_expert_scale")) else None
+    if layer is None:
+        return None
+    return f"blk.{layer}.ffn_{'gate_inp' if name.endswith('router.scale') else 'down_exps'}.scale"
 
 
 def _llama4(config: PreTrainedConfig, tensors: Tensors) -> Tensors:  # noqa: ARG001
@@ -176,6 +193,8 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_head_count_kv(
         [config.num_key_value_heads if is_local else full.num_key_value_heads for is_local in local]
     )
+    if config.enable_moe_block:
+        writer.add_expert_used_count(config.top_k_experts)
     if config.use_double_wide_mlp:
         first = config.num_hidden_layers - config.num_kv_shared_layers
         widths = [config.intermediate_size * (1 if i < first else 2) for i in range(config.num_hidden_layers)]

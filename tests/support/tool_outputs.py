@@ -147,6 +147,13 @@ LLAMA = [
     Case("llama3_json", "nested", '{"name": "run", "parameters": ' + _NESTED + "}", (("run", _NESTED),)),
     Case("llama3_json", "no_call", '{"name": "Bob", "age": 3}', content='{"name": "Bob", "age": 3}'),
     Case("llama3_json", "python", "<|python_tag|>print({1: 2})", content="print({1: 2})"),
+    Case(
+        "llama3_json",
+        "llama4",
+        f"<|python_start|>So.<|python_end|>{_SHOWN}{_SHOWN}",
+        (("get_weather", _PARIS),) * 2,
+        "So.",
+    ),
     Case("llama3_json", "cut", '{"name": "run", "parameters": {"code": "x', (("run", '{"code": "x'),)),
     Case("llama3_json", "cut_early", '{"name": "run", "par', content='{"name": "run", "par'),
     Case("llama3_json", "no_parameters", '{"name": "now"}', (("now", "{}"),)),

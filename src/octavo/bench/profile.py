@@ -105,7 +105,9 @@ def profile(
     executor = loaded.executor
     try:
         if not isinstance(executor, ProfiledExecutor):
-            raise UsageError("only the cpu backend can be profiled; leave --backend out")
+            raise UsageError(
+                "only one process on the cpu backend can be profiled; leave out --backend and the parallel sizes"
+            )
         limits = loaded.engine.limits
         num_blocks = limits.num_blocks // len(executor.cache_sizes.layout.groups)  # blocks of each group
         blocks = -(-longest // limits.block_size)

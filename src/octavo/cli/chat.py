@@ -17,6 +17,7 @@ from octavo.cli.completion import complete_model
 from octavo.cli.options import (
     DEFAULT_MODEL,
     Options,
+    in_flags,
     parse_sampling_value,
     sampling_names,
     sampling_params,
@@ -185,7 +186,7 @@ class _Conversation:
             raise
         except OctavoError as error:  # for example, the question alone is longer than the context
             self._messages.pop()
-            click.echo(f"octavo: {error} (/clear starts a new conversation)", err=True)
+            click.echo(f"octavo: {in_flags(str(error))} (/clear starts a new conversation)", err=True)
             return
         wrap.end()
         write("\n")

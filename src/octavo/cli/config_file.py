@@ -43,21 +43,27 @@ def defaults(path: Path | None, command: click.Command, commands: Collection[str
     table = tables.get(command.name or "", {})
     if not isinstance(table, dict):
         raise UsageError(f"{file}: {command.name} must be a table: [{command.name}]")
-    known = {param.name for param in command.params if param.name}
+    known = _keys(command)
     values = {}
     for key, value in table.items():
         name = key.replace("-", "_")
-        name = f"{name}s" if name not in known and f"{name}s" in known else name  # `model` of `serve`
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+            near = [key.replace("_", "-") for key in difflib.get_close_matches(name, known, 1)]
             raise UsageError(
                 f"{file}: [{command.name}] has no option {key!r}"
                 + (f"; did you mean {near[0]}?" if near else f"; `octavo {command.name} --help-all` lists them")
             )
         if isinstance(value, dict):
             raise UsageError(f"{file}: [{command.name}] {key} must be a value or a list, not a table")
-        values[name] = value
+        values[known[name]] = value
     return values
+
+
+def _keys(command: click.Command) -> dict[str, str]:
+    """The parameters by key: their names, and `model` for the `models` of `serve`, an argument of many words."""
+    names = {param.name: param.name for param in command.params if param.name}
+    many = [param.name for param in command.params if param.param_type_name == "argument" and param.nargs < 0]
+    return {name.removesuffix("s"): name for name in many if name} | names
 
 
 def _tables(file: Path) -> dict[str, Any]:

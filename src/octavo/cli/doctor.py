@@ -41,6 +41,7 @@ def doctor(*, as_json: bool) -> None:
             "instruction sets": ", ".join(findings["cpu_flags"]) or "none that matter",
             "kernels": f"{findings['isa']}: {findings['isa_reason']}",
             "threads": f"{findings['threads']}: {'; '.join(findings['thread_reasons'])}",
+            **({"torch": findings["torch"]} if findings["torch"] else {}),
             "memory": f"{size(findings['available_bytes'])} available",
             "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s, from a short measurement",
             "models": f"{findings['cache_dir']}, {size(findings['cache_bytes'])}; {findings['network']}",
@@ -71,6 +72,7 @@ def examine() -> dict[str, Any]:
         "isa_reason": backend.reason,
         "threads": backend.num_threads,
         "thread_reasons": list(backend.thread_reasons),
+        "torch": _torch(),
         "available_bytes": available_bytes,
         "read_bytes_per_s": _read_bandwidth(backend.num_threads),
         "cache_dir": str(cache),
@@ -100,6 +102,21 @@ def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
         return BackendDescription("none", "no native library", 1), 0
     problems.extend(found.problems)
     return found, backend.memory().available_bytes
+
+
+def _torch() -> str | None:
+    """The GPU that the backend `torch` would use; None: torch is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return None
+    from octavo.backends import get_backend
+
+    try:
+        found = get_backend("torch").describe()
+    except (OctavoError, ImportError, OSError, RuntimeError) as error:  # a broken torch, or its driver
+        return f"{type(error).__name__}: {error}"
+    return f"{_version('torch', [])}: {found.kernels}, {found.reason}"
 
 
 def _version(name: str, problems: list[str]) -> str:

@@ -36,6 +36,8 @@ _COMMANDS = {
     "plan": "plan.plan",
     "quantize": "quantize.quantize",
     "convert": "quantize.convert",
+    "prune": "prune.prune",
+    "distill": "distill.distill",
     "bench": "bench.bench",
     "eval": "evaluate.evaluate",
     "compare": "compare.compare",
@@ -52,9 +54,9 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+        near = difflib.get_close_matches(args[0], _COMMANDS)
         if near and args[0] not in _COMMANDS:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]}?")
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -145,7 +147,10 @@ def _run(arguments: list[str], is_debug: bool) -> int:
         _discard_output()
         return _fail(1, f"{error.filename or 'input or output'}: {error.strerror or error}", is_debug)
     except MemoryError:
-        return _fail(3, "out of memory: take a smaller model, or lower --kv-cache-memory or --max-model-len", is_debug)
+        from octavo.backends.memory import address_space_note
+
+        remedy = "take a smaller model, or lower --kv-cache-memory or --max-model-len"
+        return _fail(3, f"out of memory: {remedy}{address_space_note()}", is_debug)
     except Exception as error:
         what = f"internal error: {type(error).__name__}: {error} (run again with --debug for the traceback)"
         return _fail(1, what, is_debug)

@@ -68,8 +68,9 @@ def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_plan_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of `with_model_options`, and that which limits the weights of models larger than memory."""
-    return _with_some_options(command, *_MODEL_OPTIONS, "pack_cache_size")
+    """Adds the options of `with_model_options`, the limit of weights of models larger than memory, and the ranks."""
+    names = ("pack_cache_size", "tensor_parallel_size", "pipeline_parallel_size")
+    return _with_some_options(command, *_MODEL_OPTIONS, *names)
 
 
 def _with_some_options(command: Callable[..., None], *names: str) -> Callable[..., None]:

@@ -19,6 +19,7 @@ from octavo.errors import InsufficientMemoryError, UsageError
 
 if TYPE_CHECKING:
     from octavo.backends.memory import MemoryBudget, Sizes
+    from octavo.engine.rank import RankNeeds
     from octavo.graph.cost import ExpertCost
     from octavo.loader.checkpoint import Checkpoint
 
@@ -71,6 +72,7 @@ class MemoryNeeds:
     bytes_read_per_token: int  # in a decode step of all users at that context, which reads the weights only once
     flops_per_token: int
     warnings: tuple[str, ...]  # types of weights that take more memory than in the file
+    ranks: tuple[RankNeeds, ...]  # of several processes; empty: one computes everything
 
 
 @click.command(cls=HeadedCommand)
@@ -119,13 +121,12 @@ def memory_needs(
     config: options of the engine; max_num_seqs is raised to `users`.
     """
     from octavo.engine.load import model_sizes, size_notes
+    from octavo.engine.rank import rank_needs
     from octavo.graph.cost import expert_cost, graph_cost
     from octavo.graph.ops import StepSizes
 
     model_context: int = checkpoint.config.max_position_embeddings
-    wanted = context or model_context
-    if wanted > 1 << 30:
-        raise UsageError(f"--ctx is {wanted}; it must be from 1 to {1 << 30}")
+    wanted = _checked_context(context or model_context)
     sequences = max(users, config.max_num_seqs)
     config = replace(
         config, max_num_seqs=sequences, max_num_batched_tokens=max(config.max_num_batched_tokens, sequences)
@@ -166,7 +167,14 @@ def memory_needs(
         bytes_read_per_token=step.bytes_read // users,
         flops_per_token=step.flops // users,
         warnings=tuple(size_notes(config, sizes)),
+        ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
     )
+
+
+def _checked_context(wanted: int) -> int:
+    if wanted > 1 << 30:
+        raise UsageError(f"--ctx is {wanted}; it must be from 1 to {1 << 30}")
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +265,22 @@ def _write(needs: MemoryNeeds) -> None:
             "one token": f"reads {size(needs.bytes_read_per_token)}, computes {needs.flops_per_token / 1e9:.3g} GFLOP "
             f"at {needs.context:,} tokens of context"
             + (f"; experts: {experts_read(needs.experts)}" if needs.experts else ""),
+            **{f"rank {each.rank}": _rank_facts(each) for each in needs.ranks},
             **({"warning": "; ".join(needs.warnings)} if needs.warnings else {}),
             **({"options": _options(needs)} if needs.fits or needs.from_disk else {}),
         }
+    )
+
+
+def _rank_facts(rank: RankNeeds) -> str:
+    exchange = (
+        f"; gives {size(rank.exchanged_bytes_per_token)} a token to its stage in {rank.exchanges} exchanges a step"
+    )
+    return (
+        f"stage {rank.stage}, part {rank.part}: weights {size(rank.weight_bytes)}, workspace "
+        f"{size(rank.workspace_bytes)}, KV cache {size(rank.kv_bytes_per_token)} a token"
+        + (exchange if rank.exchanges else "")
+        + (f"; hands on {size(rank.handed_on_bytes_per_token)} a token" if rank.handed_on_bytes_per_token else "")
     )
 
 

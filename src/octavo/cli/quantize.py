@@ -1,4 +1,4 @@
-"""`octavo quantize` and `octavo convert`: a model as a GGUF file, of smaller types or of floats."""
+"""`octavo quantize` and `octavo convert`: a model of smaller types, or in another form."""
 
 from __future__ import annotations
 
@@ -6,28 +6,52 @@ import math
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from octavo.cli.completion import complete_model
+from octavo.cli.quantize_checkpoint import (
+    check_folder_destination,
+    check_no_checkpoint_options,
+    checkpoint_options,
+    is_checkpoint_type,
+    quantize_to_checkpoint,
+)
 from octavo.cli.terminal import check_folder, find_model, write, write_json
+from octavo.config import parse_bytes
 from octavo.engine.progress import ProgressBar, size
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from octavo.compress.importance import ImportanceMatrix
     from octavo.compress.quantize import TypeChoice, TypeOptions
-    from octavo.compress.source import SourceModel
+    from octavo.compress.source import SourceModel, SourceTensor
+    from octavo.loader.checkpoint import Checkpoint
+    from octavo.quantization.packed import WeightInfo
 
 
 @click.command()
 @click.argument("source", shell_complete=complete_model, metavar="SRC")
 @click.argument("destination", type=click.Path(path_type=Path), metavar="DST")
-@click.option("--type", "type_name", required=True, help="type or mixture, such as q4_k_m, q8_0, iq4_xs or f16")
+@click.option("--type", "type_name", help="type or mixture, such as q4_k_m, q8_0, gptq-4bit or awq")
+@click.option(
+    "--bpw",
+    type=click.FloatRange(1, 32),
+    metavar="BITS",
+    help="instead of --type: the mixture with the least measured loss of at most so many bits per weight",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="text on which --bpw measures the loss [default: the text of --imatrix], and gptq, awq and w8a8 "
+    "their inputs; for these also JSON lines with texts or conversations",
+)
 @click.option(
     "--tensor-type",
     "overrides",
@@ -55,51 +79,121 @@ if TYPE_CHECKING:
     show_default=True,
     help="pieces of 512 tokens that are taken of a text",
 )
+@checkpoint_options
 @click.option("--max-part-size", metavar="SIZE", help="write parts of at most this size, such as 4GiB")
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 @click.option("--dry-run", is_flag=True, help="only show the types and the size")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
 def quantize(**options: Any) -> None:
-    """Write SRC as the GGUF file DST with smaller types.
+    """Write SRC with smaller types: as the GGUF file DST, or as the Hugging Face checkpoint in the folder DST.
 
-    SRC has float32, float16 or bfloat16 weights: a GGUF file, or a safetensors checkpoint, which is converted on the
-    way. A GGUF file that is quantized already is accepted with a warning. The file appears under its name when it is
-    complete.
+    SRC has float32, float16 or bfloat16 weights: a GGUF file, or a safetensors checkpoint. A GGUF file that is
+    quantized already is accepted with a warning. The types of checkpoints are gptq-4bit (2, 3, 4, 8), rtn-4bit
+    (the same, rounded to the nearest), awq, nf4, fp4, int8 (bitsandbytes), fp8, w8a8 and mxfp4 (compressed-tensors;
+    if DST ends with .gguf, mxfp4 is the GGUF mixture of that name); their source is a safetensors checkpoint. The
+    result appears under its name when it is complete.
     """
-    from octavo.compress.quantize import choose_types, parse_mixture
+    from octavo.compress.quantize import choose_types, nearest_file_type, parse_mixture
     from octavo.compress.source import open_source
 
-    mixture = parse_mixture(options["type_name"])
+    if (options["type_name"] is None) == (options["bpw"] is None):
+        raise UsageError("give either --type or --bpw")
+    options["max_part_bytes"] = max_part_bytes = _bytes_of(options["max_part_size"])
+    if options["type_name"] is not None and is_checkpoint_type(options["type_name"], options["destination"]):
+        path, _ = find_model(options["source"], {})
+        quantize_to_checkpoint(path, [_pattern(text) for text in options["keep"]], options)
+        return
+    check_no_checkpoint_options(options)
+    mixture = None if options["type_name"] is None else parse_mixture(options["type_name"])
+    text = _calibration_text(options)
     type_options = _type_options(options["overrides"], options["keep"])
-    max_part_bytes = _bytes_of(options["max_part_size"])
     destination: Path = options["destination"]
     path, _ = find_model(options["source"], {})
     with open_source(path) as model:
-        _check_destination(model.path, destination, options["force"] or options["dry_run"])
-        choices = choose_types(model, mixture, type_options, has_importance=options["imatrix"] is not None)
+        check_destination(model.path, destination, options["force"] or options["dry_run"])
+        importance = None
+        if text is not None:
+            importance = _importance(model, options["imatrix"], options["calibration_chunks"], options["save_imatrix"])
+            choices = _choices_of_size(model, type_options, options["bpw"], text, importance)
+        else:
+            assert mixture is not None
+            choices = choose_types(model, mixture, type_options, has_importance=options["imatrix"] is not None)
         _warn(choices)
         if not options["dry_run"]:
-            importance = _importance(model, options["imatrix"], options["calibration_chunks"], options["save_imatrix"])
-            work = Work(destination, mixture.file_type, importance, options["threads"], max_part_bytes)
-            _quantize(model, choices, work)
+            if text is None:
+                chunks, save = options["calibration_chunks"], options["save_imatrix"]
+                importance = _importance(model, options["imatrix"], chunks, save)
+            file_type = nearest_file_type(choices) if mixture is None else mixture.file_type
+            _quantize(model, choices, Work(destination, file_type, importance, options["threads"], max_part_bytes))
         _report(choices, options["as_json"])
+
+
+def _calibration_text(options: dict[str, Any]) -> Path | None:
+    """The text for --bpw. Raises UsageError if there is none, or nothing that it is for."""
+    from octavo.compress.importance import is_text
+
+    text: Path | None = options["calibration"]
+    if options["bpw"] is None:
+        if text is not None:
+            raise UsageError("--calibration is for --bpw; --imatrix takes a text too")
+        return None
+    if text is None and options["imatrix"] is not None and is_text(options["imatrix"]):
+        return cast(Path, options["imatrix"])
+    if text is None:
+        raise UsageError("--bpw measures the loss on a text: give --imatrix TEXT or --calibration TEXT")
+    return text
+
+
+def _choices_of_size(
+    model: SourceModel, options: TypeOptions, bits: float, text: Path, importance: ImportanceMatrix | None
+) -> list[TypeChoice]:
+    """Measures the loss of each tensor, as far as that is not known from an earlier run, and chooses the types."""
+    from octavo import env
+    from octavo.compress.quantize import choose_by_size, free_tensors
+    from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts
+    from octavo.loader.checkpoint import open_checkpoint
+    from octavo.quality.figures import kl_divergence
+
+    free = free_tensors(model, options)
+    columns = {} if importance is None else importance.columns()
+    with closing(open_checkpoint(model.path)) as checkpoint, ProgressBar(announced=True) as progress:
+        texts = calibration_texts(*tokens_of(checkpoint, text))
+        known = Measurements(env.cache_dir() / "sensitivities", checkpoint, texts, columns)
+        sensitivity = Sensitivity(checkpoint, texts, columns, kl_divergence)
+        sensitivity.measure(free, known, lambda done, total: progress.update("measuring tensors", done, total))
+        found = sensitivity.options(free, known, lambda done, total: progress.update("trying types", done, total))
+    return choose_by_size(model, options, bits, {t.name: o for t, o in zip(free, found, strict=True)})
 
 
 @click.command()
 @click.argument("source", shell_complete=complete_model, metavar="SRC")
 @click.argument("destination", type=click.Path(path_type=Path), metavar="DST")
-@click.option("--to", "form", type=click.Choice(["gguf"]), default="gguf", show_default=True, help="form of the result")
-@click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="type of the matrices [default: as in SRC]")
-@click.option("--max-part-size", metavar="SIZE", help="write parts of at most this size, such as 4GiB")
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(["gguf", "safetensors"]),
+    default="gguf",
+    show_default=True,
+    help="form of the result: a GGUF file, or a folder that transformers reads",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["f32", "f16", "bf16"]),
+    help="type of the matrices, in safetensors of all tensors [default: as in SRC]",
+)
+@click.option(
+    "--max-part-size", metavar="SIZE", help="parts or shards of at most this size, such as 4GiB [shards: 5GB]"
+)
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
 def convert(**options: Any) -> None:
-    """Write SRC, a safetensors checkpoint or a GGUF file, as the GGUF file DST with float weights.
+    """Write SRC, a safetensors checkpoint or a GGUF file, as DST with float weights.
 
-    The result has the configuration, vocabulary, chat template and sampling of SRC. It is checked before anything is
-    written: what a GGUF file cannot say is an error. The file appears under its name when it is complete.
+    DST is a GGUF file, or with --to safetensors a new folder. The result has the configuration, vocabulary, chat
+    template and sampling of SRC. It is checked: what its form cannot say is an error. It appears under its name when it
+    is complete.
     """
     from octavo.compress.quantize import TypeOptions, choose_types, parse_mixture
     from octavo.compress.source import open_source
@@ -107,25 +201,52 @@ def convert(**options: Any) -> None:
     max_part_bytes = _bytes_of(options["max_part_size"])
     destination: Path = options["destination"]
     path, _ = find_model(options["source"], {})
+    if options["form"] == "safetensors":
+        _write_folder(path, destination, max_part_bytes, options)
+        return
     with open_source(path) as model:
-        _check_destination(model.path, destination, options["force"])
-        mixture = parse_mixture(options["dtype"] or _stored_type(model))
+        check_destination(model.path, destination, options["force"])
+        mixture = parse_mixture(options["dtype"] or _float_type(model.path, model.tensors))
         choices = choose_types(model, mixture, TypeOptions())
         _warn(choices)
         _quantize(model, choices, Work(destination, mixture.file_type, None, options["threads"], max_part_bytes))
         _report(choices, options["as_json"])
 
 
-def _stored_type(model: SourceModel) -> str:
-    """The type of most numbers of the model. Raises UsageError if that is no float type."""
+def _write_folder(path: Path, destination: Path, max_part_bytes: int | None, options: dict[str, Any]) -> None:
+    from octavo.compress.to_safetensors import DEFAULT_SHARD_BYTES, write_checkpoint
+    from octavo.loader.checkpoint import open_checkpoint
+
+    with closing(open_checkpoint(path)) as checkpoint:
+        check_folder_destination(checkpoint.path.parent, destination, options["force"])
+        dtype = options["dtype"]
+        if dtype is None and checkpoint.format == "gguf":
+            dtype = _float_type(checkpoint.path, checkpoint.stored)
+        with ProgressBar(in_bytes=True, announced=True) as progress:
+            nbytes = write_checkpoint(
+                checkpoint,
+                destination,
+                None if dtype is None else dtype.upper(),
+                max_shard_bytes=max_part_bytes or DEFAULT_SHARD_BYTES,
+                threads=options["threads"],
+                report=lambda done, total: progress.update(f"writing {destination.name}", done, total),
+            )
+    if options["as_json"]:
+        write_json({"bytes": nbytes, "folder": str(destination)})
+    else:
+        write(f"{destination}: {size(nbytes)} of weights\n")
+
+
+def _float_type(path: Path, tensors: Sequence[WeightInfo] | Sequence[SourceTensor]) -> str:
+    """The type of most numbers of a model. Raises UsageError if that is no float type."""
     from octavo.quantization.packed import DENSE_TYPES
 
     counts: Counter[str] = Counter()
-    for tensor in model.tensors:
+    for tensor in tensors:
         counts[tensor.type_name] += math.prod(tensor.shape)
     [(found, _)] = counts.most_common(1)
     if found not in DENSE_TYPES:
-        raise UsageError(f"{model.path} is quantized, mostly as {found}; choose its new type with --dtype")
+        raise UsageError(f"{path} is quantized, mostly as {found}; choose its new type with --dtype")
     return found
 
 
@@ -175,20 +296,23 @@ def _importance(model: SourceModel, path: Path | None, chunks: int, save: Path |
 def _measured(model: SourceModel, path: Path, chunks: int) -> ImportanceMatrix:
     from octavo.compress.importance import ImportanceMatrix, measure, split_text
     from octavo.loader.checkpoint import open_checkpoint
-    from octavo.tokenizer import load_tokenizer
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: byte {error.start} is not UTF-8; give a text or a file of llama-imatrix") from error
     with closing(open_checkpoint(model.path)) as checkpoint, ProgressBar(announced=True) as progress:
-        tokenizer = load_tokenizer(checkpoint)
-        ids = tokenizer.encode(text)
-        texts = split_text(ids, chunks, tokenizer.prefix_ids[0] if tokenizer.prefix_ids else None)
+        ids, first = tokens_of(checkpoint, path)
+        texts = split_text(ids, chunks, first)
         squares = measure(checkpoint, texts, lambda done, total: progress.update("measuring layers", done, total))
     names = {stored: tensor.name for tensor in model.tensors for stored in tensor.stored}
     squares = {names[stored]: found for stored, found in squares.items()}
     return ImportanceMatrix(squares, path.name, path.name, len(texts), len(texts[0]))
+
+
+def tokens_of(checkpoint: Checkpoint, path: Path) -> tuple[list[int], int | None]:
+    """The tokens of a text, and the one that texts of this model begin with. Raises UsageError if it is not UTF-8."""
+    from octavo.quality.texts import read_utf8
+    from octavo.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint)
+    return tokenizer.encode(read_utf8(path)), tokenizer.prefix_ids[0] if tokenizer.prefix_ids else None
 
 
 def _type_options(overrides: tuple[str, ...], keep: tuple[str, ...]) -> TypeOptions:
@@ -211,17 +335,10 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _bytes_of(text: str | None) -> int | None:
-    """`4GiB`, `500MB`, `4G`."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    if found is None or float(found[1]) == 0:
-        raise UsageError(f"--max-part-size {text!r}: write a size such as 4GiB or 500MB")
-    base = 1000 if found[0].upper().endswith("B") and not found[3] else 1024
-    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
+    return None if text is None else parse_bytes("--max-part-size", text)
 
 
-def _check_destination(source: Path, destination: Path, may_replace: bool) -> None:
+def check_destination(source: Path, destination: Path, may_replace: bool) -> None:
     if destination.suffix != ".gguf":
         raise UsageError(f"{destination}: the name of the result must end with .gguf")
     check_folder(destination)

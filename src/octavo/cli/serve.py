@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo import __version__
+from octavo import __version__, env
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options, with_server_options
@@ -37,8 +37,12 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
     """
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
-    configs = _configs(list(models) or [DEFAULT_MODEL], engine_options)
+    configs = _configs(list(models) or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options})
     _end_at_once_on_signals()
+    helping = [each for each in configs.values() if each.node_rank > 0]
+    if helping:
+        _help_another_machine(helping)
+        return
     # Imported here so that other commands do not wait for the web server's modules.
     import anyio
 
@@ -59,6 +63,24 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
         report.phase("server", time.monotonic() - began)
         with registered(url, tuple(configs), time.time()):
             anyio.run(run_server, config, configs, sock, report)
+
+
+def _launched(engine_options: Options) -> Options:
+    """The place among several machines that a launcher has set, unless the options say it."""
+    found = {} if "nnodes" in engine_options else env.cluster_of_launcher()
+    if missing := {name: value for name, value in found.items() if name not in engine_options}:
+        _say("from the environment: " + ", ".join(f"{name} {value}" for name, value in missing.items()))
+    return missing
+
+
+def _help_another_machine(configs: list[EngineConfig]) -> None:
+    from octavo.engine.rank import follow
+
+    if len(configs) > 1:
+        raise UsageError(f"node_rank {configs[0].node_rank} runs ranks of one model; give one MODEL")
+    ranks = ", ".join(map(str, configs[0].ranks_here))
+    _say(f"octavo {__version__}: rank {ranks} for {configs[0].master}")
+    follow(configs[0])
 
 
 def _end_at_once_on_signals() -> None:

@@ -2,8 +2,9 @@
 
 A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`) and `build(g, cfg)`. Optionally it has
 `ALIASES`, further names of the architecture in GGUF files and config.json, `WEIGHTS`, the table that turns stored
-tensors into the graph's weights, and `GGUF`, the form in which `octavo convert` writes it. Files with a leading
-underscore are shared parts.
+tensors into the graph's weights, and `GGUF` and `HF`, the forms in which `octavo convert` writes it. `VARIANT_OF` =
+(architecture, key, value): its config.json has the other's model_type, and this value tells it apart. Files with a
+leading underscore are shared parts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import ModelConfig
 from octavo.models._gguf import GGUFForm
+from octavo.models._hf import HFForm
 from octavo.models._nearest import nearest
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
@@ -55,6 +57,22 @@ def known_architectures() -> Mapping[str, str]:
     return names
 
 
+@cache
+def _variants() -> tuple[tuple[str, str, str, object], ...]:
+    """The modules with `VARIANT_OF`, each with what is in it."""
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in set(known_architectures().values())}
+    return tuple((name, *modules[name].VARIANT_OF) for name in sorted(modules) if hasattr(modules[name], "VARIANT_OF"))
+
+
+def architecture_name(name: str, reader: ConfigReader) -> str:
+    """The name of the module for an architecture name of GGUF or config.json and this configuration."""
+    known = known_architectures()[name]
+    for variant, other, key, value in _variants():
+        if known == other and reader.values.get(reader.prefix + key) == value:
+            return variant
+    return known
+
+
 def load_architecture(name: str) -> Architecture:
     """The module for an architecture name of GGUF or config.json. Raises ModelLoadError if there is none."""
     known = known_architectures()
@@ -71,7 +89,7 @@ def find_architecture(
     Raises ModelLoadError naming the nearest of the supported architectures and the keys that it does not have.
     """
     if name in known_architectures():
-        return load_architecture(name)
+        return load_architecture(architecture_name(name, reader))
     modules = {known: load_architecture(known) for known in sorted(set(known_architectures().values()))}
     raise ModelLoadError(
         f"architecture {name!r:.80} is not supported; nearest of the supported ones: "
@@ -87,16 +105,21 @@ def weight_table(architecture: Architecture) -> WeightTable:
 
 def gguf_form(architecture: str) -> GGUFForm:
     """The form of a module of this package in GGUF files. Raises ModelLoadError listing those that have one."""
-    if (form := _declared_form(architecture)) is None:
-        known = [name for name in sorted(set(known_architectures().values())) if _declared_form(name) is not None]
+    return cast(GGUFForm, _declared_form(architecture, "GGUF", "GGUF"))
+
+
+def hf_form(architecture: str) -> HFForm:
+    """The same for checkpoints of transformers."""
+    return cast(HFForm, _declared_form(architecture, "HF", "safetensors"))
+
+
+def _declared_form(architecture: str, name: str, files: str) -> object:
+    form: object = getattr(load_architecture(architecture), name, None)
+    if form is None:
+        known = [n for n in sorted(set(known_architectures().values())) if hasattr(load_architecture(n), name)]
         raise ModelLoadError(
-            f"architecture {architecture!r} cannot be written as GGUF yet; declared are {', '.join(known)}"
+            f"architecture {architecture!r} cannot be written as {files} yet; declared are {', '.join(known)}"
         )
-    return form
-
-
-def _declared_form(architecture: str) -> GGUFForm | None:
-    form: GGUFForm | None = getattr(load_architecture(architecture), "GGUF", None)
     return form
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import EncoderAttentionParams, RopeParams
+from octavo.graph.ops import EncoderAttentionParams, GatedActivation, RopeParams
 from octavo.graph.values import Value
 from octavo.models._classic import ACTIVATIONS
 from octavo.models._decoder import ModelConfig
@@ -29,7 +29,8 @@ _GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
 class EncoderConfig(ModelConfig):
     """Base of the architectures' `Config`.
 
-    block: post_norm: norm(h + attention(h)), then norm(h + mlp(h)); pre_norm: h + attention(norm(h)), then
+    block: post_norm: norm(h + attention(h)), then norm(h + mlp(h)), with a second norm(h + ...) between them if the
+    checkpoint has its weights; pre_norm: h + attention(norm(h)), then
     h + mlp(norm(h)), with a norm at the end and none before the first attention.
     """
 
@@ -44,6 +45,7 @@ class EncoderConfig(ModelConfig):
     pooling: EncoderPooling = "mean"
     has_classifier: bool = False
     head_activation: str = "tanh"
+    alibi_slopes: tuple[float, ...] | None = None
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
@@ -58,7 +60,7 @@ class EncoderConfig(ModelConfig):
     def attention(self, layer: int) -> EncoderAttentionParams:
         """The attention of one layer."""
         heads = self.num_heads, self.num_kv_heads, self.head_dim
-        return EncoderAttentionParams(*heads, self.head_dim**-0.5, self.windows[layer])
+        return EncoderAttentionParams(*heads, self.head_dim**-0.5, self.windows[layer], self.alibi_slopes)
 
     def with_pooling(self, pooling: str) -> EncoderConfig:
         if self.has_classifier:
@@ -74,7 +76,7 @@ class EncoderConfig(ModelConfig):
         if reader.flag("is_decoder", False):
             raise reader.error("is_decoder", True, "only the encoder of this architecture is supported")
         kind = reader.text("position_embedding_type", "absolute")
-        if kind not in ("absolute", "rotary"):
+        if kind not in (("alibi",) if "alibi_slopes" in fields else ("absolute", "rotary")):
             raise reader.error("position_embedding_type", kind, "must be absolute")
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         positions = reader.integer("max_position_embeddings") - (fields.get("position_offset") or 0)
@@ -108,10 +110,7 @@ class EncoderConfig(ModelConfig):
             raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
         if reader.flag("attention.causal", False):
             raise reader.error("attention.causal", True, "only attention both ways is supported")
-        number = reader.integer("pooling_type", 1, low=0, high=len(_GGUF_POOLING) - 1)
-        pooling = _GGUF_POOLING[number]
-        has_classifier = pooling == "rank"
-        pooling = "cls" if has_classifier else "mean" if pooling == "none" else pooling
+        pooling, has_classifier = pooling_of_gguf(reader)
         return cls._made(
             reader,
             "attention.head_count",
@@ -133,6 +132,14 @@ class EncoderConfig(ModelConfig):
         for name in ("windows", "ropes"):
             fields.setdefault(name, (None,) * fields["num_layers"])
         return cls(num_heads=num_heads, num_kv_heads=num_heads, head_dim=width // num_heads, **fields)
+
+
+def pooling_of_gguf(reader: ConfigReader) -> tuple[EncoderPooling, bool]:
+    """The pooling of a GGUF file, and whether it has a head of sequence classification."""
+    kind = _GGUF_POOLING[reader.integer("pooling_type", 1, low=0, high=len(_GGUF_POOLING) - 1)]
+    if kind == "rank":
+        return "cls", True
+    return "mean" if kind == "none" else cast(EncoderPooling, kind), False
 
 
 def is_classifier(reader: ConfigReader) -> bool:
@@ -185,26 +192,31 @@ def _block(g: Graph, cfg: EncoderConfig, h: Value, layer: int) -> Value:
         return g.layer_norm(x, f"layers.{layer}.{name}", cfg.norm_eps)
 
     if cfg.block == "post_norm":
-        h = norm(h + _attention(g, cfg, h, layer), "post_attention_layernorm")
-        return norm(h + _mlp(g, cfg, h, layer), "post_feedforward_layernorm")
+        x = norm(h + _attention(g, cfg, h, layer), "post_attention_layernorm")
+        if f"layers.{layer}.second_attention_layernorm.weight" in g.weights:
+            x = norm(h + x, "second_attention_layernorm")
+        return norm(x + _mlp(g, cfg, x, layer), "post_feedforward_layernorm")
     h = h + _attention(g, cfg, norm(h, "input_layernorm") if layer else h, layer)
     return h + _mlp(g, cfg, norm(h, "post_attention_layernorm"), layer)
 
 
 def _attention(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
-    q, k, v = (g.linear(x, f"layers.{layer}.self_attn.{part}_proj") for part in "qkv")
+    p = f"layers.{layer}.self_attn."
+    q, k, v = (g.linear(x, f"{p}{part}_proj") for part in "qkv")
+    if p + "q_norm.weight" in g.weights:  # over the columns of all heads
+        q, k = (g.layer_norm(y, f"{p}{part}_norm", cfg.norm_eps) for part, y in (("q", q), ("k", k)))
     rope = cfg.ropes[layer]
     if rope is not None:
         q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
     mixed = g.encoder_attention(q, k, v, cfg.attention(layer))
-    return g.linear(mixed, f"layers.{layer}.self_attn.o_proj")
+    return g.linear(mixed, p + "o_proj")
 
 
 def _mlp(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
     up = g.linear(x, f"layers.{layer}.mlp.up_proj")
     if cfg.is_gated:
         gate = g.linear(x, f"layers.{layer}.mlp.gate_proj")
-        inner = g.silu_mul(gate, up) if cfg.activation == "silu" else g.gelu_mul(gate, up, approximate=False)
+        inner = g.add_operation(GatedActivation(gate, up, cfg.activation))
     else:
         inner = g.activation(up, cfg.activation)
     return g.linear(inner, f"layers.{layer}.mlp.down_proj")

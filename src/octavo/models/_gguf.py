@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.errors import ModelLoadError
 from octavo.models._decoder import DecoderConfig, rope_section
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import base_frequencies, yarn_mscale
@@ -32,9 +33,14 @@ class GGUFForm:
 
 
 def decoder_keys(
-    cfg: DecoderConfig, reader: ConfigReader, *, rope: ConfigReader | None = None, theta: float = 10000.0
+    cfg: DecoderConfig,
+    reader: ConfigReader,
+    *,
+    rope: ConfigReader | None = None,
+    theta: float = 10000.0,
+    norm_eps: str = "attention.layer_norm_rms_epsilon",
 ) -> Keys:
-    """The keys that decoders share. rope, theta: as in `DecoderConfig.read_hf`."""
+    """The keys that decoders share. rope, theta: as in `DecoderConfig.read_hf`; norm_eps: as in `read_gguf`."""
     keys: Keys = {
         "block_count": cfg.num_layers,
         "context_length": cfg.max_position_embeddings,
@@ -44,12 +50,39 @@ def decoder_keys(
         "attention.head_count_kv": cfg.num_kv_heads,
         "attention.key_length": cfg.head_dim,
         "attention.value_length": cfg.value_dim,
-        "attention.layer_norm_rms_epsilon": cfg.norm_eps,
+        norm_eps: cfg.norm_eps,
         "vocab_size": cfg.vocab_size,
     }
     if len(set(cfg.windows)) == 1 and (window := cfg.windows[0]) is not None:
         keys["attention.sliding_window"] = window
+    keys |= _expert_keys(cfg, reader)
     return keys | _rope_keys(cfg, rope or rope_section(reader), reader.number("rope_theta", theta, low=1.0))
+
+
+def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
+    """The experts. Raises ModelLoadError if some layers have none, which GGUF files cannot say."""
+    if cfg.experts is None:
+        return {}
+    if reader.values.get("mlp_only_layers") or reader.integer("decoder_sparse_step", 1) != 1:
+        raise ModelLoadError("GGUF files cannot say that some layers have no experts (mlp_only_layers)")
+    count = reader.integer("num_local_experts" if reader.has("num_local_experts") else "num_experts")
+    keys: Keys = {"expert_count": count, "expert_used_count": cfg.experts.top_k}
+    if reader.has("moe_intermediate_size"):
+        keys["expert_feed_forward_length"] = reader.integer("moe_intermediate_size")
+    if cfg.shared_expert:
+        keys["expert_shared_feed_forward_length"] = reader.integer("shared_expert_intermediate_size")
+    return keys
+
+
+def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:
+    """The window, and the layers that have it unless every `pattern`-th one has none, which is the default."""
+    keys: Keys = {}
+    if windows := {window for window in cfg.windows if window is not None}:
+        keys["attention.sliding_window"] = windows.pop()
+    local = [window is not None for window in cfg.windows]
+    if local != [(layer + 1) % pattern != 0 for layer in range(cfg.num_layers)]:
+        keys["attention.sliding_window_pattern"] = np.array(local)
+    return keys
 
 
 def _rope_keys(cfg: DecoderConfig, section: ConfigReader, theta: float) -> Keys:
@@ -60,6 +93,15 @@ def _rope_keys(cfg: DecoderConfig, section: ConfigReader, theta: float) -> Keys:
     if kind == "llama3":
         divisors = base_frequencies(cfg.rotary_dim, theta) / np.array(cfg.rope.frequencies)
         keys["rope_freqs.weight"] = divisors.astype(np.float32)
+    if kind in ("longrope", "su"):
+        original = section.integer("original_max_position_embeddings", cfg.max_position_embeddings)
+        keys |= {
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.attn_factor": cfg.rope.attention_factor,
+        }
+        for name in ("long", "short"):
+            factors = section.numbers(f"{name}_factor", cfg.rotary_dim // 2, low=0.0, high=float("inf"))
+            keys[f"rope_factors_{name}.weight"] = np.array(factors, np.float32)
     if kind == "linear":
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": section.number("factor")}
     if kind == "yarn":

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from octavo.graph.builder import Graph
 from octavo.graph.ops import GatedActivation, RopeParams, Routing
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
 
 
-def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, rope: RopeParams | None) -> Value:
-    """The attention of a layer from its projections to the output's: [TOKENS, hidden]. rope: None: nothing rotates."""
+def attention(
+    g: Graph, x: Value, cfg: DecoderConfig, layer: int, rope: RopeParams | None, *, centered: bool = False
+) -> Value:
+    """The attention of a layer from its projections to the output's: [TOKENS, hidden].
+
+    rope: None: nothing rotates. centered: the norms of q and k are LayerNorm, with other weights for each head.
+    """
     p = f"layers.{layer}.self_attn."
     q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")
     if cfg.qk_norm:
-        q, k = (g.rms_norm(y, f"{p}{n}_norm", cfg.norm_eps) for n, y in (("q", q), ("k", k)))
+        norm = partial(g.layer_norm, group=cfg.head_dim) if centered else g.rms_norm
+        q, k = (norm(y, f"{p}{n}_norm", cfg.norm_eps) for n, y in (("q", q), ("k", k)))
     if rope is not None:
         q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
     sinks = p + "sinks" if cfg.sinks else None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Keys that no graph depends on, by their names or parts of them.
 _NEUTRAL = frozenset(
     {"architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "auto_map", "use_cache", "id2label"}
-    | {"label2id", "quantization_config", "tokenizer_class", "pretraining_tp", "return_dict", "is_encoder_decoder"}
+    | {"label2id", "quantization_config", "tokenizer_class", "pretraining_tp", "return_dict"}
     | {
         "problem_type",
         "chunk_size_feed_forward",

@@ -33,7 +33,8 @@ class Permute:
 class Split:
     """Cuts a fused weight, with its bias or table of biases, into parts by output rows.
 
-    parts: their stems, in the order of the rows. rows: from a configuration to the rows of each part.
+    parts: their stems, in the order of the rows. rows: from a configuration to the rows of each part; none: the file
+    has the parts already.
     """
 
     stem: str
@@ -104,10 +105,14 @@ class NegativeExp:
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """Makes a vector of a dense tensor with several dimensions, such as the kernels of a convolution by channels."""
+    """Makes a vector of a dense tensor with several dimensions, such as the kernels of a convolution by channels.
+
+    rows: from a configuration to the rows of the tensor, a matrix, for the way back; None: there is none.
+    """
 
     stem: str
     only: FileFormat | None = None
+    rows: Callable[[Any], int] | None = None
 
 
 Transform = Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, windows_from_hf, windows_of_pattern
+from octavo.models._encoder import EncoderConfig
+from octavo.models._gguf import GGUFForm, Keys, decoder_keys, gguf_pattern
+from octavo.models._hf import HFForm, JSONObject, decoder_json, window_json
 from octavo.models._layers import attention, gated_mlp
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import Fold, WeightTable
@@ -82,16 +85,50 @@ def build(g: Graph, cfg: Config) -> Value:
 
 def decoder(g: Graph, cfg: Config, ropes: Sequence[RopeParams]) -> Value:
     """The model with a rotary embedding for each layer."""
+    h = layers(g, cfg, lambda x, i: attention(g, x, cfg, i, ropes[i]))
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
+
+
+def layers(g: Graph, cfg: DecoderConfig | EncoderConfig, attend: Callable[[Value, int], Value]) -> Value:
+    """The hidden states after the last layer [TOKENS, hidden]. attend: the attention of a layer on normed rows."""
 
     def norm(x: Value, name: str) -> Value:
         return g.rms_norm(x, name, cfg.norm_eps)
 
-    h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
-    for i, rope in enumerate(ropes):
+    h: Value = g.embedding("embed_tokens") * cfg.hidden_size**0.5
+    for i in range(cfg.num_layers):
         p = f"layers.{i}."
-        x = attention(g, norm(h, p + "input_layernorm"), cfg, i, rope)
+        x = attend(norm(h, p + "input_layernorm"), i)
         h = h + norm(x, p + "post_attention_layernorm")
         x = gated_mlp(g, norm(h, p + "pre_feedforward_layernorm"), p + "mlp", "gelu_tanh")
         h = h + norm(x, p + "post_feedforward_layernorm")
-    h = norm(g.select_rows(h), "norm")
-    return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
+    return h
+
+
+def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
+    keys = decoder_keys(cfg, reader) | gguf_pattern(cfg, 2)
+    if cfg.attention_softcap is not None:
+        keys["attn_logit_softcapping"] = cfg.attention_softcap
+    if cfg.logit_softcap is not None:
+        keys["final_logit_softcapping"] = cfg.logit_softcap
+    return keys
+
+
+GGUF = GGUFForm("gemma2", _gguf_keys)
+
+
+def gemma_json(cfg: Config, reader: ConfigReader) -> JSONObject:
+    """The keys of Gemma 2 and 3."""
+    keys = decoder_json(cfg, reader) | window_json(cfg)
+    gelu = "gelu_pytorch_tanh"
+    assert cfg.attention_scale is not None
+    scale = {"query_pre_attn_scalar": round(cfg.attention_scale**-2), "final_logit_softcapping": cfg.logit_softcap}
+    return {**keys, "hidden_act": gelu, "hidden_activation": gelu, **scale}
+
+
+def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
+    return gemma_json(cfg, reader) | {"attn_logit_softcapping": cfg.attention_softcap}
+
+
+HF = HFForm("gemma2", "Gemma2ForCausalLM", _json)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
 from octavo.models import gemma2
 from octavo.models._decoder import windows_from_hf, windows_of_pattern
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys
+from octavo.models._gguf import GGUFForm, Keys, decoder_keys, gguf_pattern
+from octavo.models._hf import HFForm, JSONObject
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Fold, WeightTable
@@ -106,14 +105,19 @@ def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
     local = reader.section("rope_parameters").section("sliding_attention")
     theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
     keys["rope.freq_base_swa"] = local.number("rope_theta", theta, low=1.0)
-    if windows := {window for window in cfg.windows if window is not None}:
-        keys["attention.sliding_window"] = windows.pop()
-    local_layers = [window is not None for window in cfg.windows]
-    if local_layers != [(layer + 1) % _PATTERN != 0 for layer in range(cfg.num_layers)]:
-        keys["attention.sliding_window_pattern"] = np.array(local_layers)
+    keys |= gguf_pattern(cfg, _PATTERN)
     if cfg.logit_softcap is not None:
         keys["final_logit_softcapping"] = cfg.logit_softcap
     return keys
 
 
 GGUF = GGUFForm("gemma3", _gguf_keys)
+
+
+def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
+    theta = reader.number("rope.freq_base_swa", _LOCAL_THETA)
+    keys = gemma2.gemma_json(cfg, reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}))
+    return {**keys, "rope_local_base_freq": float(f"{theta:.7g}")}
+
+
+HF = HFForm("gemma3_text", "Gemma3ForCausalLM", _json)

@@ -1,4 +1,4 @@
-"""Gemma 4, text: heads of two sizes, shared keys and values, inputs for each layer."""
+"""Gemma 4, text: heads of two sizes, shared keys and values, inputs for each layer, experts beside the MLP."""
 
 from __future__ import annotations
 
@@ -6,23 +6,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams
+from octavo.graph.ops import AttentionParams, Routing
 from octavo.graph.values import Value
 from octavo.models import _per_layer
-from octavo.models._decoder import checked_columns, windows_from_hf, windows_of_pattern
+from octavo.models._decoder import checked_columns, experts_from_gguf, windows_from_hf, windows_of_pattern
 from octavo.models._layers import gated_mlp
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
-from octavo.models._weights import WeightTable
+from octavo.models._weights import Split, WeightTable, stacked_experts
 
 ALIASES = ("gemma4_text",)
 
+_EXPERTS = "layers.*.mlp.experts."
+_PARTS = ("gate", "up", "down")
 WEIGHTS = WeightTable(
     names={
         **_per_layer.WEIGHTS.names,
         "blk.*.layer_output_scale": "layers.*.layer_scalar",
         "layers.*.layer_scalar": "layers.*.layer_scalar.weight",
+        "layers.*.router.proj": "layers.*.mlp.gate",
+        "layers.*.router.scale": "layers.*.mlp.router_norm.weight",
+        "layers.*.router.per_expert_scale": "layers.*.mlp.expert_scale.weight",
+        "layers.*.experts.gate_up_proj": _EXPERTS + "gate_up_proj.weight",
+        "layers.*.experts.down_proj": _EXPERTS + "down_proj.weight",
+        # Quantized checkpoints have a tensor for each expert.
+        **{f"layers.*.experts.*.{part}_proj": f"{_EXPERTS}*.{part}_proj" for part in _PARTS},
+        "blk.*.ffn_gate_inp.scale": "layers.*.mlp.router_norm.weight",
+        "blk.*.ffn_gate_up_exps": _EXPERTS + "gate_up_proj",
+        "blk.*.ffn_down_exps.scale": "layers.*.mlp.expert_scale.weight",
+        "blk.*.pre_ffw_norm_2": "layers.*.pre_feedforward_layernorm_2",
+        "blk.*.post_ffw_norm_1": "layers.*.post_feedforward_layernorm_1",
+        "blk.*.post_ffw_norm_2": "layers.*.post_feedforward_layernorm_2",
     },
+    transforms=(
+        Split(_EXPERTS + "gate_up_proj", tuple(f"{_EXPERTS}{n}_proj" for n in _PARTS[:2]), lambda c: c.expert_rows),
+        *stacked_experts(),
+    ),
 )
 
 # Values that published files leave out.
@@ -45,6 +64,12 @@ class Config(_per_layer.Config):
 
     global_head_dim: int = _GLOBAL_DIM
     global_kv_heads: int = 1
+    expert_width: int = 0
+
+    @property
+    def expert_rows(self) -> tuple[int, ...]:
+        """The rows of an expert's gate and up; none: the model has no experts."""
+        return (self.expert_width,) * 2 if self.expert_width else ()
 
     def attention(self, layer: int) -> AttentionParams:
         params = _per_layer.Config.attention(self, layer)
@@ -63,7 +88,8 @@ class Config(_per_layer.Config):
         if any(len(kind) > 1 for kind in kinds):
             raise reader.error("attention.head_count_kv", heads, "differs between layers of the same kind")
         reader = reader.with_largest("attention.head_count_kv", num_layers)
-        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes)
+        experts = experts_from_gguf(reader, normalize=True)
+        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes, experts=experts)
         # The plain keys are those of the global layers.
         local_dim = reader.integer("attention.key_length_swa", plain.head_dim, low=2, high=MAX_WIDTH)
         theta = reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)
@@ -85,13 +111,13 @@ class Config(_per_layer.Config):
                 reader, shared, windows, reader.integer(shared, 0, low=0, high=MAX_LAYERS)
             ),
             input_width=width,
+            expert_width=reader.integer("expert_feed_forward_length", high=MAX_WIDTH) if experts else 0,
         )._checked(reader, "attention.head_count_kv")
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         reader = _per_layer.text_section(reader, _DEFAULTS)
-        if reader.flag("enable_moe_block", False):
-            raise reader.error("enable_moe_block", True, "experts of Gemma 4 are not supported")
+        experts = _experts_from_hf(reader)
         windows = (
             *windows_from_hf(reader, _PATTERN, 512)[:-1],
             None,
@@ -103,6 +129,7 @@ class Config(_per_layer.Config):
             windows=windows,
             activation=("gelu_pytorch_tanh",),
             theta=_LOCAL_THETA,
+            experts=experts,
         )
         key = "num_kv_shared_layers"
         dim, kv_heads = _global_heads(reader, windows, plain.num_kv_heads)
@@ -119,6 +146,7 @@ class Config(_per_layer.Config):
             logit_softcap=reader.optional_number("final_logit_softcapping"),
             sources=_per_layer.cache_sources(reader, key, windows, reader.integer(key, 0, low=0, high=MAX_LAYERS)),
             input_width=reader.integer("hidden_size_per_layer_input", 256, low=0, high=MAX_WIDTH),
+            expert_width=reader.integer("moe_intermediate_size", high=MAX_WIDTH) if experts else 0,
         )._checked(reader, "num_global_key_value_heads")
 
     def _checked(self, reader: ConfigReader, key: str) -> Config:
@@ -126,6 +154,12 @@ class Config(_per_layer.Config):
             raise reader.error(key, self.global_kv_heads, f"does not divide the number of heads, {self.num_heads}")
         checked_columns(reader, "global_head_dim", self.global_head_dim, self.num_heads)
         return self
+
+
+def _experts_from_hf(reader: ConfigReader) -> Routing | None:
+    if not reader.flag("enable_moe_block", False):
+        return None
+    return Routing(reader.integer("top_k_experts", high=reader.integer("num_experts")))
 
 
 def _global_heads(reader: ConfigReader, windows: tuple[int | None, ...], kv_heads: int) -> tuple[int, int]:
@@ -159,6 +193,8 @@ def build(g: Graph, cfg: Config) -> Value:
         x = _attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, i)
         h = h + g.rms_norm(x, p + "post_attention_layernorm", cfg.norm_eps)
         x = gated_mlp(g, g.rms_norm(h, p + "pre_feedforward_layernorm", cfg.norm_eps), p + "mlp", "gelu_tanh")
+        if cfg.experts is not None and f"{p}mlp.gate.weight" in g.weights:
+            x = g.rms_norm(x, p + "post_feedforward_layernorm_1", cfg.norm_eps) + _experts(g, h, p, cfg.experts, cfg)
         h = h + g.rms_norm(x, p + "post_feedforward_layernorm", cfg.norm_eps)
         if inputs is not None:
             h = h + _per_layer.gated_input(g, h, inputs, i, cfg)
@@ -166,6 +202,14 @@ def build(g: Graph, cfg: Config) -> Value:
             h = g.scale_columns(h, p + "layer_scalar")
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
+
+
+def _experts(g: Graph, h: Value, p: str, routing: Routing, cfg: Config) -> Value:
+    """The chosen experts of a layer, with norms of their own; the router reads another norm of h than they do."""
+    x = g.rms_norm(h, p + "pre_feedforward_layernorm_2", cfg.norm_eps)
+    routed = g.rms_norm(h, p + "mlp.router_norm", cfg.norm_eps) * cfg.hidden_size**-0.5
+    x = g.moe(x, p + "mlp", routing, kind="gelu_tanh", router_x=routed)
+    return g.rms_norm(x, p + "post_feedforward_layernorm_2", cfg.norm_eps)
 
 
 def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig, experts_from_hf
+from octavo.models._gguf import GGUFForm, Keys, decoder_keys
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable, stacked_experts
 from octavo.models.llama import build
 
-__all__ = ["WEIGHTS", "Config", "build"]
+__all__ = ["GGUF", "WEIGHTS", "Config", "build"]
 
 WEIGHTS = WeightTable(
     names={
@@ -35,3 +36,10 @@ class Config(DecoderConfig):
             theta=1e6,
             experts=experts_from_hf(reader, normalize=True),
         )
+
+
+def _gguf_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
+    return decoder_keys(cfg, reader, theta=1e6)
+
+
+GGUF = GGUFForm("llama", _gguf_keys)

@@ -9,6 +9,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, rope_section, windows_from_hf, windows_of_pattern
+from octavo.models._gguf import GGUFForm, Keys, decoder_keys, gguf_pattern
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
@@ -42,7 +43,7 @@ class Config(DecoderConfig):
         return replace(
             plain,
             windows=windows_of_pattern(reader, key, plain.num_layers, _PATTERN, window),
-            local_rope=scaled(plain.rotary_dim, theta),
+            local_rope=scaled(plain.rotary_dim, theta) if window else None,
         )
 
     @classmethod
@@ -68,3 +69,13 @@ def build(g: Graph, cfg: Config) -> Value:
         h = h + g.rms_norm(x, f"layers.{i}.post_feedforward_layernorm", cfg.norm_eps)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
+
+
+def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
+    ropes = reader.section("rope_parameters")
+    rope = ropes.section("full_attention") if ropes.has("full_attention") else None
+    keys = decoder_keys(cfg, reader, rope=rope, theta=10000.0 if cfg.local_rope is None else 5e5)
+    return keys if set(cfg.windows) == {None} else keys | gguf_pattern(cfg, _PATTERN)
+
+
+GGUF = GGUFForm("olmo2", _gguf_keys)

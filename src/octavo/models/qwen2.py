@@ -2,8 +2,10 @@
 
 from octavo.models._decoder import DecoderConfig as Config
 from octavo.models._gguf import GGUFForm, decoder_keys
+from octavo.models._hf import HFForm, decoder_json
 from octavo.models.llama import build
 
-__all__ = ["GGUF", "Config", "build"]
+__all__ = ["GGUF", "HF", "Config", "build"]
 
 GGUF = GGUFForm("qwen2", decoder_keys)
+HF = HFForm("qwen2", "Qwen2ForCausalLM", decoder_json)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig
 from octavo.models._gguf import GGUFForm, decoder_keys
+from octavo.models._hf import HFForm, decoder_json
 from octavo.models._reading import ConfigReader
 from octavo.models.llama import build
 
@@ -23,3 +24,6 @@ class Config(DecoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         return cls.read_hf(reader.with_defaults({"head_dim": 128}))
+
+
+HF = HFForm("qwen3", "Qwen3ForCausalLM", decoder_json)

@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig, experts_from_gguf, experts_from_hf
+from octavo.models._gguf import GGUFForm, decoder_keys
+from octavo.models._hf import HFForm, JSONObject, decoder_json, expert_json
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable, stacked_experts
 from octavo.models.llama import build
 
-__all__ = ["WEIGHTS", "Config", "build"]
+__all__ = ["GGUF", "HF", "WEIGHTS", "Config", "build"]
 
 ALIASES = ("qwen3_moe",)
 WEIGHTS = WeightTable(transforms=stacked_experts())
+
+GGUF = GGUFForm("qwen3moe", decoder_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,10 @@ class Config(DecoderConfig):
     def from_hf(cls, reader: ConfigReader) -> Config:
         experts = experts_from_hf(reader, normalize=reader.flag("norm_topk_prob", False))
         return cls.read_hf(reader.with_defaults({"head_dim": 128}), experts=experts)
+
+
+def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
+    return decoder_json(cfg, reader) | expert_json(cfg, reader)
+
+
+HF = HFForm("qwen3_moe", "Qwen3MoeForCausalLM", _json)

@@ -9,12 +9,13 @@ from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
 from octavo.models._gguf import GGUFForm, Keys, decoder_keys
+from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import rotating_layers
 from octavo.models.llama import WEIGHTS
 
-__all__ = ["GGUF", "WEIGHTS", "Config", "build"]
+__all__ = ["GGUF", "HF", "WEIGHTS", "Config", "build"]
 
 _INTERVAL = 4
 _THETA = 2e6
@@ -60,3 +61,10 @@ def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 GGUF = GGUFForm("smollm3", _gguf_keys)
+
+
+def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
+    return {**decoder_json(cfg, reader), "no_rope_layers": [int(rotates) for rotates in cfg.rotates]}
+
+
+HF = HFForm("smollm3", "SmolLM3ForCausalLM", _json)

@@ -1,18 +1,32 @@
-"""StableLM 2: LayerNorm, a quarter of a head rotates, attention and MLP side by side if asked. arXiv 2402.17834."""
+"""StableLM 2: LayerNorm, a quarter of a head rotates, attention and MLP side by side if asked. arXiv 2402.17834.
+
+The model of 12B has a LayerNorm on each head of q and k.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
+from octavo.models._gguf import GGUFForm, Keys, decoder_keys
+from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import Flatten, Stack, WeightTable
 
-_NO_HEAD_NORMS = "a LayerNorm of its own for each head (StableLM 2 12B) is not supported"
+_Q_NORM, _K_NORM = "layers.*.self_attn.q_norm", "layers.*.self_attn.k_norm"
+# GGUF files have one matrix with a row for each head, checkpoints a vector for each.
+WEIGHTS = WeightTable(
+    transforms=(
+        Stack("layers.*.self_attn.q_layernorm.norms.*", _Q_NORM, "safetensors"),
+        Stack("layers.*.self_attn.k_layernorm.norms.*", _K_NORM, "safetensors"),
+        Flatten(_Q_NORM, rows=lambda c: c.num_heads),
+        Flatten(_K_NORM, rows=lambda c: c.num_kv_heads),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +37,27 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        if "layers.0.self_attn.q_norm.weight" in shapes:
-            raise ModelLoadError(f"tensor blk.0.attn_q_norm.weight: {_NO_HEAD_NORMS}")
         plain = cls.read_gguf(reader, shapes, norm_eps="attention.layer_norm_epsilon")
         # The 12B model says so by leaving out the norm of the MLP.
         parallel = "layers.0.post_attention_layernorm.weight" not in shapes
-        return replace(plain, parallel=reader.flag("use_parallel_residual", parallel) and parallel)
+        return replace(
+            plain,
+            qk_norm="layers.0.self_attn.q_norm.weight" in shapes,
+            parallel=reader.flag("use_parallel_residual", parallel) and parallel,
+        )
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        if reader.flag("qk_layernorm", False):
-            raise reader.error("qk_layernorm", True, _NO_HEAD_NORMS)
         plain = cls.read_hf(
             reader.with_defaults({"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5}),
             windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
             norm_eps="layer_norm_eps",
         )
-        return replace(plain, parallel=reader.flag("use_parallel_residual", False))
+        return replace(
+            plain,
+            qk_norm=reader.flag("qk_layernorm", False),
+            parallel=reader.flag("use_parallel_residual", False),
+        )
 
 
 def build(g: Graph, cfg: Config) -> Value:
@@ -47,9 +65,25 @@ def build(g: Graph, cfg: Config) -> Value:
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i, cfg.rope)
+        h = h + attention(g, x, cfg, i, cfg.rope, centered=True)
         if not cfg.parallel:
             x = g.layer_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         h = h + mlp(g, x, cfg, i)
     h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
+
+
+def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
+    keys = decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
+    return {**keys, "use_parallel_residual": cfg.parallel}
+
+
+GGUF = GGUFForm("stablelm", _gguf_keys)
+
+
+def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
+    keys = {"use_parallel_residual": cfg.parallel, "qk_layernorm": cfg.qk_norm}
+    return {**decoder_json(cfg, reader, norm_eps="layer_norm_eps"), **keys}
+
+
+HF = HFForm("stablelm", "StableLmForCausalLM", _json)

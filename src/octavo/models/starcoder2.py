@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
+from octavo.models._gguf import GGUFForm, Keys, decoder_keys
+from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import attention, plain_mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable
@@ -49,3 +51,18 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
         h = h + plain_mlp(g, x, f"layers.{i}.mlp", "gelu_tanh")
     h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
+
+
+def _gguf_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
+    return decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
+
+
+GGUF = GGUFForm("starcoder2", _gguf_keys)
+
+
+def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
+    keys = decoder_json(cfg, reader, norm_eps="norm_epsilon")
+    return {**keys, "hidden_act": "gelu_pytorch_tanh", "sliding_window": cfg.windows[0]}
+
+
+HF = HFForm("starcoder2", "Starcoder2ForCausalLM", _json)

@@ -124,8 +124,12 @@ class ReferenceStore:
         return made
 
     def _make_room(self, num_bytes: int) -> None:
-        """Deletes the least recently used references until so many bytes fit within the limit."""
-        folders = [path for path in self._folder.glob("*") if path.is_dir() and not path.is_symlink()]
+        """Deletes the least recently used references until so many bytes fit within the limit.
+
+        Folders that another process is writing, whose names begin with a dot, stay.
+        """
+        found = (path for path in self._folder.glob("*") if not path.name.startswith("."))
+        folders = [path for path in found if path.is_dir() and not path.is_symlink()]
         used = {path: _bytes_of(path) for path in sorted(folders, key=lambda path: path.stat().st_mtime)}
         total = sum(used.values())
         for path, taken in used.items():

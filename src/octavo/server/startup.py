@@ -74,12 +74,19 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
     """The parts of a server. Call it from a running event loop."""
     responses = ResponseStore(config.response_store)
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
-    memory_bytes = config.models_memory_bytes
+    memory_bytes, machine_bytes = config.models_memory_bytes, free_memory(next(iter(models.values()))).usable_bytes
     if memory_bytes is None and len(models) > 1:
-        memory_bytes = free_memory(next(iter(models.values()))).usable_bytes
+        memory_bytes = machine_bytes
     manager = ModelManager(
         models,
-        ModelLoader(config, metrics, report, memory_bytes=memory_bytes, num_models=len(models)),
+        ModelLoader(
+            config,
+            metrics,
+            report,
+            memory_bytes=memory_bytes,
+            machine_bytes=machine_bytes,
+            num_models=len(models),
+        ),
         memory_bytes=memory_bytes,
         wait_s=config.queue_timeout,
         max_waiting=max(config.max_queue, 1),

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
-from octavo.engine.larger_than_memory import MIN_MODEL_LEN
+from octavo.engine.larger_than_memory import MIN_MODEL_LEN, runs_from_disk
 from octavo.engine.load import model_sizes
 from octavo.engine.prompts import PromptEncoder
 from octavo.errors import OctavoError
@@ -54,6 +54,8 @@ class ModelLoader:
     """Starts and ends the engines of models.
 
     memory_bytes: limit of all models, shared by num_models; None: a single model, which takes the free memory.
+    machine_bytes: memory that all models may use if nobody limits it. A model that is larger runs from disk, and leaves
+    no room for another.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class ModelLoader:
         report: LoadReport,
         *,
         memory_bytes: int | None = None,
+        machine_bytes: int = 0,
         num_models: int = 1,
     ) -> None:
         self._config = config
         self._metrics = metrics
         self._report = report
         self._memory_bytes = memory_bytes
+        self._machine_bytes = machine_bytes
         self._num_models = num_models
         self._cache_bytes: dict[str, int] = {}  # of each model that was planned
 
@@ -81,7 +85,11 @@ class ModelLoader:
         if memory_bytes is None:
             return 0
         path = await self._resolve(config, progress)
-        plan = await _in_thread(lambda: _plan(path, config, memory_bytes, self._num_models))
+        machine_bytes = self._machine_bytes if memory_bytes >= self._machine_bytes else None
+        plan = await _in_thread(lambda: _plan(path, config, memory_bytes, machine_bytes, self._num_models))
+        if plan is None:
+            self._cache_bytes.pop(name, None)
+            return memory_bytes
         num_bytes, self._cache_bytes[name] = plan
         return num_bytes
 
@@ -138,8 +146,12 @@ class ModelLoader:
         return await _in_thread(lambda: resolve_model(config.model, revision=config.revision, progress=on_progress))
 
 
-def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> tuple[int, int]:
-    """(bytes of the whole engine, bytes of its KV cache).
+def _plan(
+    path: Path, config: EngineConfig, memory_bytes: int, machine_bytes: int | None, num_models: int
+) -> tuple[int, int] | None:
+    """(bytes of the whole engine, bytes of its KV cache). None: it runs from disk, in all of `machine_bytes`.
+
+    machine_bytes: None if the models may not use all of the machine's memory; then none may run from disk.
 
     Each model gets an equal share of the memory, so that none has to be unloaded if all fit.
 
@@ -149,6 +161,8 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
     with closing(open_checkpoint(path)) as checkpoint:
         context: int = config.max_model_len or checkpoint.config.max_position_embeddings
         sizes = model_sizes(checkpoint, config, context)
+    if machine_bytes is not None and runs_from_disk(config, path, sizes, machine_bytes - PROCESS_BYTES, context):
+        return None
     fixed_bytes = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
     if config.kv_cache_bytes is not None:
         return fixed_bytes + config.kv_cache_bytes, config.kv_cache_bytes

@@ -101,7 +101,11 @@ class ReasoningParser:
             yield from text.skip(WHITESPACE)
         else:
             self._parts += spaces
-        yield from text.take_until(_NOWHERE, self._parts.append)
+        yield from self._read_answer()
+
+    def _read_answer(self) -> Reading[None]:
+        """Passes on what comes behind the reasoning."""
+        yield from self._text.take_until(_NOWHERE, self._parts.append)
 
     def _read_reasoning(self, close: str) -> Reading[bool]:
         """Passes reasoning on up to the closing mark. False: it is cut off."""

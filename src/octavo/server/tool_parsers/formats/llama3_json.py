@@ -1,7 +1,8 @@
-"""Calls as bare objects, `{"name": ..., "parameters": {...}}`: Llama 3.1, 3.2 and 3.3.
+"""Calls as bare objects, `{"name": ..., "parameters": {...}}`: Llama 3.1, 3.2 and 3.3, and 4 with its own template.
 
 `<|python_tag|>` may come before; several calls are separated by `;`. Without the tag, an object is a call only if it
-names a tool of the request.
+names a tool of the request. The template of Llama 4 writes the text of a turn with calls between `<|python_start|>` and
+`<|python_end|>`, and the calls behind them without a separator.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, sequence
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _TAG = "<|python_tag|>"
+_START, _END = "<|python_start|>", "<|python_end|>"
 _CALL = '{"name": "NAME", "parameters": ARGUMENTS}'
 
 
@@ -37,12 +39,12 @@ def _calls(parallel: bool, token_ids: TokenIds) -> str:
 FORMAT = ToolFormat(
     name="llama3_json",
     matches=lambda template: "dictionary of argument name and its value" in template,
-    tags={_TAG: partial(json_call, is_marked=True)},
+    tags=dict.fromkeys((_TAG, _START, _END), partial(json_call, is_marked=True)),
     openings={"{": json_call},
     after_call=";",
     is_list=True,
     is_bare=True,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
-    marks=(_TAG,),
+    marks=(_TAG, _START, _END),
 )

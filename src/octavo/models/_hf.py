@@ -1,0 +1,128 @@
+"""The config.json of a model from its configuration: the way back of `Config.from_hf`, for `octavo convert`.
+
+Source: the configuration classes of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from octavo.batch import Float64
+from octavo.models._decoder import DecoderConfig
+from octavo.models._reading import ConfigReader
+from octavo.models._rope import base_frequencies, yarn_mscale
+
+JSONObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HFForm:
+    """The declaration `HF` of an architecture that `octavo convert --to safetensors` can write from a GGUF file.
+
+    model_type, class_name: those of transformers. keys: from a configuration and the metadata to config.json, without
+    these two; they are read back and compared. prefix: of all tensors but the head.
+    """
+
+    model_type: str
+    class_name: str
+    keys: Callable[[Any, ConfigReader], JSONObject]
+    prefix: str = "model."
+
+
+def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "rms_norm_eps") -> JSONObject:
+    """The keys that decoders share. reader: metadata with the architecture's prefix."""
+    keys: JSONObject = {
+        "vocab_size": cfg.vocab_size,
+        "hidden_size": cfg.hidden_size,
+        "intermediate_size": cfg.intermediate_size,
+        "num_hidden_layers": cfg.num_layers,
+        "num_attention_heads": cfg.num_heads,
+        "num_key_value_heads": cfg.num_kv_heads,
+        "head_dim": cfg.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": cfg.max_position_embeddings,
+        norm_eps: _short(cfg.norm_eps),
+        "tie_word_embeddings": cfg.tie_word_embeddings,
+        "rope_theta": _short(reader.number("rope.freq_base", 10000.0)),
+    }
+    if cfg.rotary_dim != cfg.head_dim:
+        keys["partial_rotary_factor"] = cfg.rotary_dim / cfg.head_dim
+    if scaling := _scaling(cfg, reader, keys["rope_theta"]):
+        keys["rope_scaling"] = scaling
+    return keys
+
+
+def expert_json(cfg: DecoderConfig, reader: ConfigReader, count_key: str = "num_experts") -> JSONObject:
+    """The keys of experts."""
+    assert cfg.experts is not None
+    keys: JSONObject = {
+        count_key: reader.integer("expert_count"),
+        "num_experts_per_tok": cfg.experts.top_k,
+        "norm_topk_prob": cfg.experts.normalize,
+    }
+    for name, key in (("moe", "expert_feed_forward_length"), ("shared_expert", "expert_shared_feed_forward_length")):
+        if reader.has(key):
+            keys[f"{name}_intermediate_size"] = reader.integer(key)
+    return keys
+
+
+def window_json(cfg: DecoderConfig) -> JSONObject:
+    """The windows, layer by layer."""
+    windows = {window for window in cfg.windows if window is not None}
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in cfg.windows]
+    return {"sliding_window": windows.pop() if windows else None, "layer_types": kinds}
+
+
+def _scaling(cfg: DecoderConfig, reader: ConfigReader, theta: float) -> JSONObject:
+    tensors = ConfigReader(reader.values)
+    kind = reader.text("rope.scaling.type", "none")
+    original = reader.integer("rope.scaling.original_context_length", cfg.max_position_embeddings)
+    if tensors.has("rope_factors_long.weight"):
+        lists = {
+            f"{name}_factor": [_short(x) for x in np.asarray(reader.values[f"rope_factors_{name}.weight"])]
+            for name in ("long", "short")
+        }
+        return {"rope_type": "longrope", **lists, "original_max_position_embeddings": original}
+    if tensors.has("rope_freqs.weight"):
+        return _llama3(base_frequencies(cfg.rotary_dim, theta), np.array(cfg.rope.frequencies))
+    if kind not in ("linear", "yarn"):
+        return {}
+    keys: JSONObject = {"rope_type": kind, "factor": _short(reader.number("rope.scaling.factor"))}
+    if kind == "yarn":
+        keys["original_max_position_embeddings"] = original
+        for name in ("beta_fast", "beta_slow"):
+            if reader.has(f"rope.scaling.yarn_{name}"):
+                keys[name] = _short(reader.number(f"rope.scaling.yarn_{name}"))
+        if cfg.rope.attention_factor != yarn_mscale(keys["factor"], 1.0):
+            keys["attention_factor"] = cfg.rope.attention_factor
+    return keys
+
+
+def _llama3(plain: Float64, scaled: Float64) -> JSONObject:
+    """The numbers behind a table of llama3's factors, the way back of `_rope.llama3`.
+
+    Between both ends the share of a plain frequency is a line over it. Its two coefficients give the high factor and
+    the length, as only their quotients with the low factor count: that one is 1, as in the published files.
+    """
+    factor = float((plain / scaled).max())
+    shares = (scaled / plain - 1 / factor) / (1 - 1 / factor)
+    inner = (shares > 1e-6) & (shares < 1 - 1e-6)
+    keys: JSONObject = {"rope_type": "llama3", "factor": _short(factor), "low_freq_factor": 1.0}
+    if not inner.any():  # any length between two frequencies would do; these are the published numbers
+        return keys | {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    offset = -1 / 3  # of the published high factor, 4
+    slope = float(((shares[inner] - offset) / plain[inner]).mean())
+    if inner.sum() > 1:
+        slope, offset = np.polyfit(plain[inner], shares[inner], 1)
+    span = -1 / offset
+    original = round(float(slope * 2 * np.pi * span))
+    return keys | {"high_freq_factor": round(1 + float(span), 4), "original_max_position_embeddings": original}
+
+
+def _short(number: Any) -> float:
+    """A float32 of a GGUF file as the decimal number that was written: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(number)))

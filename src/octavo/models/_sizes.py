@@ -1,0 +1,41 @@
+"""Sizes of a configuration that contradict the shapes of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo.errors import ModelLoadError
+from octavo.models._decoder import ModelConfig
+from octavo.models._reading import ConfigReader
+
+# The keys of each size, in config.json of different families and in GGUF files.
+_VOCAB = ("vocab_size",)
+_WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "expert_count")
+
+
+def check_sizes(reader: ConfigReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """reader: the part of the configuration about text, which `config` was read from. shapes: of the graph's weights.
+
+    A wrong size would scale activations wrongly, or let token ids pass that have no embedding. Raises ModelLoadError
+    naming the key.
+    """
+    table = "embed_tokens.weight"
+    rows, cols = shapes[table] if len(shapes.get(table, ())) == 2 else (config.vocab_size, config.hidden_size)
+    if rows != config.vocab_size:
+        raise _error(reader, _VOCAB, config.vocab_size, f"{table} has {rows} rows")
+    if cols != config.hidden_size and "project_in.weight" not in shapes:  # OPT's embeddings may be narrower
+        raise _error(reader, _WIDTH, config.hidden_size, f"{table} has {cols} columns")
+    key = next((key for key in _EXPERTS if reader.has(key)), None)
+    if key is None:
+        return
+    count = reader.integer(key, low=0)
+    for name, shape in shapes.items():
+        stem = name.removesuffix(".gate.weight")
+        if f"{stem}.experts.down_proj.weight" in shapes and stem != name and shape[0] != count:
+            raise _error(reader, (key,), count, f"{name} has {shape[0]} rows")
+
+
+def _error(reader: ConfigReader, keys: tuple[str, ...], value: int, found: str) -> ModelLoadError:
+    key = next((key for key in keys if reader.has(key)), keys[0])
+    return reader.error(key, value, f"{found}; configuration and weights do not belong together")
