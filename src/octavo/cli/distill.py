@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from octavo.cli.completion import complete_model
-from octavo.cli.quantize import check_destination, tokens_of
+from octavo.cli.quantize import check_destination, float_type, tokens_of
 from octavo.cli.terminal import find_model, write
 from octavo.engine.progress import ProgressBar
 from octavo.errors import UsageError
@@ -53,13 +53,7 @@ from octavo.errors import UsageError
 @click.option(
     "--top-k", type=click.IntRange(2), default=64, show_default=True, help="tokens of the teacher that are kept"
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["f32", "f16", "bf16"]),
-    default="f16",
-    show_default=True,
-    help="type of the matrices of DST",
-)
+@float_type
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of the order of the pieces")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 def distill(**options: Any) -> None:

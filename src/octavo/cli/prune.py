@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from octavo.cli.completion import complete_model
-from octavo.cli.quantize import check_destination, tokens_of
+from octavo.cli.quantize import check_destination, float_type, tokens_of
 from octavo.cli.terminal import find_model, write
 from octavo.engine.progress import ProgressBar
 from octavo.errors import UsageError
@@ -43,13 +43,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     show_default=True,
     help="of --sparsity; sparsegpt changes the weights that stay, and takes longer",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["f32", "f16", "bf16"]),
-    default="f16",
-    show_default=True,
-    help="type of the matrices of DST",
-)
+@float_type
 @click.option(
     "--calibration-chunks",
     type=click.IntRange(1, 10_000),

@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from octavo.loader.checkpoint import Checkpoint
     from octavo.quantization.packed import WeightInfo
 
+float_type = click.option(
+    "--dtype",
+    type=click.Choice(["f32", "f16", "bf16"]),
+    default="f16",
+    show_default=True,
+    help="type of the matrices of DST",
+)
+"""The option of commands whose result is in floats."""
+
 
 @click.command()
 @click.argument("source", shell_complete=complete_model, metavar="SRC")

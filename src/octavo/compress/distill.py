@@ -136,7 +136,7 @@ def distilled(
 
 
 def _with(source: Source, name: str, arrays: Mapping[str, NDArray[np.float32]]) -> Source:
-    return dense_source(source, lambda _x: arrays[name], source.shape) if name in arrays else source
+    return dense_source(source, lambda: arrays[name], source.shape, "trained") if name in arrays else source
 
 
 def training_options(**fields: Any) -> TrainingOptions:

@@ -298,26 +298,28 @@ def _keep_rows(weights: dict[str, Source], stem: str, kept: NDArray[np.intp]) ->
     for kind in (".weight", ".bias"):
         if stem + kind in weights:
             source = weights[stem + kind]
-            weights[stem + kind] = dense_source(source, lambda x: x[kept], (len(kept), *source.shape[1:]))
+            weights[stem + kind] = _part(source, lambda x: x[kept], (len(kept), *source.shape[1:]))
 
 
 def _keep_columns(weights: dict[str, Source], stem: str, kept: NDArray[np.intp]) -> None:
     source = weights[f"{stem}.weight"]
-    weights[f"{stem}.weight"] = dense_source(source, lambda x: x[:, kept], (source.shape[0], len(kept)))
+    weights[f"{stem}.weight"] = _part(source, lambda x: x[:, kept], (source.shape[0], len(kept)))
 
 
-def dense_source(
-    source: Source, change: Callable[[NDArray[np.float32]], NDArray[np.float32]], shape: tuple[int, ...]
-) -> Source:
-    """A weight made of another one in float32."""
+def dense_source(source: Source, make: Callable[[], NDArray[np.float32]], shape: tuple[int, ...], step: str) -> Source:
+    """A weight in float32 in the place of another one."""
     return replace(
         source,
         type_name="F32",
         shape=shape,
         nbytes=4 * int(np.prod(shape)),
-        make=lambda: DenseWeight(np.ascontiguousarray(change(source.make().dequantize()))),
-        steps=f"{source.steps} pruned",
+        make=lambda: DenseWeight(np.ascontiguousarray(make())),
+        steps=f"{source.steps} {step}",
     )
+
+
+def _part(source: Source, kept: Callable[[NDArray[np.float32]], NDArray[np.float32]], shape: tuple[int, ...]) -> Source:
+    return dense_source(source, lambda: kept(source.make().dequantize()), shape, "pruned")
 
 
 def _sparse(model: _Model, texts: Sequence[Tokens], options: PruneOptions, report: WorkReport) -> _Model:
@@ -341,7 +343,7 @@ def _sparse(model: _Model, texts: Sequence[Tokens], options: PruneOptions, repor
         for name, product in inputs.items():
             matrix = weights[name].make().dequantize()
             pruned = sparse_matrix(matrix, product, sparsity or 0.0, options.method)
-            weights[name] = dense_source(weights[name], lambda _x, pruned=pruned: pruned, pruned.shape)  # type: ignore[misc]
+            weights[name] = dense_source(weights[name], lambda pruned=pruned: pruned, pruned.shape, "pruned")  # type: ignore[misc]
         model = model.with_config(weights, {})
         values = run_layer(layer, model.checkpoint.weights, texts, values, all_logits=False)
         report("pruning layers", i + 1, len(layers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,14 +85,7 @@ def searched_grid(values: Floats, weights: Floats, form: GridForm) -> Grid:
 
     The candidates are ranges of 1 to 0.5 of the whole one.
     """
-    low, high = values.min(-1), values.max(-1)
-    best = grid_of(low, high, form)
-    least = _squared_error(best, values, weights, form)
-    for shrink in _SHRINKS[1:]:
-        grid = grid_of(low * shrink, high * shrink, form)
-        error = _squared_error(grid, values, weights, form)
-        best, least = _better(best, least, grid, error)
-    return best
+    return _best_grid(values, form, lambda grid: _squared_error(grid, values, weights, form))
 
 
 def clipped_grid(values: Floats, grams: Floats, form: GridForm) -> Grid:
@@ -100,13 +94,19 @@ def clipped_grid(values: Floats, grams: Floats, form: GridForm) -> Grid:
     grams: [groups, columns, columns], products of the inputs of each group's columns. AWQ's clipping, with the error
     over all inputs in place of a sample of them.
     """
+    return _best_grid(values, form, lambda grid: _product_error(grid, values, grams, form))
+
+
+def _best_grid(values: Floats, form: GridForm, error_of: Callable[[Grid], Floats]) -> Grid:
     low, high = values.min(-1), values.max(-1)
     best = grid_of(low, high, form)
-    least = _product_error(best, values, grams, form)
+    least = error_of(best)
     for shrink in _SHRINKS[1:]:
         grid = grid_of(low * shrink, high * shrink, form)
-        error = _product_error(grid, values, grams, form)
-        best, least = _better(best, least, grid, error)
+        error = error_of(grid)
+        wins = error < least
+        best = Grid(np.where(wins, grid.scale, best.scale), np.where(wins, grid.zero, best.zero))
+        least = np.where(wins, error, least)
     return best
 
 
@@ -120,14 +120,6 @@ def _product_error(grid: Grid, values: Floats, grams: Floats, form: GridForm) ->
     error = (grid.rounded(values, form.largest) - values).swapaxes(0, 1)  # [groups, rows, columns]
     found: Floats = np.einsum("gro,gro->rg", error @ grams, error)
     return found
-
-
-def _better(best: Grid, least: Floats, grid: Grid, error: Floats) -> tuple[Grid, Floats]:
-    wins = error < least
-    return (
-        Grid(np.where(wins, grid.scale, best.scale), np.where(wins, grid.zero, best.zero)),
-        np.where(wins, error, least),
-    )
 
 
 def grouped(values: Floats, form: GridForm) -> Floats:
