@@ -106,6 +106,9 @@ class Batch:
     inputs: tuple[Float32, ...] = ()  # of a segment of a graph: the values of `Input` operations, by slot
     token_types: Int32 | None = None  # [T], which of a pair's two texts each token belongs to; None: all 0
     return_hidden_states: bool = False  # instead of logits: the step ends before the output head
+    # [T], the row of the step before whose token this is, -1: `token_ids` holds it. None: it holds all. That step may
+    # still run; only for executors with `max_in_flight` above 1.
+    token_sources: Int32 | None = None
 
 
 @dataclass(slots=True)

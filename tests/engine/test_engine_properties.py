@@ -91,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(3, 8),
         step_limits=st.tuples(st.integers(8, 20), st.integers(8, 12)),
         budget_seed=st.none() | st.integers(0, 99),
-        is_overlapped=st.booleans(),
+        num_in_flight=st.integers(0, 2),
         windows=st.sampled_from([(None,), (None, 5), (9, 9, None, None, 2, 2)]),
     )
     def start(
@@ -101,7 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         step_limits: tuple[int, int],
         budget_seed: int | None,
-        is_overlapped: bool,
+        num_in_flight: int,
         windows: tuple[int | None, ...],
     ) -> None:
         self.engine = fake_engine(
@@ -118,7 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
         executor = self.engine.executor
         assert isinstance(executor, FakeExecutor)
         self.executor = executor
-        executor.is_deferred = is_overlapped
+        executor.is_deferred, executor.max_in_flight = num_in_flight > 0, max(num_in_flight, 1)
         self.specs: dict[str, Spec] = {}
         self.finished: dict[str, RequestOutput] = {}
         self.count = 0

@@ -45,8 +45,8 @@ def last_outputs(engine: Engine) -> dict[str, Output]:
 
 
 def in_flight(engine: Engine) -> list[str]:
-    assert engine._in_flight is not None
-    return [sequence.request.request_id for sequence in engine._in_flight.schedule.scheduled]
+    assert engine._in_flight
+    return [sequence.request.request_id for sequence in engine._in_flight[0].schedule.scheduled]
 
 
 def test_outputs_are_published_while_the_next_step_runs() -> None:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends import FinishedStep, PendingStep
+from octavo.backends import PendingStep
 from octavo.backends.sampling import sample
 from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, Params, RequestOptions
 from octavo.graph.cache import CacheSizes, KVCache, cache_layout
+from tests.support.late_steps import LateStep, with_tokens
 
 VOCAB_SIZE = 64
 EOS_ID = 1
@@ -49,15 +50,13 @@ class FakeStep:
         assert executor.num_in_flight < executor.max_in_flight, "a step is submitted before another one has ended"
         executor.num_in_flight += 1
         self._executor = executor
-        self._batch = batch
-        self._step = None if executor.is_deferred else self._run()
+        self._step = LateStep(executor.late, lambda: executor.compute(batch))
+        if not executor.is_deferred:
+            self._step.run()
 
     def wait(self) -> StepOutput:
         self._executor.num_in_flight -= 1
-        return (self._step or self._run()).wait()
-
-    def _run(self) -> FinishedStep:
-        return FinishedStep(lambda: self._executor.compute(self._batch))
+        return self._step.wait()
 
 
 class FakeExecutor:
@@ -79,8 +78,10 @@ class FakeExecutor:
         self.fails_at_step: int | None = None
         self.is_closed = False
         self.is_deferred = False
+        self.late: list[LateStep] = []
+        self.max_in_flight = 1
+        self._tokens = np.zeros(0, np.int32)  # of the step before
 
-    max_in_flight = 1
     workspace_bytes = 0
     num_threads = 1
     weight_bytes = 0
@@ -96,6 +97,9 @@ class FakeExecutor:
         self.num_steps += 1
         self.num_tokens += len(batch.token_ids)
         check_arrays(batch)
+        if batch.token_sources is not None:
+            assert self.max_in_flight > 1
+        batch = with_tokens(batch, self._tokens)
         if self.num_steps == self.fails_at_step:
             raise RuntimeError("the fake executor was told to fail")
         for source, destination in batch.block_copies.tolist():
@@ -113,7 +117,10 @@ class FakeExecutor:
             floats, ids = np.zeros(0, np.float32), np.zeros(0, np.int32)
             return StepOutput(ids, floats, ids, ids, floats, hidden_states=logits)
         assert batch.sampling is not None
-        return sample(logits, batch.sampling)
+        self._tokens = np.zeros(len(logits), np.int32)  # unless rows have no outcome
+        output = sample(logits, batch.sampling)
+        self._tokens = output.token_ids
+        return output
 
     def _context(self, batch: Batch, request: int, position: int) -> list[int]:
         """The tokens that the token at `position` sees, read from the caches of all groups as attention would."""

@@ -130,7 +130,9 @@ class FinishedStep:
 class Executor(Protocol):
     """A compiled graph with its weights, its workspace and its paged cache."""
 
-    max_in_flight: int  # steps that run or are queued at once; one more `submit` blocks until there is room
+    # Steps that run or are queued at once; one more `submit` blocks until there is room. Above 1, a step may take its
+    # tokens from the one before: `Batch.token_sources`.
+    max_in_flight: int
     cache_sizes: CacheSizes  # groups of layers with block tables of their own, and bytes of a token in them
     workspace_bytes: int  # activations and scratch at the limits
     weight_bytes: int  # packed weights

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import SAMPLING_ROW, Batch, Float32, Int32, SamplingBatch, token_mask
+from octavo.engine.overlap import UNKNOWN_TOKEN
 from octavo.engine.request import RowKind, Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
 
@@ -122,8 +124,11 @@ class BatchBuilder:
         self._states: list[SamplingState | None] = [None] * num_rows
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
 
-    def build(self, step: Schedule) -> Batch:
-        """The arrays of the step; output rows are in the order of the sequences and their `rows`."""
+    def build(self, step: Schedule, sources: Mapping[Sequence, int] | None = None) -> Batch:
+        """The arrays of the step; output rows are in the order of the sequences and their `rows`.
+
+        sources: of `overlap.as_if_done`, for a step that is submitted while the one before runs.
+        """
         scheduled = list(step.scheduled.values())
         for item in scheduled:
             self._sync_blocks(item.sequence)
@@ -134,7 +139,8 @@ class BatchBuilder:
         np.cumsum(counts, out=query_start_loc[1:])
         if counts.max() == 1:
             # In a step prepared ahead they are not known yet.
-            tokens = [0 if step.is_ahead else item.sequence.token_ids[item.start] for item in scheduled]
+            known = not step.is_ahead or sources is not None
+            tokens = [item.sequence.token_ids[item.start] if known else 0 for item in scheduled]
             token_ids = np.array(tokens, np.int32)
             positions, token_rows = starts, rows
         else:
@@ -161,6 +167,8 @@ class BatchBuilder:
         )
         if scheduled[0].sequence.state_slot >= 0:
             _add_states(batch, scheduled)
+        if sources:
+            _add_sources(batch, scheduled, sources)
         return batch
 
     def _gather_token_ids(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32:
@@ -284,6 +292,15 @@ def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
     if any(snapshot is not None for _, snapshot in snapshots):
         saves = [(0, -1) if kept is None else (kept.num_tokens - start, kept.slot) for start, kept in snapshots]
         batch.state_saves = np.array(saves, np.int32)
+
+
+def _add_sources(batch: Batch, scheduled: list[ScheduledSequence], sources: Mapping[Sequence, int]) -> None:
+    """Fills `Batch.token_sources`: it is the last token of a sequence that is not known."""
+    is_unknown = batch.token_ids == UNKNOWN_TOKEN
+    rows = [sources[item.sequence] for item in scheduled if item.sequence in sources]
+    batch.token_sources = np.full(len(batch.token_ids), -1, np.int32)
+    batch.token_sources[is_unknown] = rows
+    batch.token_ids[is_unknown] = 0
 
 
 def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32 | None:

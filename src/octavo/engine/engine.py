@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -13,6 +15,7 @@ from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.overlap import as_if_done, can_be_foreseen
 from octavo.engine.publisher import Publisher
 from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsumer, RowUse
 from octavo.engine.request_factory import RequestFactory
@@ -73,7 +76,8 @@ class Engine:
     """Schedules, executes, takes the tokens, publishes. The executor has its cache already.
 
     `step` is a whole step. A loop that calls `start`, `publish`, `prepare` and `finish` in turn publishes the outputs
-    of one step and prepares the arrays of the next while one runs. Requests may be added and aborted at any time.
+    of one step and prepares the arrays of the next while one runs; an executor that takes two steps has the next one
+    before the first ends. Requests may be added and aborted at any time.
     """
 
     def __init__(
@@ -104,7 +108,8 @@ class Engine:
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
         self._publisher = Publisher(tokenizer, self.scheduler, self.metrics)
         self._requests: dict[str, Request] = {}
-        self._in_flight: _Step | None = None
+        self._in_flight: deque[_Step] = deque()  # the oldest first
+        self._last_ended_at = 0.0
         self._ended: _Step | None = None  # its tokens are still to be taken
         self._prepared: tuple[Schedule, Batch] | None = None  # the step after the one in flight, but for its tokens
         # The results of a step that have not been published yet.
@@ -173,6 +178,9 @@ class Engine:
 
     def start(self) -> None:
         """Hands the next step, if there is one, to the executor, and takes the tokens of the last one."""
+        if self._in_flight:  # `prepare` has submitted it
+            self._take()
+            return
         started_at = time.perf_counter()
         prepared, self._prepared = self._prepared, None
         if prepared is not None and self._complete(*prepared):
@@ -187,20 +195,40 @@ class Engine:
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def prepare(self) -> None:
-        """Prepares the step after the one in flight, if its sequences are certain to continue."""
-        schedule = self.scheduler.schedule_ahead(self._in_flight.schedule) if self._in_flight is not None else None
+        """Prepares the step after the one in flight, if its sequences are certain to continue.
+
+        Submits it if the executor takes two steps and no sequence has to wait for its token.
+        """
+        if len(self._in_flight) != 1:
+            return
+        last = self._in_flight[0].schedule
+        if self.executor.max_in_flight > 1:
+            self._take()
+            if can_be_foreseen(last) and not self.scheduler.would_preempt:
+                self._submit_ahead(last)
+            return
+        schedule = self.scheduler.schedule_ahead(last)
         self._prepared = None if schedule is None else (schedule, self._batch_builder.build(schedule))
 
+    def _submit_ahead(self, last: Schedule) -> None:
+        started_at = time.perf_counter()
+        with as_if_done(last) as sources:
+            schedule = self.scheduler.schedule(is_ahead=True)
+            if schedule.scheduled:
+                self._submit(schedule, self._batch_builder.build(schedule, sources), started_at)
+
     def finish(self) -> float:
-        """Waits for the step in flight; `start` or `publish` take its tokens. Returns its seconds."""
-        if self._in_flight is None:
+        """Waits for the oldest step in flight; `start` or `publish` take its tokens. Returns its seconds."""
+        if not self._in_flight:
             return 0.0
-        step, self._in_flight = self._in_flight, None
+        step = self._in_flight.popleft()
         try:
             step.result = step.pending.wait()
         except SamplingError as error:
             step.result = error
         step.ended_at = time.perf_counter()
+        step.started_at = max(step.started_at, self._last_ended_at)  # while another ran, it waited
+        self._last_ended_at = step.ended_at
         self._ended = step
         return step.ended_at - step.started_at
 
@@ -223,7 +251,7 @@ class Engine:
         return outputs
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
-        self._in_flight = _Step(schedule, self.executor.submit(batch), started_at)
+        self._in_flight.append(_Step(schedule, self.executor.submit(batch), started_at))
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
         """Puts the tokens of the step before into a prepared one.
@@ -242,7 +270,10 @@ class Engine:
         if step is None:
             return
         if isinstance(step.result, SamplingError):
+            later = self._drop_in_flight()
             self._failures += self._fail_rows(step.schedule, step.result)
+            for schedule in later:
+                self.scheduler.repeat(schedule)
         elif step.result is not None:
             self.scheduler.mark_computed(step.schedule)
             self._accepted, self._accepted_at = self._consume(step, step.result), step.ended_at
@@ -290,6 +321,14 @@ class Engine:
         return output
 
     # --- failures ---
+
+    def _drop_in_flight(self) -> list[Schedule]:
+        """Waits for the steps that follow one that is repeated; their results are not taken."""
+        dropped, self._in_flight = self._in_flight, deque()
+        for step in dropped:
+            with suppress(SamplingError):
+                step.pending.wait()
+        return [step.schedule for step in dropped]
 
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
         """Ends the requests whose rows have no outcome. All others repeat the step as if it had not happened."""

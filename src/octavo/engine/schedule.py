@@ -46,12 +46,14 @@ class ScheduledSequence:
 class Schedule:
     """A step, and the rest of its budgets.
 
-    is_ahead: the step before it still runs, and produces the one token of each sequence.
+    is_ahead: it is scheduled while the step before it still runs, which draws some of its tokens. is_starved: blocks
+    ran out, and nobody was preempted for that.
     """
 
     num_tokens_left: int
     num_rows_left: int
     is_ahead: bool = False
+    is_starved: bool = False
     gives_hidden_states: bool = False  # in place of logits
     num_streams: int = 0  # of a step that gives hidden states: running sequences that wait for its end
     num_tokens_held_back: int = 0  # removed from the rest, so that the step does not become too long

@@ -61,6 +61,13 @@ class Scheduler:
         return self.sampled.sequences + self.pooled.sequences
 
     @property
+    def would_preempt(self) -> bool:
+        """True if a waiting group is of better priority than a running one."""
+        waiting = [queue.waiting[0].request.options.priority for queue in self.queues if queue.waiting]
+        running = [queue.running[-1].request.options.priority for queue in self.queues if queue.running]
+        return bool(waiting and running) and min(waiting) < max(running)
+
+    @property
     def may_admit(self) -> bool:
         """False: no waiting group gets a seat before a running one gives up its own."""
         for queue in self.queues:
@@ -99,18 +106,24 @@ class Scheduler:
 
     # --- a step ---
 
-    def schedule(self) -> Schedule:
-        """The next step, when none is in flight. It is empty only if there is no work."""
-        step = self._schedule_pooled() if self._is_pooled_next else self._schedule_sampled()
-        if not step.scheduled:
-            step = self._schedule_sampled() if self._is_pooled_next else self._schedule_pooled()
+    def schedule(self, *, is_ahead: bool = False) -> Schedule:
+        """The next step. It is empty only if there is no work, unless is_ahead.
+
+        is_ahead: a step is in flight, and its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
+        """
+        step = self._schedule_pooled(is_ahead) if self._is_pooled_next else self._schedule_sampled(is_ahead)
+        if not step.scheduled and not step.is_starved:
+            step = self._schedule_sampled(is_ahead) if self._is_pooled_next else self._schedule_pooled(is_ahead)
         self.kv_cache.plan_snapshots(step.scheduled.values())
         step.num_tokens_left += step.num_tokens_held_back
         self._is_pooled_next = not step.gives_hidden_states
         return step
 
     def schedule_ahead(self, step: Schedule) -> Schedule | None:
-        """The step after one in flight, if its sequences only take their next tokens. None if that is not certain."""
+        """The step after one in flight, if its sequences only take their next tokens. None if that is not certain.
+
+        It may be dropped: it has no copies, and admits nobody.
+        """
         count, pool = len(step.scheduled), self.kv_cache.pool
         is_decode = step.num_decodes == count == len(self.sampled.running)
         if not is_decode or self.pooled.running or self.may_admit:
@@ -130,9 +143,9 @@ class Scheduler:
             ahead.scheduled[sequence] = ScheduledSequence(sequence, position, 1, rows)
         return ahead
 
-    def _schedule_sampled(self) -> Schedule:
+    def _schedule_sampled(self, is_ahead: bool) -> Schedule:
         self._refuse_drafts()
-        step = Schedule(self._max_num_tokens, self._max_num_outputs)
+        step = Schedule(self._max_num_tokens, self._max_num_outputs, is_ahead)
         step.skips_decodes = self._schedule_alone(step)
         if not step.skips_decodes:
             behind = self._schedule_decodes(step)
@@ -142,8 +155,8 @@ class Scheduler:
         self._invite_choices(step)
         return step
 
-    def _schedule_pooled(self) -> Schedule:
-        step = Schedule(self._max_num_tokens, self._max_num_outputs, gives_hidden_states=True)
+    def _schedule_pooled(self, is_ahead: bool) -> Schedule:
+        step = Schedule(self._max_num_tokens, self._max_num_outputs, is_ahead, gives_hidden_states=True)
         step.num_streams = len(self.sampled.sequences)
         self._schedule_chunks(self.pooled, deque(self.pooled.running), step)
         return step
@@ -232,7 +245,7 @@ class Scheduler:
                 scheduled[sequence] = ScheduledSequence(sequence, known - 1, 1, rows)
             elif any(len(member.token_ids) - member.num_computed_tokens > 1 for member in members):
                 behind.append(group)
-            else:
+            elif known > sequence.num_computed_tokens:  # else it ends with the step in flight
                 self._schedule_members(group, self._decode_counts(group, step), step)
         return behind
 
@@ -317,7 +330,8 @@ class Scheduler:
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
             victim = self._last_served(*self.queues)
-            if victim is None or victim is group:
+            if victim is None or victim is group or step.is_ahead:
+                step.is_starved = True
                 return False
             self._preempt(victim, step)
         for member, count in zip(members, counts, strict=True):
@@ -358,7 +372,7 @@ class Scheduler:
             other
             for each in self.queues
             for other in each.running
-            if other.request.options.priority > request.options.priority
+            if other.request.options.priority > request.options.priority and not step.is_ahead
         ]
         seats_missing = queue.num_seats_taken + seats - self.max_num_seqs
         if seats_missing > sum(other.num_seats for other in worse if self._queue(other) is queue):

@@ -16,6 +16,7 @@ from octavo.backends.torch.graphs import SpareRows, buckets
 from octavo.backends.torch.sampler import sample
 from octavo.backends.torch.step import constant
 from octavo.backends.torch.step_arrays import host_arrays, seen_blocks
+from octavo.batch import Batch, SamplingBatch, greedy_rows
 from octavo.graph.cache import CacheGroup
 from tests.backends.torch.test_sampler import VOCAB, random_batch
 from tests.support.batches import Request, step
@@ -93,6 +94,40 @@ def test_logits_of_a_step_outlive_the_next_one(subject: TorchExecutor) -> None:
     kept = first.copy()
     subject.submit(step([(request, 1)], block_size=8)).wait()
     np.testing.assert_array_equal(first, kept)
+
+
+def test_tokens_of_the_step_before_are_taken_where_they_lie(subject: TorchExecutor) -> None:
+    """In a replay, and in a step of a prompt beside a token of the step before."""
+
+    def sequences() -> list[Request]:
+        return [Request([*prompt, 0, 0], [4 * i + j for j in range(4)]) for i, prompt in enumerate(PROMPTS[:3])]
+
+    def drawing(requests: list[Request], counts: list[int]) -> Batch:
+        batch = step(list(zip(requests, counts, strict=True)), block_size=8)
+        options = SamplingBatch.plain(greedy_rows(len(batch.logits_indices)))
+        return replace(batch, sampling=options)
+
+    requests = sequences()
+    first = drawing(requests[:2], [15, 3])
+    drawn = subject.submit(first).wait().token_ids[[14, 17]]
+    second = drawing(requests[:2], [1, 1])
+    known = replace(second, token_ids=drawn)
+    expected = [subject.submit(known).wait()]
+    beside = drawing([requests[1], requests[2]], [1, 9])
+    known_too = replace(beside, token_ids=np.array([expected[0].token_ids[1], *beside.token_ids[1:]], np.int32))
+    expected.append(subject.submit(known_too).wait())
+
+    subject.submit(first)
+    before = TracedReplay.count
+    found = [subject.submit(replace(second, token_sources=np.array([14, 17], np.int32)))]
+    assert TracedReplay.count == before + 1
+    sources = np.array([1, *[-1] * 9], np.int32)
+    found.append(subject.submit(replace(beside, token_sources=sources)))
+    for pending, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(pending.wait().token_ids, wanted.token_ids)
+        np.testing.assert_allclose(pending.wait().logits, wanted.logits, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="token_sources are 33 to 33; they must be in 0 to 32"):
+        subject.submit(replace(beside, token_sources=np.full(10, 32, np.int32)))
 
 
 class Launched:

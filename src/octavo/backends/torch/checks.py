@@ -35,6 +35,8 @@ def check_batch(graph: Graph, limits: ExecutorLimits, batch: Batch, cache: Paged
     vocab = min((n.op.num_rows for n in graph.nodes if isinstance(n.op, Embedding) and n.op.has_all), default=0)
     if vocab:
         _in_range("token_ids", batch.token_ids, vocab)
+    if batch.token_sources is not None:
+        _in_range("token_sources", batch.token_sources + 1, limits.max_num_outputs + 1)
     _in_range("positions", batch.positions, limits.max_model_len)
     _in_range("seq_lens", batch.seq_lens, limits.max_model_len + 1)
     _in_range("logits_indices", batch.logits_indices, tokens)

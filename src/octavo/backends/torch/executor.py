@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, cast
 
@@ -245,7 +245,8 @@ class TorchExecutor:
         capture: Capture | None = None,
     ) -> None:
         """sizes: of the cache, and bytes of the workspace. capture: of steps with a token a sequence; None: none is."""
-        self.max_in_flight = 1
+        # On the CPU, a step is computed by the call that submits it.
+        self.max_in_flight = 2 if device.type == "cuda" else 1
         self.cache_sizes, self.workspace_bytes = sizes
         self.weight_bytes = weights.nbytes
         self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
@@ -256,6 +257,8 @@ class TorchExecutor:
         self._graphs: DecodeGraphs | None = None
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
+        # The tokens that the step before has drawn, by row: the next one may take them from here.
+        self._drawn = torch.zeros(max(limits.max_num_outputs, 1), dtype=torch.int64, device=device)
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is Rows.LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._last_use = _last_uses(graph)
@@ -308,8 +311,10 @@ class TorchExecutor:
         return host_arrays(batch, layout, size, spare, max_tokens, whole_tables=self.calls is not None)
 
     def _step(self, arrays: StepArrays, inputs: Sequence[Tensor] = (), *, avoids_host: bool = False) -> PagedStep:
+        rows, sources = arrays.rows, arrays.sources
+        token_ids = torch.where(sources >= 0, self._drawn[sources.clamp(min=0)], rows.token_ids)
         return PagedStep(
-            arrays.rows,
+            replace(rows, token_ids=token_ids),
             inputs,
             avoids_host=avoids_host,
             weights=self._weights,
@@ -356,7 +361,10 @@ class TorchExecutor:
         samples = [part for part, _ in parts if part is not None]
         logits = [part for _, part in parts if part is not None]
         values = {"logits": [torch.cat(logits)]} if logits else {}
-        return Results(len(batch.logits_indices), joined(samples) if samples else None, values)
+        drawn = joined(samples) if samples else None
+        if drawn is not None:  # a row without an outcome has -1, and the step that takes it is forgotten
+            self._drawn[: len(drawn.token_ids)] = drawn.token_ids.clamp(min=0)
+        return Results(len(batch.logits_indices), drawn, values)
 
     def close(self) -> None:
         self._graphs = None

@@ -84,6 +84,7 @@ class SpareRows:
         return replace(
             batch,
             token_ids=more(batch.token_ids, 0),
+            token_sources=None if batch.token_sources is None else more(batch.token_sources, -1),
             positions=more(batch.positions, 0),
             query_start_loc=rows,
             seq_lens=more(batch.seq_lens, 1),

@@ -41,11 +41,13 @@ class EqualSequences:
 class StepArrays:
     """slots: where each token's keys and values are written [groups of layers, T].
 
+    sources: [T], the row of the step before whose token this is; -1: `rows` has it.
     state_slots: [N], is_fresh: 1 for sequences whose states begin [N], saved_slots: [N], one that nobody reads where
     nothing is saved; all None for a graph without states.
     """
 
     rows: StepRows
+    sources: Tensor
     slots: Tensor
     sequences: tuple[EqualSequences, ...]
     state_slots: Tensor | None = None
@@ -82,9 +84,8 @@ class HostArrays:
         """The arrays as parts of `flat` on a device."""
         pieces = torch.split(flat, [math.prod(shape) for shape in self.shapes])
         found = [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-        token_ids, positions, sequence_of, wanted, first_rows, types, slots, counts, states, is_fresh, saved = found[
-            :11
-        ]
+        token_ids, sources, positions, sequence_of, wanted, first_rows = found[:6]
+        types, slots, counts, states, is_fresh, saved = found[6:12]
         rows = StepRows(
             token_ids,
             positions,
@@ -105,8 +106,8 @@ class HostArrays:
             for where, positions_at, windows in self.equal
         )
         if not self.has_states:
-            return StepArrays(rows, slots, sequences)
-        return StepArrays(rows, slots, sequences, states, is_fresh, saved)
+            return StepArrays(rows, sources, slots, sequences)
+        return StepArrays(rows, sources, slots, sequences, states, is_fresh, saved)
 
 
 def host_arrays(
@@ -131,6 +132,7 @@ def host_arrays(
     save_counts = np.where(saves[:, 1] >= 0, saves[:, 0], 0) if has_saves and saves is not None else counts[:0]
     arrays: list[NDArray[Any]] = [
         batch.token_ids,
+        np.full(len(owners), -1) if batch.token_sources is None else batch.token_sources,
         batch.positions,
         owners,
         batch.logits_indices,

@@ -1,0 +1,78 @@
+"""Steps that are computed late, as those of a device: in the order of their calls, at any time until somebody waits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from octavo.backends import Executor, FinishedStep, PendingStep
+from octavo.batch import Batch, Int32, StepOutput
+
+
+class LateStep:
+    """A `PendingStep` in a queue of those that are not computed yet."""
+
+    def __init__(self, queue: list[LateStep], compute: Callable[[], StepOutput]) -> None:
+        self._queue, self._compute = queue, compute
+        self._step: FinishedStep | None = None
+        queue.append(self)
+
+    def run(self) -> None:
+        """Computes all steps up to this one."""
+        while self._step is None:
+            first = self._queue.pop(0)
+            first._step = FinishedStep(first._compute)
+
+    def wait(self) -> StepOutput:
+        self.run()
+        assert self._step is not None
+        return self._step.wait()
+
+
+def with_tokens(batch: Batch, tokens: Int32) -> Batch:
+    """The batch with its `token_sources` taken from the tokens of the step before."""
+    sources = batch.token_sources
+    if sources is None:
+        return batch
+    assert ((sources >= -1) & (sources < len(tokens))).all(), "a token of a row that the step before did not have"
+    found = np.where(sources >= 0, tokens[np.maximum(sources, 0)] if len(tokens) else 0, batch.token_ids)
+    return replace(batch, token_ids=found.astype(np.int32), token_sources=None)
+
+
+class LateExecutor:
+    """Implements `octavo.backends.Executor` over another one: two steps in flight, computed at times of its choice.
+
+    takes_sources: whether the other one takes `Batch.token_sources`; else they are resolved here.
+    """
+
+    max_in_flight = 2
+
+    def __init__(self, executor: Executor, seed: int, *, takes_sources: bool) -> None:
+        self._executor, self._takes_sources = executor, takes_sources
+        self._random = random.Random(seed)
+        self._queue: list[LateStep] = []
+        self._tokens = np.zeros(0, np.int32)
+        self.num_ahead = 0  # steps that took tokens of the one before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def submit(self, batch: Batch) -> PendingStep:
+        self.num_ahead += batch.token_sources is not None
+        step = LateStep(self._queue, lambda: self._compute(batch))
+        if self._random.random() < 0.5:
+            self._queue[self._random.randrange(len(self._queue))].run()
+        return step
+
+    def _compute(self, batch: Batch) -> StepOutput:
+        if not self._takes_sources:
+            batch = with_tokens(batch, self._tokens)
+        self._tokens = np.zeros(len(batch.logits_indices), np.int32)
+        output = self._executor.submit(batch).wait()
+        if batch.sampling is not None:
+            self._tokens = output.token_ids
+        return output
