@@ -234,6 +234,23 @@ assert int(weight.data.max()) == total
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.parametrize("other", ["", "x" * 255, "x" * 256, "xy\0y", "\0", "\0" * 9, "größer 中文", "ab\0" * 40])
+def test_lists_of_strings_of_every_length(tmp_path: Path, other: str) -> None:
+    """Runs of short strings are read at once: any other string may come before, between or after them."""
+    short = [f"token {i} ä" for i in range(1000)]
+    for strings in ([other], [other, *short], [*short, other], [*short, other, other, *short, "z"], [other] * 600):
+        writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+        writer.add_array("a.list", strings)
+        writer.add_uint64("a.number", 7)  # the zeros after the list are not those of a string
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        metadata = open_gguf(tmp_path / "a.gguf").metadata
+        assert metadata["a.list"] == strings
+        assert metadata["a.number"] == 7
+
+
 @pytest.mark.slow
 def test_opening_the_large_model_is_fast(qwen_1_5b_path: Path) -> None:
     """Metadata and directory of 1.1 GB with 300,000 strings, the best of five, in under 0.2 s.

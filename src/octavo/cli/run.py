@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.chat import converse
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import (
@@ -89,6 +88,8 @@ def run(
     if params.logprobs is not None and not as_json:
         raise UsageError("--logprobs needs --json, which shows them")
     if prompt is None:
+        from octavo.cli.chat import converse
+
         converse(model, system, engine_options, sampling_options)
         return
     with load_model(model, engine_options, will_chat=not raw) as llm:

@@ -77,12 +77,38 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
     try:
         _check_address_space(config)
         defaults = sampling_defaults(checkpoint, config.generation_config)  # an error comes before the long work
-        # The vocabulary is made while the weights are packed, which mostly runs without the GIL.
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
-            tokenizer = background.submit(load_tokenizer, checkpoint)
-            return _load(config, checkpoint, tokenizer, defaults, progress)
+            tokenizer = _TokenizerInMaking(background, checkpoint, progress)
+            return _load(config, checkpoint, tokenizer, defaults)
     finally:
         checkpoint.close()
+
+
+class _TokenizerInMaking:
+    """The vocabulary, made on a thread while the weights are packed, which mostly runs without the GIL.
+
+    The library keeps the GIL for long, so it begins when the threads that pack are at work.
+    """
+
+    def __init__(self, background: ThreadPoolExecutor, checkpoint: Checkpoint, progress: LoadProgress | None) -> None:
+        self._background, self._checkpoint, self._progress = background, checkpoint, progress
+        self._made: Future[Tokenizer] | None = None
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """The progress of the weights."""
+        if done:
+            self._begin()
+        if self._progress is not None:
+            self._progress(phase, done, total)
+
+    def result(self) -> Tokenizer:
+        """Raises ModelLoadError."""
+        return self._begin().result()
+
+    def _begin(self) -> Future[Tokenizer]:
+        if self._made is None:
+            self._made = self._background.submit(load_tokenizer, self._checkpoint)
+        return self._made
 
 
 def _check_address_space(config: EngineConfig) -> None:
@@ -97,16 +123,15 @@ def _check_address_space(config: EngineConfig) -> None:
 def _load(
     config: EngineConfig,
     checkpoint: Checkpoint,
-    tokenizer: Future[Tokenizer],
+    tokenizer: _TokenizerInMaking,
     defaults: SamplingDefaults,
-    progress: LoadProgress | None,
 ) -> LoadedModel:
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
     graph = model_graph(checkpoint, model_len)
     limits = executor_limits(config, model_len, graph)
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
-    executor = _executor(config, checkpoint, graph, limits, progress)
+    executor = _executor(config, checkpoint, graph, limits, tokenizer.report)
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
         available = max(memory_of_rank(config).available_bytes - executor.mapped_bytes, 0)
@@ -242,7 +267,7 @@ def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
 
 
 def _executor(
-    config: EngineConfig, checkpoint: Checkpoint, graph: Graph, limits: ExecutorLimits, progress: LoadProgress | None
+    config: EngineConfig, checkpoint: Checkpoint, graph: Graph, limits: ExecutorLimits, progress: LoadProgress
 ) -> Executor:
     if config.num_ranks == 1:
         return compile_graph(config, checkpoint, graph, limits, progress)

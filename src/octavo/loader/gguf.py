@@ -50,6 +50,8 @@ _U64 = Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 _NUMBERS |= {_BOOL: "<u1"}
+_LONGEST_RUN, _SHORTEST_RUN = 8192, 256  # strings of a list that are looked at together
+_EXPECTED_STRING_BYTES = 24  # of a short string with its length
 _SMALLEST_KEY_BYTES = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -245,12 +247,22 @@ class _HeaderReader:
         return items.astype(np.bool_)
 
     def _strings(self, key: str, count: int, offset: int) -> list[str]:
-        """A list of strings. The loop is written for speed: vocabulary and merges have 300,000 of them."""
+        """A list of strings. Vocabulary and merges have 300,000 of them: runs of short ones are read at once."""
         self._check_count(f"strings in {key}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
         self.num_strings += count
-        data, last, unpack, limit = self.data, self.end, _U64.unpack_from, MAX_LISTED_STRING_BYTES
         strings: list[str] = []
-        append = strings.append
+        run = _LONGEST_RUN
+        while len(strings) < count:
+            short = self._short_strings(min(count - len(strings), run))
+            strings += short
+            is_long = 2 * len(short) >= run
+            run = _LONGEST_RUN if is_long else _SHORTEST_RUN
+            self._any_strings(key, strings, min(count - len(strings), 1 if is_long else run))
+        return strings
+
+    def _any_strings(self, key: str, strings: list[str], count: int) -> None:
+        """Appends the next `count` strings, each read for itself."""
+        data, last, unpack, limit = self.data, self.end, _U64.unpack_from, MAX_LISTED_STRING_BYTES
         end = self.position
         try:
             for _ in range(count):
@@ -264,10 +276,38 @@ class _HeaderReader:
                     raise self._error(start - 8, f"{what}, the limit is {limit}")
                 if end > last:
                     raise self._beyond(start, length, f"string {len(strings)} of {key}")
-                append(data[start:end].decode())
+                strings.append(data[start:end].decode())
         except UnicodeDecodeError as error:
             raise self._error(start + error.start, f"string {len(strings)} of {key} is not UTF-8") from error
         self.position = end
+
+    def _short_strings(self, count: int) -> list[str]:
+        """The next strings, at most `count`, up to the first that is empty, long, damaged or has a NUL character.
+
+        The length of a string of 1 to 255 bytes is one byte and seven zeros, and zeros are nowhere else: numpy finds
+        them all, and each string must end where the next length is.
+        """
+        start = self.position
+        data = np.frombuffer(self.data[start : min(self.end, start + count * _EXPECTED_STRING_BYTES)], np.uint8)
+        is_zero = data == 0
+        pairs = is_zero[:-1] & is_zero[1:]
+        fours = pairs[:-2] & pairs[2:]
+        lengths_at = np.flatnonzero(~is_zero[:-7] & fours[1:-3] & fours[4:])[:count]
+        next_at = lengths_at + 8 + data[lengths_at]
+        is_last = np.flatnonzero(next_at[:-1] != lengths_at[1:])
+        num_strings = int(is_last[0]) if len(is_last) else len(lengths_at) - 1
+        if num_strings < 1 or lengths_at[0] != 0:
+            return []
+        end = int(lengths_at[num_strings])
+        text = data[:end].copy()
+        text[lengths_at[:num_strings]] = 0  # each length becomes the one NUL character before its string
+        if np.count_nonzero(is_zero[:end]) != 7 * num_strings:
+            return []
+        try:
+            strings: list[str] = text[~is_zero[:end]].tobytes().decode().split("\0")[1:]
+        except UnicodeDecodeError:
+            return []
+        self.position = start + end
         return strings
 
     def _directory(self, num_tensors: int, alignment: int) -> dict[str, TensorInfo]:

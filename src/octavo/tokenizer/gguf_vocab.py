@@ -306,8 +306,7 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
 
 def _without_control(merges: list[str], control: Mapping[str, int]) -> list[str]:
     """Leaves out the merges that would turn text that looks like a control token into that token."""
-    known = frozenset(merges)
-    making = {f"{token[:cut]} {token[cut:]}" for token in control for cut in range(1, len(token))} & known
+    making = {f"{token[:cut]} {token[cut:]}" for token in control for cut in range(1, len(token))}.intersection(merges)
     return [merge for merge in merges if merge not in making] if making else merges
 
 
