@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo import models
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError, ModelLoadError
@@ -64,6 +67,17 @@ def test_architectures_are_found_by_file_and_alias() -> None:
     assert load_architecture("gemma3_text").__name__ == "octavo.models.gemma3"
     with pytest.raises(ModelLoadError, match=r"'mamba' is not supported \(docs/models\.md"):
         load_architecture("mamba")
+
+
+def test_names_and_variants_are_those_that_the_modules_declare() -> None:
+    """They are read without importing the modules, which would delay every start."""
+    modules = {name: load_architecture(name) for name in set(known_architectures().values())}
+    names = {name: module for module in modules for name in (module, *getattr(modules[module], "ALIASES", ()))}
+    assert names == known_architectures()
+    variants = {(name, *module.VARIANT_OF) for name, module in modules.items() if hasattr(module, "VARIANT_OF")}
+    assert variants == set(models._variants())
+    program = "import sys, octavo.models as m; m.known_architectures(); sys.exit('octavo.models.llama' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_gguf() -> None:

@@ -3,14 +3,16 @@
 A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`) and `build(g, cfg)`. Optionally it has
 `ALIASES`, further names of the architecture in GGUF files and config.json, `WEIGHTS`, the table that turns stored
 tensors into the graph's weights, and `GGUF` and `HF`, the forms in which `octavo convert` writes it. `VARIANT_OF` =
-(architecture, key, value): its config.json has the other's model_type, and this value tells it apart. Files with a
-leading underscore are shared parts.
+(architecture, key, value): its config.json has the other's model_type, and this value tells it apart. Both
+are tuples of plain values, written as such. Files with a leading underscore are shared parts.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol, cast
@@ -24,6 +26,8 @@ from octavo.models._hf import HFForm
 from octavo.models._nearest import nearest
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
+
+_DECLARATION = re.compile(r"^(ALIASES|VARIANT_OF) = (\([^()]*\))$", re.MULTILINE)
 
 
 class ConfigType(Protocol):
@@ -47,21 +51,28 @@ class Architecture(Protocol):
 
 
 @cache
+def _declarations() -> Mapping[str, Mapping[str, tuple[Any, ...]]]:
+    """The `ALIASES` and `VARIANT_OF` of every module, from its text: importing all of them would delay every start."""
+    modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    texts = {name: (pkgutil.get_data(__name__, f"{name}.py") or b"").decode() for name in modules}
+    return {
+        name: {key: ast.literal_eval(value) for key, value in _DECLARATION.findall(text)}
+        for name, text in texts.items()
+    }
+
+
+@cache
 def known_architectures() -> Mapping[str, str]:
     """Every name of an architecture with its module: {"llama": "llama", "mistral": "llama"}."""
-    names: dict[str, str] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
-            aliases = getattr(importlib.import_module(f"{__name__}.{module.name}"), "ALIASES", ())
-            names.update(dict.fromkeys((module.name, *aliases), module.name))
-    return names
+    declared = _declarations().items()
+    return {name: module for module, values in declared for name in (module, *values.get("ALIASES", ()))}
 
 
 @cache
 def _variants() -> tuple[tuple[str, str, str, object], ...]:
     """The modules with `VARIANT_OF`, each with what is in it."""
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in set(known_architectures().values())}
-    return tuple((name, *modules[name].VARIANT_OF) for name in sorted(modules) if hasattr(modules[name], "VARIANT_OF"))
+    declared = sorted(_declarations().items())
+    return tuple((module, *values["VARIANT_OF"]) for module, values in declared if "VARIANT_OF" in values)
 
 
 def architecture_name(name: str, reader: ConfigReader) -> str:
