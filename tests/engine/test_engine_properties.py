@@ -91,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(3, 8),
         step_limits=st.tuples(st.integers(8, 20), st.integers(8, 12)),
         budget_seed=st.none() | st.integers(0, 99),
-        num_in_flight=st.integers(0, 2),
+        flight=st.sampled_from([(0, 1), (1, 1), (2, 1), (1, 2), (1, 3)]),  # steps left to run on, and stages
         windows=st.sampled_from([(None,), (None, 5), (9, 9, None, None, 2, 2)]),
     )
     def start(
@@ -101,24 +101,24 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         step_limits: tuple[int, int],
         budget_seed: int | None,
-        num_in_flight: int,
+        flight: tuple[int, int],
         windows: tuple[int | None, ...],
     ) -> None:
         self.engine = fake_engine(
             num_blocks=num_blocks * len(set(windows)),
-            windows=windows,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=step_limits[0],
             max_num_outputs=step_limits[1],
             enable_prefix_caching=prefix_caching,
+            executor=FakeExecutor(windows, num_stages=flight[1]),
         )
         if budget_seed is not None:
             self.engine.scheduler.step_budget = AnyBudget(budget_seed)
         executor = self.engine.executor
         assert isinstance(executor, FakeExecutor)
         self.executor = executor
-        executor.is_deferred, executor.max_in_flight = num_in_flight > 0, max(num_in_flight, 1)
+        executor.is_deferred, executor.max_in_flight = flight[0] > 0, max(flight[0], 1)
         self.specs: dict[str, Spec] = {}
         self.finished: dict[str, RequestOutput] = {}
         self.count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,9 @@ from tests.support.integrity import check_integrity
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
-def overlapped(**limits: int) -> Engine:
+def overlapped(**options: Any) -> Engine:
     """An engine whose steps are computed as late as can be."""
-    engine = fake_engine(**limits)  # type: ignore[arg-type]
+    engine = fake_engine(**options)
     assert isinstance(engine.executor, FakeExecutor)
     engine.executor.is_deferred = True
     return engine
@@ -151,3 +152,20 @@ def test_a_step_without_an_outcome_for_one_is_repeated_for_the_others() -> None:
     good = found["good"]
     assert isinstance(good, RequestOutput)
     assert len(good.outputs[0].token_ids) == 24
+
+
+def test_stages_compute_steps_of_different_sequences() -> None:
+    engine = overlapped(executor=FakeExecutor(num_stages=2))
+    names = [f"r{i}" for i in range(5)]
+    for name in names:
+        add(engine, name, [5, 6])
+    for _ in range(8):
+        engine.start()
+        steps = [[each.request.request_id for each in step.schedule.scheduled] for step in engine._in_flight]
+        assert sorted(map(len, steps)) == [2, 3]
+        assert sorted(name for step in steps for name in step) == names
+        engine.publish()
+        engine.prepare()
+        engine.finish()
+        check_integrity(engine.scheduler)
+    assert len(last_outputs(engine)) == 5

@@ -47,7 +47,8 @@ class FakeStep:
     """A `PendingStep` that is computed when it is submitted, or as late as a step in flight may be."""
 
     def __init__(self, executor: FakeExecutor, batch: Batch) -> None:
-        assert executor.num_in_flight < executor.max_in_flight, "a step is submitted before another one has ended"
+        most = max(executor.max_in_flight, executor.num_stages)
+        assert executor.num_in_flight < most, "a step is submitted before another one has ended"
         executor.num_in_flight += 1
         self._executor = executor
         self._step = LateStep(executor.late, lambda: executor.compute(batch))
@@ -66,7 +67,8 @@ class FakeExecutor:
     is_deferred: whether a step is computed when somebody waits for it, not when it is submitted.
     """
 
-    def __init__(self, windows: tuple[int | None, ...] = (None,)) -> None:
+    def __init__(self, windows: tuple[int | None, ...] = (None,), num_stages: int = 1) -> None:
+        self.num_stages = num_stages
         caches = [KVCache(layer, 1, 1, 1, window) for layer, window in enumerate(windows)]
         self.cache_sizes = CacheSizes(cache_layout(caches), 8 * len(windows), 8)
         self.windows = [group.window for group in self.cache_sizes.layout.groups]
@@ -183,10 +185,10 @@ def fake_engine(
     max_num_batched_tokens: int = 16,
     max_num_outputs: int | None = None,
     enable_prefix_caching: bool = True,
-    windows: tuple[int | None, ...] = (None,),
+    executor: FakeExecutor | None = None,
 ) -> Engine:
     """An engine over a `FakeExecutor`, which is its `executor`."""
-    executor = FakeExecutor(windows)
+    executor = executor or FakeExecutor()
     executor.allocate_cache(num_blocks, block_size)
     limits = EngineLimits(
         max_model_len=max_model_len,

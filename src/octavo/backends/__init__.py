@@ -133,6 +133,7 @@ class Executor(Protocol):
     # Steps that run or are queued at once; one more `submit` blocks until there is room. Above 1, a step may take its
     # tokens from the one before: `Batch.token_sources`.
     max_in_flight: int
+    num_stages: int  # of a pipeline, which computes so many steps of different sequences at the same time
     cache_sizes: CacheSizes  # groups of layers with block tables of their own, and bytes of a token in them
     workspace_bytes: int  # activations and scratch at the limits
     weight_bytes: int  # packed weights

@@ -156,6 +156,7 @@ class ReferenceExecutor:
     """Walks the graph with one numpy expression per node. Implements `octavo.backends.Executor`."""
 
     max_in_flight = 1
+    num_stages = 1
     mapped_bytes = 0
     paging = None
     num_threads = 1  # the caller's; numpy's own threads are not counted

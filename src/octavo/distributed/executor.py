@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from octavo.distributed.messages import Allocate, Allocated, StageValues, step_message
+from octavo.distributed.messages import Allocate, Allocated, step_message
+from octavo.distributed.pipeline import Pipeline, PipelinedStep
 from octavo.errors import EngineDeadError
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class GroupExecutor:
         """
         self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
         self._number = 0
+        self.num_stages = ranks.pipeline_parallel
+        self._pipeline = Pipeline(local, leader, ranks, self.outcome) if self.num_stages > 1 else None
         self.cache_sizes = cache_sizes
         self.weight_bytes = weight_bytes
         self.mapped_bytes = local.mapped_bytes
@@ -56,27 +58,16 @@ class GroupExecutor:
     def submit(self, batch: Batch) -> PendingStep:
         self._leader.check()
         message = step_message(self._number + 1, batch)
-        if self._ranks.pipeline_parallel > 1:
+        if self._pipeline is not None:
             self._number += 1
+            staged = PipelinedStep(self._number, batch)
             self._leader.send(message)
-            return _GroupStep(self, lambda: self._through_stages(batch))
+            self._pipeline.submit(staged)
+            return staged
         step = self._local.submit(batch)  # which checks it
         self._number += 1
         self._leader.send(message)
         return _GroupStep(self, step.wait)
-
-    def _through_stages(self, batch: Batch) -> StepOutput:
-        """Hands the values of each stage to the next one, of which the last is here."""
-        ranks, number, values = self._ranks, self._number, None
-        for stage in range(ranks.pipeline_parallel - 1):
-            values = self._leader.receive(ranks.of_stage(stage)[0], StageValues)
-            if values.number != number:
-                self._leader.fail(ranks.of_stage(stage)[0], f"it is at step {values.number} instead of {number}")
-                self._leader.check()
-            self._leader.send(values, [rank for rank in ranks.of_stage(stage + 1) if rank > 0])
-        assert values is not None
-        inputs = tuple(tensor.array() for tensor in values.arrays)
-        return self._local.submit(replace(batch, inputs=inputs)).wait()
 
     def outcome(self, compute: Callable[[], StepOutput]) -> StepOutput:
         """The result of `compute`. Raises EngineDeadError if a rank is gone."""
@@ -89,6 +80,8 @@ class GroupExecutor:
             raise EngineDeadError(str(self._leader.failure or self._group.error)) from None
 
     def close(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.close()
         self._leader.close()
         self._local.close()
 

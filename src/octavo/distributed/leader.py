@@ -146,6 +146,9 @@ class Leader:
                 with suppress(subprocess.TimeoutExpired):
                     remote.process.wait(max(end - time.monotonic(), 0.01))
         self._end()
+        for remote in self._ranks.values():
+            if remote.process is not None:
+                remote.process.wait()  # it was killed
 
     def _end(self) -> None:
         for remote in self._ranks.values():

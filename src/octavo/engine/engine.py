@@ -77,7 +77,8 @@ class Engine:
 
     `step` is a whole step. A loop that calls `start`, `publish`, `prepare` and `finish` in turn publishes the outputs
     of one step and prepares the arrays of the next while one runs; an executor that takes two steps has the next one
-    before the first ends. Requests may be added and aborted at any time.
+    before the first ends. Each stage of a pipeline has a step of other sequences.
+    Requests may be added and aborted at any time.
     """
 
     def __init__(
@@ -103,7 +104,13 @@ class Engine:
             limits.max_num_batched_tokens,
             limits.num_states,
         )
-        self.scheduler = Scheduler(kv_cache, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
+        self.scheduler = Scheduler(
+            kv_cache,
+            limits,
+            self.metrics,
+            takes_whole_texts=texts.takes_whole_texts,
+            num_stages=executor.num_stages,
+        )
         self._batch_builder = BatchBuilder(limits, self.scheduler.num_rows, len(layout.groups))
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
         self._publisher = Publisher(tokenizer, self.scheduler, self.metrics)
@@ -177,8 +184,8 @@ class Engine:
         return self.publish()
 
     def start(self) -> None:
-        """Hands the next step, if there is one, to the executor, and takes the tokens of the last one."""
-        if self._in_flight:  # `prepare` has submitted it
+        """Hands the next steps, if there are any, to the executor, and takes the tokens of the last one."""
+        if self._in_flight and self.executor.num_stages == 1:  # `prepare` has submitted it
             self._take()
             return
         started_at = time.perf_counter()
@@ -188,10 +195,12 @@ class Engine:
             self._take()
             return
         self._take()
-        schedule = self.scheduler.schedule()
-        if schedule.scheduled:
+        while len(self._in_flight) < self.executor.num_stages:
+            schedule = self.scheduler.schedule()
+            if not schedule.scheduled:
+                break
             self._submit(schedule, self._batch_builder.build(schedule), started_at)
-        elif self._requests and not (self._accepted or self._failures):
+        if self._requests and not (self._in_flight or self._accepted or self._failures):
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def prepare(self) -> None:
@@ -199,7 +208,7 @@ class Engine:
 
         Submits it if the executor takes two steps and no sequence has to wait for its token.
         """
-        if len(self._in_flight) != 1:
+        if len(self._in_flight) != 1 or self.executor.num_stages > 1:  # there the next one is of other sequences
             return
         last = self._in_flight[0].schedule
         if self.executor.max_in_flight > 1:
@@ -252,6 +261,7 @@ class Engine:
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
         self._in_flight.append(_Step(schedule, self.executor.submit(batch), started_at))
+        self.scheduler.stages.begin(schedule)
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
         """Puts the tokens of the step before into a prepared one.
@@ -269,8 +279,9 @@ class Engine:
         step, self._ended = self._ended, None
         if step is None:
             return
+        self.scheduler.stages.end(step.schedule)
         if isinstance(step.result, SamplingError):
-            later = self._drop_in_flight()
+            later = [] if self.executor.num_stages > 1 else self._drop_in_flight()
             self._failures += self._fail_rows(step.schedule, step.result)
             for schedule in later:
                 self.scheduler.repeat(schedule)

@@ -204,6 +204,7 @@ class Follower:
         self._connection = connection
         self._model = model
         self._inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
+        self._values: queue.SimpleQueue[StageValues] = queue.SimpleQueue()  # those of several steps may be under way
 
     def run(self) -> None:
         """Returns never normally: the process ends with the connection."""
@@ -237,7 +238,10 @@ class Follower:
                 if isinstance(message, RankFailed):
                     logger.error("%s", message.reason)
                     os._exit(1)
-                self._inbox.put(message)
+                if isinstance(message, StageValues):
+                    self._values.put(message)
+                else:
+                    self._inbox.put(message)
         except ConnectionEndedError:
             os._exit(0)  # the leader is gone
 
@@ -277,8 +281,9 @@ class Follower:
             number = step.number
             inputs: tuple[Array, ...] = ()
             if stage > 0:
-                values = self._next(StageValues)
-                assert isinstance(values, StageValues)
+                values = self._values.get()
+                if values.number != number:
+                    raise OctavoError(f"this rank is at step {number}, the values are of step {values.number}")
                 inputs = tuple(tensor.array() for tensor in values.arrays)
             batch = batch_of(step, inputs, is_last=stage == ranks.pipeline_parallel - 1)
             output = executor.submit(batch).wait()

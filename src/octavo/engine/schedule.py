@@ -52,6 +52,7 @@ class Schedule:
 
     num_tokens_left: int
     num_rows_left: int
+    num_groups_left: int
     is_ahead: bool = False
     is_starved: bool = False
     gives_hidden_states: bool = False  # in place of logits
@@ -65,6 +66,12 @@ class Schedule:
     @property
     def has_chunks(self) -> bool:
         return len(self.scheduled) > self.num_decodes
+
+    @property
+    def groups(self) -> set[SequenceGroup]:
+        """The groups that take part, also those whose choices start from the rows of another."""
+        rows = {use.sequence.group for item in self.scheduled.values() for use in item.rows}
+        return rows | {sequence.group for sequence in self.scheduled}
 
     def add(self, item: ScheduledSequence) -> None:
         self.num_tokens_left -= item.num_tokens
@@ -113,6 +120,35 @@ class ServiceQueue:
         _discard(self.waiting, group)
         for member in group.members:
             member.status = status
+
+
+class Stages:
+    """The steps in flight of a pipeline: a group is in one of them at most, and each has its share of the groups.
+
+    busy: the groups that are in one. Without a pipeline nothing is noted.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self.busy: set[SequenceGroup] = set()
+
+    def begin(self, step: Schedule) -> None:
+        """Notes that a step is in flight."""
+        if self._num_stages > 1:
+            self.busy |= step.groups
+
+    def end(self, step: Schedule) -> None:
+        """Notes that it has ended."""
+        if self._num_stages > 1:
+            self.busy -= step.groups
+
+    def share(self, num_groups: int) -> int:
+        """The most of these groups for one step, so that every stage has some."""
+        return -(-num_groups // self._num_stages)
+
+    def last_idle(self, queue: ServiceQueue) -> SequenceGroup | None:
+        """The last running group, in the order of service, that is in no step in flight."""
+        return next((group for group in reversed(queue.running) if group not in self.busy), None)
 
 
 def _discard(groups: list[SequenceGroup], group: SequenceGroup) -> None:

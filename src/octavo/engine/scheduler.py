@@ -5,6 +5,9 @@ and a step computes some of the rest. Sequences that need one token go first; th
 chunks of longer ones. Only for a short prompt do they wait a step, within limits. When blocks run out, the last in the
 order of service (priority, then arrival) is preempted: its blocks are freed and its tokens computed again later.
 
+An executor of several stages computes as many steps at once. A group is in one of them at most, and until that ends it
+is neither scheduled nor preempted. A step takes no more groups than its share, so that the others have some, too.
+
 A step gives logits or hidden states. Prompts that want hidden states have a queue and seats of their own; while both
 kinds have work, their steps alternate.
 """
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING
 from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request, RequestStatus, RowKind, RowUse, Sequence, SequenceGroup
-from octavo.engine.schedule import Schedule, ScheduledSequence, ServiceQueue
+from octavo.engine.schedule import Schedule, ScheduledSequence, ServiceQueue, Stages
 from octavo.engine.step_budget import StepBudget
 
 if TYPE_CHECKING:
@@ -40,8 +43,9 @@ class Scheduler:
         metrics: EngineMetrics,
         *,
         takes_whole_texts: bool = False,
+        num_stages: int = 1,
     ) -> None:
-        """takes_whole_texts: all tokens of a text are computed in one step."""
+        """takes_whole_texts: all tokens of a text are computed in one step. num_stages: steps in flight at once."""
         self._takes_whole_texts = takes_whole_texts
         self.kv_cache = kv_cache
         self.metrics = metrics
@@ -52,6 +56,7 @@ class Scheduler:
         self._has_refused_drafts = False
         self.sampled, self.pooled = self.queues = ServiceQueue(), ServiceQueue()
         self._is_pooled_next = False
+        self.stages = Stages(num_stages)
         self.num_rows = len(self.queues) * self.max_num_seqs  # sequences that may run at once; `Sequence.row` is below
         self.free_rows = list(range(self.num_rows - 1, -1, -1))
 
@@ -87,7 +92,7 @@ class Scheduler:
         self._queue(first).wait(first)
 
     def finish(self, group: SequenceGroup) -> None:
-        """Ends a group in any state. A step in flight may still write to its blocks, so schedule only after it."""
+        """Ends a group in any state. A step in flight may still write to its blocks: later ones run after it."""
         self._leave(group, RequestStatus.FINISHED)
 
     def finish_request(self, request: Request) -> None:
@@ -107,12 +112,12 @@ class Scheduler:
     # --- a step ---
 
     def schedule(self, *, is_ahead: bool = False) -> Schedule:
-        """The next step. It is empty only if there is no work, unless is_ahead.
+        """The next step, of groups that are in no step of another stage. It is empty only if these have no work.
 
-        is_ahead: a step is in flight, and its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
+        is_ahead: another one is in flight, its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
         """
         step = self._schedule_pooled(is_ahead) if self._is_pooled_next else self._schedule_sampled(is_ahead)
-        if not step.scheduled and not step.is_starved:
+        if not step.scheduled and not (is_ahead and step.is_starved):
             step = self._schedule_sampled(is_ahead) if self._is_pooled_next else self._schedule_pooled(is_ahead)
         self.kv_cache.plan_snapshots(step.scheduled.values())
         step.num_tokens_left += step.num_tokens_held_back
@@ -129,7 +134,7 @@ class Scheduler:
         if not is_decode or self.pooled.running or self.may_admit:
             return None
         num_tokens, num_rows = self._max_num_tokens - count, self._max_num_outputs - count
-        ahead = Schedule(num_tokens, num_rows, is_ahead=True, num_decodes=count)
+        ahead = Schedule(num_tokens, num_rows, 0, is_ahead=True, num_decodes=count)
         for item in step.scheduled.values():
             sequence, consumer, position = item.sequence, item.rows[-1].consumer, item.start + 1
             if item.num_tokens > 1 or not consumer.goes_on(sequence):
@@ -143,9 +148,13 @@ class Scheduler:
             ahead.scheduled[sequence] = ScheduledSequence(sequence, position, 1, rows)
         return ahead
 
+    def _new_step(self, queue: ServiceQueue, is_ahead: bool) -> Schedule:
+        num_groups = min(len(queue.running) + len(queue.waiting), self.max_num_seqs)
+        return Schedule(self._max_num_tokens, self._max_num_outputs, self.stages.share(num_groups), is_ahead)
+
     def _schedule_sampled(self, is_ahead: bool) -> Schedule:
         self._refuse_drafts()
-        step = Schedule(self._max_num_tokens, self._max_num_outputs, is_ahead)
+        step = self._new_step(self.sampled, is_ahead)
         step.skips_decodes = self._schedule_alone(step)
         if not step.skips_decodes:
             behind = self._schedule_decodes(step)
@@ -156,9 +165,11 @@ class Scheduler:
         return step
 
     def _schedule_pooled(self, is_ahead: bool) -> Schedule:
-        step = Schedule(self._max_num_tokens, self._max_num_outputs, is_ahead, gives_hidden_states=True)
+        step = self._new_step(self.pooled, is_ahead)
+        step.gives_hidden_states = True
         step.num_streams = len(self.sampled.sequences)
-        self._schedule_chunks(self.pooled, deque(self.pooled.running), step)
+        idle = deque(group for group in self.pooled.running if group not in self.stages.busy)
+        self._schedule_chunks(self.pooled, idle, step)
         return step
 
     def _schedule_alone(self, step: Schedule) -> bool:
@@ -231,10 +242,12 @@ class Scheduler:
         """Schedules one token and its drafts for every sequence that needs just one; returns groups that need more."""
         behind: deque[SequenceGroup] = deque()
         running, has_room, scheduled = self.sampled.running, self.kv_cache.has_room, step.scheduled
-        position = 0
-        while position < len(running):  # preemption shortens the list from its end
+        position, num_left = 0, self.stages.share(len(running))
+        while position < len(running) and num_left > 0:  # preemption shortens the list from its end
             group = running[position]
             position += 1
+            if group in self.stages.busy:
+                continue
             members = group.members
             sequence, known = members[0], len(members[0].token_ids)
             is_next = known - sequence.num_computed_tokens == 1
@@ -245,8 +258,11 @@ class Scheduler:
                 scheduled[sequence] = ScheduledSequence(sequence, known - 1, 1, rows)
             elif any(len(member.token_ids) - member.num_computed_tokens > 1 for member in members):
                 behind.append(group)
+                continue
             elif known > sequence.num_computed_tokens:  # else it ends with the step in flight
                 self._schedule_members(group, self._decode_counts(group, step), step)
+            num_left -= 1
+            step.num_groups_left -= 1
         return behind
 
     def _refuse_drafts(self) -> None:
@@ -273,7 +289,7 @@ class Scheduler:
     def _schedule_chunks(self, queue: ServiceQueue, behind: deque[SequenceGroup], step: Schedule) -> None:
         """Fills the budget with running groups that are behind, and with waiting ones, in order of service."""
         is_blocked = False
-        while step.num_tokens_left > 0:
+        while step.num_tokens_left > 0 and step.num_groups_left > 0:
             waiting = queue.waiting[0] if queue.waiting and not is_blocked else None
             if behind and (waiting is None or behind[0].key < waiting.key):
                 group = behind.popleft()
@@ -293,6 +309,7 @@ class Scheduler:
 
     def _schedule_chunk(self, group: SequenceGroup, step: Schedule) -> None:
         first = group.members[0]
+        step.num_groups_left -= 1
         if not step.has_chunks:
             self._hold_back(first, step)
         if len(group.members) > 1:
@@ -372,7 +389,9 @@ class Scheduler:
             other
             for each in self.queues
             for other in each.running
-            if other.request.options.priority > request.options.priority and not step.is_ahead
+            if other.request.options.priority > request.options.priority
+            and not step.is_ahead
+            and other not in self.stages.busy
         ]
         seats_missing = queue.num_seats_taken + seats - self.max_num_seqs
         if seats_missing > sum(other.num_seats for other in worse if self._queue(other) is queue):
@@ -409,9 +428,9 @@ class Scheduler:
         group.request.num_preemptions += 1
 
     def _last_served(self, *queues: ServiceQueue) -> SequenceGroup | None:
-        """The running group that comes last in the order of service."""
-        last = [queue.running[-1] for queue in queues if queue.running]
-        return max(last, key=lambda group: group.key) if last else None
+        """The group that comes last in the order of service, of those that run but are in no step in flight."""
+        last = [group for queue in queues if (group := self.stages.last_idle(queue)) is not None]
+        return max(last, key=lambda group: group.key, default=None)
 
     def _num_blocks_missing(self, group: SequenceGroup) -> int:
         """Blocks that the group's known tokens still need; unstarted members share the prompt's full blocks."""

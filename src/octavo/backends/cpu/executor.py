@@ -62,6 +62,7 @@ class CpuExecutor:
     """Implements `octavo.backends.Executor`. Safe to share between threads: steps run one after the other."""
 
     max_in_flight = 1
+    num_stages = 1
 
     def __init__(
         self,

@@ -247,6 +247,7 @@ class TorchExecutor:
         """sizes: of the cache, and bytes of the workspace. capture: of steps with a token a sequence; None: none is."""
         # On the CPU, a step is computed by the call that submits it.
         self.max_in_flight = 2 if device.type == "cuda" else 1
+        self.num_stages = 1
         self.cache_sizes, self.workspace_bytes = sizes
         self.weight_bytes = weights.nbytes
         self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
