@@ -78,6 +78,10 @@ class EngineConfig:
     nnodes: int = option(1, "machines that run the stages of pipeline_parallel_size, as many on each")
     node_rank: int = option(0, "number of this machine among nnodes; 0 answers requests, the others help it")
     master: str | None = option(None, "HOST:PORT of the machine with node_rank 0, where the others come")
+    data_parallel_size: int = option(
+        1,
+        "replicas behind the address of `octavo serve`, each with its own processes, memory and share of the cores",
+    )
     generation_config: str = option(
         "auto",
         "sampling for fields that a request leaves open: auto (what the model's makers recommend), none (neutral "
@@ -102,19 +106,7 @@ class EngineConfig:
         if self.block_size != 8 and self.block_size % 16 and self.backend == "cpu":
             raise UsageError(f"block_size is {self.block_size}; on the backend cpu it must be 8 or a multiple of 16")
         check_integer("num_threads", self.num_threads, 0, 1024)
-        check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
-        check_integer("pipeline_parallel_size", self.pipeline_parallel_size, 1, 64)
-        check_integer("nnodes", self.nnodes, 1, 64)
-        check_integer("node_rank", self.node_rank, 0, self.nnodes - 1)
-        if self.nnodes > 1 and self.master is None:
-            raise UsageError("nnodes needs master, the HOST:PORT of the machine with node_rank 0")
-        if self.pipeline_parallel_size % self.nnodes:
-            raise UsageError(
-                f"pipeline_parallel_size is {self.pipeline_parallel_size}, which {self.nnodes} nodes do not share "
-                "evenly; the ranks of a stage are on one machine, and each machine has as many stages"
-            )
-        if self.num_ranks > 1 and self.backend != "cpu":
-            raise UsageError(f"several ranks run on the backend cpu, not on {self.backend}; leave out backend")
+        _check_processes(self)
         if self.max_model_len is not None:
             check_integer("max_model_len", self.max_model_len, 2, 2**30)
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -179,6 +171,30 @@ def _check_kv_dtype(value: object) -> None:
         raise UsageError(f"kv_dtype {value!r} is not offered: float16 takes as much memory and keeps three more bits")
     if value not in KV_DTYPES:
         raise UsageError(f"kv_dtype is {value!r}; it must be {' or '.join(KV_DTYPES)}")
+
+
+def _check_processes(config: EngineConfig) -> None:
+    """The options about ranks, machines and replicas."""
+    check_integer("tensor_parallel_size", config.tensor_parallel_size, 1, 64)
+    check_integer("pipeline_parallel_size", config.pipeline_parallel_size, 1, 64)
+    check_integer("nnodes", config.nnodes, 1, 64)
+    check_integer("node_rank", config.node_rank, 0, config.nnodes - 1)
+    check_integer("data_parallel_size", config.data_parallel_size, 1, 64)
+    if config.nnodes > 1 and config.master is None:
+        raise UsageError("nnodes needs master, the HOST:PORT of the machine with node_rank 0")
+    if config.pipeline_parallel_size % config.nnodes:
+        raise UsageError(
+            f"pipeline_parallel_size is {config.pipeline_parallel_size}, which {config.nnodes} nodes do not share "
+            "evenly; the ranks of a stage are on one machine, and each machine has as many stages"
+        )
+    if config.data_parallel_size > 1 and config.nnodes > 1:
+        raise UsageError(
+            f"data_parallel_size is {config.data_parallel_size} beside nnodes {config.nnodes}; replicas share one "
+            "machine: leave out one of the two, and put replicas of several machines behind a load balancer"
+        )
+    if config.num_ranks * config.data_parallel_size > 1 and config.backend != "cpu":
+        what = "several ranks run" if config.num_ranks > 1 else "several replicas run"
+        raise UsageError(f"{what} on the backend cpu, not on {config.backend}; leave out backend")
 
 
 def _check_loading(config: EngineConfig) -> None:

@@ -101,6 +101,19 @@ def test_plan_of_ranks(smollm2_path: Path) -> None:
     assert "in 31 exchanges a step; hands on 2.2 KiB a token" in text
 
 
+def test_plan_of_replicas(smollm2_path: Path) -> None:
+    """Each has its share of users and memory."""
+    one, two = (
+        json.loads(octavo_here("plan", smollm2_path, "--ctx", "512", "--json", *options).stdout)
+        for options in (("--users", "3"), ("--users", "6", "--data-parallel-size", "2"))
+    )
+    assert (one["replicas"], two["replicas"], two["users"]) == (1, 2, 3)
+    assert two["total_bytes"] == one["total_bytes"]
+    assert two["available_bytes"] == pytest.approx(one["available_bytes"] / 2, rel=0.2)
+    text = octavo_here("plan", smollm2_path, "--ctx", "512", "--data-parallel-size", "3").stdout
+    assert re.search(r"replicas +3, in all", text)
+
+
 def test_plan_of_an_int8_cache(smollm2_path: Path) -> None:
     """1.9 times the tokens: of 64 numbers a key takes 68 bytes and a value 66."""
     found = {}

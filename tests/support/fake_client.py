@@ -19,7 +19,7 @@ from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.prompts import PromptEncoder
 from octavo.engine.text_model import TextModel
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.generation_config import SamplingDefaults
@@ -93,6 +93,13 @@ class FakeClient:
             texts=self.texts,
         )
 
+    @property
+    def replicas(self) -> list[FakeClient]:
+        return [self]
+
+    async def restart(self) -> None:
+        raise UsageError("it is a fake")
+
     def status(self) -> EngineStatus:
         return EngineStatus(self.state, pid=1, metrics=self._figures())
 
@@ -134,6 +141,7 @@ class FakeStream:
     """
 
     figures: EngineMetrics
+    engine = 0
 
     def __init__(self, request_id: str, request: GenerationRequest, script: Script, tokenizer: Tokenizer) -> None:
         self.request_id = request_id

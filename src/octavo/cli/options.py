@@ -68,8 +68,8 @@ def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_plan_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of `with_model_options`, the limit of weights of models larger than memory, and the ranks."""
-    names = ("pack_cache_size", "tensor_parallel_size", "pipeline_parallel_size")
+    """Adds the options of `with_model_options`, and those of models larger than memory, of ranks and of replicas."""
+    names = ("pack_cache_size", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     return _with_some_options(command, *_MODEL_OPTIONS, *names)
 
 

@@ -42,7 +42,7 @@ class FromDisk:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Sizes in bytes, lengths in tokens."""
+    """Sizes in bytes, lengths in tokens. Of several replicas, those of one, with its share of the memory."""
 
     model: str
     architecture: str
@@ -60,7 +60,8 @@ class MemoryNeeds:
     available_bytes: int  # of this machine or its container, before loading
     headroom_bytes: int
     model_context: int
-    users: int
+    replicas: int
+    users: int  # of one replica
     context: int  # of each user
     kv_bytes: int  # of all users at that context
     total_bytes: int
@@ -118,7 +119,7 @@ def memory_needs(
 ) -> MemoryNeeds:
     """The memory calculation, from the graph and the headers. context: None is the model's own.
 
-    config: options of the engine; max_num_seqs is raised to `users`.
+    config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
     """
     from octavo.engine.load import model_sizes, size_notes
     from octavo.engine.rank import rank_needs
@@ -127,10 +128,7 @@ def memory_needs(
 
     model_context: int = checkpoint.config.max_position_embeddings
     wanted = _checked_context(context or model_context)
-    sequences = max(users, config.max_num_seqs)
-    config = replace(
-        config, max_num_seqs=sequences, max_num_batched_tokens=max(config.max_num_batched_tokens, sequences)
-    )
+    config, users, memory = _of_replica(config, users, memory)
     sizes = model_sizes(checkpoint, config, wanted)
     cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
     room = _room(checkpoint, config, sizes, memory, context, users)
@@ -155,6 +153,7 @@ def memory_needs(
         available_bytes=memory.available_bytes,
         headroom_bytes=room.headroom_bytes,
         model_context=model_context,
+        replicas=config.data_parallel_size,
         users=users,
         context=wanted,
         kv_bytes=kv_bytes,
@@ -169,6 +168,15 @@ def memory_needs(
         warnings=tuple(size_notes(config, sizes)),
         ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
     )
+
+
+def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple[EngineConfig, int, MemoryBudget]:
+    """Options for so many users, and the users and the memory that each replica has."""
+    users = -(-users // config.data_parallel_size)
+    sequences = max(users, config.max_num_seqs)
+    step = max(config.max_num_batched_tokens, sequences)
+    share = memory.without(memory.available_bytes - memory.available_bytes // config.data_parallel_size)
+    return replace(config, max_num_seqs=sequences, max_num_batched_tokens=step), users, share
 
 
 def _checked_context(wanted: int) -> int:
@@ -266,9 +274,17 @@ def _write(needs: MemoryNeeds) -> None:
             f"at {needs.context:,} tokens of context"
             + (f"; experts: {experts_read(needs.experts)}" if needs.experts else ""),
             **{f"rank {each.rank}": _rank_facts(each) for each in needs.ranks},
+            **({"replicas": _replica_facts(needs)} if needs.replicas > 1 else {}),
             **({"warning": "; ".join(needs.warnings)} if needs.warnings else {}),
             **({"options": _options(needs)} if needs.fits or needs.from_disk else {}),
         }
+    )
+
+
+def _replica_facts(needs: MemoryNeeds) -> str:
+    return (
+        f"{needs.replicas}, in all {size(needs.replicas * needs.total_bytes)}; the lines above are of one, with its "
+        "share of the users and of the memory"
     )
 
 

@@ -38,6 +38,7 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
     configs = _configs(list(models) or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options})
+    _check_replicas(config, list(configs.values()))
     _end_at_once_on_signals()
     helping = [each for each in configs.values() if each.node_rank > 0]
     if helping:
@@ -63,6 +64,15 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
         report.phase("server", time.monotonic() - began)
         with registered(url, tuple(configs), time.time()):
             anyio.run(run_server, config, configs, sock, report)
+
+
+def _check_replicas(config: ServerConfig, models: list[EngineConfig]) -> None:
+    """Raises UsageError where there can be no replicas."""
+    size = models[0].data_parallel_size
+    if size > 1 and len(models) > 1:
+        raise UsageError(f"data_parallel_size is {size} beside {len(models)} models; only a single MODEL has replicas")
+    if size > 1 and config.in_process:
+        raise UsageError(f"data_parallel_size is {size} beside in_process, which runs one engine; leave out one")
 
 
 def _launched(engine_options: Options) -> Options:

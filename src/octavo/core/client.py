@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,6 +68,10 @@ class AnswerStream(Protocol):
     def request_id(self) -> str:
         """The engine's own id, unique for the life of the server."""
 
+    @property
+    def engine(self) -> int:
+        """The number of the replica that answers."""
+
     def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
         """Itself."""
 
@@ -91,8 +95,26 @@ class EngineStatus:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)  # of this process of the engine, at most 0.25 s old
 
 
+class EngineReplica(Protocol):
+    """One engine of a model, as its observers see it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """See `EngineClient`."""
+
+    def status(self) -> EngineStatus:
+        """See `EngineClient`."""
+
+    async def metrics(self) -> EngineMetrics:
+        """See `EngineClient`."""
+
+
 class EngineClient(Protocol):
     """One loaded model. All methods belong to one event loop; none of them blocks it."""
+
+    @property
+    def replicas(self) -> Sequence[EngineReplica]:
+        """Its engines by their numbers. They stay the same objects when engines are replaced."""
 
     @property
     def info(self) -> ModelInfo:
@@ -115,6 +137,12 @@ class EngineClient(Protocol):
 
     async def metrics(self) -> EngineMetrics:
         """The engine's current metrics. Raises OverloadedError if the engine is not READY."""
+
+    async def restart(self) -> None:
+        """Replaces all engines, one by one, each after its last request, while the others serve.
+
+        Raises UsageError if there is only one, and the error that kept a new one from loading.
+        """
 
     async def close(self) -> None:
         """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""

@@ -173,7 +173,7 @@ def frame_size(head: bytes) -> int:
 def encode_request(request_id: str, request: GenerationRequest) -> bytes:
     """A `Submit` message. Raises UsageError for values that it cannot represent."""
     text = None if request.prompt is None else ""
-    request = replace(request, prompt_token_ids=_plain_ids(request.prompt_token_ids), prompt=text)
+    request = replace(request, prompt_token_ids=plain_ids(request.prompt_token_ids), prompt=text)
     try:
         data = encode(Submit(request_id, type(request.params).__name__, request))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -216,8 +216,8 @@ def to_error(problem: Problem) -> OctavoError:
     return kind(problem.message)
 
 
-def _plain_ids(token_ids: Sequence[int]) -> list[int]:
-    """The ids as Python integers. The engine checks their values."""
+def plain_ids(token_ids: Sequence[int]) -> list[int]:
+    """The ids as Python integers. The engine checks their values. Raises UsageError."""
     try:
         if bool in set(map(type, token_ids)):
             raise TypeError("a bool is not a token id")

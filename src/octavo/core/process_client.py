@@ -14,7 +14,7 @@ from octavo.core.messages import Abort, AskMetrics, EngineMessage, Reply, Step, 
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import Supervisor
 from octavo.engine.metrics import EngineMetrics
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput
 
@@ -50,6 +50,10 @@ class ProcessClient:
         )
 
     @property
+    def replicas(self) -> tuple[ProcessClient, ...]:
+        return (self,)
+
+    @property
     def info(self) -> ModelInfo:
         if self._supervisor.info is None:
             raise EngineDeadError("the engine was not ready yet; await wait_ready() first")
@@ -78,6 +82,13 @@ class ProcessClient:
         question_id = f"metrics-{next(self._ids)}"
         metrics: EngineMetrics = await self._ask(question_id, encode(AskMetrics(question_id)))
         return metrics
+
+    async def restart(self) -> None:
+        raise UsageError(
+            "there is one engine, which cannot be restarted while it serves; start the server with "
+            "--data-parallel-size of at least 2, or unload and load the model",
+            code="no_replicas",
+        )
 
     async def close(self) -> None:
         await self._supervisor.close()

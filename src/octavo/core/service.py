@@ -112,7 +112,7 @@ class EngineService:
                 self.send(Loading(phase, done, total))
 
         try:
-            session = Session(start.config, progress, self._end_round)
+            session = Session(start.config, progress, self._end_round, is_replica=True)
         except OctavoError as error:
             self._fail(error)
             return

@@ -17,6 +17,8 @@ class MergedStream:
     It never holds more than one output: a slow reader costs memory for its answer's text, not for its steps.
     """
 
+    engine = 0  # a client of several engines has streams of its own
+
     def __init__(self, request_id: str, request: GenerationRequest, abort: Callable[[str], None]) -> None:
         """abort: called with the id when the stream is closed before its end."""
         self._request_id = request_id

@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
@@ -34,6 +35,15 @@ _MAX_LATE_S = 0.5
 _MISSED_S = 2 * CHECK_S
 # A restart would end in the same way.
 _PERMANENT = (ModelLoadError, GraphError, UsageError)
+
+
+def settled(config: EngineConfig, info: ModelInfo) -> EngineConfig:
+    """The options of the other replicas, and of those that are started again: as much as the first one has taken."""
+    if config.data_parallel_size == 1:
+        return config
+    return replace(
+        config, data_parallel_size=1, kv_cache_memory=info.kv_cache_bytes or None, num_threads=info.num_threads
+    )
 
 
 class Supervisor:
@@ -142,6 +152,7 @@ class Supervisor:
                 self._on_progress(message.phase, message.bytes_done, message.bytes_total)
         elif isinstance(message, Ready):
             self.info = message.info
+            self._config = settled(self._config, message.info)
             self._progress_of_load = 1.0
             self._heartbeat_at = time.monotonic()
             self._set(EngineState.READY)

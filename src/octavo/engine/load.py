@@ -60,10 +60,11 @@ class LoadedModel:
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
-def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> LoadedModel:
+def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, is_replica: bool = False) -> LoadedModel:
     """Finds, opens and compiles the model, and gives it a cache.
 
     progress: called with (phase, bytes loaded, bytes in all) while weights are packed.
+    is_replica: the first of `data_parallel_size`, which leaves the others their share of cores and memory.
     Raises ModelLoadError, GraphError, InsufficientMemoryError (with the arithmetic) or UsageError.
     """
     if config.trust_remote_code:
@@ -73,6 +74,11 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
         )
     if config.node_rank > 0:
         raise UsageError(f"node_rank {config.node_rank} helps another machine: start it with `octavo serve`")
+    if config.data_parallel_size > 1 and not is_replica:
+        raise UsageError(
+            f"data_parallel_size is {config.data_parallel_size}; only `octavo serve` has replicas: leave it out, or "
+            "start a server and send it the requests"
+        )
     checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
     try:
         _check_address_space(config)
@@ -134,7 +140,8 @@ def _load(
     executor = _executor(config, checkpoint, graph, limits, tokenizer.report)
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
-        available = max(memory_of_rank(config).available_bytes - executor.mapped_bytes, 0)
+        others = executor.weight_bytes + executor.workspace_bytes - executor.mapped_bytes
+        available = max(memory_of_rank(config, others).available_bytes - executor.mapped_bytes, 0)
         if executor.paging is not None:
             available = memory_for_cache(config, executor.paging, executor.cache_sizes, free_memory(config), model_len)
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
@@ -232,16 +239,21 @@ def free_memory(config: EngineConfig) -> MemoryBudget:
     return get_backend(config.backend).memory()
 
 
-def memory_of_rank(config: EngineConfig) -> MemoryBudget:
-    """The share of the free memory that one of the ranks on this machine may take."""
-    return MemoryBudget(free_memory(config).available_bytes // len(config.ranks_here))
+def memory_of_rank(config: EngineConfig, replica_bytes: int = 0) -> MemoryBudget:
+    """The share of the free memory that one of the ranks on this machine may take.
+
+    replica_bytes: that each further replica will take before its cache.
+    """
+    available = free_memory(config).available_bytes - (config.data_parallel_size - 1) * replica_bytes
+    return MemoryBudget(available // (len(config.ranks_here) * config.data_parallel_size))
 
 
 def threads_of_rank(config: EngineConfig) -> int:
     """Compute threads of each rank of this machine: as asked, or a fair share of its cores. 0: the backend decides."""
-    if config.num_threads or config.num_ranks == 1:
+    if config.num_threads or config.num_ranks * config.data_parallel_size == 1:
         return config.num_threads
-    return max(get_backend(config.backend).describe().num_threads // len(config.ranks_here), 1)
+    num_processes = len(config.ranks_here) * config.data_parallel_size
+    return max(get_backend(config.backend).describe().num_threads // num_processes, 1)
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
@@ -292,9 +304,10 @@ def compile_graph(
     for note in size_notes(config, sizes):
         logger.warning("%s: %s", checkpoint.path, note)
     resident = resident_bytes(config, checkpoint.path, sizes, memory_of_rank(config), limits.max_model_len)
-    if resident is not None and config.num_ranks > 1:
+    if resident is not None and config.num_ranks * config.data_parallel_size > 1:
+        who = "a rank" if config.num_ranks > 1 else "a replica"
         raise InsufficientMemoryError(
-            f"{checkpoint.path}: a rank needs {size(sizes.weight_bytes + sizes.workspace_bytes)}, and of the memory "
+            f"{checkpoint.path}: {who} needs {size(sizes.weight_bytes + sizes.workspace_bytes)}, and of the memory "
             f"{size(memory_of_rank(config).usable_bytes)} are its share; several processes cannot run a model from "
             "disk: take more machines, a smaller model, or one process"
         )

@@ -133,15 +133,21 @@ class EngineMetrics:
         allocated = self.num_allocated_slots_total - before.num_allocated_slots_total
         return (self.num_wasted_slots_total - before.num_wasted_slots_total) / max(allocated, 1)
 
+    def plus(self, other: EngineMetrics) -> EngineMetrics:
+        """The sum of the counts and states of two engines."""
+        sums: dict[str, Any] = {}
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if isinstance(mine, Histogram):
+                sums[item.name] = theirs.plus(mine)
+            elif isinstance(mine, dict):
+                sums[item.name] = {key: mine.get(key, 0) + theirs.get(key, 0) for key in mine.keys() | theirs.keys()}
+            else:
+                sums[item.name] = mine + theirs
+        return EngineMetrics(**sums)
+
     def after(self, before: EngineMetrics) -> EngineMetrics:
         """The sum of these counts and those of an earlier engine; the state is this one's."""
-        changes: dict[str, Any] = {}
-        for item in fields(self):
-            now, then = getattr(self, item.name), getattr(before, item.name)
-            if isinstance(now, Histogram):
-                changes[item.name] = then.plus(now)
-            elif isinstance(now, dict):
-                changes[item.name] = {key: now.get(key, 0) + then.get(key, 0) for key in now.keys() | then.keys()}
-            elif item.name.endswith("_total"):
-                changes[item.name] = now + then
-        return replace(self, **changes)
+        names = [item.name for item in fields(self) if not item.name.endswith("_total")]
+        state: dict[str, Any] = {name: value for name in names if isinstance(value := getattr(self, name), int)}
+        return replace(self.plus(before), **state)

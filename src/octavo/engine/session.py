@@ -38,15 +38,16 @@ class Session:
         on_round_end: Callable[[], None] | None = None,
         *,
         will_chat: bool = False,
+        is_replica: bool = False,
     ) -> None:
-        """progress: see `load_engine`. on_round_end: see `AsyncEngine`. Raises what `load_engine` raises.
+        """progress, is_replica: see `load_engine`. on_round_end: see `AsyncEngine`. Raises what `load_engine` raises.
 
         will_chat: the process of the chat template starts while the model loads, not with the first conversation.
         """
         self.config = config
         self._pid = os.getpid()
         process = TemplateProcess() if will_chat else None
-        self._loaded: LoadedModel | None = load_engine(config, progress)
+        self._loaded: LoadedModel | None = load_engine(config, progress, is_replica=is_replica)
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
         self.metrics: EngineMetrics = self._loaded.engine.metrics
         self.max_model_len = self._loaded.engine.limits.max_model_len

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import __version__
 from octavo.engine.metrics import Histogram
 from octavo.server.models.model_manager import ModelEntry
-from octavo.server.observability.metrics import ModelFigures
+from octavo.server.observability.metrics import ServerMetrics
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
@@ -49,7 +49,7 @@ def snapshot(state: ServerState) -> dict[str, Any]:
         "version": __version__,
         "time_s": now,  # of a clock that only runs forward
         "uptime_s": now - state.started_at,
-        "models": [_model(entry, metrics.models.get(entry.name, ModelFigures())) for entry in state.models.entries],
+        "models": [_model(entry, metrics) for entry in state.models.entries],
         "rejected": dict(metrics.rejected),
         "num_http_errors": sum(
             # A refusal is counted as such, and a poll that hears "not yet" is no error: both are 503.
@@ -60,9 +60,10 @@ def snapshot(state: ServerState) -> dict[str, Any]:
     }
 
 
-def _model(model: ModelEntry, figures: ModelFigures) -> dict[str, Any]:
-    """`state` is that of the engine if it is loaded, else that of the model."""
-    status, info = figures.status, model.info
+def _model(model: ModelEntry, metrics: ServerMetrics) -> dict[str, Any]:
+    """`state` is that of the engines if it is loaded, else that of the model."""
+    figures, info = metrics.of_model(model.name), model.info
+    status = model.model.client.status() if model.model is not None else None
     return {
         "name": model.name,
         "state": status.state.value if status is not None else model.state,
@@ -74,7 +75,7 @@ def _model(model: ModelEntry, figures: ModelFigures) -> dict[str, Any]:
         "num_blocks": figures.current.num_blocks,
         "num_cache_tokens": info.num_cache_tokens if info is not None else 0,
         "num_restarts": figures.num_restarts,
-        "resident_bytes": figures.resident_bytes,
+        "resident_bytes": sum(replica.resident_bytes for replica in metrics.models.get(model.name, ())),
         "num_prompt_tokens": figures.num_prompt_tokens,
         "num_cached_tokens": figures.num_cached_tokens,
         "num_generated_tokens": figures.num_generated_tokens,

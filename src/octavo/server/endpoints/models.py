@@ -100,6 +100,18 @@ async def unload_model(request: Request, model_id: str) -> ModelCard:
     return _card(models.entry(model_id))
 
 
+@router.post("/v1/models/{model_id:path}/restart")
+async def restart_model(request: Request, model_id: str) -> ModelCard:
+    """Restarts the replicas of a model one by one, each after its last request; answers when all are new.
+
+    The others serve meanwhile, so that no request is refused. It goes on if the client leaves.
+    """
+    models = state_of(request).models
+    async with models.use(model_id) as model:
+        await model.client.restart()
+    return _card(models.entry(model_id))
+
+
 def _card(entry: ModelEntry) -> ModelCard:
     info, model = entry.info, entry.model
     defaults = None

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
+from octavo.core.replicas import ReplicaClient
 from octavo.engine.larger_than_memory import MIN_MODEL_LEN, runs_from_disk
 from octavo.engine.load import model_sizes
 from octavo.engine.prompts import PromptEncoder
@@ -86,12 +87,13 @@ class ModelLoader:
             return 0
         path = await self._resolve(config, progress)
         machine_bytes = self._machine_bytes if memory_bytes >= self._machine_bytes else None
-        plan = await _in_thread(lambda: _plan(path, config, memory_bytes, machine_bytes, self._num_models))
+        count = config.data_parallel_size
+        plan = await _in_thread(lambda: _plan(path, config, memory_bytes // count, machine_bytes, self._num_models))
         if plan is None:
             self._cache_bytes.pop(name, None)
             return memory_bytes
         num_bytes, self._cache_bytes[name] = plan
-        return num_bytes
+        return num_bytes * count
 
     async def load(self, name: str, config: EngineConfig, progress: LoadProgress) -> ServedModel:
         """Loads the model and returns it ready for requests. Raises the error that prevented it.
@@ -109,12 +111,14 @@ class ModelLoader:
             self._report.progress(f"{phase} {name}", done, total)
             progress(phase, done, total)
 
-        client = ProcessClient(
-            config,
-            in_thread=self._config.in_process,
-            stall_timeout_s=self._config.stall_timeout,
-            on_progress=on_progress,
-        )
+        client: EngineClient
+        stall_timeout_s, in_thread = self._config.stall_timeout, self._config.in_process
+        if config.data_parallel_size > 1:
+            client = ReplicaClient(config, stall_timeout_s=stall_timeout_s, on_progress=on_progress)
+        else:
+            client = ProcessClient(
+                config, stall_timeout_s=stall_timeout_s, in_thread=in_thread, on_progress=on_progress
+            )
         prompts = None
         try:
             tokenizer, seconds = await _in_thread(lambda: _read_tokenizer(path))

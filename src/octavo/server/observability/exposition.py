@@ -29,9 +29,9 @@ from octavo.server.observability.metrics import (
 _NO_ESCAPING = "allow-utf-8"
 _PROCESS = ProcessCollector(registry=None)
 _MODEL_LABELS = ("model_name", "engine")
-_ENGINE = "0"  # vLLM numbers the replicas of a model; there is one here
 
-_Models: TypeAlias = Mapping[str, ModelFigures]
+# By model name and the number of the replica.
+_Engines: TypeAlias = Mapping[tuple[str, str], ModelFigures]
 _Values: TypeAlias = Mapping[tuple[str, ...], float]
 # Name, meaning, labels, and the value; or with labels, the values by those labels.
 _Row: TypeAlias = tuple[str, str, tuple[str, ...], Callable[[ModelFigures], float | _Values]]
@@ -157,14 +157,15 @@ class _Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         prefix, models = self.metrics.prefix, self.metrics.models
-        loaded = {name: figures for name, figures in models.items() if figures.status is not None}
-        yield from _families(CounterMetricFamily, prefix, _COUNTERS, models)
+        engines = {(name, str(i)): figures for name, each in models.items() for i, figures in enumerate(each)}
+        loaded = {labels: figures for labels, figures in engines.items() if figures.status is not None}
+        yield from _families(CounterMetricFamily, prefix, _COUNTERS, engines)
         yield from _families(GaugeMetricFamily, prefix, _GAUGES, loaded)
         for name, meaning, of_metrics in _HISTOGRAMS:
             histograms = HistogramMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
-            for model_name, figures in models.items():
+            for engine, figures in engines.items():
                 seen = of_metrics(figures.totals)
-                histograms.add_metric([model_name, _ENGINE], _buckets(seen), seen.total)
+                histograms.add_metric(engine, _buckets(seen), seen.total)
             yield histograms
         meaning = "Requests answered with an error instead of a result."
         rejections = CounterMetricFamily(f"{prefix}:requests_rejected", meaning, labels=["reason"])
@@ -180,15 +181,15 @@ class _Exposition(Collector):
 
 
 def _families(
-    kind: type[CounterMetricFamily | GaugeMetricFamily], prefix: str, rows: Sequence[_Row], models: _Models
+    kind: type[CounterMetricFamily | GaugeMetricFamily], prefix: str, rows: Sequence[_Row], engines: _Engines
 ) -> Iterator[Metric]:
-    """One family a row, with the values of each model by its name."""
+    """One family a row, with the values of each replica of each model."""
     for name, meaning, labels, values_of in rows:
         family = kind(f"{prefix}:{name}", meaning, labels=[*_MODEL_LABELS, *labels])
-        for model_name, figures in models.items():
+        for engine, figures in engines.items():
             values = values_of(figures)
             for own, value in values.items() if isinstance(values, Mapping) else [((), values)]:
-                family.add_metric([model_name, _ENGINE, *own], value)
+                family.add_metric([*engine, *own], value)
         yield family
 
 

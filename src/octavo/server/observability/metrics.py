@@ -7,17 +7,18 @@ to Prometheus, and `/dashboard/data` to the server's own page.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from octavo.core.client import EngineClient, EngineStatus, ModelInfo
+from octavo.core.client import EngineReplica, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, UsageError
 from octavo.server.observability.tracing import RequestTracer
@@ -39,14 +40,23 @@ REJECTED_REASONS = (
     UNKNOWN,
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_COUNTS = (
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_generated_tokens",
+    "num_corrupted",
+    "finished",
+    "cancelled",
+    "num_restarts",
+)
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(slots=True)
 class ModelFigures:
-    """The figures of one served model. Its counts never fall, even if its engine is restarted or it is loaded again."""
+    """The figures of one replica of a model. Its counts never fall, even if it is restarted or loaded again."""
 
-    client: EngineClient | None = None  # None: it is unloaded
+    client: EngineReplica | None = None  # None: it is unloaded
     # Counted when answers leave the server.
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -84,8 +94,14 @@ class ModelFigures:
             return 0
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def serve(self, client: EngineClient | None) -> None:
-        """Notes that the model is served by this client from now on, or unloaded: its gauges are removed."""
+    def plus(self, other: ModelFigures) -> ModelFigures:
+        """The sums of two replicas, without their states."""
+        sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        current, totals = self.current.plus(other.current), self.totals.plus(other.totals)
+        return ModelFigures(**sums, current=current, totals=totals)
+
+    def serve(self, client: EngineReplica | None) -> None:
+        """Notes that this replica is served by this client from now on, or unloaded: its gauges are removed."""
         self.client, self.status, self._process = client, None, None
 
     def refresh(self) -> None:
@@ -129,7 +145,8 @@ class ServerMetrics:
             )
         self.prefix = prefix
         self.tracer = tracer
-        self.models: dict[str, ModelFigures] = {}  # by served name; stays when a model is unloaded
+        # By served name, one of each replica; they stay when a model is unloaded.
+        self.models: dict[str, list[ModelFigures]] = {}
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
 
@@ -152,10 +169,18 @@ class ServerMetrics:
         """Gets the current figures of every engine."""
         self.refresh_statuses()
         async with anyio.create_task_group() as group:
-            for figures in self.models.values():
+            for figures in self._all:
                 group.start_soon(figures.ask)
 
     def refresh_statuses(self) -> None:
         """Updates the figures that are known without asking an engine."""
-        for figures in self.models.values():
+        for figures in self._all:
             figures.refresh()
+
+    def of_model(self, name: str) -> ModelFigures:
+        """The sums of the figures of its replicas."""
+        return functools.reduce(ModelFigures.plus, self.models.get(name, []), ModelFigures())
+
+    @property
+    def _all(self) -> list[ModelFigures]:
+        return [figures for replicas in self.models.values() for figures in replicas]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import zip_longest
 
-from octavo.core.client import AnswerStream, EngineClient, ModelInfo
+from octavo.core.client import AnswerStream, EngineClient, EngineReplica, ModelInfo
 from octavo.errors import NumericalError, OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
@@ -23,11 +24,15 @@ class ObservedClient:
         self._client = client
         self._tracer = metrics.tracer
         self._model_name = model_name
-        self._figures = metrics.models.setdefault(model_name, ModelFigures())
-        self._figures.serve(client)
-        self.status = client.status
-        self.wait_ready = client.wait_ready
-        self.metrics = client.metrics
+        self._figures = metrics.models.setdefault(model_name, [])
+        self._figures += [ModelFigures() for _ in range(len(self._figures), len(client.replicas))]
+        self._serve(client.replicas)
+        self.status, self.wait_ready = client.status, client.wait_ready
+        self.metrics, self.restart = client.metrics, client.restart
+
+    @property
+    def replicas(self) -> Sequence[EngineReplica]:
+        return self._client.replicas
 
     @property
     def info(self) -> ModelInfo:
@@ -48,19 +53,26 @@ class ObservedClient:
         return answer
 
     async def close(self) -> None:
-        if self._figures.client is self._client:  # else another one has taken over
-            self._figures.serve(None)
+        if self._figures[0].client is self._client.replicas[0]:  # else another one has taken over
+            self._serve([])
         await self._client.close()
+
+    def _serve(self, replicas: Sequence[EngineReplica]) -> None:
+        for figures, replica in zip_longest(self._figures, replicas):
+            figures.serve(replica)
 
 
 class ObservedStream:
     """An answer on its way to the user. stream: the engine's, once it has accepted the request."""
 
-    stream: AnswerStream
+    stream: AnswerStream | None = None
 
-    def __init__(self, figures: ModelFigures, span: RequestSpan | None, *, is_answered: bool) -> None:
-        """is_answered: False for a text to embed, which counts as running only while the engine has it."""
-        self._figures = figures
+    def __init__(self, all_figures: Sequence[ModelFigures], span: RequestSpan | None, *, is_answered: bool) -> None:
+        """all_figures: of the replicas.
+
+        is_answered: False for a text to embed, which counts as running only while the engine has it.
+        """
+        self._all_figures = all_figures
         self._span = span
         self._is_answered = is_answered
         self._reasons: dict[int, str] = {}  # by choice
@@ -70,12 +82,22 @@ class ObservedStream:
 
     @property
     def request_id(self) -> str:
+        assert self.stream is not None
         return self.stream.request_id
+
+    @property
+    def engine(self) -> int:
+        return self.stream.engine if self.stream is not None else 0
+
+    @property
+    def _figures(self) -> ModelFigures:
+        return self._all_figures[self.engine]
 
     def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
         return self
 
     async def __anext__(self) -> RequestOutput | PoolingOutput:
+        assert self.stream is not None
         try:
             output = await self.stream.__anext__()
         except OctavoError as error:
@@ -93,6 +115,7 @@ class ObservedStream:
     async def aclose(self) -> None:
         self.count_cancelled()
         self.end("cancelled")
+        assert self.stream is not None
         await self.stream.aclose()
 
     def count_cancelled(self) -> None:

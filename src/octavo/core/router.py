@@ -1,0 +1,124 @@
+"""Chooses the replica for a request: the one that has seen most of its prompt, unless others are much less loaded."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+BLOCK_TOKENS = 32  # a prefix is known in pieces of this length
+# A running sequence delays a new one as much as the computation of so many tokens of its prompt.
+RUNNING_TOKENS = 64
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPrompt:
+    """A prompt as the router sees it: the digests of its full blocks, each of all tokens up to the block's end."""
+
+    num_tokens: int
+    blocks: tuple[bytes, ...]
+    num_sequences: int = 1
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], salt: str = "", num_sequences: int = 1) -> RoutedPrompt:
+        """token_ids: of 32 bits each. salt: prompts with another one share nothing."""
+        data, blocks = memoryview(array("i", token_ids)).cast("B"), []
+        step, digest = BLOCK_TOKENS * 4, salt.encode()
+        for end in range(step, len(data) + 1, step):
+            digest = blake2b(digest + data[end - step : end], digest_size=_DIGEST_BYTES).digest()
+            blocks.append(digest)
+        return cls(len(token_ids), tuple(blocks), num_sequences)
+
+
+@dataclass(slots=True)
+class _Replica:
+    """capacity: tokens of its cache. seen: blocks of prompts that its cache may hold, the latest last."""
+
+    capacity: int
+    seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    num_sequences: int = 0
+    waiting_tokens: int = 0  # of prompts without a first token
+    held_tokens: int = 0  # of all prompts and answers
+    last_turn: int = 0
+
+    def shared_tokens(self, prompt: RoutedPrompt) -> int:
+        """The tokens at the beginning of the prompt that it has seen."""
+        count = 0
+        for block in prompt.blocks:
+            if block not in self.seen:
+                break
+            count += 1
+        return count * BLOCK_TOKENS
+
+    def cost(self, prompt: RoutedPrompt) -> int:
+        """The tokens to compute, or to wait for, before the first one of the answer."""
+        new_tokens = prompt.num_tokens - self.shared_tokens(prompt)
+        excess = max(self.held_tokens + new_tokens - self.capacity, 0) if self.held_tokens else 0
+        return new_tokens + self.waiting_tokens + RUNNING_TOKENS * self.num_sequences + excess
+
+    def remember(self, prompt: RoutedPrompt) -> None:
+        for block in reversed(prompt.blocks):  # its beginning is the latest, because an engine evicts ends first
+            self.seen[block] = None
+            self.seen.move_to_end(block)
+        while len(self.seen) * BLOCK_TOKENS > self.capacity:
+            self.seen.popitem(last=False)
+
+
+class Visit:
+    """One request at a replica. It must `leave` in any case."""
+
+    def __init__(self, replica: _Replica, number: int, prompt: RoutedPrompt, new_tokens: int) -> None:
+        self.number = number  # of the replica
+        self._replica = replica
+        self._num_sequences = prompt.num_sequences
+        self._held_tokens, self._waiting_tokens = prompt.num_tokens, new_tokens
+        replica.num_sequences += self._num_sequences
+        replica.held_tokens += self._held_tokens
+        replica.waiting_tokens += self._waiting_tokens
+
+    def grow(self, num_tokens: int) -> None:
+        """The answer has so many more tokens; the prompt is computed."""
+        self._replica.waiting_tokens -= self._waiting_tokens
+        self._waiting_tokens = 0
+        self._replica.held_tokens += num_tokens
+        self._held_tokens += num_tokens
+
+    def leave(self) -> None:
+        """The request has ended. May be called twice."""
+        self.grow(0)
+        self._replica.held_tokens -= self._held_tokens
+        self._replica.num_sequences -= self._num_sequences
+        self._held_tokens = self._num_sequences = 0
+
+
+class Router:
+    """The load of each replica, and the prompts that its cache may hold. Belongs to one event loop."""
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        """capacities: tokens of the cache of each replica."""
+        self._replicas = [_Replica(capacity) for capacity in capacities]
+        self._turn = 0
+
+    def choose(self, prompt: RoutedPrompt, numbers: Collection[int]) -> int:
+        """One of these replicas: the one with the least cost, of equal ones that which was not chosen for longest."""
+        return min(numbers, key=lambda i: (self._replicas[i].cost(prompt), self._replicas[i].last_turn))
+
+    def enter(self, number: int, prompt: RoutedPrompt) -> Visit:
+        """Counts the request at a replica, which from then on knows its prompt."""
+        replica = self._replicas[number]
+        self._turn += 1
+        replica.last_turn = self._turn
+        visit = Visit(replica, number, prompt, prompt.num_tokens - replica.shared_tokens(prompt))
+        replica.remember(prompt)
+        return visit
+
+    def is_idle(self, number: int) -> bool:
+        """True if no request is at this replica."""
+        return not self._replicas[number].num_sequences
+
+    def forget(self, number: int) -> None:
+        """The replica was started anew: its cache is empty."""
+        self._replicas[number].seen.clear()

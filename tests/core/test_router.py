@@ -1,0 +1,140 @@
+"""The choice of a replica: what it has seen of a prompt against how much it has to do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.router import BLOCK_TOKENS, RUNNING_TOKENS, RoutedPrompt, Router, Visit
+
+MANY = 1 << 20
+
+
+def prompt(*parts: tuple[int, int], salt: str = "") -> RoutedPrompt:
+    """parts: a token and how often it comes."""
+    return RoutedPrompt.of([token for token, count in parts for _ in range(count)], salt)
+
+
+def answered(router: Router, number: int, asked: RoutedPrompt) -> None:
+    visit = router.enter(number, asked)
+    visit.grow(1)
+    visit.leave()
+
+
+def test_a_conversation_returns_to_its_replica() -> None:
+    router = Router([MANY] * 4)
+    system = (1, 10 * BLOCK_TOKENS)
+    for session in range(4):
+        answered(router, session, prompt(system, (10 + session, 2 * BLOCK_TOKENS)))
+    for session in (2, 0, 3, 1):
+        turn = prompt(system, (10 + session, 2 * BLOCK_TOKENS), (20, 5))
+        assert router.choose(turn, range(4)) == session
+    assert router.choose(prompt(system, (12, 2 * BLOCK_TOKENS), (20, 5)), {0, 1, 3}) != 2
+
+
+def test_prompts_with_another_salt_share_nothing() -> None:
+    router = Router([MANY, MANY])
+    answered(router, 0, prompt((1, 100), salt="mine"))
+    assert router.choose(prompt((1, 100), salt="mine"), (0, 1)) == 0
+    assert router.choose(prompt((1, 100), salt="other"), (0, 1)) == 1  # the one not chosen for longest
+    assert prompt((1, 100)).blocks != prompt((1, 100), salt="a").blocks
+
+
+def test_a_common_beginning_does_not_crowd_one_replica() -> None:
+    router = Router([MANY, MANY])
+    shared = 4 * RUNNING_TOKENS
+    chosen = []
+    for i in range(40):
+        asked = prompt((1, shared), (100 + i, 8))
+        number = router.choose(asked, (0, 1))
+        router.enter(number, asked).grow(1)
+        chosen.append(number)
+    assert abs(chosen.count(0) - chosen.count(1)) <= shared // RUNNING_TOKENS + 1
+
+
+def test_a_full_cache_sends_requests_elsewhere() -> None:
+    router = Router([1024, 1024])
+    asked = prompt((1, 512))
+    answered(router, 0, asked)
+    assert router.choose(asked, (0, 1)) == 0
+    for i in range(2):
+        router.enter(0, prompt((5 + i, 512))).grow(1)
+        router.enter(1, prompt((7 + i, 64))).grow(1)
+    assert router.choose(asked, (0, 1)) == 1
+
+
+def test_a_new_process_has_an_empty_cache() -> None:
+    router = Router([MANY, MANY])
+    asked = prompt((1, 500))
+    answered(router, 1, prompt((2, 3)))
+    answered(router, 0, asked)
+    assert router.choose(asked, (0, 1)) == 0
+    router.forget(0)
+    assert router.choose(asked, (0, 1)) == 1
+
+
+def test_what_was_seen_is_bounded_by_the_cache() -> None:
+    router = Router([4 * BLOCK_TOKENS])
+    for i in range(50):
+        answered(router, 0, prompt((i, 3 * BLOCK_TOKENS)))
+    (replica,) = router._replicas
+    assert len(replica.seen) == 4
+    assert replica.shared_tokens(prompt((49, 3 * BLOCK_TOKENS))) == 3 * BLOCK_TOKENS
+    assert replica.shared_tokens(prompt((0, 3 * BLOCK_TOKENS))) == 0
+    assert Router([0]).enter(0, prompt((1, 500))).number == 0  # without a cache nothing is kept
+
+
+PROMPTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3 * BLOCK_TOKENS)), min_size=1, max_size=4)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 2000), min_size=1, max_size=5),
+    events=st.lists(st.tuples(PROMPTS, st.integers(0, 3), st.booleans()), max_size=60),
+    data=st.data(),
+)
+def test_any_traffic_leaves_exact_counts(
+    sizes: list[int], events: list[tuple[list[tuple[int, int]], int, bool]], data: st.DataObject
+) -> None:
+    """Only offered replicas are chosen, and after the last request no load is left."""
+    router = Router(sizes)
+    running: list[Visit] = []
+    for parts, grown, ends in events:
+        offered = data.draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1))
+        asked = prompt(*parts)
+        number = router.choose(asked, offered)
+        assert number in offered
+        running.append(router.enter(number, asked))
+        running[-1].grow(grown)
+        if ends:
+            visit = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            visit.leave()
+            visit.leave()
+    assert [router.is_idle(i) for i in range(len(sizes))] == [
+        not any(visit.number == i for visit in running) for i in range(len(sizes))
+    ]
+    for visit in running:
+        visit.leave()
+    for i, replica in enumerate(router._replicas):
+        assert router.is_idle(i)
+        assert (replica.held_tokens, replica.waiting_tokens) == (0, 0)
+        assert len(replica.seen) * BLOCK_TOKENS <= replica.capacity
+
+
+@given(parts=PROMPTS, more=PROMPTS, others=st.lists(PROMPTS, max_size=8))
+def test_idle_replicas_are_told_apart_by_the_longest_shared_beginning(
+    parts: list[tuple[int, int]], more: list[tuple[int, int]], others: list[list[tuple[int, int]]]
+) -> None:
+    router = Router([MANY] * 3)
+    answered(router, 1, prompt(*parts))
+    for i, other in enumerate(others):
+        answered(router, i % 3, prompt(*other))
+    asked = prompt(*parts, *more)
+    shared = [replica.shared_tokens(asked) for replica in router._replicas]
+    assert shared[1] >= prompt(*parts).num_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    assert shared[router.choose(asked, range(3))] == max(shared)
+
+
+@pytest.mark.parametrize("length", [0, 1, BLOCK_TOKENS - 1, BLOCK_TOKENS, 5 * BLOCK_TOKENS + 1])
+def test_only_full_blocks_count(length: int) -> None:
+    assert len(prompt((7, length)).blocks) == length // BLOCK_TOKENS
