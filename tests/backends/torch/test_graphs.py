@@ -156,6 +156,20 @@ def test_steps_of_all_sizes_leave_their_logits_in_one_place() -> None:
     assert (logits[0] != logits[1]).any()
 
 
+def test_a_capture_that_fails_leaves_steps_that_are_launched(caplog: pytest.LogCaptureFixture) -> None:
+    def capture(_: Callable[[], torch.Tensor]) -> Launched:
+        raise torch.OutOfMemoryError("out of memory\nand a long table")
+
+    found = TorchBackend(torch.device("cpu"), torch.float32, capture=capture).compile(*tiny_graph("llama"), LIMITS)
+    found.allocate_cache(20, 8)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "decode steps are launched operation by operation, as their capture failed: out of memory"
+    requests = [Request([*range(5 + i, 15 + i)], [2 * i, 2 * i + 1]) for i in range(2)]
+    logits = found.submit(step([(r, 1) for r in requests], block_size=8)).wait().logits
+    assert logits is not None
+    assert logits.shape == (2, 96)
+
+
 def test_padding_needs_no_saves_of_states() -> None:
     """A step that saves nothing may say so for each of its sequences."""
     spare = SpareRows(1, 4, 8, 3)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,149 +16,21 @@ from torch import Tensor
 
 from octavo.backends import ExecutorLimits
 from octavo.backends.sampling import raise_row_errors
-from octavo.backends.torch.attention import Queries, attend, scaled_queries
-from octavo.backends.torch.cache import LayerPages, PagedCache
+from octavo.backends.torch.cache import PagedCache
 from octavo.backends.torch.checks import check_batch
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
-from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.operations import evaluate
-from octavo.backends.torch.quantized import dequantized, matrix_of, product
+from octavo.backends.torch.paged_step import PagedStep, StepKernels
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
-from octavo.backends.torch.step import StepRows, TorchStep
-from octavo.backends.torch.step_arrays import EqualSequences, HostArrays, StepArrays, VisibleBlocks, host_arrays, sent
+from octavo.backends.torch.step_arrays import HostArrays, host_arrays, sent
 from octavo.backends.torch.weights import DeviceWeights, vector_type
 from octavo.batch import Batch, StepOutput
 from octavo.graph.builder import Graph, Node
-from octavo.graph.cache import CacheSizes, StateCache
-from octavo.graph.ops import AttentionParams, FusedAttention, RopeParams
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.cache import CacheSizes
+from octavo.graph.ops import RopeParams
+from octavo.graph.values import Rows, Value
 
-
-class StepKernels(Protocol):
-    """The module `octavo.backends.torch.triton_calls`."""
-
-    def product(self, x: Tensor, p: Planes, index: int | None = None) -> Tensor: ...
-
-    def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor: ...
-
-    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor: ...
-
-    def gated_product(self, gate: Tensor, up: Tensor, kind: str) -> Tensor: ...
-
-    def prepared_queries(
-        self,
-        op: FusedAttention,
-        qkv: Tensor,
-        pages: LayerPages,
-        rows: StepRows,
-        slots: Tensor,
-        tensors: tuple[Tensor | None, Tensor | None, Tensor | None],
-    ) -> Tensor: ...
-
-    def angles(self, rope: RopeParams, positions: int, device: torch.device) -> Tensor: ...
-
-    def workspace_bytes(self, graph: Graph, limits: ExecutorLimits) -> int: ...
-
-    def attend(
-        self,
-        q: Tensor,
-        pages: LayerPages,
-        p: AttentionParams,
-        some: EqualSequences,
-        window: VisibleBlocks,
-        sinks: Tensor | None,
-    ) -> Tensor: ...
-
-
-@dataclass(slots=True)
-class PagedStep(TorchStep):
-    """A step over the paged cache. calls: the Triton kernels; None: plain torch.
-
-    angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share.
-    """
-
-    weights: DeviceWeights = field(kw_only=True)
-    cache: PagedCache = field(kw_only=True)
-    arrays: StepArrays = field(kw_only=True)
-    calls: StepKernels | None = None
-    max_positions: int = 0
-    angles: dict[RopeParams, Tensor] = field(default_factory=dict)
-
-    def weight(self, parameter: Parameter) -> Tensor:
-        return self.weights[parameter]
-
-    def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
-        planes = self.weights.planes.get(parameter)
-        if planes is None:
-            return TorchStep.product(self, x, parameter, index)
-        if self.calls is not None:
-            return self.calls.product(x, planes, index)
-        return product(x, planes if index is None else matrix_of(planes, index))
-
-    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
-        calls = self.calls
-        return TorchStep.normed(self, x, weight, group, eps) if calls is None else calls.normed(x, weight, group, eps)
-
-    def gated(self, gate: Tensor, up: Tensor, kind: str) -> Tensor:
-        return TorchStep.gated(self, gate, up, kind) if self.calls is None else self.calls.gated_product(gate, up, kind)
-
-    def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:
-        if self.calls is None:
-            return None
-        pages = self.cache.layers[op.params.layer]
-        norms = [None if p is None else self.weight(p) for p in (op.q_norm, op.k_norm)]
-        if op.rope is not None and op.rope not in self.angles:
-            self.angles[op.rope] = self.calls.angles(op.rope, self.max_positions, qkv.device)
-        tensors = (norms[0], norms[1], None if op.rope is None else self.angles[op.rope])
-        return self.calls.prepared_queries(op, qkv, pages, self.rows, self.arrays.slots[pages.group], tensors)
-
-    def embed(self, index: Tensor, parameter: Parameter) -> Tensor:
-        planes = self.weights.planes.get(parameter)
-        if planes is None or planes.column_order is not None:
-            return TorchStep.embed(self, index, parameter)
-        if self.calls is not None:
-            return self.calls.rows_of(planes, index, self.weights.dtype)
-        return dequantized(planes, self.weights.dtype, index)
-
-    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, p: AttentionParams, sinks: Tensor | None) -> Tensor:
-        group = self.cache.layers[p.layer].group
-        if k is not None and v is not None:
-            keys, values = (x.reshape(len(x), p.num_kv_heads, x.shape[1] // p.num_kv_heads) for x in (k, v))
-            self.cache.write(p.layer, self.arrays.slots[group], keys, values)
-        heads = scaled_queries(q, p, self.rows.positions).reshape(len(q), p.num_heads, p.head_dim)
-        out = q.new_empty((len(q), p.output_width))
-        for some in self.arrays.sequences:
-            window, rows = some.windows[group], some.rows
-            if self.calls is not None:
-                own = heads if rows is None else heads[rows]
-                mixed = self.calls.attend(own, self.cache.layers[p.layer], p, some, window, sinks).flatten(1)
-                if rows is None:
-                    return mixed
-                out[rows] = mixed
-                continue
-            keys, values = (x.to(q.dtype) for x in self.cache.read(p.layer, window.tables))
-            if not values.shape[-1]:
-                values = keys[..., : p.cache.value_dim]
-            own = (heads if rows is None else heads[rows]).reshape(*some.positions.shape, p.num_heads, p.head_dim)
-            queries = Queries(own, keys, values, some.positions, window.first, window.end)
-            mixed = attend(queries, p, sinks).reshape(-1, p.output_width)
-            if rows is None:
-                return mixed
-            out[rows] = mixed
-        return out
-
-    def read_states(self, cache: StateCache) -> list[Tensor]:
-        is_fresh, slots = self.arrays.is_fresh, self.arrays.state_slots
-        assert is_fresh is not None
-        found = [array[slots] for array in self.cache.states[cache.index]]
-        return [torch.where(is_fresh.ne(0).reshape(-1, *[1] * (x.dim() - 1)), 0.0, x) for x in found]
-
-    def write_states(self, cache: StateCache, after: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
-        arrays = self.cache.states[cache.index]
-        for array, state in zip(arrays, after, strict=True):
-            array[self.arrays.state_slots] = state.to(array.dtype)
-        for array, state in zip(arrays if saved else [], saved, strict=True):
-            array[self.arrays.saved_slots] = state.to(array.dtype)
+logger = logging.getLogger(__name__)
 
 
 class TorchPendingStep:
@@ -272,10 +145,14 @@ class TorchExecutor:
             most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[Rows.LOGITS])
             spare = SpareRows(len(graph.cache_layout.groups), num_blocks, block_size, num_states)
             host_of = partial(self._host_arrays, max_tokens=limits.max_model_len)
-            with current(self.device):
-                self._graphs = DecodeGraphs(
-                    self._captured_logits, host_of, spare, self._capture, buckets(most), self.device
-                )
+            try:
+                with current(self.device):
+                    self._graphs = DecodeGraphs(
+                        self._captured_logits, host_of, spare, self._capture, buckets(most), self.device
+                    )
+            except RuntimeError as error:  # of the driver, or too little memory: the steps themselves run without
+                reason = str(error).partition("\n")[0]
+                logger.warning("decode steps are launched operation by operation, as their capture failed: %s", reason)
 
     def _new_cache(self, *sizes: int) -> PagedCache:
         blocks, block_size, states = sizes
@@ -297,7 +174,7 @@ class TorchExecutor:
             return self._results([self._sampled(logits, batch, slice(0, len(logits)))], batch)
         host = self._host_arrays(batch)
         inputs = [sent(x, self.device).to(self._weights.dtype) for x in batch.inputs]
-        step, graph = self._step(host.views(host.sent(self.device)), inputs), self._graph
+        step, graph = self._step(host, host.sent(self.device), inputs), self._graph
         self._evaluate(step, self._body)
         count = len(batch.logits_indices)
         if batch.return_hidden_states:
@@ -311,7 +188,10 @@ class TorchExecutor:
         layout, size = self._graph.cache_layout, self._cache.block_size
         return host_arrays(batch, layout, size, spare, max_tokens, whole_tables=self.calls is not None)
 
-    def _step(self, arrays: StepArrays, inputs: Sequence[Tensor] = (), *, avoids_host: bool = False) -> PagedStep:
+    def _step(
+        self, host: HostArrays, flat: Tensor, inputs: Sequence[Tensor] = (), *, avoids_host: bool = False
+    ) -> PagedStep:
+        arrays = host.views(flat.long())
         rows, sources = arrays.rows, arrays.sources
         token_ids = torch.where(sources >= 0, self._drawn[sources.clamp(min=0)], rows.token_ids)
         return PagedStep(
@@ -321,14 +201,15 @@ class TorchExecutor:
             weights=self._weights,
             cache=self._cache,
             arrays=arrays,
+            small=host.views(flat),
             calls=self.calls,
             max_positions=self._limits.max_model_len,
             angles=self._angles,
         )
 
-    def _captured_logits(self, arrays: StepArrays) -> Tensor:
+    def _captured_logits(self, host: HostArrays, flat: Tensor) -> Tensor:
         """The logits of a step that may be captured."""
-        step = self._step(arrays, avoids_host=True)
+        step = self._step(host, flat, avoids_host=True)
         self._evaluate(step, self._graph.nodes)
         return step.values[self._graph.output].float()
 
@@ -355,7 +236,8 @@ class TorchExecutor:
         """The tokens of some rows, and their logits if they are wanted: a copy, as the next step may overwrite them."""
         options = batch.sampling
         num_top = 0 if options is None else max(int(options.rows["num_logprobs"].max(initial=0)), 0)
-        samples = None if options is None else sample(logits, rows_of(options, rows), num_top)
+        draw = sample if self.calls is None else self.calls.sampled
+        samples = None if options is None else draw(logits, rows_of(options, rows), num_top)
         return samples, logits.clone() if batch.return_logits else None
 
     def _results(self, parts: Sequence[tuple[Samples | None, Tensor | None]], batch: Batch) -> Results:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.backends.torch.step_arrays import HostArrays, StepArrays
+from octavo.backends.torch.step_arrays import HostArrays
 from octavo.batch import Batch
 
 
@@ -42,7 +42,9 @@ class CudaReplay:
             run()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=_pool(torch.cuda.current_device())):
+        # Calls of other threads, such as a second model that is loaded, do not end the capture.
+        pool = _pool(torch.cuda.current_device())
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.output = run()
 
     def __call__(self) -> None:
@@ -101,16 +103,16 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        run: Callable[[StepArrays], Tensor],
+        run: Callable[[HostArrays, Tensor], Tensor],
         host_of: Callable[[Batch], HostArrays],
         spare: SpareRows,
         capture: Capture,
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """run: from the arrays of a step to its logits. host_of: the arrays of a step, whose shapes follow its size.
+        """run: from the arrays of a step, and these on the device, to its logits.
 
-        sizes: numbers of sequences, the largest first.
+        host_of: the arrays of a step, whose shapes follow its size. sizes: numbers of sequences, the largest first.
         """
         self._host_of, self._spare, self._sizes = host_of, spare, sorted(sizes)
         self._inputs: dict[int, Tensor] = {}
@@ -119,8 +121,8 @@ class DecodeGraphs:
         for size in sizes:
             host = host_of(spare.padded(_nothing(spare), size))
             self._inputs[size] = host.sent(device).clone()
-            arrays = host.views(self._inputs[size])
-            self._replays[size] = capture(lambda arrays=arrays: self._keep(run(arrays)))  # type: ignore[misc]
+            flat = self._inputs[size]
+            self._replays[size] = capture(lambda h=host, flat=flat: self._keep(run(h, flat)))  # type: ignore[misc]
 
     def _keep(self, logits: Tensor) -> Tensor:
         if self._kept is None:  # in the run before the first capture, which is of the largest size

@@ -281,6 +281,8 @@ def _moe(op: ops.MoE, step: TorchStep) -> Tensor:
     bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
     chosen, weights = choose_experts(op.routing, wide(logits), bias)
     weights = weights if factors is None else weights * wide(factors)[chosen]
+    if (mixed := step.experts(op, x, (chosen, weights))) is not None:
+        return mixed
     weights = weights.to(x.dtype)
     out = torch.zeros_like(x)
     for expert in range(op.gate.shape[0]):
@@ -332,6 +334,8 @@ def choose_experts(routing: ops.Routing, logits: Tensor, bias: Tensor | None) ->
 
 @_form(ops.ShortConv)
 def _short_conv(op: ops.ShortConv, step: TorchStep) -> Tensor:
+    if (advanced := step.advanced(op)) is not None:
+        return advanced
     bias = None if op.bias is None else step.weight(op.bias)
     taps = step.weight(op.weight).reshape(op.x.cols, op.taps)
     out = short_conv(step, op.cache, step.values[op.x], taps)
@@ -341,6 +345,8 @@ def _short_conv(op: ops.ShortConv, step: TorchStep) -> Tensor:
 
 @_form(ops.GatedDeltaRule)
 def _gated_delta_rule(op: ops.GatedDeltaRule, step: TorchStep) -> Tensor:
+    if (advanced := step.advanced(op)) is not None:
+        return advanced
     h, x = op.heads, step.values[op.qkv]
     width, heads = h.num_k_heads * h.key_dim, torch.arange(h.num_v_heads, device=x.device)
     key_of = heads % h.num_k_heads if h.is_tiled else heads // (h.num_v_heads // h.num_k_heads)
@@ -359,6 +365,8 @@ def _gated_delta_rule(op: ops.GatedDeltaRule, step: TorchStep) -> Tensor:
 
 @_form(ops.SelectiveScan)
 def _selective_scan(op: ops.SelectiveScan, step: TorchStep) -> Tensor:
+    if (advanced := step.advanced(op)) is not None:
+        return advanced
     h, xbc = op.heads, step.values[op.xbc]
     cols, width = h.num_heads * h.head_dim, h.num_groups * h.state_dim
     x, b, c = torch.split(wide(xbc), [cols, width, width], dim=1)

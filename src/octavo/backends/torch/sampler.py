@@ -70,6 +70,17 @@ def sample(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
     return Samples(tokens, logprobs, ranks, top_ids, top_logprobs, errors)
 
 
+def foreign_rows(batch: SamplingBatch, vocab: int) -> NDArray[np.bool_]:
+    """The rows with a token id outside of the vocabulary [R]."""
+    b = batch
+    foreign: NDArray[np.bool_] = b.rows["target"] >= vocab
+    for starts, ids in ((b.history_start, b.history_ids), (b.bias_start, b.bias_ids)):
+        outside = (ids < 0) | (ids >= vocab)
+        if outside.any():
+            foreign[np.unique(np.searchsorted(starts, np.flatnonzero(outside), side="right") - 1)] = True
+    return foreign
+
+
 class _Rows:
     """The options of R rows as tensors beside their logits."""
 
@@ -88,17 +99,8 @@ class _Rows:
         """The reason why a row has no outcome, before anything is chosen [R]."""
         nothing = torch.where(raw.amax(dim=1) > -torch.inf, 0, ROW_NOTHING_ALLOWED)
         errors = torch.where(raw.isnan().any(dim=1), ROW_NAN_LOGITS, nothing)
-        return torch.where(self._tensor(self._foreign_rows()), ROW_TOKEN_ID_OUT_OF_RANGE, errors)
-
-    def _foreign_rows(self) -> NDArray[np.bool_]:
-        """The rows with a token id outside of the vocabulary."""
-        b = self._batch
-        foreign: NDArray[np.bool_] = self._host["target"] >= self._vocab
-        for starts, ids in ((b.history_start, b.history_ids), (b.bias_start, b.bias_ids)):
-            outside = (ids < 0) | (ids >= self._vocab)
-            if outside.any():
-                foreign[np.unique(np.searchsorted(starts, np.flatnonzero(outside), side="right") - 1)] = True
-        return foreign
+        foreign = self._tensor(foreign_rows(self._batch, self._vocab))
+        return torch.where(foreign, ROW_TOKEN_ID_OUT_OF_RANGE, errors)
 
     def processed(self, raw: Tensor) -> Tensor:
         """Stages 1 and 2: bias, mask, penalties."""

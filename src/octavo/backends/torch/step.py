@@ -14,7 +14,15 @@ from torch.nn import functional
 
 from octavo.backends.torch.plain import ACTIVATIONS, rms_norm
 from octavo.graph.cache import StateCache
-from octavo.graph.ops import AttentionParams, FusedAttention, RopeParams
+from octavo.graph.ops import (
+    AttentionParams,
+    FusedAttention,
+    GatedDeltaRule,
+    MoE,
+    RopeParams,
+    SelectiveScan,
+    ShortConv,
+)
 from octavo.graph.values import Parameter, Value
 
 
@@ -90,6 +98,14 @@ class TorchStep(ABC):
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:  # noqa: ARG002
         """The queries of `op` with norm and rotation, its keys and values already in the cache; None: not done."""
+        return None
+
+    def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:  # noqa: ARG002
+        """The output of the experts that rows have chosen, with their weights [rows, top_k] both; None: not done."""
+        return None
+
+    def advanced(self, op: ShortConv | GatedDeltaRule | SelectiveScan) -> Tensor | None:  # noqa: ARG002
+        """The output of an operation with states, which are replaced by those after the step; None: not done."""
         return None
 
     def embed(self, index: Tensor, parameter: Parameter) -> Tensor:

@@ -34,6 +34,7 @@ class EqualSequences:
 
     rows: Tensor | None
     positions: Tensor  # [n, t]
+    starts: Tensor  # [n + 1], 0, t, 2 t ...
     windows: tuple[VisibleBlocks, ...]  # one a group of layers
 
 
@@ -65,23 +66,23 @@ def sent(array: NDArray[Any], device: torch.device) -> Tensor:
 class HostArrays:
     """The arrays of a step on the host, all in one, in an order that its sequences and their lengths decide.
 
-    shapes: of the arrays. equal: of `EqualSequences`, the numbers of rows, positions and windows among them.
+    shapes: of the arrays. equal: of `EqualSequences`, the numbers of rows, positions, starts and windows among them.
     """
 
-    flat: NDArray[np.int64]
+    flat: Int32
     shapes: tuple[tuple[int, ...], ...]
     starts: tuple[int, ...]
     saves: tuple[int, ...]
     has_types: bool
     has_states: bool
-    equal: tuple[tuple[int, int, tuple[tuple[int, int, int], ...]], ...]
+    equal: tuple[tuple[int, int, int, tuple[tuple[int, int, int], ...]], ...]
 
     def sent(self, device: torch.device) -> Tensor:
-        """`flat` on the device."""
+        """`flat` on the device, int32 [length]."""
         return sent(self.flat, device)
 
     def views(self, flat: Tensor) -> StepArrays:
-        """The arrays as parts of `flat` on a device."""
+        """The arrays as parts of `flat` on a device, of whatever type it has."""
         pieces = torch.split(flat, [math.prod(shape) for shape in self.shapes])
         found = [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         token_ids, sources, positions, sequence_of, wanted, first_rows = found[:6]
@@ -101,9 +102,10 @@ class HostArrays:
             EqualSequences(
                 None if len(self.equal) == 1 else found[where],
                 found[positions_at],
+                found[starts_at],
                 tuple(VisibleBlocks(*(found[at] for at in window)) for window in windows),
             )
-            for where, positions_at, windows in self.equal
+            for where, positions_at, starts_at, windows in self.equal
         )
         if not self.has_states:
             return StepArrays(rows, sources, slots, sequences)
@@ -145,16 +147,16 @@ def host_arrays(
         chosen = np.flatnonzero(counts == count)
         rows = batch.query_start_loc[chosen][:, None] + np.arange(count)
         at, windows = len(arrays), []
-        arrays += [rows.reshape(-1), batch.positions[rows]]
+        arrays += [rows.reshape(-1), batch.positions[rows], np.arange(0, rows.size + 1, count)]
         for number, group in enumerate(layout.groups):
             seen = seen_blocks(batch, group, number, chosen, block_size, whole=whole_tables)
             width = -(-max_tokens // block_size) - seen.tables.shape[1]
             tables = np.pad(seen.tables, ((0, 0), (0, width))) if width > 0 else seen.tables
             windows.append((len(arrays), len(arrays) + 1, len(arrays) + 2))
             arrays += [tables, seen.first, seen.end]
-        equal.append((at, at + 1, tuple(windows)))
+        equal.append((at, at + 1, at + 2, tuple(windows)))
     return HostArrays(
-        np.concatenate([a.reshape(-1).astype(np.int64) for a in arrays]),
+        np.concatenate([a.reshape(-1).astype(np.int32) for a in arrays]),
         tuple(a.shape for a in arrays),
         tuple(batch.query_start_loc.tolist()),
         tuple(save_counts.tolist()),

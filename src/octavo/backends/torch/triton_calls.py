@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.backends import ExecutorLimits
 from octavo.backends.torch.cache import LayerPages
 from octavo.backends.torch.kernels.attention import PART_TOKENS, Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
+from octavo.backends.torch.kernels.dense import dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
+from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.gate import gated
 from octavo.backends.torch.kernels.linear import linear
 from octavo.backends.torch.kernels.norm import rms_norm
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
+from octavo.backends.torch.kernels.sample import Entries, row_options, sample_rows
+from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
 from octavo.backends.torch.quantized import matrix_of
-from octavo.backends.torch.step import StepRows, constant
-from octavo.backends.torch.step_arrays import EqualSequences, VisibleBlocks
+from octavo.backends.torch.sampler import Samples, foreign_rows
+from octavo.backends.torch.step import constant
+from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks, sent
+from octavo.batch import SamplingBatch
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, FusedAttention, RopeParams
+from octavo.graph.ops import (
+    AttentionParams,
+    FusedAttention,
+    GatedDeltaRule,
+    MoE,
+    RopeParams,
+    SelectiveScan,
+    ShortConv,
+)
 
 HeadTensors = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -32,6 +51,74 @@ def product(x: Tensor, p: Planes, index: int | None = None) -> Tensor:
     if len(x) >= _MANY_ROWS:
         return torch.nn.functional.linear(x, dequantize(matrix, x.dtype))
     return linear(x, matrix)
+
+
+def dense_product(x: Tensor, weight: Tensor) -> Tensor:
+    """A few rows x [rows, in] times the transpose of a plain matrix [out, in]."""
+    return dense_linear(x, weight)
+
+
+def experts(
+    op: MoE,
+    x: Tensor,
+    choice: tuple[Tensor, Tensor],
+    matrices: Sequence[Planes | Tensor],
+    biases: Sequence[Tensor | None],
+) -> Tensor:
+    """x [rows, in] -> [rows, in]. choice: experts and weights of each row [rows, top_k]. Others: of gate, up, down."""
+    chosen, weights = choice
+    share, factors = chosen.shape[1], weights.reshape(-1).to(x.dtype)
+    places = sort_by_expert(chosen, op.gate.shape[0])
+    pairs, own = x, share
+    if op.routing.on_input:
+        pairs, own = (x[:, None] * factors.reshape(-1, share, 1)).flatten(0, 1), 1
+    gate, up = (expert_linear(pairs, m, places, own, b) for m, b in zip(matrices[:2], biases[:2], strict=True))
+    hidden = gated(gate, op.kind, limit=op.limit, offset=op.up_offset, up=up)
+    last = None if op.routing.on_input else factors
+    out = expert_linear(hidden, matrices[2], places, 1, biases[2], last, torch.float32)
+    return out.reshape(*chosen.shape, -1).sum(dim=1).to(x.dtype)
+
+
+def advanced(
+    op: ShortConv | GatedDeltaRule | SelectiveScan,
+    values: Sequence[Tensor],
+    state: Tensor,
+    weights: Sequence[Tensor | None],
+    arrays: StepArrays,
+) -> Tensor:
+    """The output of an operation on states [slots, ...], which it advances. values, weights: in its kernel's order."""
+    slots, saved, counts = arrays.state_slots, arrays.saved_slots, arrays.rows.save_counts
+    assert slots is not None
+    assert saved is not None
+    saves = torch.full((len(slots), 2), -1, dtype=torch.int32, device=slots.device)
+    if counts is not None:
+        saves = torch.stack([counts, saved], dim=1)
+    rows = StateRows(arrays.rows.first_rows, arrays.rows.sequences, arrays.rows.positions, slots, saves)
+    args: Any = (*values, *weights)
+    if isinstance(op, ShortConv):
+        return short_conv(values[0], state, args[1:], op.kind, rows)
+    if isinstance(op, GatedDeltaRule):
+        return delta_rule(args[:3], state, args[3:], op.heads, op.eps, rows)
+    return selective_scan(args[:2], state, args[2:], op.heads, rows)
+
+
+def sampled(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
+    """The tokens of logits [R, vocab], as `octavo.backends.torch.sampler.sample`."""
+    rows, device = batch.rows, logits.device
+    foreign = foreign_rows(batch, logits.shape[1]).astype(np.int32)
+
+    def put(*arrays: NDArray[Any]) -> Any:
+        return tuple(sent(array, device) for array in arrays)
+
+    names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    entries = Entries(
+        sent(foreign, device),
+        put(batch.bias_start, batch.bias_ids, batch.bias_values) if len(batch.bias_ids) else None,
+        put(batch.history_start, batch.history_ids, batch.history_counts) if len(batch.history_ids) else None,
+        put(*(rows[name] for name in names)) if len(batch.history_ids) else None,
+        None if batch.allowed_mask is None else sent(batch.allowed_mask.view(np.int32), device),
+    )
+    return Samples(*sample_rows(logits, row_options(rows, device), entries, num_top))
 
 
 def rows_of(p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,7 +137,7 @@ def gated_product(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 
 
 def prepared_queries(
-    op: FusedAttention, qkv: Tensor, pages: LayerPages, rows: StepRows, slots: Tensor, tensors: HeadTensors
+    op: FusedAttention, qkv: Tensor, pages: LayerPages, positions: Tensor, slots: Tensor, tensors: HeadTensors
 ) -> Tensor:
     """Head norms, rotation and cache write in one kernel -> queries [tokens, num_heads * head_dim].
 
@@ -59,7 +146,7 @@ def prepared_queries(
     q_norm, k_norm, angles = tensors
     steps = HeadSteps(angles, q_norm, k_norm, (op.norms_q, op.norms_k, op.norms_v), op.eps)
     cache = _view(pages) if op.owns_cache else None
-    return prepare_heads(qkv, cache, op.params, steps, slots.int(), rows.positions.int()).flatten(1)
+    return prepare_heads(qkv, cache, op.params, steps, slots, positions).flatten(1)
 
 
 def angles(rope: RopeParams, positions: int, device: torch.device) -> Tensor:
@@ -85,14 +172,12 @@ def attend(
 
     window: block tables from the first block of a sequence on.
     """
-    n, t = some.positions.shape
     block_size = pages.keys.shape[2]
-    starts = torch.arange(0, n * t + 1, t, dtype=torch.int32, device=q.device)
-    sequences = Sequences(starts, window.end.int(), window.tables.int())
+    sequences = Sequences(some.starts, window.end, window.tables)
     cache = _view(pages)
     slopes = None if p.alibi_slopes is None else constant(p.alibi_slopes, torch.float32, q.device)
     tables = (None if sinks is None else sinks.float(), slopes)
-    if t == 1:
+    if some.positions.shape[1] == 1:
         return decode_attention(q, cache, p, sequences, window.tables.shape[1] * block_size, tables_of=tables)
     return prefill_attention(q, cache, p, sequences, tables_of=tables)
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.backends.torch.compile import PASSES
+from octavo.batch import token_mask
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import Weight
 from tests.support.batches import Request, step
 from tests.support.quantize import random_weight
+from tests.support.sampling_batches import sampling_batch
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 
 LIMITS = ExecutorLimits(32, 3, 32, 48)
@@ -52,6 +56,109 @@ def test_attention(name: str) -> None:
     called = assert_same(*tiny_graph(name), 5e-3)
     assert called >= {"attend", "normed"}
     assert name != "llama" or called >= {"prepared_queries", "gated_product"}
+
+
+@pytest.mark.parametrize(
+    "name", ["lfm2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen35", "granitehybrid-dense"))]
+)
+def test_states(name: str) -> None:
+    assert "advanced" in assert_same(*tiny_graph(name), 5e-3)
+
+
+@pytest.mark.parametrize(
+    "name", ["mixtral", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt-oss", "llama4", "qwen35moe"))]
+)
+def test_experts(name: str) -> None:
+    assert "experts" in assert_same(*tiny_graph(name), 5e-3)
+
+
+def test_sampling_with_all_options_and_plain_products_of_few_rows() -> None:
+    """A step of three rows, by the kernels and by plain torch: the same tokens, ranks and log-probabilities."""
+    from octavo.backends.torch import triton_calls
+
+    options = sampling_batch(
+        3,
+        temperature=[0.0, 0.9, 1.3],
+        top_k=[0, 20, 0],
+        top_p=[1.0, 0.9, 1.0],
+        min_p=[0.0, 0.02, 0.0],
+        typical_p=[1.0, 1.0, 0.8],
+        repetition_penalty=[1.3, 1.0, 1.1],
+        presence_penalty=0.2,
+        frequency_penalty=0.1,
+        seed=7,
+        num_logprobs=[2, -1, 0],
+        history_start=np.array([0, 2, 3, 3], np.int32),
+        history_ids=np.array([3, 5, 9], np.int32),
+        history_counts=np.array([1, 0, 2], np.int32),
+        bias_start=np.array([0, 0, 1, 2], np.int32),
+        bias_ids=np.array([4, 8], np.int32),
+        bias_values=np.array([2.5, -np.inf], np.float32),
+        allowed_mask=np.stack([token_mask(range(i, 96), 96) for i in range(3)]),
+    )
+    found = []
+    for calls in (None, Mock(wraps=triton_calls)):
+        executor = get_backend("torch:cpu").compile(*tiny_graph("llama"), LIMITS)
+        executor.allocate_cache(8, 8)
+        executor.calls = calls  # type: ignore[attr-defined]
+        requests = [Request([5 + i, 6], [i]) for i in range(3)]
+        batch = step([(request, 1) for request in requests], block_size=8)
+        found.append(executor.submit(replace(batch, sampling=options)).wait())
+    plain, kernels = found
+    for name in ("token_ids", "ranks", "top_ids"):
+        np.testing.assert_array_equal(getattr(kernels, name), getattr(plain, name))
+    for name in ("logprobs", "top_logprobs"):
+        np.testing.assert_allclose(getattr(kernels, name), getattr(plain, name), rtol=0, atol=1e-3)
+    assert calls is not None
+    assert {"sampled", "dense_product"} <= {name for name, *_ in calls.mock_calls}
+
+
+class Guarded:
+    """The kernels, whose interpreter looks at tensors, between steps that may not."""
+
+    def __init__(self) -> None:
+        self.is_inside = True
+
+    def __getattr__(self, name: str) -> Any:
+        from octavo.backends.torch import triton_calls
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.is_inside = True
+            try:
+                return getattr(triton_calls, name)(*args, **options)
+            finally:
+                self.is_inside = False
+
+        return call
+
+
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lfm2", "mixtral"))])
+def test_nothing_waits_for_the_device_before_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = get_backend("torch:cpu").compile(*tiny_graph(name), LIMITS)
+    executor.allocate_cache(8 * NUM_CACHE_GROUPS, 8, 4)
+    executor.calls = guarded = Guarded()  # type: ignore[attr-defined]
+
+    def guard(method: str) -> None:
+        whole = getattr(torch.Tensor, method)
+
+        def refuse(x: torch.Tensor, *args: Any) -> Any:
+            assert guarded.is_inside, f"{method} waits for the device"
+            return whole(x, *args)
+
+        monkeypatch.setattr(torch.Tensor, method, refuse)
+
+    for method in ("item", "cpu", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"):
+        guard(method)
+    requests = [Request([*prompt, 5, 6, 7], [3 * i, 3 * i + 1]) for i, prompt in enumerate(PROMPTS)]
+    for counts in ((9, 1), (1, 1)):
+        batch = step(list(zip(requests, counts, strict=True)), block_size=8, num_groups=NUM_CACHE_GROUPS)
+        options = sampling_batch(len(batch.logits_indices), temperature=0.7, top_k=5, num_logprobs=1)
+        guarded.is_inside = False
+        pending = executor.submit(replace(batch, sampling=options))
+        with pytest.raises(AssertionError, match="item waits"):
+            torch.zeros(1).item()
+        guarded.is_inside = True
+        assert (pending.wait().token_ids >= 0).all()
 
 
 @pytest.mark.parametrize("type_name", ["Q4_K"])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from octavo.backends.sampling import ROW_NAN_LOGITS, ROW_NOTHING_ALLOWED, ROW_TOKEN_ID_OUT_OF_RANGE, uniform
 from octavo.backends.torch.kernels.common import require_columns, tile
+from octavo.backends.torch.step_arrays import sent
 from octavo.batch import SamplingRows
 
 _TILE = tile({"BLOCK": 4096, "num_warps": 8}, {"BLOCK": 512})
@@ -57,11 +58,21 @@ def row_options(rows: SamplingRows, device: torch.device) -> RowOptions:
     with np.errstate(divide="ignore"):
         least = np.log(np.minimum(rows["min_p"].astype(np.float64), 1.0)).astype(np.float32)
     least = np.maximum(np.where(rows["min_p"] > 0, least, -np.inf), _SMALLEST_X).astype(np.float32)
-    arrays: tuple[NDArray[np.generic], ...] = (
-        rows["temperature"], rows["top_k"], rows["top_p"].astype(np.float64), rows["typical_p"].astype(np.float64),
-        least, rows["target"], rows["num_logprobs"], uniform(rows["seed"], rows["counter"]),
-    )  # fmt: skip
-    return RowOptions(*(torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True) for a in arrays))
+    wide = [
+        rows["top_p"].astype(np.float64),
+        rows["typical_p"].astype(np.float64),
+        uniform(rows["seed"], rows["counter"]),
+    ]
+    narrow: list[NDArray[np.generic]] = [
+        rows["temperature"], least, rows["top_k"], rows["target"], rows["num_logprobs"]
+    ]  # fmt: skip
+    # One copy, and parts of it in their types.
+    whole = sent(np.concatenate([np.ascontiguousarray(a).view(np.uint8) for a in (*wide, *narrow)]), device)
+    top_p, typical_p, draws = whole[: 24 * len(rows)].view(torch.float64).reshape(3, -1)
+    parts = whole[24 * len(rows) :]
+    temperature, least_x = parts[: 8 * len(rows)].view(torch.float32).reshape(2, -1)
+    top_k, target, wanted = parts[8 * len(rows) :].view(torch.int32).reshape(3, -1)
+    return RowOptions(temperature, top_k, top_p, typical_p, least_x, target, wanted, draws)
 
 
 @triton.jit

@@ -1,0 +1,210 @@
+"""A step over the paged cache, in plain torch or with the Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.backends import ExecutorLimits
+from octavo.backends.torch.attention import Queries, attend, scaled_queries
+from octavo.backends.torch.cache import LayerPages, PagedCache
+from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.quantized import dequantized, matrix_of, product
+from octavo.backends.torch.sampler import Samples
+from octavo.backends.torch.step import TorchStep
+from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks
+from octavo.backends.torch.weights import DeviceWeights
+from octavo.batch import SamplingBatch
+from octavo.graph.builder import Graph
+from octavo.graph.cache import StateCache
+from octavo.graph.ops import (
+    AttentionParams,
+    FusedAttention,
+    GatedDeltaRule,
+    MoE,
+    RopeParams,
+    SelectiveScan,
+    ShortConv,
+)
+from octavo.graph.values import Parameter
+
+_FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
+
+
+class StepKernels(Protocol):
+    """The module `octavo.backends.torch.triton_calls`. Arrays of a step are those of int32."""
+
+    def product(self, x: Tensor, p: Planes, index: int | None = None) -> Tensor: ...
+
+    def dense_product(self, x: Tensor, weight: Tensor) -> Tensor: ...
+
+    def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor: ...
+
+    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor: ...
+
+    def gated_product(self, gate: Tensor, up: Tensor, kind: str) -> Tensor: ...
+
+    def prepared_queries(
+        self,
+        op: FusedAttention,
+        qkv: Tensor,
+        pages: LayerPages,
+        positions: Tensor,
+        slots: Tensor,
+        tensors: tuple[Tensor | None, Tensor | None, Tensor | None],
+    ) -> Tensor: ...
+
+    def angles(self, rope: RopeParams, positions: int, device: torch.device) -> Tensor: ...
+
+    def workspace_bytes(self, graph: Graph, limits: ExecutorLimits) -> int: ...
+
+    def attend(
+        self,
+        q: Tensor,
+        pages: LayerPages,
+        p: AttentionParams,
+        some: EqualSequences,
+        window: VisibleBlocks,
+        sinks: Tensor | None,
+    ) -> Tensor: ...
+
+    def experts(
+        self,
+        op: MoE,
+        x: Tensor,
+        choice: tuple[Tensor, Tensor],
+        matrices: Sequence[Planes | Tensor],
+        biases: Sequence[Tensor | None],
+    ) -> Tensor: ...
+
+    def advanced(
+        self,
+        op: ShortConv | GatedDeltaRule | SelectiveScan,
+        values: Sequence[Tensor],
+        state: Tensor,
+        weights: Sequence[Tensor | None],
+        arrays: StepArrays,
+    ) -> Tensor: ...
+
+    def sampled(self, logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples: ...
+
+
+@dataclass(slots=True)
+class PagedStep(TorchStep):
+    """A step over the paged cache. calls: the Triton kernels; None: plain torch. small: `arrays` in int32, for kernels.
+
+    angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share.
+    """
+
+    weights: DeviceWeights = field(kw_only=True)
+    cache: PagedCache = field(kw_only=True)
+    arrays: StepArrays = field(kw_only=True)
+    small: StepArrays = field(kw_only=True)
+    calls: StepKernels | None = None
+    max_positions: int = 0
+    angles: dict[RopeParams, Tensor] = field(default_factory=dict)
+
+    def weight(self, parameter: Parameter) -> Tensor:
+        return self.weights[parameter]
+
+    def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
+        planes = self.weights.planes.get(parameter)
+        if planes is None:
+            if self.calls is None or len(x) > _FEW_ROWS or index is not None:
+                return TorchStep.product(self, x, parameter, index)
+            return self.calls.dense_product(x, self.weight(parameter))
+        if self.calls is not None:
+            return self.calls.product(x, planes, index)
+        return product(x, planes if index is None else matrix_of(planes, index))
+
+    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
+        calls = self.calls
+        return TorchStep.normed(self, x, weight, group, eps) if calls is None else calls.normed(x, weight, group, eps)
+
+    def gated(self, gate: Tensor, up: Tensor, kind: str) -> Tensor:
+        return TorchStep.gated(self, gate, up, kind) if self.calls is None else self.calls.gated_product(gate, up, kind)
+
+    def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:
+        if self.calls is None:
+            return None
+        pages = self.cache.layers[op.params.layer]
+        norms = [None if p is None else self.weight(p) for p in (op.q_norm, op.k_norm)]
+        if op.rope is not None and op.rope not in self.angles:
+            self.angles[op.rope] = self.calls.angles(op.rope, self.max_positions, qkv.device)
+        tensors = (norms[0], norms[1], None if op.rope is None else self.angles[op.rope])
+        small = self.small
+        return self.calls.prepared_queries(op, qkv, pages, small.rows.positions, small.slots[pages.group], tensors)
+
+    def embed(self, index: Tensor, parameter: Parameter) -> Tensor:
+        planes = self.weights.planes.get(parameter)
+        if planes is None or planes.column_order is not None:
+            return TorchStep.embed(self, index, parameter)
+        if self.calls is not None:
+            return self.calls.rows_of(planes, index, self.weights.dtype)
+        return dequantized(planes, self.weights.dtype, index)
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+        group = self.cache.layers[p.layer].group
+        if k is not None and v is not None:
+            keys, values = (x.reshape(len(x), p.num_kv_heads, x.shape[1] // p.num_kv_heads) for x in (k, v))
+            self.cache.write(p.layer, self.arrays.slots[group], keys, values)
+        heads = scaled_queries(q, p, self.rows.positions).reshape(len(q), p.num_heads, p.head_dim)
+        out = q.new_empty((len(q), p.output_width))
+        for some, small in zip(self.arrays.sequences, self.small.sequences, strict=True):
+            window, rows = some.windows[group], some.rows
+            if self.calls is not None:
+                own = heads if rows is None else heads[rows]
+                seen = small.windows[group]
+                mixed = self.calls.attend(own, self.cache.layers[p.layer], p, small, seen, sinks).flatten(1)
+                if rows is None:
+                    return mixed
+                out[rows] = mixed
+                continue
+            keys, values = (x.to(q.dtype) for x in self.cache.read(p.layer, window.tables))
+            if not values.shape[-1]:
+                values = keys[..., : p.cache.value_dim]
+            own = (heads if rows is None else heads[rows]).reshape(*some.positions.shape, p.num_heads, p.head_dim)
+            queries = Queries(own, keys, values, some.positions, window.first, window.end)
+            mixed = attend(queries, p, sinks).reshape(-1, p.output_width)
+            if rows is None:
+                return mixed
+            out[rows] = mixed
+        return out
+
+    def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:
+        if self.calls is None:
+            return None
+        matrices = [self.weights.planes.get(p, None) or self.weight(p) for p in (op.gate, op.up, op.down)]
+        biases = [None if p is None else self.weight(p) for p in (op.gate_bias, op.up_bias, op.down_bias)]
+        return self.calls.experts(op, x, choice, matrices, biases)
+
+    def advanced(self, op: ShortConv | GatedDeltaRule | SelectiveScan) -> Tensor | None:
+        if self.calls is None:
+            return None
+        (state,) = self.cache.states[op.cache.index]
+        weights = [None if p is None else self.weight(p) for p in _weights_of(op)]
+        return self.calls.advanced(op, [self.values[x] for x in op.inputs], state, weights, self.small)
+
+    def read_states(self, cache: StateCache) -> list[Tensor]:
+        is_fresh, slots = self.arrays.is_fresh, self.arrays.state_slots
+        assert is_fresh is not None
+        found = [array[slots] for array in self.cache.states[cache.index]]
+        return [torch.where(is_fresh.ne(0).reshape(-1, *[1] * (x.dim() - 1)), 0.0, x) for x in found]
+
+    def write_states(self, cache: StateCache, after: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+        arrays = self.cache.states[cache.index]
+        for array, state in zip(arrays, after, strict=True):
+            array[self.arrays.state_slots] = state.to(array.dtype)
+        for array, state in zip(arrays if saved else [], saved, strict=True):
+            array[self.arrays.saved_slots] = state.to(array.dtype)
+
+
+def _weights_of(op: ShortConv | GatedDeltaRule | SelectiveScan) -> tuple[Parameter | None, ...]:
+    """The parameters in the order of the kernel."""
+    if isinstance(op, ShortConv):
+        return op.weight, op.bias
+    return op.parameters
