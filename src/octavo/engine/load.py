@@ -274,7 +274,8 @@ def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
     return [
         *growth_notes(sizes),
         f"kv_dtype int8 has no effect: the KV cache stays {formats[0]} in all layers. int8 is for separate keys and "
-        "values on the cpu backend; latents, which are both in one, would lose too much (docs/accuracy.md)",
+        "values; latents, which are both in one, would lose too much, and on torch also keys with a bias "
+        "(docs/accuracy.md)",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,23 +10,32 @@ from torch import Tensor
 
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
-from octavo.graph.cache import CacheSizes
+from octavo.graph.cache import CacheSizes, KVCache
+from octavo.graph.layer_formats import LayerFormat
+
+_SCALE_BYTES = 4
+_ALIGNED_TO = 8  # bytes of a token of a layer, so that numbers of every type lie at multiples of their size
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """One layer's part of all blocks: keys and values [blocks, num_kv_heads, block_size, dim], views of one tensor."""
+    """One layer's part of all blocks: keys and values [blocks, num_kv_heads, block_size, dim], views of one tensor.
+
+    key_scales, value_scales: of int8 numbers, float32 [blocks, num_kv_heads, block_size]; None: there are none.
+    """
 
     keys: Tensor
     values: Tensor  # without columns: values are the first columns of the keys
     group: int
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
 
 
 class PagedCache:
-    """One tensor [blocks, slot of a layer, keys and values, head, token, dim], in float16: a block is contiguous.
+    """One tensor of bytes [blocks, slots of layers]: scales, keys and values, each [head, token, dim].
 
-    Where layers that share a slot differ in heads or widths, the slot has room for the largest of them. There is one
-    block more than asked for: the tokens that pad a captured step are written there.
+    Where layers that share a slot differ in heads, widths or types, the slot has room for the largest of them. There is
+    one block more than asked for: the tokens that pad a captured step are written there.
     """
 
     def __init__(
@@ -33,23 +43,24 @@ class PagedCache:
         graph: Graph,
         sizes: tuple[int, int, int],
         device: torch.device,
-        dtype: torch.dtype = torch.float16,
+        types: Mapping[int, torch.dtype],
         state_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """sizes: blocks, tokens in a block, and slots for states. dtype: of keys and values."""
+        """sizes: blocks, tokens in a block, and slots for states. types: of the keys and values of each layer.
+
+        int8 numbers have a scale for each token and head: the largest of its numbers becomes 127.
+        """
         num_blocks, block_size, num_states = sizes
         self.block_size, self.num_blocks, self.num_states = block_size, num_blocks, num_states
         layout, offsets = graph.cache_layout, [0]
-        for width in slot_elements(graph):
+        for width in slot_bytes(graph, types):
             offsets.append(offsets[-1] + width * block_size)
         # Zeros, because a key that is not seen still takes part in products.
-        self.blocks = torch.zeros((num_blocks + 1, offsets[-1]), dtype=dtype, device=device)
+        self.blocks = torch.zeros((num_blocks + 1, offsets[-1]), dtype=torch.uint8, device=device)
         self.layers: dict[int, LayerPages] = {}
         for kv in graph.kv_caches:
             slot, group = layout.place(kv.layer)
-            keys = self._view(offsets[slot], kv.num_kv_heads, kv.key_dim)
-            start = offsets[slot] + kv.num_kv_heads * kv.key_dim * block_size
-            self.layers[kv.layer] = LayerPages(keys, self._view(start, kv.num_kv_heads, kv.value_dim), group)
+            self.layers[kv.layer] = self._pages(kv, types[kv.layer], offsets[slot], group)
         self.states = {
             cache.index: [
                 torch.zeros((num_states + 1, *shape), dtype=state_dtype, device=device) for shape in cache.shapes
@@ -57,24 +68,46 @@ class PagedCache:
             for cache in graph.state_caches
         }
 
-    def _view(self, offset: int, heads: int, dim: int) -> Tensor:
-        size = self.block_size
-        shape, strides = (self.num_blocks + 1, heads, size, dim), (self.blocks.stride(0), size * dim, dim, 1)
-        return self.blocks.as_strided(shape, strides, offset if dim else 0)
+    def _pages(self, kv: KVCache, dtype: torch.dtype, offset: int, group: int) -> LayerPages:
+        scales: list[Tensor] = []
+        heads, rows = kv.num_kv_heads, kv.num_kv_heads * self.block_size
+        if dtype is torch.int8:
+            scales = [self._view(torch.float32, offset + i * rows * _SCALE_BYTES, heads, 1)[..., 0] for i in range(2)]
+            offset += 2 * rows * _SCALE_BYTES
+        keys = self._view(dtype, offset, heads, kv.key_dim)
+        values = self._view(dtype, offset + rows * kv.key_dim * dtype.itemsize, heads, kv.value_dim)
+        return LayerPages(keys, values, group, *scales)
+
+    def _view(self, dtype: torch.dtype, offset: int, heads: int, dim: int) -> Tensor:
+        """[blocks, heads, block_size, dim] from a byte of each block on."""
+        size, whole = self.block_size, self.blocks.view(dtype)
+        shape, strides = (self.num_blocks + 1, heads, size, dim), (whole.stride(0), size * dim, dim, 1)
+        return whole.as_strided(shape, strides, offset // dtype.itemsize if dim else 0)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Writes keys [tokens, heads, dim] and values of the tokens in these slots [tokens]."""
         pages = self.layers[layer]
         block, token = slots // self.block_size, slots % self.block_size
-        for pages_of, new in ((pages.keys, keys), (pages.values, values)):
+        parts = ((pages.keys, pages.key_scales, keys), (pages.values, pages.value_scales, values))
+        for pages_of, scales_of, new in parts:
+            if scales_of is not None:
+                largest = new.float().abs().amax(dim=-1)
+                scales = torch.where(largest > 0, largest / 127, 1.0)
+                scales_of[block, :, token] = scales
+                pages_of[block, :, token] = (new.float() / scales[..., None]).round().to(torch.int8)
+                continue
             limit = torch.finfo(pages_of.dtype).max
             pages_of[block, :, token] = new.clamp(-limit, limit).to(pages_of.dtype)
 
     def read(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [n, tokens, heads, dim] of blocks [n, width]."""
         pages = self.layers[layer]
-        keys, values = (x[tables].transpose(2, 3).flatten(1, 2) for x in (pages.keys, pages.values))
-        return keys, values
+
+        def found(numbers: Tensor, scales: Tensor | None) -> Tensor:
+            chosen = numbers[tables] if scales is None else numbers[tables] * scales[tables][..., None]
+            return chosen.transpose(2, 3).flatten(1, 2)
+
+        return found(pages.keys, pages.key_scales), found(pages.values, pages.value_scales)
 
     def copy(self, batch: Batch) -> None:
         """Makes the copies of blocks and of states of a step, in their order."""
@@ -85,23 +118,37 @@ class PagedCache:
                 array[destination].copy_(array[source])
 
 
-def slot_elements(graph: Graph) -> list[int]:
-    """Elements of a token in each slot of a block: as many as the largest layer of the slot has."""
+def layer_bytes(kv: KVCache, dtype: torch.dtype) -> int:
+    """Bytes of a token of one layer."""
+    scales = 2 * kv.num_kv_heads * _SCALE_BYTES if dtype is torch.int8 else 0
+    return -(-(kv.elements_per_token * dtype.itemsize + scales) // _ALIGNED_TO) * _ALIGNED_TO
+
+
+def slot_bytes(graph: Graph, types: Mapping[int, torch.dtype]) -> list[int]:
+    """Bytes of a token in each slot of a block: as many as the largest layer of the slot has."""
     layout = graph.cache_layout
     slots = [0] * layout.slots
     for kv in graph.kv_caches:
         slot, _ = layout.place(kv.layer)
-        slots[slot] = max(slots[slot], kv.elements_per_token)
+        slots[slot] = max(slots[slot], layer_bytes(kv, types[kv.layer]))
     return slots
 
 
-def cache_sizes(graph: Graph, dtype: torch.dtype, state_dtype: torch.dtype) -> CacheSizes:
+def cache_sizes(graph: Graph, types: Mapping[int, torch.dtype], state_dtype: torch.dtype) -> CacheSizes:
     """The bytes of a token and of a sequence's states in these types."""
-    element = dtype.itemsize
     return CacheSizes(
         graph.cache_layout,
-        graph.kv_elements_per_token * element,
-        sum(slot_elements(graph)) * element,
+        sum(layer_bytes(kv, types[kv.layer]) for kv in graph.kv_caches),
+        sum(slot_bytes(graph, types)),
         graph.state_elements_per_sequence * state_dtype.itemsize,
-        (str(dtype).removeprefix("torch."),) * len(graph.kv_caches),
+        tuple(str(types[kv.layer]).removeprefix("torch.") for kv in graph.kv_caches),
     )
+
+
+def cache_types(graph: Graph, formats: Mapping[int, LayerFormat], dtype: torch.dtype) -> dict[int, torch.dtype]:
+    """The number type of each layer: int8 where it is asked for and keys have no bias, else `dtype`.
+
+    A bias may be a hundred times larger than what differs between tokens, and a token's one scale would be spent on it.
+    """
+    is_small = {layer: found.kv_dtype == "int8" and found.key_mean is None for layer, found in formats.items()}
+    return {kv.layer: torch.int8 if is_small[kv.layer] else dtype for kv in graph.kv_caches}

@@ -17,7 +17,8 @@ from octavo.backends import (
     check_model_len,
 )
 from octavo.backends.memory import MemoryBudget, Sizes, host_memory
-from octavo.backends.torch.cache import cache_sizes
+from octavo.backends.parameters import weight_of
+from octavo.backends.torch.cache import cache_sizes, cache_types
 from octavo.backends.torch.executor import TorchExecutor, triton_calls
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
@@ -26,6 +27,7 @@ from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
 from octavo.graph import passes
 from octavo.graph.builder import Graph
+from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import Weight
@@ -39,7 +41,7 @@ _SAMPLER_BYTES = 64  # of a number of the logits: float64 masses, sums, orders
 class TorchBackend:
     """Implements `octavo.backends.Backend` on one device.
 
-    dtype: of matrices and of the values of a step. cache_dtype: of keys and values. capture: of
+    dtype: of matrices and of the values of a step. cache_dtype: of keys and values that are not int8. capture: of
     steps with one token a sequence.
     """
 
@@ -90,7 +92,8 @@ class TorchBackend:
         check_model_len(planned.graph, limits)
         held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
         sizes = (planned.cache, planned.workspace_bytes)
-        return TorchExecutor(planned.graph, held, limits, sizes, self.device, self.cache_dtype, self.capture)
+        types = cache_types(planned.graph, planned.kv_formats, self.cache_dtype)
+        return TorchExecutor(planned.graph, held, limits, sizes, self.device, types, self.capture)
 
     def sizes(
         self,
@@ -99,10 +102,11 @@ class TorchBackend:
         limits: ExecutorLimits,
         *,
         num_threads: int = 0,  # noqa: ARG002 - torch decides
-        kv_dtype: KVDtype = "float16",  # noqa: ARG002 - the cache is kept in float16
+        kv_dtype: KVDtype = "float16",
     ) -> Sizes:
         """See `octavo.backends.Backend`."""
         graph = optimize(graph, PASSES)
+        formats = layer_formats(graph, lambda p: weight_of(weights, p).dequantize(), kv_dtype)
         matrices = {p: held_type(weights, p, self.dtype) for p in graph.parameters if p.is_matrix}
         held = {p: matrices[p].packed_bytes if p in matrices else vector_bytes(p, self.dtype) for p in graph.parameters}
         values = plan(graph, limits.rows, self.dtype.itemsize).total_bytes
@@ -114,8 +118,8 @@ class TorchBackend:
             held,
             matrices,
             values + logits * _SAMPLER_BYTES + of_kernels,
-            cache_sizes(graph, self.cache_dtype, vector_type(self.dtype)),
-            {},
+            cache_sizes(graph, cache_types(graph, formats, self.cache_dtype), vector_type(self.dtype)),
+            formats,
         )
 
     def expected_paging(

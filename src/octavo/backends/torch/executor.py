@@ -114,10 +114,12 @@ class TorchExecutor:
         limits: ExecutorLimits,
         sizes: tuple[CacheSizes, int],
         device: torch.device,
-        cache_dtype: torch.dtype = torch.float16,
+        cache_types: Mapping[int, torch.dtype],
         capture: Capture | None = None,
     ) -> None:
-        """sizes: of the cache, and bytes of the workspace. capture: of steps with a token a sequence; None: none is."""
+        """sizes: of the cache, and bytes of the workspace. cache_types: of keys and values, by layer.
+
+        capture: of steps with a token a sequence; None: none is."""
         # On the CPU, a step is computed by the call that submits it.
         self.max_in_flight = 2 if device.type == "cuda" else 1
         self.num_stages = 1
@@ -126,7 +128,7 @@ class TorchExecutor:
         self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
         self.device = device
         self._graph, self._weights, self._limits = graph, weights, limits
-        self._cache_dtype, self._capture = cache_dtype, capture
+        self._cache_types, self._capture = cache_types, capture
         self.calls = triton_calls(device)
         self._graphs: DecodeGraphs | None = None
         self._angles: dict[RopeParams, Tensor] = {}
@@ -157,7 +159,7 @@ class TorchExecutor:
     def _new_cache(self, *sizes: int) -> PagedCache:
         blocks, block_size, states = sizes
         state_dtype = vector_type(self._weights.dtype)
-        return PagedCache(self._graph, (blocks, block_size, states), self.device, self._cache_dtype, state_dtype)
+        return PagedCache(self._graph, (blocks, block_size, states), self.device, self._cache_types, state_dtype)
 
     def submit(self, batch: Batch) -> TorchPendingStep:
         check_batch(self._graph, self._limits, batch, self._cache)

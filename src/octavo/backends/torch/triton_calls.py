@@ -157,7 +157,8 @@ def angles(rope: RopeParams, positions: int, device: torch.device) -> Tensor:
 
 
 def _view(pages: LayerPages) -> CacheView:
-    return CacheView(pages.keys, pages.values if pages.values.shape[-1] else None)
+    values = pages.values if pages.values.shape[-1] else None
+    return CacheView(pages.keys, values, pages.key_scales, pages.value_scales)
 
 
 def attend(

@@ -14,6 +14,7 @@ import torch
 from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.backends.torch.compile import PASSES
 from octavo.batch import token_mask
+from octavo.config import KVDtype
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import Weight
@@ -37,11 +38,11 @@ def logits(executor: Executor, num_groups: int) -> list[np.ndarray]:
     return found
 
 
-def assert_same(graph: Graph, weights: dict[str, Weight], tolerance: float) -> set[str]:
+def assert_same(graph: Graph, weights: dict[str, Weight], tolerance: float, kv_dtype: KVDtype = "float16") -> set[str]:
     from octavo.backends.torch import triton_calls
 
-    plain = get_backend("torch:cpu").compile(graph, weights, LIMITS)
-    kernels = get_backend("torch:cpu").compile(graph, weights, LIMITS)
+    plain = get_backend("torch:cpu").compile(graph, weights, LIMITS, kv_dtype=kv_dtype)
+    kernels = get_backend("torch:cpu").compile(graph, weights, LIMITS, kv_dtype=kv_dtype)
     kernels.calls = calls = Mock(wraps=triton_calls)  # type: ignore[attr-defined]
     for a, b in zip(logits(plain, NUM_CACHE_GROUPS), logits(kernels, NUM_CACHE_GROUPS), strict=True):
         np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * np.abs(a).max())
@@ -56,6 +57,11 @@ def test_attention(name: str) -> None:
     called = assert_same(*tiny_graph(name), 5e-3)
     assert called >= {"attend", "normed"}
     assert name != "llama" or called >= {"prepared_queries", "gated_product"}
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
+def test_attention_over_an_int8_cache(name: str) -> None:
+    assert "attend" in assert_same(*tiny_graph(name), 5e-3, "int8")
 
 
 @pytest.mark.parametrize(
