@@ -66,12 +66,12 @@ def row_options(rows: SamplingRows, device: torch.device) -> RowOptions:
     narrow: list[NDArray[np.generic]] = [
         rows["temperature"], least, rows["top_k"], rows["target"], rows["num_logprobs"]
     ]  # fmt: skip
-    # One copy, and parts of it in their types.
-    whole = sent(np.concatenate([np.ascontiguousarray(a).view(np.uint8) for a in (*wide, *narrow)]), device)
-    top_p, typical_p, draws = whole[: 24 * len(rows)].view(torch.float64).reshape(3, -1)
-    parts = whole[24 * len(rows) :]
-    temperature, least_x = parts[: 8 * len(rows)].view(torch.float32).reshape(2, -1)
-    top_k, target, wanted = parts[8 * len(rows) :].view(torch.int32).reshape(3, -1)
+    # One copy, and parts of it in their types. The last bytes are there so that it is never empty.
+    arrays = [np.ascontiguousarray(array).view(np.uint8) for array in (*wide, *narrow)]
+    whole, count = sent(np.concatenate([*arrays, np.zeros(8, np.uint8)]), device), len(rows)
+    top_p, typical_p, draws = whole[: 24 * count].view(torch.float64).reshape(3, count)
+    temperature, least_x = whole[24 * count : 32 * count].view(torch.float32).reshape(2, count)
+    top_k, target, wanted = whole[32 * count : 44 * count].view(torch.int32).reshape(3, count)
     return RowOptions(temperature, top_k, top_p, typical_p, least_x, target, wanted, draws)
 
 
