@@ -116,6 +116,21 @@ def test_a_model_against_a_reference_that_is_kept(tiny: Path, other: Path, text:
     assert (folder / "logprobs.npy").stat().st_mtime_ns > made_at
 
 
+def test_a_file_is_read_once_for_all_references_until_it_changes(tmp_path: Path) -> None:
+    file, seen = tmp_path / "a.gguf", []
+    file.write_bytes(b"a" * 1000)
+
+    def key(*facts: object) -> str:
+        return reference_key([file], *facts, progress=lambda done, total: seen.append((done, total)))
+
+    names = [key(1), key(2), key(1)]
+    assert names[0] == names[2] != names[1]
+    assert seen == [(1000, 1000)]
+    file.write_bytes(b"b" * 1001)
+    assert key(1) not in names
+    assert len(seen) == 2
+
+
 def test_references_keep_to_their_limit(tiny: Path, tmp_path: Path) -> None:
     windows = [Window([2, 3, 4, 5], 1, 1)]
     with Scorer(scorer_config(str(tiny), 4, {})) as scorer:

@@ -11,7 +11,7 @@ import click
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_plan_options
-from octavo.cli.show import bits_per_weight, experts_read, parameter_count, parameters
+from octavo.cli.show import experts_read, parameters
 from octavo.cli.terminal import find_model, write_facts, write_json
 from octavo.config import EngineConfig
 from octavo.engine.progress import size
@@ -135,7 +135,7 @@ def memory_needs(
     kv_bytes = users * cache.sequence_bytes(wanted, block, step_tokens)
     longest = cache.layout.max_tokens(room.num_blocks // users, block, step_tokens, model_context)
     step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
-    experts, num_parameters = expert_cost(sizes.graph, sizes.weights), parameter_count(checkpoint)
+    experts, num_parameters = expert_cost(sizes.graph, sizes.weights), checkpoint.num_parameters
     return MemoryNeeds(
         model=str(checkpoint.path),
         architecture=checkpoint.architecture,
@@ -143,7 +143,7 @@ def memory_needs(
         num_parameters=num_parameters,
         num_active_parameters=num_parameters - (experts.inactive_parameters if experts else 0),
         experts=experts,
-        bits_per_weight=bits_per_weight(checkpoint),
+        bits_per_weight=checkpoint.bits_per_weight,
         weight_bytes=sizes.weight_bytes,
         kv_dtype=config.kv_dtype,
         kv_format=cache.format,

@@ -55,7 +55,7 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
     from octavo.loader.generation_config import sampling_defaults
 
     held = _in_memory(checkpoint, engine)
-    num_parameters = parameter_count(checkpoint)
+    num_parameters = checkpoint.num_parameters
     config, defaults = checkpoint.config, sampling_defaults(checkpoint)
     files = {tensor.file for tensor in checkpoint.file.tensors.values()}
     num_weights: Counter[str] = Counter()
@@ -73,7 +73,7 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
         "num_parameters": num_parameters,
         "num_active_parameters": num_parameters - (held.experts.inactive_parameters if held.experts else 0),
         "experts": asdict(held.experts) if held.experts else None,
-        "bits_per_weight": bits_per_weight(checkpoint),
+        "bits_per_weight": checkpoint.bits_per_weight,
         "formats": {name: {"weights": num_weights[name], "bytes": n} for name, n in num_bytes.most_common()},
         "context_length": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
@@ -92,16 +92,6 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
         "bytes_read_per_token": sum(matrix["bytes_read_per_token"] for matrix in held.matrices),
         "warnings": held.warnings,
     }
-
-
-def bits_per_weight(checkpoint: Checkpoint) -> float:
-    """The mean of all weights, as the files have them."""
-    return 8 * sum(w.nbytes for w in checkpoint.stored) / max(parameter_count(checkpoint), 1)
-
-
-def parameter_count(checkpoint: Checkpoint) -> int:
-    """The numbers of all weights in the files."""
-    return sum(math.prod(weight.shape) for weight in checkpoint.stored)
 
 
 def parameters(total: int, active: int, experts: ExpertCost | None) -> str:

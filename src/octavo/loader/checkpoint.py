@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -53,6 +54,16 @@ class Checkpoint:
     stored: Sequence[WeightInfo]  # the weights as the files have them
     quantization: str | None = None  # method of a quantized safetensors checkpoint
     pooling: PoolingConfig = field(default_factory=PoolingConfig)  # of vectors and scores of texts
+
+    @property
+    def num_parameters(self) -> int:
+        """The numbers of all weights in the files."""
+        return sum(math.prod(weight.shape) for weight in self.stored)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """The mean of all weights, as the files have them."""
+        return 8 * sum(weight.nbytes for weight in self.stored) / max(self.num_parameters, 1)
 
     def with_weights(self, weights: Weights) -> Checkpoint:
         """The same model with other weights, which must have the same names and shapes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +117,7 @@ def _judged(
 ) -> ComparedModel:
     with closing(open_checkpoint(path)) as checkpoint:
         num_bytes = sum(file.stat().st_size for file in checkpoint.file.paths)
-        stored = checkpoint.stored
-        bits = 8 * sum(info.nbytes for info in stored) / max(sum(prod(info.shape) for info in stored), 1)
+        bits = checkpoint.bits_per_weight
     report, _ = evaluate_text(
         str(path), text, options.windows, options=options.engine, reference=options.reference, progress=progress
     )

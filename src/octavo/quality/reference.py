@@ -159,11 +159,20 @@ def _bytes_of(folder: Path) -> int:
 def reference_key(files: Iterable[Path], *facts: object, progress: Callable[[int, int], None] | None = None) -> str:
     """A name for the references of these files' contents and facts: half of a SHA-256 in hexadecimal digits.
 
-    progress: called with (bytes read, bytes in all).
+    progress: called with (bytes read, bytes in all). A process reads files that do not change once.
     """
-    paths = sorted(files)
-    total, done = sum(path.stat().st_size for path in paths), 0
-    digest = hashlib.sha256(repr((_FORMAT, *facts)).encode())
+    contents = _digest(sorted(files), progress)
+    return hashlib.sha256(repr((_FORMAT, *facts)).encode() + contents).hexdigest()[:32]
+
+
+def _digest(paths: Sequence[Path], progress: Callable[[int, int], None] | None) -> bytes:
+    """The SHA-256 of what these files have one after another."""
+    found = [path.stat() for path in paths]
+    state = tuple((path, each.st_ino, each.st_size, each.st_mtime_ns) for path, each in zip(paths, found, strict=True))
+    if (known := _digests.get(state)) is not None:
+        return known
+    total, done = sum(each.st_size for each in found), 0
+    digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
@@ -171,4 +180,8 @@ def reference_key(files: Iterable[Path], *facts: object, progress: Callable[[int
                 done += len(chunk)
                 if progress is not None:
                     progress(done, total)
-    return digest.hexdigest()[:32]
+    _digests[state] = digest.digest()
+    return _digests[state]
+
+
+_digests: dict[tuple[tuple[Path, int, int, int], ...], bytes] = {}  # of this process

@@ -57,19 +57,18 @@ def _read(path: Path, modified_ns: int) -> ModelFiles:
             num_bytes[weight.type_name] += weight.nbytes
         file_bytes = sum(file.stat().st_size for file in {t.file for t in checkpoint.file.tensors.values()})
         identity = f"{path.resolve()}\0{file_bytes}\0{modified_ns}"
-        num_parameters = sum(math.prod(weight.shape) for weight in checkpoint.stored)
         template = checkpoint.file.metadata.get("tokenizer.chat_template")
         if checkpoint.format != "gguf":
             template = read_chat_template(path.parent)
         return ModelFiles(
             file_format=checkpoint.format,
             architecture=checkpoint.architecture,
-            num_parameters=num_parameters,
+            num_parameters=checkpoint.num_parameters,
             weight_type=(checkpoint.quantization or num_bytes.most_common(1)[0][0]).upper(),
             num_bytes=file_bytes,
             modified_s=modified_ns / 1e9,
             digest=hashlib.sha256(identity.encode()).hexdigest(),
-            metadata={**_metadata(checkpoint), "general.parameter_count": num_parameters},
+            metadata={**_metadata(checkpoint), "general.parameter_count": checkpoint.num_parameters},
             chat_template=template if isinstance(template, str) else None,
         )
 
