@@ -8,13 +8,45 @@ namespace {
 
 constexpr int BLOCK = 32;
 
-inline void put_nibbles(const uint8_t* codes, uint8_t* out) {
-    for (int i = 0; i < 16; ++i) out[i] = static_cast<uint8_t>((codes[i] & 15) | codes[16 + i] << 4);
+// The codes of a block in each lane.
+using BlockCodes = F32x16[BLOCK];
+
+// What follows a block's scales, of all lanes at once: words of two bytes, as floats.
+struct CodeBytes {
+    alignas(64) float words[16][LANES];
+    int count = 0;
+    void put(F32x16 word) { store(words[count++], word); }
+    void of_lane(int lane, uint8_t* out) const {
+        for (int i = 0; i < count; ++i) {
+            const uint16_t word = static_cast<uint16_t>(static_cast<int32_t>(words[i][lane]));
+            std::memcpy(out + 2 * i, &word, 2);
+        }
+    }
+};
+
+// codes: 0 to 15, the first sixteen in the low halves of bytes
+inline void put_nibbles(const BlockCodes& codes, CodeBytes& out) {
+    const auto byte = [&](int i) { return fma(codes[16 + i], broadcast(16.0f), codes[i]); };
+    for (int i = 0; i < 16; i += 2) out.put(fma(byte(i + 1), broadcast(256.0f), byte(i)));
 }
-inline void put_fifth_bits(const uint8_t* codes, uint8_t* out) {
-    uint32_t bits = 0;
-    for (int i = 0; i < BLOCK; ++i) bits |= static_cast<uint32_t>(codes[i] >> 4 & 1) << i;
-    std::memcpy(out, &bits, 4);
+// codes: 0 to 31; their nibbles stay
+inline void put_fifth_bits(BlockCodes& codes, CodeBytes& out) {
+    for (int half = 0; half < BLOCK; half += 16) {
+        F32x16 bits = zero();
+        for (int i = 0; i < 16; ++i) {
+            F32x16& code = codes[half + i];
+            bits = bits + select_greater(code, broadcast(15.5f), broadcast(static_cast<float>(1 << i)), zero());
+            code = select_greater(code, broadcast(15.5f), code - broadcast(16.0f), code);
+        }
+        out.put(bits);
+    }
+}
+// values: -127 to 127
+inline void put_signed(const BlockCodes& values, CodeBytes& out) {
+    const auto byte = [&](int i) {
+        return select_greater(zero(), values[i], values[i] + broadcast(256.0f), values[i]);
+    };
+    for (int i = 0; i < BLOCK; i += 2) out.put(fma(byte(i + 1), broadcast(256.0f), byte(i)));
 }
 
 // The levels that the farthest value may take; the first is where rounding alone would put it.
@@ -33,9 +65,9 @@ constexpr float MORE_STEPS_4[] = {0.0f, -1.4f, -1.1f, -0.8f, -0.6f, -0.4f, -0.2f
 
 // The scales of a tile as halves, and codes for them.
 template <class Levels>
-F32x16 code_by_scale(const Tile<BLOCK>& tile, const Levels& levels, F32x16 scale, Codes<BLOCK>& codes) {
+F32x16 code_by_scale(const Tile<BLOCK>& tile, const Levels& levels, F32x16 scale, BlockCodes& codes) {
     const F32x16 half = rounded_half(scale), to_levels = inverse(half);
-    for (int i = 0; i < BLOCK; ++i) codes.set(i, levels.code(levels.nearest(tile.x[i] * to_levels)));
+    for (int i = 0; i < BLOCK; ++i) codes[i] = levels.code(levels.nearest(tile.x[i] * to_levels));
     return half;
 }
 
@@ -43,13 +75,12 @@ F32x16 code_by_scale(const Tile<BLOCK>& tile, const Levels& levels, F32x16 scale
 enum class Flat { q4, q5, q8, curve };
 
 template <Flat kind>
-void put_codes(const uint8_t* codes, uint8_t* out) {
+void put_codes(BlockCodes& codes, CodeBytes& out) {
     if (kind == Flat::q8) {
-        for (int i = 0; i < BLOCK; ++i) out[i] = static_cast<uint8_t>(codes[i] - 127);
-    } else if (kind == Flat::q5) {
-        put_fifth_bits(codes, out);
-        put_nibbles(codes, out + 4);
+        for (int i = 0; i < BLOCK; ++i) codes[i] = codes[i] - broadcast(127.0f);
+        put_signed(codes, out);
     } else {
+        if (kind == Flat::q5) put_fifth_bits(codes, out);
         put_nibbles(codes, out);
     }
 }
@@ -69,7 +100,8 @@ void quantize_scaled(const QuantizeRows& rows) {
     constexpr float low = kind == Flat::q5 ? -16.0f : kind == Flat::q8 ? -127.0f : -8.0f;
     for_each_tile<BLOCK>(rows, [&](const Lanes& lanes, int64_t first, int count) {
         Tile<BLOCK> tile;
-        Codes<BLOCK> codes;
+        BlockCodes codes;
+        CodeBytes coded;
         load_tile(lanes, tile);
         F32x16 scale;
         if constexpr (kind == Flat::curve) {
@@ -78,13 +110,13 @@ void quantize_scaled(const QuantizeRows& rows) {
             const Whole levels(low, kind == Flat::q8 ? 127.0f : -low - 1);
             scale = code_by_scale(tile, levels, flat_scale<kind>(tile, levels, lanes.w[0] != nullptr), codes);
         }
+        put_codes<kind>(codes, coded);
         uint16_t halves[LANES];
         store_f16(halves, scale);
         for (int lane = 0; lane < count; ++lane) {
-            uint8_t bytes_of_codes[BLOCK], *const block = rows.out + (first + lane) * bytes;
+            uint8_t* const block = rows.out + (first + lane) * bytes;
             std::memcpy(block, halves + lane, 2);
-            codes.of_lane(lane, bytes_of_codes);
-            put_codes<kind>(bytes_of_codes, block + 2);
+            coded.of_lane(lane, block + 2);
         }
     });
 }
@@ -95,22 +127,23 @@ void quantize_line(const QuantizeRows& rows) {
     constexpr float top = kind == Flat::q5 ? 31.0f : 15.0f;
     for_each_tile<BLOCK>(rows, [&](const Lanes& lanes, int64_t first, int count) {
         Tile<BLOCK> tile;
-        Codes<BLOCK> codes;
+        BlockCodes codes;
+        CodeBytes coded;
         load_tile(lanes, tile);
         const LineFit fit =
             lanes.w[0] ? search_line(tile, top, MORE_STEPS_4, 3, false) : search_line(tile, top, STEPS_FEW, 1, false);
         const F32x16 scale = rounded_half(fit.scale), offset = rounded_half(fit.offset), to_levels = inverse(scale);
         const Whole levels(0, top);
-        for (int i = 0; i < BLOCK; ++i) codes.set(i, levels.nearest((tile.x[i] - offset) * to_levels));
+        for (int i = 0; i < BLOCK; ++i) codes[i] = levels.nearest((tile.x[i] - offset) * to_levels);
+        put_codes<kind>(codes, coded);
         uint16_t scales[LANES], offsets[LANES];
         store_f16(scales, scale);
         store_f16(offsets, offset);
         for (int lane = 0; lane < count; ++lane) {
-            uint8_t bytes_of_codes[BLOCK], *const block = rows.out + (first + lane) * bytes;
+            uint8_t* const block = rows.out + (first + lane) * bytes;
             std::memcpy(block, scales + lane, 2);
             std::memcpy(block + 2, offsets + lane, 2);
-            codes.of_lane(lane, bytes_of_codes);
-            put_codes<kind>(bytes_of_codes, block + 4);
+            coded.of_lane(lane, block + 4);
         }
     });
 }
@@ -127,7 +160,8 @@ inline int exponent_of(float value) {
 inline void quantize_mxfp4(const QuantizeRows& rows) {
     for_each_tile<BLOCK>(rows, [&](const Lanes& lanes, int64_t first, int count) {
         Tile<BLOCK> tile;
-        Codes<BLOCK> codes;
+        BlockCodes codes;
+        CodeBytes coded;
         load_tile(lanes, tile);
         const DoubledE2M1 levels;
         alignas(64) float far[LANES], exponents[LANES];
@@ -150,13 +184,13 @@ inline void quantize_mxfp4(const QuantizeRows& rows) {
             least = min(error, least);
         }
         const F32x16 to_levels = scale_pow2(broadcast(1.0f), zero() - best);
-        for (int i = 0; i < BLOCK; ++i) codes.set(i, levels.code(levels.nearest(tile.x[i] * to_levels)));
+        for (int i = 0; i < BLOCK; ++i) codes[i] = levels.code(levels.nearest(tile.x[i] * to_levels));
+        put_nibbles(codes, coded);
         store(exponents, best);
         for (int lane = 0; lane < count; ++lane) {
-            uint8_t bytes_of_codes[BLOCK], *const block = rows.out + (first + lane) * 17;
+            uint8_t* const block = rows.out + (first + lane) * 17;
             block[0] = static_cast<uint8_t>(static_cast<int>(exponents[lane]) + 128);
-            codes.of_lane(lane, bytes_of_codes);
-            put_nibbles(bytes_of_codes, block + 1);
+            coded.of_lane(lane, block + 1);
         }
     });
 }

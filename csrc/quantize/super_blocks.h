@@ -170,6 +170,10 @@ inline void write_q6_k(const SuperCodes& s, uint8_t* out) {
     put_half(out + 208, s.block);
 }
 
+inline void put_nibbles(const uint8_t* codes, uint8_t* out) {
+    for (int i = 0; i < 16; ++i) out[i] = static_cast<uint8_t>((codes[i] & 15) | codes[16 + i] << 4);
+}
+
 // IQ4_XS: the levels of `Curve`; scales of 6 bits in two parts.
 inline void write_iq4_xs(const SuperCodes& s, uint8_t* out) {
     std::memset(out, 0, 136);

@@ -38,6 +38,7 @@ template <int N>
 struct Tile {
     F32x16 x[N], w[N], wx[N];
     F32x16 sum_w, sum_wx;
+    bool weighted;  // else all weights are 1
 };
 
 // Where the blocks of a tile lie. Lanes without a block of their own repeat the last one.
@@ -46,18 +47,34 @@ struct Lanes {
     const float* w[LANES];  // null: 1
 };
 
+// Sixteen rows of N values by lanes, in squares of four by four that stay in registers.
 template <int N>
 void transpose(const float* const (&from)[LANES], F32x16 (&to)[N]) {
+    static_assert(N % 4 == 0);
+    typedef float F32x4 __attribute__((vector_size(16)));
     alignas(64) float rows[N][LANES];
-    for (int lane = 0; lane < LANES; ++lane)
-        for (int i = 0; i < N; ++i) rows[i][lane] = from[lane][i];
+    for (int lane = 0; lane < LANES; lane += 4)
+        for (int i = 0; i < N; i += 4) {
+            F32x4 a, b, c, d;
+            std::memcpy(&a, from[lane] + i, 16);
+            std::memcpy(&b, from[lane + 1] + i, 16);
+            std::memcpy(&c, from[lane + 2] + i, 16);
+            std::memcpy(&d, from[lane + 3] + i, 16);
+            const F32x4 ac = __builtin_shufflevector(a, c, 0, 4, 1, 5), AC = __builtin_shufflevector(a, c, 2, 6, 3, 7);
+            const F32x4 bd = __builtin_shufflevector(b, d, 0, 4, 1, 5), BD = __builtin_shufflevector(b, d, 2, 6, 3, 7);
+            const F32x4 columns[4] = {
+                __builtin_shufflevector(ac, bd, 0, 4, 1, 5), __builtin_shufflevector(ac, bd, 2, 6, 3, 7),
+                __builtin_shufflevector(AC, BD, 0, 4, 1, 5), __builtin_shufflevector(AC, BD, 2, 6, 3, 7)};
+            for (int column = 0; column < 4; ++column) std::memcpy(&rows[i + column][lane], &columns[column], 16);
+        }
     for (int i = 0; i < N; ++i) to[i] = load(rows[i]);
 }
 
 template <int N>
 void load_tile(const Lanes& lanes, Tile<N>& tile) {
     transpose(lanes.x, tile.x);
-    if (lanes.w[0]) {
+    tile.weighted = lanes.w[0] != nullptr;
+    if (tile.weighted) {
         transpose(lanes.w, tile.w);
     } else {
         for (int i = 0; i < N; ++i) tile.w[i] = broadcast(1.0f);
@@ -146,13 +163,13 @@ struct ScaleFit {
     F32x16 gain, scale;
 };
 
-template <int N, class Levels>
+template <bool Weighted, int N, class Levels>
 ScaleFit fit_scale(const Tile<N>& tile, const Levels& levels, F32x16 inverse_scale) {
     F32x16 xq = zero(), qq = zero();
     for (int i = 0; i < N; ++i) {
         const F32x16 q = levels.nearest(tile.x[i] * inverse_scale);
-        xq = fma(tile.wx[i], q, xq);
-        qq = fma(tile.w[i] * q, q, qq);
+        xq = fma(Weighted ? tile.wx[i] : tile.x[i], q, xq);
+        qq = fma(Weighted ? tile.w[i] * q : q, q, qq);
     }
     const F32x16 scale = xq * inverse(qq);
     return {scale * xq, scale};
@@ -164,16 +181,14 @@ template <int N, class Levels, int Count>
 F32x16 search_scale(const Tile<N>& tile, const Levels& levels, const float (&reaches)[Count], int rounds) {
     const F32x16 far = farthest(tile), to_one = inverse(far);
     ScaleFit best = {zero(), far * broadcast(1 / reaches[0])};
-    for (const float reach : reaches) {
-        const ScaleFit fit = fit_scale(tile, levels, to_one * broadcast(reach));
+    const auto try_scale = [&](F32x16 inverse_scale) {
+        const ScaleFit fit = tile.weighted ? fit_scale<true>(tile, levels, inverse_scale)
+                                           : fit_scale<false>(tile, levels, inverse_scale);
         best.scale = select_greater(fit.gain, best.gain, fit.scale, best.scale);
         best.gain = max(fit.gain, best.gain);
-    }
-    for (int round = 0; round < rounds; ++round) {
-        const ScaleFit fit = fit_scale(tile, levels, inverse(best.scale));
-        best.scale = select_greater(fit.gain, best.gain, fit.scale, best.scale);
-        best.gain = max(fit.gain, best.gain);
-    }
+    };
+    for (const float reach : reaches) try_scale(to_one * broadcast(reach));
+    for (int round = 0; round < rounds; ++round) try_scale(inverse(best.scale));
     return best.scale;
 }
 
@@ -183,16 +198,16 @@ struct LineFit {
 };
 
 // offsets: only below zero, as minimums of K types are stored
-template <int N>
+template <bool Weighted, int N>
 LineFit fit_line(const Tile<N>& tile, const Whole& levels, F32x16 inverse_scale, F32x16 origin, bool offsets) {
     F32x16 sum_q = zero(), qq = zero(), xq = zero();
     const F32x16 shift = zero() - origin * inverse_scale;
     for (int i = 0; i < N; ++i) {
         const F32x16 q = levels.nearest(fma(tile.x[i], inverse_scale, shift));
-        const F32x16 wq = tile.w[i] * q;
+        const F32x16 wq = Weighted ? tile.w[i] * q : q;
         sum_q = sum_q + wq;
         qq = fma(wq, q, qq);
-        xq = fma(tile.wx[i], q, xq);
+        xq = fma(Weighted ? tile.wx[i] : tile.x[i], q, xq);
     }
     // Both from the centre of the levels: the sums of squares lose no digits to the mean.
     const F32x16 mean_q = sum_q * inverse(tile.sum_w), mean_x = tile.sum_wx * inverse(tile.sum_w);
@@ -219,14 +234,15 @@ LineFit search_line(const Tile<N>& tile, float top, const float (&steps)[Count],
     const Whole levels(0, top);
     const F32x16 to_one = inverse(high - low);
     LineFit best = {broadcast(-1.0f), (high - low) * broadcast(1 / top), low};
-    const auto keep = [&](const LineFit& fit) {
+    const auto try_line = [&](F32x16 inverse_scale, F32x16 origin) {
+        const LineFit fit = tile.weighted ? fit_line<true>(tile, levels, inverse_scale, origin, offsets)
+                                          : fit_line<false>(tile, levels, inverse_scale, origin, offsets);
         best.scale = select_greater(fit.gain, best.gain, fit.scale, best.scale);
         best.offset = select_greater(fit.gain, best.gain, fit.offset, best.offset);
         best.gain = max(fit.gain, best.gain);
     };
-    for (const float step : steps) keep(fit_line(tile, levels, to_one * broadcast(top + step), low, offsets));
-    for (int round = 0; round < rounds; ++round)
-        keep(fit_line(tile, levels, inverse(best.scale), best.offset, offsets));
+    for (const float step : steps) try_line(to_one * broadcast(top + step), low);
+    for (int round = 0; round < rounds; ++round) try_line(inverse(best.scale), best.offset);
     return best;
 }
 

@@ -357,3 +357,20 @@ def test_the_default_options_are_the_fields_usual_ones() -> None:
     assert (config["bits"], config["group_size"], config["sym"], config["desc_act"]) == (4, 128, True, False)
     assert config["damp_percent"] == 0.1
     assert "dynamic" not in config
+
+
+def test_each_expert_is_calibrated_by_the_tokens_that_chose_it(tmp_path: Path) -> None:
+    """A short text leaves experts out: these are rounded to the nearest, are counted, and all others are not."""
+    sizes = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_hidden_layers": 2}
+    source = save_source(tmp_path / "m", "qwen3moe", **sizes)
+    (source / "calibration.md").write_text("fox")
+    options = ("--calibration", source / "calibration.md", "--group-size", 32)
+    code, _, error = run(source, tmp_path / "gptq", "--type", "gptq-4bit", *options)
+    assert code == 0, error
+    assert run(source, tmp_path / "rtn", "--type", "rtn-4bit", "--group-size", 32)[0] == 0
+    calibrated, rounded = (parts_of(tmp_path / name)[0] for name in ("gptq", "rtn"))
+    experts = [name for name in rounded if ".experts." in name]
+    assert len(experts) == 2 * 16 * 3
+    same = [name for name in experts if torch.equal(calibrated[name]["qweight"], rounded[name]["qweight"])]
+    assert 0 < len(same) < len(experts)
+    assert f"reached {len(same)} matrices of experts, such as {same[0].partition('.experts.')[0]}" in error

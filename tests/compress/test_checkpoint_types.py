@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from octavo.cli.quantize import quantize
 from octavo.loader.checkpoint import open_checkpoint
+from octavo.quantization.checkpoints.bitsandbytes import dynamic_table
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.support.directory_tokenizers import save_tokenizer
 from tests.support.tiny_models import expected_logits, tiny_model
@@ -83,13 +84,20 @@ def awq(parts: dict[str, torch.Tensor], config: dict[str, Any]) -> NDArray[np.fl
 
 
 def four_bits(parts: dict[str, torch.Tensor], config: dict[str, Any]) -> NDArray[np.float32]:
-    """`dequantize_4bit` of bitsandbytes: the high four bits come first, blocks run over the flattened matrix."""
+    """`dequantize_4bit` of bitsandbytes: the high four bits come first, blocks run over the flattened matrix.
+
+    The scales are codes: of a table, times a scale of their own, plus an offset.
+    """
     [state] = [json.loads(bytes(t.tolist())) for name, t in parts.items() if name.startswith("weight.quant_state.")]
     assert state["quant_type"] == config["bnb_4bit_quant_type"]
     pairs = parts["weight"].reshape(-1)
     codes = torch.stack([pairs >> 4, pairs & 15], 1).reshape(-1)
     values = parts["weight.quant_map"][codes.long()]
-    scales = parts["weight.absmax"].repeat_interleave(state["blocksize"])[: len(values)]
+    assert config["bnb_4bit_use_double_quant"]
+    codes = parts["weight.absmax"]
+    nested = parts["weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])[: len(codes)]
+    scales = parts["weight.nested_quant_map"][codes.long()] * nested + state["nested_offset"]
+    scales = scales.repeat_interleave(state["blocksize"])[: len(values)]
     return (values * scales).reshape(state["shape"]).numpy()
 
 
@@ -238,6 +246,14 @@ def test_bitsandbytes_dequantizes_the_same_numbers(type_name: str, source: Path,
             found = checkpoint.weights[f"{stem.removeprefix('model.')}.weight"].dequantize()
             expected = functional.dequantize_4bit(parts["weight"], state).numpy()
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_table_of_scales_is_bitsandbytes() -> None:
+    table = dynamic_table()
+    assert len(table) == len(set(table.tolist())) == 256
+    assert (table[0], table[-1]) == (pytest.approx(-0.9929688), 1)
+    functional = pytest.importorskip("bitsandbytes.functional")
+    np.testing.assert_allclose(table, functional.create_dynamic_map().numpy(), rtol=1e-6)
 
 
 def test_transformers_reads_it_through_compressed_tensors(tmp_path: Path) -> None:

@@ -85,6 +85,11 @@ def test_plots(comparison: ModelComparison, tmp_path: Path) -> None:
     assert names == {stem + suffix for stem in stems for suffix in (".svg", ".png")}
     assert (tmp_path / "perplexity_by_size.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "distance_by_speed.svg").read_text()
+    types = replace(comparison, models=tuple(replace(m, name=f"model.{m.name}") for m in comparison.models))
+    write_plots(types, tmp_path)
+    drawn = (tmp_path / "perplexity_by_size.svg").read_text()
+    assert ">model: perplexity by size</text>" in drawn
+    assert ">tiny</text>" in drawn
 
 
 def test_without_matplotlib_the_table_stands_alone(
@@ -197,6 +202,62 @@ def test_engines_take_turns_and_answers_are_side_by_side(
     assert "&lt;b&gt;one two &amp; three" in page
     assert "<script" not in page
     assert "<b>" not in page
+
+
+LLAMA_SERVER = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert given.keys() == {{"-m", "--host", "--port", "-np", "-c", "-t", "-tb"}}, given
+assert int(given["-t"]) == int(given["-tb"]) >= 1
+asked = []
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked.append(self.path)
+        self.answer(503 if asked == ["/health"] else 200, json.dumps({{"data": [{{"id": given["-m"]}}]}}))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["prompt"] != "Hello" and (body["cache_prompt"], body["ignore_eos"]) != (False, True):
+            self.answer(400, "not as llama.cpp takes it")
+            return
+        count = body["max_tokens"]
+        events = [{{"choices": [{{"text": "x"}}]}}] * count
+        last = {{"text": "", "finish_reason": "length"}}
+        events.append({{"choices": [last], "usage": {{"completion_tokens": count}}}})
+        self.answer(200, "".join("data: " + json.dumps(e) + "\\n\\n" for e in events) + "data: [DONE]\\n\\n")
+
+    def answer(self, status, text):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+ThreadingHTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
+"""
+
+
+def test_llama_cpp_is_started_and_asked_as_its_server_wants_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in with the options, the states while loading, and the events of `llama-server`."""
+    monkeypatch.setattr(engine_comparison, "PAUSE_S", 0)
+    program = tmp_path / "llama-server"
+    program.write_text(LLAMA_SERVER.format(python=sys.executable))
+    program.chmod(0o755)
+    prompts = ("--prompts", tmp_path / "prompts.txt", "--max-tokens", "3", "--turns", "1", "--json")
+    prompts[1].write_text("ab\n---\ncd")
+    done = octavo_here("compare", tiny, "--engine", f"llama.cpp={program}", *prompts)
+    assert done.returncode == 0, done.stderr
+    [engine] = json.loads(done.stdout)["engines"]
+    assert (engine["model"], engine["num_tokens"], engine["answers"]) == (str(tiny), 2 * 3, ["xxx"] * 2)
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('error: unknown model architecture')")
+    done = octavo_here("compare", tiny, "--engine", f"llama.cpp={program}", *prompts)
+    assert done.returncode != 0
+    assert done.stderr.strip().endswith("llama.cpp ended with status 1: error: unknown model architecture")
 
 
 def test_a_page_escapes_everything() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -137,7 +138,11 @@ def test_references_keep_to_their_limit(tiny: Path, tmp_path: Path) -> None:
         store = ReferenceStore(60, tmp_path)  # 3 rows of 8 tokens in float16 take 48 bytes
         store.make("first", windows, 8, scorer.score(windows, wants_logits=True))
         assert store.find("first") is not None
+        for name in (".new-killed", ".new-busy"):
+            (tmp_path / name).mkdir()
+        os.utime(tmp_path / ".new-killed", (0, 0))
         store.make("second", windows, 8, scorer.score(windows, wants_logits=True))
+        assert [path.name for path in tmp_path.glob(".new-*")] == [".new-busy"]
         assert store.find("first") is None
         assert store.find("second") is not None
         with pytest.raises(UsageError, match=r"3 positions take 48 B on disk, and the limit is 40 B"):

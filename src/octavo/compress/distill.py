@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from octavo.backends.whole_texts import TextRunner
 from octavo.compress.prune import dense_source
-from octavo.compress.sensitivity import FloatWeights
 from octavo.compress.to_gguf import tensors_in_gguf
 from octavo.errors import NumericalError, UsageError
-from octavo.loader.atomic_file import check_free_space
+from octavo.loader.atomic_file import check_free_space, mapped_array
 from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.tensor_files import Source
 from octavo.models import build_graph
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from octavo.backends.torch.distillation import LossReport, TeacherTokens, TrainingOptions
 
 _REMEDY = "training needs torch: pip install 'octavo[train]'"
+_FORMAT = 2  # of the cache
 _AT_ONCE = 4  # texts of the teacher in a step
 
 
@@ -42,15 +42,15 @@ class TeacherCache:
         texts: NDArray[np.int32],
         report: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> TeacherTokens:
-        """The likeliest tokens after every token of texts [texts, tokens], computed or read. report: texts done.
+        """The likeliest tokens after every token of texts [texts, tokens], computed or read; on disk, mapped.
 
-        A text that is computed is on disk: a killed run goes on after the last whole one.
+        report: called with the texts done, and all of them. A killed run goes on after the last text that is whole.
         """
         trained = _training()
         count, length = texts.shape
         graph = build_graph(teacher.architecture, teacher.config, teacher.weights.shapes)
         top_k = min(self.top_k, graph.output.cols)
-        digest = hashlib.sha256(repr((texts.tolist(), top_k)).encode())
+        digest = hashlib.sha256(repr((_FORMAT, texts.tolist(), top_k)).encode())
         for name in sorted(teacher.weights):
             digest.update(teacher.weights.fingerprint(name))
         folder = self.folder / digest.hexdigest()[:32]
@@ -61,7 +61,7 @@ class TeacherCache:
         done = int(np.count_nonzero(logprobs[:, 0, 0]))  # a likeliest token has a probability below 1
         if done < count:
             rows = np.arange(length, dtype=np.int32)
-            with TextRunner(graph, FloatWeights(teacher), texts[:_AT_ONCE], rows) as runner:
+            with TextRunner(graph, teacher.weights, texts[:_AT_ONCE], rows) as runner:
                 for begin in range(done, count, _AT_ONCE):
                     report(begin, count)
                     part = texts[begin : begin + _AT_ONCE]
@@ -72,7 +72,7 @@ class TeacherCache:
                     ids.flush()
                     logprobs[begin : begin + len(part)] = values.reshape(len(part), length, top_k)
                     logprobs.flush()
-        made: TeacherTokens = trained.TeacherTokens(texts, np.array(ids), np.array(logprobs))
+        made: TeacherTokens = trained.TeacherTokens(texts, ids, logprobs)
         return made
 
 
@@ -85,7 +85,7 @@ def _array(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> n
                 return found
         except (OSError, ValueError):
             pass
-    return np.lib.format.open_memmap(path, "w+", dtype, shape)
+    return mapped_array(path, dtype, shape)
 
 
 def _top(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float16]]:

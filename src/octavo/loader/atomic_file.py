@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +114,22 @@ def write_text(path: Path, text: str) -> None:
         file.write(data[1:])
         file.complete()
         file.publish()
+
+
+def mapped_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+    """A new file with an array of zeros, mapped, whose disk space is taken. Raises ModelWriteError.
+
+    Without the space, a write to the mapping of a file on a full disk would end the process.
+    """
+    with _errors_of(path):
+        made: np.memmap[Any, Any] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        try:
+            with path.open("rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError:
+            path.unlink()
+            raise
+    return made
 
 
 def check_free_space(directory: Path, num_bytes: int) -> None:

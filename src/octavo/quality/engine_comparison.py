@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from octavo.backends.quantizers import compute_threads
 from octavo.bench import Spread
 from octavo.errors import UsageError
 from octavo.quality.evaluation import Progress
@@ -49,7 +50,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """max_tokens: of each answer. threads: of the engines that are started here; 0: their own choice."""
+    """max_tokens: of each answer. threads: of each engine that is started here; 0: one for each core."""
 
     turns: int = 3
     max_tokens: int = 200
@@ -175,13 +176,13 @@ def _start(spec: EngineSpec, model: Path | None, options: EngineOptions, stack: 
     if model is None:
         raise UsageError(f"--engine {spec.name} is started here and needs a MODEL")
     port = free_port()
-    threads = str(options.threads)
+    threads = str(compute_threads(options.threads))  # the same for all: llama.cpp's own choice may be another
     if spec.program is None:
         command = [sys.executable, "-m", "octavo", "serve", str(model), "--port", str(port), "--num-threads", threads]
         command += ["--max-model-len", str(options.context)]
     else:
         command = [spec.program, "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-np", "1"]
-        command += ["-c", str(options.context), *(["-t", threads, "-tb", threads] if options.threads else [])]
+        command += ["-c", str(options.context), "-t", threads, "-tb", threads]
     log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="octavo-compare-"))) / "server.log"
     try:
         process = ServerProcess(spec.name, command, port, log)

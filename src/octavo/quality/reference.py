@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,14 @@ from octavo import env
 from octavo.batch import Float32, Int32
 from octavo.engine.progress import size
 from octavo.errors import OctavoError, UsageError
-from octavo.loader.atomic_file import check_free_space
+from octavo.loader.atomic_file import check_free_space, mapped_array
 from octavo.quality.figures import PositionFigures, kl_divergence, log_softmax
 from octavo.quality.scorer import TokenScores
 from octavo.quality.windows import Window
 
 _FORMAT = 1
 _CHUNK_BYTES = 1 << 20
+_ABANDONED_S = 86400
 _FILES = ("logprobs.npy", "token_logprobs.npy", "top1.npy", "windows.json")
 
 
@@ -99,10 +101,10 @@ class ReferenceStore:
             )
         self._make_room(num_bytes)
         self._folder.mkdir(parents=True, exist_ok=True)
-        check_free_space(self._folder, num_bytes)  # a mapped file on a full disk ends the process
+        check_free_space(self._folder, num_bytes)
         with _new_folder(self._folder, key) as folder:
             shape = (num_rows, vocab_size)
-            kept = np.lib.format.open_memmap(folder / _FILES[0], "w+", np.float16, shape)
+            kept = mapped_array(folder / _FILES[0], np.dtype(np.float16), shape)
             logprobs, top1 = np.empty(num_rows, np.float32), np.empty(num_rows, np.int32)
             row = 0
             for window, scores in scored:
@@ -126,8 +128,11 @@ class ReferenceStore:
     def _make_room(self, num_bytes: int) -> None:
         """Deletes the least recently used references until so many bytes fit within the limit.
 
-        Folders that another process is writing, whose names begin with a dot, stay.
+        Folders that another process is writing, whose names begin with a dot, stay for a day: a killed one leaves them.
         """
+        for path in self._folder.glob(".new-*"):
+            if path.stat().st_mtime < time.time() - _ABANDONED_S:
+                shutil.rmtree(path, ignore_errors=True)
         found = (path for path in self._folder.glob("*") if not path.name.startswith("."))
         folders = [path for path in found if path.is_dir() and not path.is_symlink()]
         used = {path: _bytes_of(path) for path in sorted(folders, key=lambda path: path.stat().st_mtime)}

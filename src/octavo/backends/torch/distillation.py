@@ -93,7 +93,7 @@ def train(
     names = sorted({parameter.name for parameter in graph.parameters})
     trained = {name: torch.tensor(weights[name].dequantize(), requires_grad=True) for name in names}
     source = overlaid(dequantized(weights), trained)
-    optimizer = torch.optim.AdamW(trained.values(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained.values(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     rng = np.random.default_rng(options.seed)
     start, order = time.monotonic(), np.empty(0, np.intp)
     for step in range(options.steps):

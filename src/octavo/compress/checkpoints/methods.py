@@ -211,7 +211,7 @@ def _bitsandbytes_config(kind: MethodKind, model_dtype: str, skipped: Sequence[s
     if kind != "int8":
         config |= {
             "bnb_4bit_quant_type": kind,
-            "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_use_double_quant": True,
             "bnb_4bit_compute_dtype": model_dtype,
             "bnb_4bit_quant_storage": "uint8",
         }

@@ -25,6 +25,7 @@ from octavo.quantization.packed import CodebookWeight, GroupedWeight, Weight
 
 METHODS = ("bitsandbytes",)
 
+_NESTED_BLOCK = 256
 _STATE = "weight.quant_state.bitsandbytes__"
 _MAX_STATE_BYTES = 1 << 12
 _TABLES = {"NF4": NF4, "FP4": FP4}
@@ -111,8 +112,9 @@ def _four_bits(layer: Layer, state: ConfigReader) -> Lowered:
 
 
 def tensors(weight: CodebookWeight | GroupedWeight, dtype: str) -> dict[str, StoredTensor]:
-    """The stored tensors of a layer that `octavo.quantization.at_load` made: NF4, FP4 or int8, without nested scales.
+    """The stored tensors of a layer that `octavo.quantization.at_load` made: NF4, FP4 or int8.
 
+    Scales of NF4 and FP4 are codes of eight bits themselves: double quantization, Dettmers et al., arXiv 2305.14314.
     dtype: of the model, such as `bfloat16`.
     """
     if isinstance(weight, GroupedWeight):
@@ -127,10 +129,37 @@ def tensors(weight: CodebookWeight | GroupedWeight, dtype: str) -> dict[str, Sto
     out, width = weight.shape
     # A scale of the flattened matrix is that of every piece of its block.
     scales = weight.scales.reshape(-1)[:: AT_LOAD_BLOCK // weight.block]
+    nested, offset = _nested(scales.astype(np.float32))
     state = {"quant_type": weight.name.lower(), "blocksize": AT_LOAD_BLOCK, "dtype": dtype, "shape": [out, width]}
+    state |= {"nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset}
     return {
         "weight": stored_tensor((weight.codes << 4 | weight.codes >> 4).reshape(-1, 1)),
-        "weight.absmax": stored_tensor(scales.astype(np.float32)),
         "weight.quant_map": stored_tensor(np.array(weight.table, np.float32)),
+        **nested,
         f"{_STATE}{weight.name.lower()}": stored_tensor(np.frombuffer(json.dumps(state).encode(), np.uint8)),
     }
+
+
+def _nested(scales: NDArray[np.float32]) -> tuple[dict[str, StoredTensor], float]:
+    """The tensors of scales [blocks] as codes, and the offset: their mean, which is taken off before."""
+    offset = scales.mean(dtype=np.float64).astype(np.float32)
+    rest = np.pad(scales - offset, (0, -len(scales) % _NESTED_BLOCK)).reshape(-1, _NESTED_BLOCK)
+    largest = np.abs(rest).max(axis=1)
+    table = dynamic_table()
+    ratios = rest / np.where(largest > 0, largest, 1)[:, None]
+    codes = np.searchsorted((table[1:] + table[:-1]) / 2, ratios).astype(np.uint8).reshape(-1)[: len(scales)]
+    nested = {"absmax": codes, "nested_absmax": largest, "nested_quant_map": table}
+    return {f"weight.{name}": stored_tensor(array) for name, array in nested.items()}, float(offset)
+
+
+def dynamic_table() -> NDArray[np.float32]:
+    """The numbers of bitsandbytes' codes of eight bits, in rising order (Dettmers et al., arXiv 2110.02861).
+
+    Besides 0 and 1 these are seven decades of both signs, each with twice the numbers of the one below it.
+    """
+    found = [0.0, 1.0]
+    for decade in range(7):
+        edges = np.linspace(0.1, 1, 2**decade + 1)
+        middles = 10.0 ** (decade - 6) * (edges[1:] + edges[:-1]) / 2
+        found += [*middles, *-middles]
+    return np.array(sorted(found), np.float32)

@@ -1,0 +1,171 @@
+"""What every command that writes a model does when the disk is full, when it is killed, and with hopeless input."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from octavo.cli.distill import distill
+from octavo.cli.prune import prune
+from octavo.cli.quantize import convert, quantize
+from octavo.errors import ModelLoadError, ModelWriteError, OctavoError
+from octavo.loader.atomic_file import mapped_array
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.gguf import open_gguf
+from tests.compress.models import write_model
+from tests.compress.test_convert import save
+
+TEXT = "ab cd a b dcab abcd bb cc " * 20
+# command, name of its source, name of its result, other arguments
+CASES: dict[str, tuple[click.Command, str, str, tuple[str, ...]]] = {
+    "quantize": (quantize, "m.gguf", "out.gguf", ("--type", "q8_0")),
+    "quantize-folder": (quantize, "model", "out", ("--type", "fp8")),
+    "convert": (convert, "model", "out.gguf", ("--dtype", "f32")),
+    "convert-folder": (convert, "model", "out", ("--to", "safetensors", "--dtype", "f32")),
+    "prune": (prune, "m.gguf", "out.gguf", ("--calibration", "text.txt", "--layers", "1")),
+    "distill": (distill, "m.gguf", "out.gguf", ("--data", "text.txt", "--length", "32", "--steps", "1")),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sources, as the current folder."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "m.gguf")
+    save("llama", tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path
+
+
+def arguments_of(case: str) -> list[str]:
+    command, source, result, more = CASES[case]
+    return [*([source] * (2 if command is distill else 1)), result, *more]
+
+
+def run(case: str, *more: str) -> tuple[int, str]:
+    """Exit code and error of the command. Anything but an error of Octavo is raised."""
+    result = CliRunner().invoke(CASES[case][0], [*arguments_of(case), *more])
+    if result.exception is not None and not isinstance(result.exception, OctavoError | SystemExit):
+        raise result.exception
+    return result.exit_code, result.stderr + str(result.exception or "")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files beside the cache."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("had_result", [False, True])
+def test_a_disk_that_is_full_in_the_middle(
+    folder: Path, case: str, had_result: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line with the reason; no file is new, and an older result is as it was."""
+    if had_result:
+        code, error = run(case)
+        assert code == 0, error
+    before, real, left = contents(folder), os.write, 20_000
+
+    def write(file: int, data: memoryview) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(file, data[:left])
+        left -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        code, error = run(case, "--force")
+    assert code != 0
+    assert "No space left on device" in error
+    kept = {name: data for name, data in contents(folder).items() if not name.startswith("out.partial/")}
+    assert kept == before
+    with pytest.raises(ModelLoadError):
+        open_checkpoint(folder / "out.partial")
+    assert run(case, "--force")[0] == 0
+    assert not (folder / "out.partial").exists()
+
+
+@pytest.mark.parametrize("case", ["quantize", "convert", "prune", "distill"])
+def test_a_kill_in_the_middle_leaves_the_older_result(folder: Path, case: str) -> None:
+    """Killed before the last bytes; what is left is no model, and the next attempt writes over it."""
+    (folder / "out.gguf").write_bytes(b"older")
+    code = (
+        "import os, signal, octavo.loader.atomic_file as f\n"
+        "f.AtomicFile.complete = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from octavo.cli.main import main; main()"
+    )
+    name = case.partition("-")[0]
+    command = [sys.executable, "-c", code, name, *arguments_of(case), "--force"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -9
+    assert (folder / "out.gguf").read_bytes() == b"older"
+    (folder / "out.gguf.partial").rename(folder / "left.gguf")
+    with pytest.raises(ModelLoadError):
+        open_checkpoint(folder / "left.gguf")
+    (folder / "left.gguf").rename(folder / "out.gguf.partial")
+    assert run(case, "--force")[0] == 0
+    assert not (folder / "out.gguf.partial").exists()
+
+
+@pytest.mark.parametrize("case", ["prune", "distill"])
+def test_weights_that_are_no_numbers(folder: Path, case: str) -> None:
+    path = folder / "m.gguf"
+    data = bytearray(path.read_bytes())
+    info = open_gguf(path).tensors["blk.1.ffn_up.weight"]
+    data[info.offset + 2 : info.offset + 4] = np.float16(np.nan).tobytes()
+    path.write_bytes(data)
+    code, error = run(case)
+    assert code != 0
+    assert "NaN" in error or "nan" in error
+    assert not list(folder.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("case", "more"),
+    [
+        ("prune", ()),
+        ("distill", ()),
+        ("quantize", ("--imatrix", "text.txt")),
+    ],
+)
+def test_a_calibration_text_without_a_token(folder: Path, case: str, more: tuple[str, ...]) -> None:
+    (folder / "text.txt").write_text("")
+    code, error = run(case, *more)
+    assert code != 0
+    assert "text" in error
+    assert error.strip().count("\n") == 0
+    assert not list(folder.glob("out*"))
+
+
+def test_a_type_for_another_width(folder: Path) -> None:
+    write_model(folder / "m.gguf", width=96)
+    code, error = run("quantize", "--tensor-type", "ffn_down=q4_k")
+    assert code != 0
+    assert "rows of 96 values, no whole number of Q4_K blocks of 256; choose Q5_0" in error
+    assert not list(folder.glob("out*"))
+
+
+def test_the_space_of_a_mapped_file_is_taken_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    kind = np.dtype(np.float16)
+    array = mapped_array(tmp_path / "a.npy", kind, (1000, 1000))
+    assert (tmp_path / "a.npy").stat().st_blocks * 512 >= array.nbytes
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ModelWriteError, match=r"b.npy: No space left on device"):
+        mapped_array(tmp_path / "b.npy", kind, (1000, 1000))
+    assert not (tmp_path / "b.npy").exists()
