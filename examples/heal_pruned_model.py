@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--pieces", type=int, default=256, help="of 256 tokens, for training")
     parser.add_argument("--tokens", type=int, default=8192, help="of the perplexity")
     parser.add_argument("--keep", type=Path, help="where the healed model goes")
