@@ -1,4 +1,4 @@
-"""What every command that writes a model does when the disk is full, when it is killed, and with hopeless input."""
+"""Commands that write a model, on a full disk, killed, and with hopeless input."""
 
 from __future__ import annotations
 

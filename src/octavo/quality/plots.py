@@ -37,7 +37,7 @@ def write_plots(comparison: ModelComparison, folder: Path) -> list[Path]:
 
 
 def _shared_name(models: Sequence[ComparedModel]) -> str:
-    """What all names have before their last dot: the model's name where only the types differ; else nothing."""
+    """The part of all names before their last dot, where it is the same: the model's name; else nothing."""
     stems = {model.name.rpartition(".")[0] for model in models}
     return stems.pop() if len(stems) == 1 else ""
 
