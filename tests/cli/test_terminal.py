@@ -13,7 +13,7 @@ from octavo.errors import ModelLoadError
 
 
 def test_garbage_is_not_collected_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made then stays, so that looking through it would only delay the start, and again each time later."""
+    """Loaded objects stay, so that looking through them would only delay the start, and later collections."""
     path = tmp_path / "a.gguf"
     path.write_bytes(b"no model")
     made = [[number] for number in range(1000)]
