@@ -1,6 +1,6 @@
 """Times of exchanges between two processes: our shared memory, gloo beside it, and the bandwidth of a copy.
 
-python benchmarks/collective.py
+Each process stays on a core of its own. python benchmarks/collective.py --gloo
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import secrets
 import socket
 import time
@@ -17,6 +18,7 @@ from statistics import median
 import numpy as np
 
 from octavo.backends.cpu import _native
+from octavo.engine.rank import EXCHANGE_BYTES
 
 SIZES = {"16 KiB": 4096, "64 KiB": 16384, "1 MiB": 1 << 18, "32 MiB": 1 << 23}  # numbers of float32
 
@@ -33,7 +35,8 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 
 def rank(name: str, index: int, port: int, use_gloo: bool) -> dict[str, list[float]]:
     """For each size: seconds of our sum, of gloo's, and of a copy on this rank while the other copies, too."""
-    group = _native.CollectiveGroup(name, index, 2)
+    group = _native.CollectiveGroup(name, index, 2, buffer_bytes=EXCHANGE_BYTES)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index]})
     if use_gloo:
         import torch
         import torch.distributed as dist

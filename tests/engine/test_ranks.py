@@ -207,6 +207,15 @@ def test_a_rank_joins_when_all_have_found_their_parts(model: str, monkeypatch: p
     serving.join(10)
 
 
+def test_a_rank_with_another_model_is_refused(model: str) -> None:
+    _, theirs = (Connection(sock) for sock in socket.socketpair())
+    follower = rank_module.Follower(theirs)
+    config = EngineConfig(model=model, pipeline_parallel_size=2, nnodes=2, node_rank=1, master="a:1")
+    follower._inbox.put(Setup(config, 1, "name-0", 160, "0" * 32))
+    with pytest.raises(UsageError, match="rank 1 on node 1 has another model than the first machine"):
+        follower._serve()
+
+
 def test_nodes() -> None:
     with pytest.raises(UsageError, match="nnodes needs master"):
         EngineConfig(nnodes=2, pipeline_parallel_size=2)

@@ -274,3 +274,16 @@ class TestIndex:
         shard.symlink_to(elsewhere / "x-1.safetensors")
         with pytest.raises(ModelLoadError, match=r"a link to .*elsewhere.*, which is outside the model directory"):
             open_safetensors(path)
+
+
+def test_a_digest_tells_models_apart(tmp_path: Path) -> None:
+    """Also on another machine: neither paths nor times matter."""
+    digests = []
+    for name, last in (("a", 7.0), ("b", 7.0), ("c", 8.0)):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "model.safetensors"
+        save_file({"x": torch.tensor([1.0, last]), "y": torch.zeros(2, 2)}, path)
+        file = open_safetensors(path)
+        digests.append(file.digest())
+        file.close()
+    assert digests[0] == digests[1] != digests[2]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from octavo.cli import simulate
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_plan_options
@@ -83,8 +84,11 @@ class MemoryNeeds:
 )
 @click.option("--users", type=click.IntRange(1, 4096), default=1, show_default=True, help="concurrent requests")
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
+@click.option("--simulate", "simulated", metavar="TEXT", help=simulate.HELP)
 @with_plan_options
-def plan(*, model: str, ctx: int | None, users: int, as_json: bool, engine_options: Options) -> None:
+def plan(
+    *, model: str, ctx: int | None, users: int, as_json: bool, simulated: str | None, engine_options: Options
+) -> None:
     """Show how much memory a model needs, and how much context fits this machine. Reads only the headers.
 
     MODEL is a path, a hub id or a short name.
@@ -98,6 +102,10 @@ def plan(*, model: str, ctx: int | None, users: int, as_json: bool, engine_optio
     path, options = find_model(model, engine_options)
     with closing(open_checkpoint(path)) as checkpoint:
         config = EngineConfig.resolve(model, options)
+        if simulated is not None:
+            context = _checked_context(ctx or checkpoint.config.max_position_embeddings)
+            simulate.write_simulation(checkpoint, config, simulated, context, users, as_json=as_json)
+            return
         needs = memory_needs(checkpoint, ctx, users, free_memory(config), config)
     if as_json:
         write_json(asdict(needs))

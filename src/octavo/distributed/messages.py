@@ -16,7 +16,7 @@ from octavo import __version__
 from octavo.batch import Batch
 from octavo.config import EngineConfig
 
-PROTOCOL = 2
+PROTOCOL = 3
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32")}
@@ -79,13 +79,15 @@ class Hello(_Message):
 class Setup(_Message):
     """The part of a model that a rank is to load.
 
-    group: the name of its stage's group. model_len: tokens of the longest request.
+    group: the name of its stage's group. model_len: tokens of the longest request. digest: of the model, for a rank of
+    another machine; empty: it is the same file.
     """
 
     config: EngineConfig
     rank: int
     group: str
     model_len: int
+    digest: str = ""
 
 
 class Joining(_Message):

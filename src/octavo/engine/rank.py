@@ -41,7 +41,7 @@ from octavo.engine.load import (
     model_graph,
     model_sizes,
 )
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Collective
 from octavo.graph.shard import Steps
@@ -50,7 +50,7 @@ from octavo.loader.hub import resolve_model
 
 logger = logging.getLogger(__name__)
 
-_BUFFER_BYTES = 4 << 20
+EXCHANGE_BYTES = 1 << 20  # of the memory in which ranks exchange values: larger ones would leave the caches
 _FLOAT_BYTES = 4
 _OTHERS_S = 300.0  # for the ranks of all machines to come
 
@@ -106,7 +106,8 @@ def _setup(config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, 
     """Another machine finds the model by its own name for it, this one at the same path."""
     node = rank // len(config.ranks_here)
     model = str(checkpoint.path) if node == 0 else config.model
-    return Setup(replace(config, model=model, node_rank=node), rank, group, limits.max_model_len)
+    digest = checkpoint.file.digest() if node > 0 else ""
+    return Setup(replace(config, model=model, node_rank=node), rank, group, limits.max_model_len, digest)
 
 
 def follow(config: EngineConfig) -> None:
@@ -148,7 +149,7 @@ def join(backend: str, graph: Graph, ranks: Ranks, rank: int, name: str) -> Rank
         return None
     row_bytes = 4 * max(node.output.cols for node in graph.nodes)
     size = ranks.tensor_parallel
-    return get_backend(backend).join_group(name, ranks.part(rank), size, max(row_bytes, _BUFFER_BYTES))
+    return get_backend(backend).join_group(name, ranks.part(rank), size, max(row_bytes, EXCHANGE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,11 @@ class Follower:
         config = setup.config if self._model is None else replace(setup.config, model=self._model)
         ranks, rank = ranks_of(config), setup.rank
         checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
+        if setup.digest and setup.digest != checkpoint.file.digest():
+            raise UsageError(
+                f"rank {rank} on node {config.node_rank} has another model than the first machine: the tensors of "
+                f"{checkpoint.path} differ from those there; copy the same files to all machines"
+            )
         whole = model_graph(checkpoint, setup.model_len)
         graph = rank_graph(whole, ranks, rank, steps_of(checkpoint, config, whole))
         self._connection.send(Joining())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
 
@@ -98,6 +99,14 @@ class TensorFiles:
         """A text that changes whenever the content may have changed; None while the files are too new to tell."""
         identities = [file.identity() for file in self._files.values()]
         return None if None in identities else ", ".join(map(str, identities))
+
+    def digest(self) -> str:
+        """Tells models apart on any machine: of all names, types and shapes, and a page of each tensor, in hex."""
+        found = blake2b(digest_size=16)
+        for name, info in sorted(self.tensors.items()):
+            found.update(repr((name, info.type_name, info.shape)).encode())
+            found.update(self.sample(name))
+        return found.hexdigest()
 
     def close(self) -> None:
         """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""

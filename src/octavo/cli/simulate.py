@@ -1,0 +1,85 @@
+"""`octavo plan --simulate`: ways to divide many machines, beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.cli.terminal import write_json
+from octavo.config import EngineConfig
+from octavo.engine.progress import size
+from octavo.errors import UsageError
+
+if TYPE_CHECKING:
+    from octavo.engine.simulation import Division, Machines
+    from octavo.loader.checkpoint import Checkpoint
+
+HELP = (
+    "compare ways to divide many machines with these figures, in bytes, seconds and operations per second: "
+    "'nodes=2+8,sockets=2,bandwidth=2e11,compute=8e12,memory=2e11' (of a socket) and latency, link (between machines), "
+    "local_latency, local_link (between sockets), efficiency"
+)
+_NODES = (2, 4, 8, 16, 32, 64)
+_SHOWN = 4  # choices for each number of machines
+
+
+def write_simulation(
+    checkpoint: Checkpoint, config: EngineConfig, text: str, context: int, users: int, *, as_json: bool
+) -> None:
+    """text: of the option. context: tokens of each user."""
+    from octavo.engine.simulation import simulate
+
+    nodes, machines = machines_of(text)
+    choices = simulate(checkpoint, config, machines, nodes, context, users)
+    if as_json:
+        write_json({"machines": asdict(machines), "choices": [asdict(each) for each in choices]})
+        return
+    click.echo(
+        f"{machines.sockets} sockets a machine, {size(int(machines.memory))} each, {machines.bandwidth / 1e9:.4g} GB/s "
+        f"and {machines.compute / 1e9:.4g} G operations/s at {machines.efficiency:.0%}; link "
+        f"{machines.link / 1e9:.4g} GB/s, {machines.latency * 1e6:.4g} us; {users} users of {context:,} tokens"
+    )
+    click.echo("nodes  tensor  pipeline  replicas  memory of a rank  one user   all users  first token")
+    for count in nodes:
+        for each in [each for each in choices if each.nodes == count][:_SHOWN]:
+            click.echo(_row(each))
+
+
+def _row(each: Division) -> str:
+    notes = ("" if each.fits else "  does not fit") + ("" if each.runs else "  tensor parallel between machines")
+    return (
+        f"{each.nodes:5}{each.tensor_parallel:8}{each.pipeline_parallel:10}{each.replicas:10}"
+        f"{size(each.rank_bytes):>18}{each.tokens_per_s_of_one:7.3g} /s{each.tokens_per_s:9.4g} /s"
+        f"{each.first_token_s:11.3g} s{notes}"
+    )
+
+
+def machines_of(text: str) -> tuple[list[int], Machines]:
+    """The numbers of machines and their figures from `nodes=2+8,link=3e9`. Raises UsageError naming a wrong part."""
+    from octavo.engine.simulation import Machines
+
+    known = {field.name for field in fields(Machines)}
+    given: dict[str, float] = {}
+    nodes = list(_NODES)
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name != "nodes" and name not in known:
+            raise UsageError(f"--simulate: {name!r} is none of nodes, {', '.join(sorted(known))}")
+        try:
+            if name == "nodes":
+                nodes = [int(each) for each in value.split("+")]
+            else:
+                given[name] = float(value)
+        except ValueError:
+            raise UsageError(f"--simulate: {part!r} is not NAME=NUMBER") from None
+    if not nodes or min([*nodes, *given.values()]) <= 0 or max(nodes) > 1024:
+        raise UsageError(f"--simulate: {text!r} has a figure that is not positive, or more than 1024 nodes")
+    missing = ", ".join(name for name in ("bandwidth", "compute", "memory") if name not in given)
+    if missing:
+        raise UsageError(
+            f"--simulate needs {missing} of a socket; `python benchmarks/ceilings.py` measures a machine's rates"
+        )
+    options: dict[str, Any] = {**given, "sockets": int(given.get("sockets", 1))}
+    return nodes, Machines(**options)

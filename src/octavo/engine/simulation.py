@@ -1,0 +1,169 @@
+"""The speed of a model on many machines, computed from its graph and a few figures of a machine and its link.
+
+A step of a rank takes as long as its bytes or its operations, whichever is longer, and its exchanges. Ranks of a stage
+wait for the widest of them. Stages hand their values over the link. What is left out makes the real speed lower:
+scheduling, sampling, uneven lengths of requests, other traffic on the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from octavo.backends.memory import Sizes
+from octavo.config import EngineConfig
+from octavo.distributed.ranks import Ranks, rank_graph
+from octavo.engine.load import model_graph, model_sizes
+from octavo.engine.rank import steps_of
+from octavo.errors import UsageError
+from octavo.graph.cost import graph_cost
+from octavo.graph.ops import Collective, StepSizes
+from octavo.loader.checkpoint import Checkpoint
+
+_FLOAT_BYTES = 4
+_STEP_TOKENS = 512  # of a prompt in one step
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Machines that are alike, with one rank for each socket, and the link between them.
+
+    bandwidth: bytes per second that a socket reads from memory. compute: operations per second of a socket. efficiency:
+    the part of both that a step reaches. memory: bytes of a socket. latency: seconds for a message to another machine.
+    link: bytes per second of a machine's link. local_latency, local_link: the same between sockets.
+    """
+
+    sockets: int
+    bandwidth: float
+    compute: float
+    memory: float
+    efficiency: float = 0.7
+    latency: float = 50e-6
+    link: float = 1.25e9
+    local_latency: float = 10e-6
+    local_link: float = 10e9
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """One way to divide the machines. Rates in tokens per second, the time to the first token in seconds.
+
+    fits: the weights and the cache of all users do. runs: tensor parallel stays within machines.
+    """
+
+    nodes: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    replicas: int
+    rank_bytes: int
+    fits: bool
+    runs: bool
+    tokens_per_s_of_one: float
+    tokens_per_s: float
+    first_token_s: float
+
+
+def simulate(
+    checkpoint: Checkpoint, config: EngineConfig, machines: Machines, nodes: Sequence[int], context: int, users: int
+) -> list[Division]:
+    """All ways to divide so many machines, the fastest for all users first. context: tokens of each user.
+
+    Raises UsageError if there is none.
+    """
+    model = _Model(checkpoint, config, context)
+    found = [choice for count in nodes for choice in _choices(model, machines, count, users)]
+    if not found:
+        raise UsageError(f"no way to divide {max(nodes)} machines; give a number that is a power of two")
+    return sorted(found, key=lambda each: (each.nodes, not each.runs, not each.fits, -each.tokens_per_s))
+
+
+def _choices(model: _Model, machines: Machines, nodes: int, users: int) -> Iterator[Division]:
+    ranks = nodes * machines.sockets
+    sizes = [1 << i for i in range(ranks.bit_length()) if ranks % (1 << i) == 0]
+    for tensor in sizes:
+        for pipeline in sizes:
+            replicas, rest = divmod(ranks, tensor * pipeline)
+            if rest == 0 and pipeline <= model.num_layers and replicas <= max(users, 1):
+                yield _choice(model, machines, nodes, Ranks(tensor, pipeline), replicas, users)
+
+
+def _choice(model: _Model, machines: Machines, nodes: int, ranks: Ranks, replicas: int, users: int) -> Division:
+    runs = ranks.tensor_parallel <= machines.sockets
+    of_replica = -(-users // replicas)
+    # As many steps in flight as stages, each of its share of the users.
+    rows = -(-of_replica // ranks.pipeline_parallel)
+    alone, shared = (model.stage_seconds(machines, ranks, count, count) for count in (1, rows))
+    prompt = model.stage_seconds(machines, ranks, min(_STEP_TOKENS, model.context), 1)
+    num_steps = -(-model.context // _STEP_TOKENS)
+    in_flight = min(ranks.pipeline_parallel, of_replica)
+    rank_bytes = max(model.rank_bytes(ranks, stage, of_replica) for stage in range(ranks.pipeline_parallel))
+    return Division(
+        nodes,
+        ranks.tensor_parallel,
+        ranks.pipeline_parallel,
+        replicas,
+        rank_bytes,
+        rank_bytes <= machines.memory,
+        runs,
+        1 / sum(alone),
+        replicas * rows * min(in_flight / sum(shared), 1 / max(shared)),
+        num_steps * sum(prompt),
+    )
+
+
+class _Model:
+    """The parts of a model for any number of ranks, each computed once."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, context: int) -> None:
+        self._checkpoint, self._config, self.context = checkpoint, config, context
+        self._graph = model_graph(checkpoint, context)
+        self._steps = steps_of(checkpoint, config, self._graph)
+        self.num_layers = len({node.layer_index for node in self._graph.nodes} - {None})
+        self._parts: dict[tuple[Ranks, int], _Part] = {}
+
+    def stage_seconds(self, machines: Machines, ranks: Ranks, tokens: int, requests: int) -> list[float]:
+        """The time of a step in each stage, its values handed on."""
+        return [
+            self._part(ranks, stage).seconds(machines, ranks.tensor_parallel, tokens, requests, self.context)
+            for stage in range(ranks.pipeline_parallel)
+        ]
+
+    def rank_bytes(self, ranks: Ranks, stage: int, users: int) -> int:
+        part = self._part(ranks, stage)
+        return part.weight_bytes + part.workspace_bytes + users * self.context * part.kv_bytes_per_token
+
+    def _part(self, ranks: Ranks, stage: int) -> _Part:
+        """The first rank of a stage; where parts are uneven it is among the widest."""
+        if (ranks, stage) not in self._parts:
+            config = replace(self._config, tensor_parallel_size=1, pipeline_parallel_size=1)
+            graph = rank_graph(self._graph, ranks, ranks.of_stage(stage)[0], self._steps)
+            sizes = model_sizes(self._checkpoint, config, self.context, graph)
+            exchanged = [node.op.x.cols for node in graph.nodes if isinstance(node.op, Collective)]
+            handed_on = sum(v.cols for v in graph.outputs) if stage < ranks.pipeline_parallel - 1 else 0
+            self._parts[ranks, stage] = _Part(sizes, exchanged, handed_on)
+        return self._parts[ranks, stage]
+
+
+class _Part:
+    """The graph of one rank with its sizes."""
+
+    def __init__(self, sizes: Sizes, exchanged: list[int], handed_on: int) -> None:
+        """exchanged: columns of each exchange. handed_on: columns to the next stage."""
+        self._sizes, self._exchanged, self._handed_on = sizes, exchanged, handed_on
+        self.weight_bytes, self.workspace_bytes = sizes.weight_bytes, sizes.workspace_bytes
+        self.kv_bytes_per_token = sizes.cache.token_bytes
+
+    def seconds(self, machines: Machines, ranks: int, tokens: int, requests: int, context: int) -> float:
+        step = StepSizes(tokens, requests, requests, context, self._sizes.kv_element_bytes)
+        cost = graph_cost(self._sizes.graph, step, self._sizes.weights)
+        moved = cost.bytes_read + cost.bytes_written - cost.activation_bytes
+        seconds = max(moved / machines.bandwidth, cost.flops / machines.compute) / machines.efficiency
+        is_local = ranks <= machines.sockets
+        latency = machines.local_latency if is_local else machines.latency
+        rate = machines.local_link if is_local else machines.link
+        # A ring moves 2 (n - 1) / n of the bytes, twice through each rank's link; all ranks meet once.
+        for columns in self._exchanged:
+            seconds += latency + 2 * (ranks - 1) / ranks * tokens * columns * _FLOAT_BYTES / rate
+        if self._handed_on:
+            seconds += machines.latency + tokens * self._handed_on * _FLOAT_BYTES / machines.link
+        return seconds
