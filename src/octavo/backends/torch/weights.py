@@ -144,4 +144,4 @@ def _tensor(weight: Weight, dtype: torch.dtype, device: torch.device) -> Tensor:
     if isinstance(weight, DenseWeight) and weight.data.dtype == np.uint16:
         stored = torch.from_numpy(np.ascontiguousarray(weight.data).view(np.int16).copy()).view(torch.bfloat16)
         return stored.to(device).to(dtype)
-    return torch.tensor(weight.dequantize(), device=device).to(dtype)
+    return torch.tensor(weight.dequantize(), device=device).to(dtype).contiguous()  # kernels read rows
