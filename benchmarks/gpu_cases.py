@@ -1,0 +1,176 @@
+"""The parts of a GPU measurement: figures, cases, and the time of a call.
+
+A case measures what belongs together, checks its results against float32 or float64 first, and gives figures.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CACHE_BYTES = 150e6  # several times the second-level cache of a GPU: inputs in turns are read from memory
+_SETS = 8  # of inputs, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure. fraction: the time that its bytes or operations need at the ceilings of this run, over its own."""
+
+    name: str
+    value: float
+    unit: str
+    fraction: float | None = None
+
+
+class WrongResultError(Exception):
+    """A result that is not the one of the definition; its speed means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The sizes of a model and of the steps that are measured."""
+
+    hidden: int = 4096
+    intermediate: int = 14336
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    layers: int = 32
+    vocab: int = 128256
+    experts: int = 8
+    expert_rows: int = 14336  # of the matrices of an expert
+    square: int = 8192  # sides of the products whose rate is the ceiling
+    copied_bytes: int = 4 << 30
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    batches: tuple[int, ...] = (1, 8, 32, 128, 256)
+    contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
+    prefills: tuple[int, ...] = (512, 2048, 8192)
+    context: int = 1024  # of the sequences of a decode step
+    steps: int = 64  # decode steps that are timed
+    requests: int = 500
+    step_tokens: int = 8192
+
+    products: tuple[tuple[str, int, int], ...] = (  # the matrices [out, in] of a layer, merged
+        ("QKV", 6144, 4096),
+        ("O", 4096, 4096),
+        ("gate and up", 28672, 4096),
+        ("down", 4096, 14336),
+    )
+
+    @property
+    def widest(self) -> tuple[int, int]:
+        """Rows and columns of "gate and up"."""
+        return next((out, width) for name, out, width in self.products if name == "gate and up")
+
+
+TINY = Shapes(
+    hidden=256, intermediate=256, heads=2, kv_heads=1, head_dim=64, layers=1, vocab=320, experts=2, expert_rows=64,
+    square=32, copied_bytes=1 << 16, rows=(1, 3), batches=(2,), contexts=(20,), prefills=(20,), context=16, steps=4,
+    requests=2, step_tokens=32, products=(("gate and up", 64, 256),),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Machine:
+    """A device with what cases measure or leave for those after them.
+
+    ceilings: bytes or operations a second by name. known: seconds that later cases are compared with. Both are kept
+    with the figures, so that a run that goes on has them. held: what cases share, such as a loaded model.
+    """
+
+    device: torch.device
+    shapes: Shapes
+    ceilings: dict[str, float] = field(default_factory=dict)
+    known: dict[str, float] = field(default_factory=dict)
+    held: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of matrices and of the values of a step. Under the interpreter bfloat16 is not computed as on a GPU."""
+        return torch.bfloat16 if self.is_gpu else torch.float32
+
+    def wait(self) -> None:
+        """Until the device has nothing left to do."""
+        if self.is_gpu:
+            torch.cuda.synchronize()
+
+    def share(self, of: float, at_most: str, seconds: float) -> float | None:
+        """The time that `of` bytes or operations need at a ceiling, over `seconds`; None: it was not measured."""
+        rate = self.ceilings.get(at_most)
+        return None if not rate else of / rate / seconds
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+        """Fresh random numbers: zeros would hide wrong indices, and products with them run faster."""
+        return (torch.randn(shape, device=self.device) * scale).to(dtype or self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """name: as in the JSON. group: the section of the report. needs_s: seconds that it takes, roughly."""
+
+    name: str
+    group: str
+    run: Callable[[Machine], list[Figure]]
+    needs_s: float = 20.0
+
+
+def as_json(figures: Sequence[Figure]) -> list[dict[str, Any]]:
+    return [asdict(figure) for figure in figures]
+
+
+def seconds_of(machine: Machine, calls: Sequence[Callable[[], object]], repeats: int = 7) -> float:
+    """Seconds of one call, on a GPU those of one in a captured graph of many: launches take no time of the host.
+
+    calls: the same work on different inputs, in turns.
+    """
+    begin = time.perf_counter()
+    for call in calls:  # compiles, and makes the handles of libraries
+        call()
+    machine.wait()
+    if not machine.is_gpu:
+        return (time.perf_counter() - begin) / len(calls)
+    began = time.perf_counter()
+    calls[0]()
+    machine.wait()
+    rounds = max(1, min(20, int(0.02 / max(time.perf_counter() - began, 1e-5)) // len(calls)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3)
+    del graph
+    return statistics.median(times) / rounds / len(calls)
+
+
+def in_turns(machine: Machine, make: Callable[[], Callable[[], object]], nbytes: float) -> list[Callable[[], object]]:
+    """So many calls on inputs of their own that together they read more than a cache holds. nbytes: of one."""
+    count = 1 if not machine.is_gpu else int(min(max(_CACHE_BYTES // max(nbytes, 1.0) + 1, 1), _SETS))
+    return [make() for _ in range(count)]
+
+
+def check(name: str, found: Tensor, expected: Tensor, tolerance: float) -> float:
+    """The relative error. Raises WrongResultError if it is larger than `tolerance`, or not a number."""
+    wide = expected.double()
+    error = float((found.to(wide.device).double() - wide).norm() / wide.norm())
+    if not error <= tolerance:
+        raise WrongResultError(f"{name}: the relative error is {error:.2e}; at most {tolerance:.0e} is right")
+    return error

@@ -1,0 +1,205 @@
+"""Products with weights of every kind, beside the library's with plain ones, as the layers of a model have them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_cases import Case, Figure, Machine, check, in_turns, seconds_of
+from torch import Tensor
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from octavo.backends.torch.kernels.dense import dense_linear, int8_linear
+from octavo.backends.torch.kernels.dequantize import dequantize
+from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
+from octavo.backends.torch.kernels.linear import linear
+from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.quantization.packed import CodebookWeight, Float8Weight, GroupedWeight, Weight
+from tests.support.canonical import random_grouped
+from tests.support.quantize import random_weight
+
+_BASE = 64  # rows of random codes, repeated to the height of a matrix; the widths are real
+FORMATS = ("I4_128_Z", "Q4_K", "F8_E4M3_128X128", "Q8_0", "Q6_K", "NF4_64", "MXFP4", "Q2_K", "I8_ROW")
+_TABLE = tuple(np.linspace(-1, 1, 16).tolist())
+
+
+def random_of(type_name: str, shape: tuple[int, int], seed: int = 1) -> Weight:
+    """Random legal codes of a canonical type; those that models have are about as large as trained ones."""
+    rows, width = shape
+    rng = np.random.default_rng(seed)
+    if type_name == "I4_128_Z":
+        scales = rng.uniform(0.002, 0.005, (rows, width // 128)).astype(np.float16)
+        zeros = rng.integers(6, 10, scales.shape, dtype=np.uint8)
+        return GroupedWeight(4, 128, rng.integers(0, 256, (rows, width // 2), dtype=np.uint8), scales, zeros=zeros)
+    if type_name == "I8_ROW":
+        return random_grouped(shape, seed, bits=8, group=None)
+    if type_name == "F8_E4M3_128X128":
+        codes = rng.integers(0, 0x7E, shape, dtype=np.uint8) | rng.integers(0, 2, shape, dtype=np.uint8) << 7
+        blocks = (-(-rows // 128), -(-width // 128))
+        return Float8Weight("E4M3", codes, rng.uniform(5e-5, 2e-4, blocks).astype(np.float32), 128, 128)
+    if type_name == "NF4_64":
+        scales = rng.uniform(0.5, 1, (rows, width // 64)).astype(np.float32)
+        return CodebookWeight("NF4", _TABLE, 64, rng.integers(0, 256, (rows, width // 2), dtype=np.uint8), scales)
+    return random_weight(type_name, shape, seed)
+
+
+def _tall(planes: Planes, rows: int, machine: Machine) -> Planes:
+    """The rows of a small weight again and again, in tensors of their own."""
+    times = rows // planes.shape[-2]
+    shared = ("table", "column_order")
+    tensors: dict[str, Any] = {
+        name: x.to(machine.device) if name in shared else x.to(machine.device).repeat(times, 1)
+        for name, x in planes.tensors.items()
+    }
+    return replace(planes, shape=(rows, planes.shape[-1]), **tensors)
+
+
+def _floor_s(machine: Machine, nbytes: float, operations: float, product: str = "bf16 product") -> float | None:
+    read, rate = machine.ceilings.get("read"), machine.ceilings.get(product)
+    return None if not read or not rate else max(nbytes / read, operations / rate)
+
+
+def plain(machine: Machine) -> list[Figure]:
+    """The library's products with plain weights, and our kernel for few rows."""
+    found = []
+    for rows in machine.shapes.rows:
+        total = floor = own_total = 0.0
+        for _, out, width in machine.shapes.products:
+            nbytes = out * width * machine.dtype.itemsize
+
+            def make(size: tuple[int, int, int] = (rows, out, width)) -> Callable[[], Tensor]:
+                x, w = machine.normal(size[0], size[2]), machine.normal(*size[1:], scale=size[2] ** -0.5)
+                return partial(functional.linear, x, w)
+
+            calls = in_turns(machine, make, nbytes)
+            total += seconds_of(machine, calls)
+            floor += _floor_s(machine, nbytes, 2.0 * rows * out * width) or 0
+            if rows <= 4:
+                own = [partial(dense_linear, *call.args) for call in calls]  # type: ignore[attr-defined]
+                check("few rows, plain weights", own[0](), calls[0]().float(), 1e-2)  # type: ignore[attr-defined]
+                own_total += seconds_of(machine, own)
+        machine.known[f"plain {rows}"] = total
+        found.append(Figure(f"library, rows {rows}", total * 1e6, "microseconds", floor / total or None))
+        if own_total:
+            found.append(Figure(f"library over own, rows {rows}", total / own_total, "x", floor / own_total or None))
+    return found
+
+
+def quantized(machine: Machine, type_name: str) -> list[Figure]:
+    """Products of one format, of the four matrices of a layer together, beside the library's with plain weights."""
+    found = []
+    bases = {width: random_of(type_name, (_BASE, width)) for _, _, width in machine.shapes.products}
+    planes = {width: planes_of(weight) for width, weight in bases.items()}
+    for rows in machine.shapes.rows:
+        total = floor = 0.0
+        widest: tuple[float, float | None] = (0.0, None)
+        for name, out, width in machine.shapes.products:
+            small = planes[width]
+            assert small is not None
+
+            def make(p: Planes = small, size: tuple[int, int] = (rows, out)) -> Callable[[], Tensor]:
+                return partial(linear, machine.normal(size[0], p.shape[-1]), _tall(p, size[1], machine))
+
+            calls = in_turns(machine, make, small.nbytes * out / _BASE)
+            x, numbers = calls[0].args[0], torch.from_numpy(bases[width].dequantize()).to(machine.device)  # type: ignore[attr-defined]
+            ours = calls[0]()
+            assert isinstance(ours, Tensor)
+            check(f"{type_name} {name}, rows {rows}", ours[:, -_BASE:], x.float() @ numbers.float().T, 2e-2)
+            seconds = seconds_of(machine, calls)
+            least = _floor_s(machine, small.nbytes * out / _BASE, 2.0 * rows * out * width)
+            total, floor = total + seconds, floor + (least or 0)
+            if name == "gate and up":
+                widest = (seconds, None if least is None else least / seconds)
+        found.append(Figure(f"layer, rows {rows}", total * 1e6, "microseconds", floor / total or None))
+        if rows == 1:
+            found.append(Figure("gate and up, rows 1", widest[0] * 1e6, "microseconds", widest[1]))
+        if (plain_s := machine.known.get(f"plain {rows}")) is not None:
+            found.append(Figure(f"plain over this, rows {rows}", plain_s / total, "x"))
+    return found
+
+
+def written_out(machine: Machine) -> list[Figure]:
+    """Weights written out as plain numbers, by format."""
+    out, width = machine.shapes.widest
+    found = []
+    for type_name in FORMATS:
+        base = random_of(type_name, (_BASE, width))
+        small = planes_of(base)
+        assert small is not None
+        p = _tall(small, out, machine)
+        numbers = torch.from_numpy(base.dequantize()).to(machine.device)
+        check(f"{type_name} written out", dequantize(p, machine.dtype)[-_BASE:], numbers, 1e-2)
+        seconds = seconds_of(machine, [lambda p=p: dequantize(p, machine.dtype)])
+        moved = p.nbytes + out * width * machine.dtype.itemsize
+        found.append(Figure(f"{type_name}", seconds * 1e6, "microseconds", machine.share(moved, "copy", seconds)))
+    return found
+
+
+def int8(machine: Machine) -> list[Figure]:
+    """Int8 rows with int8 weights."""
+    s, found = machine.shapes, []
+    out, width = s.widest
+    for rows in (8, 1024) if machine.is_gpu else (3,):
+        x, w = (
+            torch.randint(-127, 128, size, dtype=torch.int8, device=machine.device)
+            for size in ((rows, width), (out, width))
+        )
+        scales = [torch.rand(n, device=machine.device) + 0.5 for n in (rows, out)]
+        call = partial(int8_linear, (x, scales[0]), w, scales[1], dtype=machine.dtype)
+        some = w[:_BASE].double() * scales[1][:_BASE, None].double()
+        check(f"int8, rows {rows}", call()[:, :_BASE], (x.double() * scales[0][:, None].double()) @ some.T, 1e-2)
+        seconds = seconds_of(machine, [call])
+        floor = _floor_s(machine, w.nbytes, 2.0 * rows * out * width, "int8 product")
+        share = None if floor is None else floor / seconds
+        found.append(Figure(f"gate and up, rows {rows}", seconds * 1e6, "microseconds", share))
+    return found
+
+
+def experts(machine: Machine) -> list[Figure]:
+    """The products of a mixture of experts: two of eight for each of 32 rows."""
+    s, found = machine.shapes, []
+    rows, top_k = (32, 2) if machine.is_gpu else (2, 2)
+    chosen = torch.stack([torch.randperm(s.experts, device=machine.device)[:top_k] for _ in range(rows)])
+    places = sort_by_expert(chosen, s.experts)
+    x = machine.normal(rows, s.hidden)
+    for name in ("plain", "Q4_K", "MXFP4"):
+        if name == "plain":
+            weight: Planes | Tensor = machine.normal(s.experts, s.expert_rows, s.hidden)
+            numbers = weight[chosen[0, 0], :_BASE].float()
+        else:
+            base = random_of(name, (_BASE, s.hidden))
+            small = planes_of(base)
+            assert small is not None
+            tall = _tall(small, s.experts * s.expert_rows, machine)
+            stacked = {
+                n: t if n in ("table", "column_order") else t.reshape(s.experts, s.expert_rows, -1)
+                for n, t in tall.tensors.items()
+            }
+            fields: dict[str, Any] = stacked
+            weight = replace(tall, shape=(s.experts, s.expert_rows, s.hidden), **fields)
+            numbers = torch.from_numpy(base.dequantize()).to(machine.device).float()
+        call = partial(expert_linear, x, weight, places, top_k)
+        check(f"experts {name}", call()[0, :_BASE], numbers @ x[0].float(), 2e-2)
+        seconds = seconds_of(machine, [call])
+        nbytes = weight.nbytes * len(chosen.unique()) / s.experts
+        share = machine.share(nbytes, "read", seconds)
+        found.append(Figure(f"{name}, rows {rows}", seconds * 1e6, "microseconds", share))
+    return found
+
+
+CASES = [
+    Case("products, plain", "products", plain, 40),
+    *(Case(f"products, {name}", "products", partial(quantized, type_name=name), 45) for name in FORMATS[:5]),
+    Case("products, int8 rows", "products", int8, 15),
+    Case("products, experts", "products", experts, 20),
+    Case("weights written out", "products", written_out, 30),
+    *(Case(f"products, {name}", "products", partial(quantized, type_name=name), 45) for name in FORMATS[5:]),
+]

@@ -1,0 +1,167 @@
+"""The page `docs/performance_gpu.md`: the targets with what was measured, then all figures, from one JSON record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from report import table
+
+NOT_RUN = "not yet run on a GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The figures that are accepted and aimed at. kind: of the fraction of the ceiling, or of the value in its unit."""
+
+    title: str
+    case: str
+    figure: str
+    must: float
+    aim: float
+    kind: Literal["fraction", "more", "less"] = "fraction"
+    unit: str = ""
+
+
+_CHOICES, _BLOCKS = "decode attention, choices", "blocks of 16, parts of 512"
+_LONG, _MODES = "bf16 over this, batch 32, context 8192", "bf16: graphs and overlap"
+_FILTERS = "top-k, top-p, min-p, log-probabilities, rows 32"
+TARGETS = [
+    Target("decode attention, 32 sequences of 4,096", _CHOICES, f"batch 32, context 4096, {_BLOCKS}", 0.75, 0.88),
+    Target("decode attention, 1 sequence of 8,192", _CHOICES, f"batch 1, context 8192, {_BLOCKS}", 0.60, 0.75),
+    Target("rotation and cache write, 32 rows", "rows", "heads and cache, rows 32", 4, 2.5, "less", "microseconds"),
+    Target("residual and norm, 32 rows", "rows", "residual and norm, rows 32", 4, 2.5, "less", "microseconds"),
+    Target("residual and norm, 8,192 rows", "rows", "residual and norm, rows 8192", 0.80, 0.90),
+    Target("gate, 8,192 rows", "rows", "gate, rows 8192", 0.80, 0.90),
+    Target("4 bits, gate and up, 1 row", "products, I4_128_Z", "gate and up, rows 1", 0.60, 0.80),
+    Target("4 bits, a layer, 1 row", "products, I4_128_Z", "layer, rows 1", 0.50, 0.65),
+    Target("4 bits, a layer, 8 rows", "products, I4_128_Z", "layer, rows 8", 0.50, 0.70),
+    Target("4 bits beside bf16, 32 rows", "products, I4_128_Z", "plain over this, rows 32", 1.0, 1.8, "more", "x"),
+    Target("4 bits beside bf16, 128 rows", "products, I4_128_Z", "plain over this, rows 128", 0.6, 0.85, "more", "x"),
+    Target("Q4_K, a layer, 1 row", "products, Q4_K", "layer, rows 1", 0.50, 0.65),
+    Target("NF4, a layer, 1 row", "products, NF4_64", "layer, rows 1", 0.45, 0.65),
+    Target("bf16 beside the library, 1 row", "products, plain", "library over own, rows 1", 1.0, 1.08, "more", "x"),
+    Target("int8 rows and weights, 1,024 rows", "products, int8 rows", "gate and up, rows 1024", 0.55, 0.70),
+    Target("experts in bf16, 32 rows", "products, experts", "plain, rows 32", 0.50, 0.70),
+    Target("weights of 4 bits written out", "weights written out", "I4_128_Z", 0.75, 0.88),
+    Target("prefill attention, 4,096 tokens", "prefill attention", "4096 tokens", 300, 420, "more", "TFLOP/s"),
+    Target("sampling, greedy, 32 rows", "sampling", "greedy, rows 32", 35, 25, "less", "microseconds"),
+    Target("sampling, filters, 32 rows", "sampling", _FILTERS, 60, 40, "less", "microseconds"),
+    Target("fp8 cache beside bf16, 32 sequences of 8,192", "decode attention, fp8", _LONG, 1.5, 1.8, "more", "x"),
+    Target("int8 cache beside bf16, 32 sequences of 8,192", "decode attention, int8", _LONG, 1.5, 1.8, "more", "x"),
+    Target("bf16, batch 1", "bf16: decode", "batch 1", 200, 235, "more", "tokens/s"),
+    Target("bf16, batch 32", "bf16: decode", "batch 32", 4600, 5500, "more", "tokens/s"),
+    Target("bf16, batch 256", "bf16: decode", "batch 256", 12000, 14500, "more", "tokens/s"),
+    Target("4 bits, batch 1", "I4_128_Z: decode", "batch 1", 370, 550, "more", "tokens/s"),
+    Target("4 bits, batch 32", "I4_128_Z: decode", "batch 32", 5500, 8500, "more", "tokens/s"),
+    Target("fp8, batch 1", "F8_E4M3_128X128: decode", "batch 1", 300, 400, "more", "tokens/s"),
+    Target("bf16, a prompt of 2,048", "bf16: prompts", "prompt of 2048", 36000, 43000, "more", "tokens/s"),
+    Target("graphs, batch 1", _MODES, "default over eager, batch 1", 1.5, 2.0, "more", "x"),
+    Target("two steps in flight, batch 32", _MODES, "default over no overlap, batch 32", 1.05, 1.10, "more", "x"),
+]  # fmt: skip
+
+_HEAD = """# Performance on a GPU
+
+The shapes are those of Llama 3.1 8B, the weights are random. Fractions are those of the bandwidth or of the matrix rate
+that was measured in the same run. A kernel's result is compared with float32 before it is timed (with states, only the
+tests do that), and a wrong one has no figure.
+
+    python benchmarks/gpu.py --minutes 9 --json gpu.json
+
+measures for nine minutes at most, and writes the JSON after every case. The same command goes on where the last one
+stopped, also after a crash: a case that did not end is not tried again on the same commit. `--only "bf16: decode"`
+measures the cases with these words in their name again, `--minutes 0` writes this page from the JSON. All cases should
+take about 25 minutes. `--smoke` runs every case at tiny sizes on the CPU.
+"""
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """The page as Markdown. record: the JSON of `gpu.py`, empty if there is none."""
+    cases: Mapping[str, Any] = record.get("cases", {})
+    parts = [_HEAD, _state(record)]
+    if failed := [(name, case) for name, case in cases.items() if case["state"] != "done"]:
+        parts += [
+            "## Not measured\n",
+            *(f"- {name}: {case['state']}. {case.get('error', '')}" for name, case in failed),
+            "",
+        ]
+    parts += ["## Targets\n", table(_COLUMNS, [_row(target, cases) for target in TARGETS]), ""]
+    if missed := _missed(cases):
+        parts += [f"The farthest from its target: {missed}.\n"]
+    groups = dict.fromkeys(case["group"] for case in cases.values())
+    for group in groups:
+        parts.append(f"## {group.capitalize()}\n")
+        for name, case in cases.items():
+            if case["group"] == group and case["figures"]:
+                parts += [f"### {name}\n", table(_FIGURES, [_figure(figure) for figure in case["figures"]]), ""]
+    return "\n".join(parts)
+
+
+def write(record: Mapping[str, Any], path: Path) -> None:
+    path.write_text(page(record), encoding="utf-8")
+
+
+_COLUMNS = {"what": "title", "measured": "found", "must": "must", "aim": "aim", "met": "met"}
+_FIGURES = {"figure": "name", "value": "value", "unit": "unit", "of the ceiling": "fraction"}
+
+
+def _state(record: Mapping[str, Any]) -> str:
+    machine = record.get("machine")
+    if not machine:
+        return f"**State: {NOT_RUN}.** The targets are there, the figures are not.\n"
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "triton", "commit", "date"))
+    return f"{machine['device']}, {machine['memory_gb']:.0f} GB, {versions}.\n"
+
+
+def _found(target: Target, cases: Mapping[str, Any]) -> float | None:
+    figures: Sequence[Mapping[str, Any]] = cases.get(target.case, {}).get("figures", [])
+    figure = next((f for f in figures if f["name"] == target.figure), None)
+    if figure is None:
+        return None
+    found: float | None = figure["fraction" if target.kind == "fraction" else "value"]
+    return found
+
+
+def _score(target: Target, found: float) -> float:
+    """1 where the target is just met."""
+    return target.must / found if target.kind == "less" else found / target.must
+
+
+def _row(target: Target, cases: Mapping[str, Any]) -> dict[str, str]:
+    found = _found(target, cases)
+    ceiling = {"less": "at most ", "more": "", "fraction": ""}[target.kind]
+    met = ""
+    if found is not None:
+        aim = found <= target.aim if target.kind == "less" else found >= target.aim
+        met = "aim" if aim else "must" if _score(target, found) >= 1 else "no"
+    return {
+        "title": target.title,
+        "found": NOT_RUN if found is None else _number(found, target),
+        "must": ceiling + _number(target.must, target),
+        "aim": ceiling + _number(target.aim, target),
+        "met": met,
+    }
+
+
+def _number(value: float, target: Target) -> str:
+    if target.kind == "fraction":
+        return f"{value:.0%}"
+    return f"{value:,.0f} {target.unit}" if value >= 1000 else f"{value:.3g} {target.unit}"
+
+
+def _missed(cases: Mapping[str, Any]) -> str:
+    scores = [(_score(t, found), t.title) for t in TARGETS if (found := _found(t, cases)) is not None]
+    worst, title = min(scores, default=(1.0, ""))
+    return f"{title}, at {worst:.0%} of it" if worst < 1 else ""
+
+
+def _figure(figure: Mapping[str, Any]) -> dict[str, str]:
+    fraction = figure["fraction"]
+    return {
+        "name": figure["name"],
+        "value": f"{figure['value']:,.0f}" if abs(figure["value"]) >= 1000 else f"{figure['value']:.3g}",
+        "unit": figure["unit"],
+        "fraction": "" if fraction is None else f"{fraction:.0%}",
+    }
