@@ -5,8 +5,8 @@
 
 The record is written after each case, and a run goes on with the record that is there. The cases run in a process of
 their own: if one crashes it, the next ones run in a new one. `--smoke` needs no GPU: every case runs at tiny sizes on
-the CPU, kernels under Triton's interpreter. Needs torch and numpy, and no native module of Octavo. `gpu_report.py`
-makes the page.
+the CPU, kernels under Triton's interpreter. Needs torch and numpy, and no native module of Octavo; its
+tests with whole models also want transformers, gguf and msgspec. `gpu_report.py` makes the page.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpu_cases import Case, Figure, Machine
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [str(ROOT), str(ROOT / "src")]  # Octavo need not be installed, and the tests' helpers never are
 TESTS = ("tests/backends/torch/kernels", "tests/backends/torch/test_tokens.py")
 PAGE = ROOT / "docs" / "performance_gpu.md"
 _BROKEN_DEVICE = 3  # exit status of a worker whose device takes no more work
@@ -88,8 +89,9 @@ def correctness(machine: Machine) -> list[Figure]:
     if not machine.is_gpu:  # where every test run has them
         return [Figure("passed", 0.0, "tests")]
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-q", "-m", "not slow"]
-    command += ["-n", "8", *TESTS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    command += ["-n", "8", "--confcutdir=tests/backends/torch", "--continue-on-collection-errors", *TESTS]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*SOURCES, os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
     lines = done.stdout.splitlines()
     if done.returncode != 0:
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
@@ -128,6 +130,7 @@ def described() -> dict[str, Any]:
 
 def work(args: argparse.Namespace, seconds: float) -> int:
     """Runs the cases that are left, as long as there is time."""
+    sys.path[1:1] = SOURCES
     if args.smoke:
         os.environ["TRITON_INTERPRET"] = "1"  # read where kernels are defined
     import torch

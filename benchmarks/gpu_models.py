@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,8 +15,6 @@ import numpy as np
 import torch
 from gpu_cases import Case, Figure, Machine, Shapes, WrongResultError
 from gpu_products import random_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from octavo.backends import ExecutorLimits
 from octavo.backends.torch import weights as torch_weights

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,6 @@ import torch
 from gpu_cases import Case, Figure, Machine, check, in_turns, seconds_of
 from torch import Tensor
 from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from octavo.backends.torch.kernels.dense import dense_linear, int8_linear
 from octavo.backends.torch.kernels.dequantize import dequantize

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -84,6 +85,15 @@ class AnyBudget(StepBudget):
 
 class EngineMachine(RuleBasedStateMachine):
     engine: Engine
+    executor: Any  # one that counts its steps and has `is_deferred`, as `FakeExecutor`
+    may_draft = True
+
+    def make_engine(self, num_blocks: int, windows: tuple[int | None, ...], num_stages: int, **limits: Any) -> Engine:
+        executor = FakeExecutor(windows, num_stages=num_stages)
+        return fake_engine(num_blocks=num_blocks * len(set(windows)), executor=executor, **limits)
+
+    def alone(self, spec: Spec) -> RequestOutput | PoolingOutput:
+        return alone(spec)
 
     @initialize(
         num_blocks=st.integers(10, 24),
@@ -104,21 +114,20 @@ class EngineMachine(RuleBasedStateMachine):
         flight: tuple[int, int],
         windows: tuple[int | None, ...],
     ) -> None:
-        self.engine = fake_engine(
-            num_blocks=num_blocks * len(set(windows)),
+        self.engine = self.make_engine(
+            num_blocks,
+            windows,
+            flight[1],
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=step_limits[0],
             max_num_outputs=step_limits[1],
             enable_prefix_caching=prefix_caching,
-            executor=FakeExecutor(windows, num_stages=flight[1]),
         )
         if budget_seed is not None:
             self.engine.scheduler.step_budget = AnyBudget(budget_seed)
-        executor = self.engine.executor
-        assert isinstance(executor, FakeExecutor)
-        self.executor = executor
-        executor.is_deferred, executor.max_in_flight = flight[0] > 0, max(flight[0], 1)
+        self.executor = self.engine.executor
+        self.executor.is_deferred, self.executor.max_in_flight = flight[0] > 0, max(flight[0], 1)
         self.specs: dict[str, Spec] = {}
         self.finished: dict[str, RequestOutput] = {}
         self.count = 0
@@ -155,8 +164,8 @@ class EngineMachine(RuleBasedStateMachine):
         except UsageError:
             event("refused")
             return
-        if kind == "drafts":
-            expected = alone(spec)
+        if kind == "drafts" and self.may_draft:
+            expected = self.alone(spec)
             assert isinstance(expected, RequestOutput)
             for group, choice in zip(request.groups, expected.outputs, strict=True):
                 group.consumers = (DraftingSampler(choice.token_ids, self.count),)
@@ -181,37 +190,47 @@ class EngineMachine(RuleBasedStateMachine):
                 assert output.finished
                 self.check(output)
                 had_news = True
-            check_integrity(self.engine.scheduler)
+            self.check_blocks()
             assert self.executor.num_steps > before or had_news or not self.specs, "nothing moves"
 
     def round(self) -> list[Output]:
         if not self.executor.is_deferred:
             return self.engine.step()
         self.engine.start()
-        check_integrity(self.engine.scheduler)
+        self.check_blocks()
         outputs = self.engine.publish()
-        check_integrity(self.engine.scheduler)
+        self.check_blocks()
         self.engine.prepare()
-        check_integrity(self.engine.scheduler)
+        self.check_blocks()
         self.engine.finish()
         return outputs
 
+    def check_blocks(self) -> None:
+        engine = self.engine
+        steps = [*engine._in_flight, *([] if engine._ended is None else [engine._ended])]
+        check_integrity(engine.scheduler, [step.schedule for step in steps])
+
     def check(self, output: RequestOutput | PoolingOutput) -> None:
         spec = self.specs.pop(output.request_id)
-        expected = alone(spec)
+        expected = self.alone(spec)
         if isinstance(output, PoolingOutput):
             assert isinstance(expected, PoolingOutput)
             assert output.vector == pytest.approx(expected.vector, rel=1e-6)  # by chunks, sums of float64 differ
             return
         assert isinstance(expected, RequestOutput)
         assert answers(output) == answers(expected)
-        assert output.prompt_logprobs == expected.prompt_logprobs
-        assert [choice.logprobs for choice in output.outputs] == [choice.logprobs for choice in expected.outputs]
+        self.check_logprobs(output.prompt_logprobs, expected.prompt_logprobs)
+        for found, wanted in zip(output.outputs, expected.outputs, strict=True):
+            self.check_logprobs(found.logprobs, wanted.logprobs)
+
+    def check_logprobs(self, found: Any, expected: Any) -> None:
+        """Of the tokens of a prompt or of an answer."""
+        assert found == expected
 
     @invariant()
     def blocks_are_whole(self) -> None:
         if hasattr(self, "engine"):
-            check_integrity(self.engine.scheduler)
+            self.check_blocks()
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.backends import ExecutorLimits, get_backend
+from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.backends.cpu.lowering import PASSES
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch
@@ -19,7 +19,7 @@ from octavo.errors import NumericalError
 from octavo.graph.passes import optimize
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from tests.engine.test_model_runs import VOCAB_SIZE, Tokenizer, answers, tiny_engine
+from tests.engine.test_model_runs import VOCAB_SIZE, Tokenizer, answers, exact_executor, tiny_engine
 from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import create_request
 from tests.support.integrity import check_integrity
@@ -31,11 +31,16 @@ SHARED = [(7 * i) % VOCAB_SIZE for i in range(30)]
 PROMPTS = [[*SHARED, 3], [*SHARED, 5, 6], [8, 9, 10], [*SHARED, 3, 11, 12, 13, 14]]
 
 
-def native_engine(name: str, *, num_states: int = 8, max_num_seqs: int = 4, caching: bool = True) -> Engine:
-    """On the cpu, with blocks of 8 tokens and steps of at most 16."""
+def native_engine(
+    name: str, backend: str = "cpu", *, num_states: int = 8, max_num_seqs: int = 4, caching: bool = True
+) -> Engine:
+    """With blocks of 8 tokens and steps of at most 16."""
     graph, weights = tiny_graph(name)
     limits = ExecutorLimits(16, max_num_seqs, max_num_seqs + 4, 64)
-    executor = get_backend("cpu").compile(optimize(graph, PASSES), weights, limits)
+    if backend == "cpu":
+        executor: Executor = get_backend("cpu").compile(optimize(graph, PASSES), weights, limits)
+    else:
+        executor = exact_executor(backend, graph, weights, limits)
     executor.allocate_cache(40, 8, num_states)
     engine_limits = EngineLimits(
         64, max_num_seqs, 16, max_num_seqs + 4, 8, 40, VOCAB_SIZE, enable_prefix_caching=caching, num_states=num_states
@@ -43,10 +48,17 @@ def native_engine(name: str, *, num_states: int = 8, max_num_seqs: int = 4, cach
     return Engine(executor, Tokenizer(), engine_limits)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_a_prefix_is_reused_where_its_states_were_kept(name: str) -> None:
-    alone = [answers(native_engine(name, caching=False), [prompt], GREEDY)[0] for prompt in PROMPTS]
-    engine = native_engine(name)
+# On torch, all but one hybrid are slow.
+WITH_TORCH = [
+    *((name, "cpu") for name in HYBRIDS),
+    *(pytest.param(name, "torch", marks=() if name == "lfm2" else pytest.mark.slow) for name in HYBRIDS),
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), WITH_TORCH)
+def test_a_prefix_is_reused_where_its_states_were_kept(name: str, backend: str) -> None:
+    alone = [answers(native_engine(name, backend, caching=False), [prompt], GREEDY)[0] for prompt in PROMPTS]
+    engine = native_engine(name, backend)
     metrics, hits = engine.metrics, []
     for prompt, expected in zip(PROMPTS, alone, strict=True):
         before = metrics.num_prefix_hits_total
@@ -89,11 +101,16 @@ def test_many_prompts_over_few_slots(name: str) -> None:
     assert engine.metrics.num_prefix_hits_total > 0
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-@pytest.mark.parametrize("preempted_at", [0, 5, 9])
-def test_beams_are_those_of_transformers(name: str, preempted_at: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend", "preempted_at"),
+    [
+        *((name, "reference", at) for name in HYBRIDS for at in (0, 5, 9)),
+        *(pytest.param(name, "torch", 5, marks=pytest.mark.slow) for name in HYBRIDS),
+    ],
+)
+def test_beams_are_those_of_transformers(name: str, backend: str, preempted_at: int) -> None:
     """Beams fork in every step; a preempted search is computed again."""
-    engine = tiny_engine(name, max_num_seqs=8, max_num_batched_tokens=16)
+    engine = tiny_engine(name, backend, max_num_seqs=8, max_num_batched_tokens=16)
     prompts = [[1, 5, 9, 30, 31, 70], [4, 90, 17]]
     params = BeamSearchParams(beam_width=4, max_tokens=12)
     for i, prompt in enumerate(prompts):
@@ -117,11 +134,13 @@ def test_beams_are_those_of_transformers(name: str, preempted_at: int) -> None:
     assert engine.metrics.num_preemptions_total == bool(preempted_at)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_after_a_failed_step_the_others_are_computed_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "backend"), WITH_TORCH)
+def test_after_a_failed_step_the_others_are_computed_again(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = [*PROMPTS[:2], [3, 4, 5]]
-    alone = [answers(native_engine(name), [prompt], GREEDY)[0] for prompt in prompts]
-    engine = native_engine(name)
+    alone = [answers(native_engine(name, backend), [prompt], GREEDY)[0] for prompt in prompts]
+    engine = native_engine(name, backend)
     for i, prompt in enumerate(prompts):
         engine.add_request(create_request(engine, str(i), prompt, GREEDY))
     submit, steps = engine.executor.submit, itertools.count()

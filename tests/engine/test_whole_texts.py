@@ -26,11 +26,11 @@ TEXTS = [np.random.default_rng(i).integers(4, 60, n).tolist() for i, n in enumer
 MODEL = tiny_encoder("bert")
 
 
-def engine(step_tokens: int = 64, num_seqs: int = 4) -> Engine:
+def engine(step_tokens: int = 64, num_seqs: int = 4, backend: str = "cpu") -> Engine:
     config = load_architecture("bert").Config.from_hf(ConfigReader(MODEL.config.to_dict()))
     weights = {name: DenseWeight(array) for name, array in graph_weights(MODEL, "bert").items()}
     graph = optimize(build_graph("bert", config, {n: w.shape for n, w in weights.items()}), PASSES)
-    executor = get_backend("cpu").compile(graph, weights, ExecutorLimits(step_tokens, num_seqs, num_seqs, 64))
+    executor = get_backend(backend).compile(graph, weights, ExecutorLimits(step_tokens, num_seqs, num_seqs, 64))
     executor.allocate_cache(4 * num_seqs, 16)
     limits = EngineLimits(64, num_seqs, step_tokens, num_seqs, 16, 4 * num_seqs, 96, enable_prefix_caching=False)
     texts = TextModel(generates=False, takes_whole_texts=True, pooling="mean", num_token_types=2)
@@ -48,9 +48,11 @@ def run(subject: Engine) -> dict[str, np.ndarray]:
     return vectors
 
 
-@pytest.mark.parametrize(("step_tokens", "num_seqs"), [(64, 4), (200, 8), (64, 1)])
-def test_texts_fill_steps_and_stay_whole(step_tokens: int, num_seqs: int) -> None:
-    subject = engine(step_tokens, num_seqs)
+@pytest.mark.parametrize(
+    ("step_tokens", "num_seqs", "backend"), [(64, 4, "cpu"), (200, 8, "cpu"), (64, 1, "cpu"), (200, 8, "torch:cpu")]
+)
+def test_texts_fill_steps_and_stay_whole(step_tokens: int, num_seqs: int, backend: str) -> None:
+    subject = engine(step_tokens, num_seqs, backend)
     for i, text in enumerate(TEXTS):
         subject.add_request(create_request(subject, f"t{i}", text, PoolingParams()))
     vectors = run(subject)

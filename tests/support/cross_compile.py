@@ -2,7 +2,8 @@
 
 `python -m tests.support.cross_compile 90` calls the functions of the kernels with tensors that have no data (`meta`),
 so they choose the tiles and specializations that they would on a GPU; launches end after the compilation. The output is
-the record of that architecture, `tests/backends/torch/kernels/resources_90.json`.
+the record of that architecture, `tests/backends/torch/kernels/resources_90.json`. Names of cases may follow the
+architecture: only these are compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ class _Driver:
         return 0
 
 
-def compiled(arch: int) -> Iterator[tuple[str, Any]]:
-    """(case, compiled kernel) of every launch of every case of `tests.support.kernel_cases`."""
+def compiled(arch: int, only: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """(case, compiled kernel) of every launch of the cases of `tests.support.kernel_cases`. only: empty for all."""
     driver.set_active(_Driver(arch))
     found: list[Any] = []
     run = JITFunction.run
@@ -54,6 +55,8 @@ def compiled(arch: int) -> Iterator[tuple[str, Any]]:
     from tests.support import kernel_cases
 
     for case, call in kernel_cases.cases():
+        if only and case not in only:
+            continue
         found.clear()
         call()
         assert found, f"{case} launches nothing"
@@ -82,7 +85,7 @@ def resources(kernel: Any) -> dict[str, int]:
 
 def main() -> None:
     table: dict[str, dict[str, int]] = {}
-    for case, kernel in compiled(int(sys.argv[1])):
+    for case, kernel in compiled(int(sys.argv[1]), sys.argv[2:]):
         table[f"{case}: {kernel.name.lstrip('_')}"] = resources(kernel)
     rows = (f" {json.dumps(name)}: {json.dumps(table[name])}" for name in sorted(table))
     sys.stdout.write("{\n" + ",\n".join(rows) + "\n}\n")

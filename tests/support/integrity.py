@@ -6,16 +6,22 @@ from collections import Counter
 from collections.abc import Iterable
 
 from octavo.engine.block_pool import BlockPool
+from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
 
 
-def check_integrity(scheduler: Scheduler) -> None:
-    """Raises AssertionError if blocks, seats or rows are lost, or held by a sequence that does not run."""
+def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) -> None:
+    """Raises AssertionError if blocks, seats or rows are lost, or held by a sequence that does not run.
+
+    in_flight: the steps whose results are not taken yet. They hold slots for the states that they keep.
+    """
     running = scheduler.running
     check_pool(scheduler.kv_cache.pool, (table.held for sequence in running for table in sequence.block_tables))
     if scheduler.kv_cache.states is not None:
         slots = ([sequence.state_slot] for sequence in running if sequence.state_slot >= 0)
-        check_pool(scheduler.kv_cache.states.pool, slots)
+        items = (item for step in in_flight for item in step.scheduled.values())
+        kept = ([item.snapshot.slot] for item in items if item.snapshot is not None)
+        check_pool(scheduler.kv_cache.states.pool, [*slots, *kept])
     rows = [sequence.row for sequence in running]
     if sorted(rows + scheduler.free_rows) != list(range(scheduler.num_rows)):
         raise AssertionError(f"rows {rows} run and {scheduler.free_rows} are free, of {scheduler.num_rows}")

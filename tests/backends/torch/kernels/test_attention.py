@@ -86,6 +86,8 @@ _PARAMS = {
     "seven share one": replace(_PLAIN, num_heads=14, head_dim=32),
     "dim 80, value 48": replace(_PLAIN, head_dim=80, value_dim=48),
     "dim 96": replace(_PLAIN, head_dim=96),
+    "dim 128": replace(_PLAIN, head_dim=128),
+    "dim 192, value 128": replace(_PLAIN, head_dim=192, value_dim=128, num_heads=2),
     "dim 256": replace(_PLAIN, head_dim=256, num_heads=2),
     "window": replace(_PLAIN, window=20),
     "chunked": replace(_PLAIN, window=16, chunked=True),
