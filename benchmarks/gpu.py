@@ -72,7 +72,7 @@ def save(record: dict[str, Any], path: Path) -> None:
 
 
 def is_wanted(case: Case, record: dict[str, Any], only: str) -> bool:
-    """Whether a case is still to run: once, and again on another commit if it had no figures."""
+    """True if a case is still to run: once, and again on another commit if it had no figures."""
     if only:
         return only in case.name
     known = record["cases"].get(case.name)
@@ -184,7 +184,7 @@ def outcome(case: Case, machine: Machine) -> dict[str, Any]:
 
 
 def _is_broken() -> bool:
-    """Whether the device takes no more work of this process, as after a wrong access."""
+    """True if the device takes no more work of this process, as after a wrong access."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""What the device can do at most, measured in the same run as everything else: bandwidths, products, launches."""
+"""The ceilings of a device, measured in the same run as everything else: bandwidths, products, launches."""
 
 from __future__ import annotations
 

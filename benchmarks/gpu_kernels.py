@@ -120,7 +120,7 @@ def decode(machine: Machine, kind: str) -> list[Figure]:
 
 
 def decode_choices(machine: Machine) -> list[Figure]:
-    """What the default block size and the length of a part rest on."""
+    """Decode attention by block size and length of a part: the reasons for the defaults."""
     found = []
     for batch, context in ((1, 8192), (32, 4096)) if machine.is_gpu else ((1, 48),):
         for block in (16, 32, 64):
