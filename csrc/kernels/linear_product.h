@@ -66,15 +66,17 @@ template <typename F>
 void accumulate_packed(const Panel& panel, const PanelSums& s, [[maybe_unused]] UnitTile<FormOf<F>>* tiles) {
     const int32_t units = s.image.units;
 #if defined(OCTAVO_ISA_avx2)  // where unpacking costs a quarter of a group's products: the first group leaves tiles
-    if (s.groups() == 2) {
-        const ImageGroup a = s.group(0), b = s.group(1);
-        PackedSource<F> source(panel, 0, units);
-        for (int32_t u = 0; u < units; u += TILE_UNITS) {
-            const int count = units - u < TILE_UNITS ? units - u : TILE_UNITS;
-            multiply_keeping<F>(source, count, a.from(u), s.terms_of<F>(0, u, a.rows), s.sums_of(0), tiles);
-            multiply_tiles(tiles, count, b.from(u), s.terms_of<F>(1, u, b.rows), s.sums_of(1));
+    if constexpr (packed_rows<F>() > ROW_GROUP) {
+        if (s.groups() == 2) {
+            const ImageGroup a = s.group(0), b = s.group(1);
+            PackedSource<F> source(panel, 0, units);
+            for (int32_t u = 0; u < units; u += TILE_UNITS) {
+                const int count = units - u < TILE_UNITS ? units - u : TILE_UNITS;
+                multiply_keeping<F>(source, count, a.from(u), s.terms_of<F>(0, u, a.rows), s.sums_of(0), tiles);
+                multiply_tiles(tiles, count, b.from(u), s.terms_of<F>(1, u, b.rows), s.sums_of(1));
+            }
+            return;
         }
-        return;
     }
 #endif
     for (int32_t g = 0; g < s.groups(); ++g) {
@@ -244,7 +246,7 @@ class ProductRun {
             const Panel panel = {run.data(i), type, run.weight.groups};
             const PanelSums s = {run.image, block_, s_.terms[slot], sums_of(slot, i)};
             UnitTile<FormOf<F>>* const tiles = reinterpret_cast<UnitTile<FormOf<F>>*>(s_.tiles);
-            if (p_.x.rows <= PACKED_ROWS)
+            if (p_.x.rows <= packed_rows<F>())
                 accumulate_packed<F>(panel, s, tiles);
             else
                 accumulate_unpacked<F>(panel, run.data(i + 1), s, tiles);

@@ -97,10 +97,18 @@ struct UnitFactors {
     }
 };
 
+// Up to so many rows read the packed panel directly. Each number of rows is a loop of its own for each type, which most of
+// the compiler's time goes into: types that are rarely served to several users have few of them.
+template <typename F>
+constexpr int packed_rows() {
+    constexpr bool is_rare = F::bits < 4 || (F::bits == 5 && F::units == 1) || F::has_e4m3_scales;
+    return is_rare && PACKED_ROWS > 2 ? 2 : PACKED_ROWS;
+}
+
 // c [rows][16] += a * panel
 template <typename F>
 void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    constexpr int MOST = PACKED_ROWS < ROW_GROUP ? PACKED_ROWS : ROW_GROUP;
+    constexpr int MOST = packed_rows<F>() < ROW_GROUP ? packed_rows<F>() : ROW_GROUP;
     const PackedSource<F> source(panel, 0, units);
     unroll<MOST>([&](auto i) __attribute__((always_inline)) {
         constexpr int R = decltype(i)::value + 1;
