@@ -97,8 +97,8 @@ struct UnitFactors {
     }
 };
 
-// Up to so many rows read the packed panel directly. Each number of rows is a loop of its own for each type, which most of
-// the compiler's time goes into: types that are rarely served to several users have few of them.
+// Up to so many rows read the packed panel directly. Each number of rows is a loop of its own for each type, which most
+// of the compiler's time goes into: types that are rarely served to several users have few of them.
 template <typename F>
 constexpr int packed_rows() {
     constexpr bool is_rare = F::bits < 4 || (F::bits == 5 && F::units == 1) || F::has_e4m3_scales;
