@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "octavo"
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = {"src": 60, "csrc": 60, "tests": 70, "tools": 60, "benchmarks": 60}
 MAX_PARAMETERS = 8
-MAX_TREE_LINES = {"src/octavo/server": 14_200}
+MAX_TREE_LINES = {"src/octavo/server": 14_300}
 
 # Leaf modules: values that everything may import and that import only each other.
 LEAVES = {"errors", "env", "batch", "sampling_params", "outputs", "config", "generation_request", "__version__"}

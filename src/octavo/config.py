@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -40,10 +41,19 @@ class EngineConfig:
         "the CPU computes in float32 with any of them",
     )
     trust_remote_code: bool = option(False, "accepted, but code from a repository is never run; octavo has its own")
+    device: str | None = option(
+        None, "where to compute: cuda, cuda:1 (the second GPU) or cpu; default: a GPU if torch finds one, else the CPU"
+    )
     backend: str = option(
-        "cpu",
-        "compute backend: cpu, torch (a GPU; torch:cuda:1 or torch:cpu names the device), or reference (numpy: slow, "
-        "but it defines the results)",
+        "auto",
+        "compute backend: auto (that of the device), cpu, torch (torch:cpu runs its code on the CPU, for tests), or "
+        "reference (numpy: slow, but it defines the results)",
+    )
+    gpu_layers: int | str = option(
+        "auto", "layers on the GPU, the CPU computes the others; auto: as many as fit in the GPU's memory"
+    )
+    gpu_memory: float | int | str | None = option(
+        None, "the GPU's memory to use: a fraction of it, such as 0.8, or a size such as '20GiB'; default: what is free"
     )
     max_model_len: int | None = option(
         None, "maximum tokens of a request, prompt and answer; default: the model's limit, or as many as fit in memory"
@@ -103,8 +113,9 @@ class EngineConfig:
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
         check_integer("max_itl", self.max_itl, 0, 3_600_000)
         check_integer("block_size", self.block_size, 1, 1024)
-        if self.block_size != 8 and self.block_size % 16 and self.backend == "cpu":
-            raise UsageError(f"block_size is {self.block_size}; on the backend cpu it must be 8 or a multiple of 16")
+        _check_device(self)
+        if self.block_size != 8 and self.block_size % 16 and self.backend != "reference":
+            raise UsageError(f"block_size is {self.block_size}; it must be 8 or a multiple of 16")
         check_integer("num_threads", self.num_threads, 0, 1024)
         _check_processes(self)
         if self.max_model_len is not None:
@@ -132,6 +143,16 @@ class EngineConfig:
     def kv_cache_bytes(self) -> int | None:
         """`kv_cache_memory` as a number."""
         return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def num_gpu_layers(self) -> int | None:
+        """`gpu_layers` as a number; None: auto."""
+        return None if self.gpu_layers == "auto" else int(self.gpu_layers)
+
+    @property
+    def gpu_memory_part(self) -> float | int | None:
+        """`gpu_memory` as bytes, or as a fraction of the GPU's memory if it is a float; None: all that is free."""
+        return None if self.gpu_memory is None else _part_of_memory(self.gpu_memory)
 
     @property
     def pack_cache_bytes(self) -> int:
@@ -166,6 +187,51 @@ def parse_bytes(name: str, value: int | str) -> int:
     return check_integer(name, value, 1, 2**63 - 1)
 
 
+def _check_device(config: EngineConfig) -> None:
+    """The options about the place of the computation."""
+    device, backend, layers = config.device, config.backend, config.gpu_layers
+    if device is not None and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", str(device)):
+        raise UsageError(f"device is {device!r}; it must be cpu, cuda, or one of several GPUs, such as cuda:1")
+    if device is not None and backend != "auto":
+        raise UsageError(f"device {device} and backend {backend} both say where to compute; give one of them")
+    if layers != "auto":
+        try:
+            number = layers if isinstance(layers, int) and not isinstance(layers, bool) else int(str(layers))
+        except ValueError:
+            number = -1
+        if not 0 <= number < 2**31:
+            raise UsageError(f"gpu_layers is {layers!r}; it must be a number of layers from 0 on, or auto")
+    config.gpu_memory_part  # noqa: B018 - raises
+    given = {"gpu_layers": layers not in ("auto", 0, "0"), "gpu_memory": config.gpu_memory is not None}
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is not None and (
+        device == "cpu" or backend in ("cpu", "reference") or config.num_ranks * config.data_parallel_size > 1
+    ):
+        where = (
+            "several processes"
+            if config.num_ranks * config.data_parallel_size > 1
+            else "device cpu"
+            if device
+            else f"backend {backend}"
+        )
+        raise UsageError(f"{name} is for a GPU, and {where} compute on the CPU; leave out one of them")
+
+
+def _part_of_memory(value: float | str) -> float | int:
+    """Bytes, or a fraction as a float. Raises UsageError."""
+    try:
+        number = float(value)
+    except ValueError:
+        return parse_bytes("gpu_memory", str(value))
+    if 0 < number <= 1:
+        return number
+    if number.is_integer() and 1 < number < 2**63:
+        return int(number)
+    raise UsageError(
+        f"gpu_memory is {value!r}; write a fraction of the GPU's memory above 0 and up to 1, or a size such as '20GiB'"
+    )
+
+
 def _check_kv_dtype(value: object) -> None:
     if value in ("bfloat16", "bf16"):
         raise UsageError(f"kv_dtype {value!r} is not offered: float16 takes as much memory and keeps three more bits")
@@ -192,9 +258,12 @@ def _check_processes(config: EngineConfig) -> None:
             f"data_parallel_size is {config.data_parallel_size} beside nnodes {config.nnodes}; replicas share one "
             "machine: leave out one of the two, and put replicas of several machines behind a load balancer"
         )
-    if config.num_ranks * config.data_parallel_size > 1 and config.backend != "cpu":
+    if config.num_ranks * config.data_parallel_size > 1:
         what = "several ranks run" if config.num_ranks > 1 else "several replicas run"
-        raise UsageError(f"{what} on the backend cpu, not on {config.backend}; leave out backend")
+        if config.backend not in ("auto", "cpu"):
+            raise UsageError(f"{what} on the backend cpu, not on {config.backend}; leave out backend")
+        if config.device not in (None, "cpu"):
+            raise UsageError(f"{what} on the cpu, not on {config.device}; leave out device")
 
 
 def _check_loading(config: EngineConfig) -> None:

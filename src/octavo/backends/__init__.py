@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import logging
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from octavo.quantization.packed import Weight
 
 
+logger = logging.getLogger(__name__)
+
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and Windows' of its Linux
 PACKING, CHECKING = "packing", "checking"  # phases of a load: from the checkpoint, or from the pack cache
 
 
@@ -242,6 +248,25 @@ class Backend(Protocol):
 
     def describe(self) -> BackendDescription:
         """A description of this backend on the machine."""
+
+
+class _MayFindGPU(Protocol):
+    finds_gpu: bool
+
+
+@cache
+def default_backend() -> str:
+    """`torch` if it is installed and finds a GPU, else `cpu`.
+
+    Torch takes seconds to import, and is asked only where the system has a GPU's driver.
+    """
+    if importlib.util.find_spec("torch") is None or not any(Path(path).exists() for path in _GPU_DRIVERS):
+        return "cpu"
+    try:
+        return "torch" if cast(_MayFindGPU, get_backend("torch")).finds_gpu else "cpu"
+    except (UsageError, ImportError, OSError, RuntimeError) as error:  # a broken torch, or its driver
+        logger.warning("the GPU is not used: torch cannot be loaded (%s: %s)", type(error).__name__, error)
+        return "cpu"
 
 
 def get_backend(name: str) -> Backend:

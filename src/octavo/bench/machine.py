@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo import __version__
+from octavo.engine.devices import backend_name
 from octavo.engine.session import Session
 
 
@@ -41,7 +42,7 @@ def describe_machine(session: Session) -> Machine:
         system=system(),
         processor=processor().get("model name", platform.machine()),
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        backend=session.config.backend,
+        backend=backend_name(session.config),
         isa=isa,
         num_threads=None if isa is None else executor.num_threads,
         model=model.name,

@@ -90,12 +90,11 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
-    """The default backend as it describes itself, and the bytes that are free where it computes."""
+    """The backend cpu as it describes itself, and the bytes that are free where it computes."""
     from octavo.backends import BackendDescription, get_backend
-    from octavo.config import EngineConfig
 
     try:
-        backend = get_backend(EngineConfig.backend)
+        backend = get_backend("cpu")
         found = backend.describe()
     except OctavoError as error:
         problems.append(str(error))

@@ -20,6 +20,7 @@ from octavo.errors import InsufficientMemoryError, UsageError
 
 if TYPE_CHECKING:
     from octavo.backends.memory import MemoryBudget, Sizes
+    from octavo.engine.device_needs import DeviceNeeds
     from octavo.engine.rank import RankNeeds
     from octavo.graph.cost import ExpertCost
     from octavo.loader.checkpoint import Checkpoint
@@ -75,6 +76,7 @@ class MemoryNeeds:
     flops_per_token: int
     warnings: tuple[str, ...]  # types of weights that take more memory than in the file
     ranks: tuple[RankNeeds, ...]  # of several processes; empty: one computes everything
+    gpu: DeviceNeeds | None  # with a GPU
 
 
 @click.command(cls=HeadedCommand)
@@ -129,6 +131,7 @@ def memory_needs(
 
     config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
     """
+    from octavo.engine.device_needs import device_needs
     from octavo.engine.load import model_sizes, size_notes
     from octavo.engine.rank import rank_needs
     from octavo.graph.cost import expert_cost, graph_cost
@@ -139,7 +142,7 @@ def memory_needs(
     config, users, memory = _of_replica(config, users, memory)
     sizes = model_sizes(checkpoint, config, wanted)
     cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
-    room = _room(checkpoint, config, sizes, memory, context, users)
+    room = _room(checkpoint, config, sizes, memory := _both_memories(config, sizes, memory), context, users)
     kv_bytes = users * cache.sequence_bytes(wanted, block, step_tokens)
     longest = cache.layout.max_tokens(room.num_blocks // users, block, step_tokens, model_context)
     step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
@@ -175,6 +178,7 @@ def memory_needs(
         flops_per_token=step.flops // users,
         warnings=tuple(size_notes(config, sizes)),
         ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
+        gpu=device_needs(config, sizes, users, wanted),
     )
 
 
@@ -185,6 +189,24 @@ def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple
     step = max(config.max_num_batched_tokens, sequences)
     share = memory.without(memory.available_bytes - memory.available_bytes // config.data_parallel_size)
     return replace(config, max_num_seqs=sequences, max_num_batched_tokens=step), users, share
+
+
+def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> MemoryBudget:
+    """Of a model that is split, the memory that its weights, workspace and cache find in their two places."""
+    from octavo.backends.memory import MemoryBudget
+    from octavo.backends.split import SplitBackend, SplitSizes, cache_room
+    from octavo.engine.devices import backend_of
+
+    backend = backend_of(config)
+    if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
+        return memory
+    places = ((backend.device_limit(), True), (backend.cpu_memory(), False))
+    left = []
+    for budget, is_device in places:
+        here = sizes.on(device=is_device)
+        left.append(budget.usable_bytes - here.weight_bytes - here.workspace_bytes)
+    room = cache_room(sizes, *left) if min(left) >= 0 else 0
+    return MemoryBudget(MemoryBudget.with_usable(room)).without(-sizes.weight_bytes - sizes.workspace_bytes)
 
 
 def _checked_context(wanted: int) -> int:
@@ -281,6 +303,7 @@ def _write(needs: MemoryNeeds) -> None:
             "one token": f"reads {size(needs.bytes_read_per_token)}, computes {needs.flops_per_token / 1e9:.3g} GFLOP "
             f"at {needs.context:,} tokens of context"
             + (f"; experts: {experts_read(needs.experts)}" if needs.experts else ""),
+            **({"GPU": _gpu_facts(needs.gpu)} if needs.gpu else {}),
             **{f"rank {each.rank}": _rank_facts(each) for each in needs.ranks},
             **({"replicas": _replica_facts(needs)} if needs.replicas > 1 else {}),
             **({"warning": "; ".join(needs.warnings)} if needs.warnings else {}),
@@ -306,6 +329,21 @@ def _rank_facts(rank: RankNeeds) -> str:
         + (exchange if rank.exchanges else "")
         + (f"; hands on {size(rank.handed_on_bytes_per_token)} a token" if rank.handed_on_bytes_per_token else "")
     )
+
+
+def _gpu_facts(gpu: DeviceNeeds) -> str:
+    text = (
+        f"{gpu.gpu_layers} of {gpu.num_layers} layers, weights {size(gpu.gpu_weight_bytes)}, workspace "
+        f"{size(gpu.gpu_workspace_bytes)}, KV cache {size(gpu.gpu_kv_bytes_per_token)} a token, in "
+        f"{size(gpu.limit_bytes)}; "
+    )
+    if gpu.cpu_weight_bytes:
+        what = f"the experts of {gpu.cpu_experts} layers" if gpu.cpu_experts else "the other layers"
+        text += (
+            f"the CPU has {what}, weights {size(gpu.cpu_weight_bytes)}, KV cache "
+            f"{size(gpu.cpu_kv_bytes_per_token)} a token; "
+        )
+    return f"{text}at most {gpu.tokens_per_s:.3g} tokens/s from rates measured now"
 
 
 def _disk_facts(disk: FromDisk) -> str:

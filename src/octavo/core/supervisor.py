@@ -42,7 +42,12 @@ def settled(config: EngineConfig, info: ModelInfo) -> EngineConfig:
     if config.data_parallel_size == 1:
         return config
     return replace(
-        config, data_parallel_size=1, kv_cache_memory=info.kv_cache_bytes or None, num_threads=info.num_threads
+        config,
+        device=None,
+        backend="cpu",
+        data_parallel_size=1,
+        kv_cache_memory=info.kv_cache_bytes or None,
+        num_threads=info.num_threads,
     )
 
 

@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 from octavo import env
-from octavo.backends import Paging, get_backend
+from octavo.backends import Paging
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_note
 from octavo.config import EngineConfig
+from octavo.engine.devices import backend_of
 from octavo.engine.progress import size
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes
@@ -27,7 +28,7 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
     left = memory.usable_bytes - sizes.workspace_bytes - least
     if sizes.weight_bytes <= left:
         return None
-    can_page = get_backend(config.backend).PAGES_WEIGHTS and config.pack_cache is not False
+    can_page = backend_of(config).PAGES_WEIGHTS and config.pack_cache is not False
     if can_page and left > 0:
         # A longer context than the least is worth a part of the memory, since the rest is read anew anyway.
         more = sizes.cache.sequence_bytes(model_len, config.block_size, config.max_num_batched_tokens) - least

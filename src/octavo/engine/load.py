@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup, get_backend
+from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note
+from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
+from octavo.engine.devices import backend_of
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
 from octavo.engine.larger_than_memory import MIN_MODEL_LEN, memory_for_cache, paging_note, resident_bytes
@@ -139,12 +141,7 @@ def _load(
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
     executor = _executor(config, checkpoint, graph, limits, tokenizer.report)
     try:
-        # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
-        others = executor.weight_bytes + executor.workspace_bytes - executor.mapped_bytes
-        available = max(memory_of_rank(config, others).available_bytes - executor.mapped_bytes, 0)
-        if executor.paging is not None:
-            available = memory_for_cache(config, executor.paging, executor.cache_sizes, free_memory(config), model_len)
-        plan = plan_cache(config, model_len, executor.cache_sizes, available)
+        plan = plan_cache(config, model_len, executor.cache_sizes, _cache_memory(config, executor, model_len))
         executor.allocate_cache(plan.num_blocks, config.block_size, plan.num_states)
         engine_limits = EngineLimits(
             max_model_len=plan.max_model_len,
@@ -178,6 +175,20 @@ def _load(
         hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
         sampling_defaults=defaults,
     )
+
+
+def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:
+    """The available bytes from which the cache of a loaded model takes its part."""
+    backend = backend_of(config)
+    others = executor.weight_bytes + executor.workspace_bytes - executor.mapped_bytes
+    budget = backend.cpu_memory() if isinstance(backend, SplitBackend) else memory_of_rank(config, others)
+    # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
+    available = max(budget.available_bytes - executor.mapped_bytes, 0)
+    if executor.paging is not None:
+        available = memory_for_cache(config, executor.paging, executor.cache_sizes, budget, model_len)
+    if isinstance(backend, SplitBackend):
+        return backend.cache_memory(executor, MemoryBudget(available)).available_bytes
+    return available
 
 
 def _longer_context(wanted: int, fitting: int, trained: int) -> str:
@@ -220,7 +231,7 @@ def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, grap
     """
     if graph is None:
         graph = model_graph(checkpoint, context)
-    return get_backend(config.backend).sizes(
+    return backend_of(config).sizes(
         graph,
         held(checkpoint, config, graph),
         executor_limits(config, context, graph),
@@ -236,7 +247,7 @@ def held(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Weights:
 
 def free_memory(config: EngineConfig) -> MemoryBudget:
     """The free memory of the device of `config`'s backend."""
-    return get_backend(config.backend).memory()
+    return backend_of(config).memory()
 
 
 def memory_of_rank(config: EngineConfig, replica_bytes: int = 0) -> MemoryBudget:
@@ -253,7 +264,7 @@ def threads_of_rank(config: EngineConfig) -> int:
     if config.num_threads or config.num_ranks * config.data_parallel_size == 1:
         return config.num_threads
     num_processes = len(config.ranks_here) * config.data_parallel_size
-    return max(get_backend(config.backend).describe().num_threads // num_processes, 1)
+    return max(backend_of(config).describe().num_threads // num_processes, 1)
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
@@ -304,7 +315,7 @@ def compile_graph(
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
     for note in size_notes(config, sizes):
         logger.warning("%s: %s", checkpoint.path, note)
-    resident = resident_bytes(config, checkpoint.path, sizes, memory_of_rank(config), limits.max_model_len)
+    resident = _resident_bytes(config, checkpoint.path, sizes, limits.max_model_len)
     if resident is not None and config.num_ranks * config.data_parallel_size > 1:
         who = "a rank" if config.num_ranks > 1 else "a replica"
         raise InsufficientMemoryError(
@@ -312,7 +323,7 @@ def compile_graph(
             f"{size(memory_of_rank(config).usable_bytes)} are its share; several processes cannot run a model from "
             "disk: take more machines, a smaller model, or one process"
         )
-    executor = (group or get_backend(config.backend)).compile(
+    executor = (group or backend_of(config)).compile(
         sizes,
         held(checkpoint, config, graph),
         limits,
@@ -327,6 +338,19 @@ def compile_graph(
     return executor
 
 
+def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: int) -> int | None:
+    """Of the weights in main memory or, without any there, of all: see `resident_bytes`."""
+    backend = backend_of(config)
+    if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
+        return resident_bytes(config, path, sizes, memory_of_rank(config), model_len)
+    logger.info("%s: %s", path, sizes.placement)
+    here = sizes.on(device=False)
+    if config.kv_cache_bytes is not None:
+        share = here.cache.block_token_bytes / max(sizes.cache.block_token_bytes, 1)
+        config = replace(config, kv_cache_memory=max(int(config.kv_cache_bytes * share), 1))
+    return resident_bytes(config, path, here, backend.cpu_memory(), model_len)
+
+
 def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgress | None:
     """The same reports, which say that weights are quantized before they are packed."""
     if progress is None or method is None:
@@ -339,7 +363,7 @@ def expected_paging(checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, 
     options = _pack_cache(config, checkpoint, resident)
     assert options is not None  # a part of the weights may stay in memory
     weights, sample = held(checkpoint, config, sizes.graph), max(_files(checkpoint), key=_file_bytes)
-    return get_backend(config.backend).expected_paging(sizes, weights, options, sample)
+    return backend_of(config).expected_paging(sizes, weights, options, sample)
 
 
 def _files(checkpoint: Checkpoint) -> set[Path]:

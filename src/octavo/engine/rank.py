@@ -75,7 +75,7 @@ def lead(
         for rank in range(1, ranks.count):
             leader.receive(rank, Joining)
         leader.send(Joining())
-        group = join(config.backend, part, ranks, 0, f"{name}-{ranks.stage(0)}")
+        group = join(part, ranks, 0, f"{name}-{ranks.stage(0)}")
         local = compile_graph(config, checkpoint, part, limits, progress, group)
         loaded = [leader.receive(rank, Loaded) for rank in range(1, ranks.count)]
         sizes = local.cache_sizes
@@ -143,13 +143,13 @@ def steps_of(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Step
     return lambda parameter: column_step(weights, parameter.name)
 
 
-def join(backend: str, graph: Graph, ranks: Ranks, rank: int, name: str) -> RankGroup | None:
+def join(graph: Graph, ranks: Ranks, rank: int, name: str) -> RankGroup | None:
     """The group of the ranks of this one's stage; None: it is alone."""
     if ranks.tensor_parallel == 1:
         return None
     row_bytes = 4 * max(node.output.cols for node in graph.nodes)
     size = ranks.tensor_parallel
-    return get_backend(backend).join_group(name, ranks.part(rank), size, max(row_bytes, EXCHANGE_BYTES))
+    return get_backend("cpu").join_group(name, ranks.part(rank), size, max(row_bytes, EXCHANGE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Follower:
         graph = rank_graph(whole, ranks, rank, steps_of(checkpoint, config, whole))
         self._connection.send(Joining())
         self._next(Joining)  # a rank of another machine may have to download the model first
-        group = join(config.backend, graph, ranks, rank, setup.group)
+        group = join(graph, ranks, rank, setup.group)
         limits = executor_limits(config, setup.model_len, whole)
         executor = compile_graph(config, checkpoint, graph, limits, None, group)
         sizes = executor.cache_sizes

@@ -30,6 +30,31 @@ def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
     return segments
 
 
+def cut_at(graph: Graph, borders: Sequence[int]) -> list[Graph]:
+    """One graph for the nodes between each two of `borders`, which begin with 0 and end with the number of nodes.
+
+    Unlike those of `cut`, a part takes only values that it uses and gives only those that it makes: `inputs` and
+    `outputs` of all parts are values of `graph`. Raises GraphError if a part reads the cache of another.
+    """
+    makers = {node.output: index for index, node in enumerate(graph.nodes)}
+    last_use = {value: index for index, node in enumerate(graph.nodes) for value in node.op.inputs}
+    last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
+    parts = []
+    for begin, end in pairwise(borders):
+        nodes = graph.nodes[begin:end]
+        used = dict.fromkeys(value for node in nodes for value in node.op.inputs if makers[value] < begin)
+        entries = [Node(Input(i, value.rows, value.cols), value, nodes[0].layer) for i, value in enumerate(used)]
+        outputs = tuple(node.output for node in nodes if last_use.get(node.output, -1) >= end)
+        parts.append(Graph.from_nodes(graph, [*entries, *nodes], outputs))
+    return parts
+
+
+def layer_borders(graph: Graph) -> list[int]:
+    """The first node of each layer, 0 for the first one."""
+    layers = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
+    return _borders(graph.nodes, [range(i, i + 1) for i in layers])[:-1]
+
+
 def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> None:
     """Raises UsageError if the batch lacks `inputs`, or asks for tokens of a graph without logits."""
     counts = {Rows.TOKENS: len(batch.token_ids), Rows.OUTPUTS: len(batch.logits_indices)}

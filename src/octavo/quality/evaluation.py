@@ -14,6 +14,7 @@ import numpy as np
 from octavo import __version__
 from octavo.batch import Float32, Float64, Int32
 from octavo.config import LoadProgress
+from octavo.engine.devices import backend_name
 from octavo.errors import UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
@@ -206,7 +207,7 @@ def find_reference(
         files, tokenizer = checkpoint.file.paths, load_tokenizer(checkpoint)
     entries = [(window.token_ids, window.first) for window in windows]
     read = None if progress is None else (lambda done, total: progress(_READING, done, total))
-    settings = (config.backend, config.kv_dtype, config.dtype, config.quantization)
+    settings = (backend_name(config), config.kv_dtype, config.dtype, config.quantization)
     key = reference_key(files, __version__, entries, settings, progress=read)
     if (found := store.find(key)) is not None:
         return found

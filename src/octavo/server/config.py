@@ -50,6 +50,9 @@ class ServerConfig:
     models_memory: str | None = option(
         None, "memory for all loaded models, such as '16GiB'; idle models are unloaded; default: the free memory"
     )
+    sleep_after: float = option(
+        0.0, "time without a request after which the models are unloaded; the next request loads its own; 0: never"
+    )
     response_store: str | None = option(
         None, "SQLite file that keeps the responses of /v1/responses; default: they are kept in memory"
     )
@@ -121,7 +124,7 @@ def parse_duration(name: str, value: object) -> float:
 def _check_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise UsageError(f"{name} must be a time in seconds, not {value!r}")
-    low = 0.0 if name == "drain" else 0.01
+    low = 0.0 if name in ("drain", "sleep_after") else 0.01
     if not low <= value <= _MAX_SECONDS:
         raise UsageError(f"{name} is {value:g} s; it must be from {low:g} s to {_MAX_SECONDS:g} s")
     return float(value)

@@ -123,6 +123,7 @@ async def run_server(
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
+        await state.sleeper.close()
         await state.responses.close()
         await state.models.close()
         if state.metrics.tracer is not None:
@@ -146,6 +147,7 @@ class _Lifetime:
             report.ready(model)
         while True:
             await asyncio.sleep(_WATCH_S)
+            self._state.sleeper.watch(self._state.admission.num_requests)
             [only, *others] = models.entries
             if not others and only.model is not None and only.state == "loaded":
                 engine = only.model.client.status()

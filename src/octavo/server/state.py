@@ -12,6 +12,7 @@ from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.dashboard import DashboardHistory
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.sleeper import Sleeper
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.response_store import ResponseStore
 
@@ -27,6 +28,10 @@ class ServerState:
     responses: ResponseStore = field(default_factory=ResponseStore)
     history: DashboardHistory = field(default_factory=DashboardHistory)
     started_at: float = field(default_factory=time.monotonic)
+    sleeper: Sleeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sleeper = Sleeper(self.models, self.config.sleep_after or None)
 
 
 def state_of(request: Request) -> ServerState:

@@ -9,6 +9,7 @@ except ImportError as error:
 
 from octavo import env
 from octavo.backends import BackendDescription
+from octavo.backends.cpu.ceilings import rates as kernel_rates
 from octavo.backends.cpu.compile import (
     CompileOptions,
     choose_isa,
@@ -20,6 +21,7 @@ from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.rank_group import join_group
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.memory import host_memory as memory
+from octavo.backends.rates import Rates
 
 PAGES_WEIGHTS = True
 
@@ -33,8 +35,14 @@ __all__ = [
     "expected_paging",
     "join_group",
     "memory",
+    "rates",
     "sizes",
 ]
+
+
+def rates() -> Rates:
+    """See `octavo.backends.split.Device`."""
+    return kernel_rates(choose_isa(), plan_threads().count)
 
 
 def describe() -> BackendDescription:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ from octavo.backends import (
 )
 from octavo.backends.memory import MemoryBudget, Sizes, host_memory
 from octavo.backends.parameters import weight_of
+from octavo.backends.rates import Rates
 from octavo.backends.torch.cache import cache_sizes, cache_types
 from octavo.backends.torch.executor import TorchExecutor, triton_calls
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
+from octavo.backends.torch.rates import measured_rates
 from octavo.backends.torch.weights import DeviceWeights, held_type, vector_bytes, vector_type
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
@@ -131,6 +134,26 @@ class TorchBackend:
     def join_group(self, name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:  # noqa: ARG002
         """See `octavo.backends.Backend`."""
         raise UsageError("the backend torch has no groups of ranks yet; take the backend cpu")
+
+    @property
+    def finds_gpu(self) -> bool:
+        """True if this is one."""
+        return self.device.type == "cuda"
+
+    @property
+    def uses_main_memory(self) -> bool:
+        """See `octavo.backends.split.Device`."""
+        return self.device.type == "cpu"
+
+    def total_memory(self) -> int:
+        """See `octavo.backends.split.Device`."""
+        if self.device.type == "cpu":
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return torch.cuda.mem_get_info(self.device)[1]
+
+    def rates(self) -> Rates:
+        """See `octavo.backends.split.Device`."""
+        return measured_rates(self.device, self.dtype)
 
     def memory(self) -> MemoryBudget:
         """See `octavo.backends.Backend`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -124,7 +123,7 @@ class ModelManager:
         self._wait_s = wait_s
         self._max_waiting = max_waiting
         self._switching = asyncio.Lock()  # one load or unload at a time, because each depends on the free memory
-        self._turns = itertools.count(1)
+        self.last_turn = 0  # counts the uses of models
         self._resident: set[_Residency] = set()  # loaded
         self._unloading: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()  # calls of `unload` that nobody waits for
@@ -170,14 +169,14 @@ class ModelManager:
                 code="model_loading",
                 retry_after_s=10.0,
             )
-        with residency.used(next(self._turns)):
+        with residency.used(self._next_turn()):
             yield await self._loaded(entry, residency, self._wait_s)
 
     async def load(self, name: str | None) -> None:
         """Loads a model if it is not loaded, without a time limit. Raises the errors of `use`."""
         entry = self.entry(name)
         residency = self._residency(entry)
-        with residency.used(next(self._turns)):
+        with residency.used(self._next_turn()):
             await self._loaded(entry, residency)
             self.has_begun = True
 
@@ -190,6 +189,10 @@ class ModelManager:
         await asyncio.wait({residency.task})
         async with self._switching:
             await self._remove(residency)
+
+    def _next_turn(self) -> int:
+        self.last_turn += 1
+        return self.last_turn
 
     def unload_soon(self, name: str | None) -> None:
         """Begins to unload a model, as `unload` does, without waiting for its requests."""

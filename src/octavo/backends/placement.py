@@ -1,0 +1,95 @@
+"""The operations of a model that a device computes, and those left to the CPU because its memory is full."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from octavo.errors import GraphError
+from octavo.graph.builder import Graph
+from octavo.graph.ops import MoE
+from octavo.graph.segments import cut_at, layer_borders
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The last `device_layers` of `num_layers`, and the output head, are on the device; the CPU has the rest.
+
+    cpu_experts: of the first so many layers of the device, the CPU computes the experts.
+    """
+
+    num_layers: int
+    device_layers: int
+    cpu_experts: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the device has everything."""
+        return self.device_layers == self.num_layers and not self.cpu_experts
+
+    def __str__(self) -> str:
+        text = f"{self.device_layers} of {self.num_layers} layers on the GPU"
+        if self.cpu_experts:
+            return f"{text}, without the experts of {self.cpu_experts}"
+        return text
+
+
+class PlacedPart(NamedTuple):
+    """Consecutive operations of a graph in one place."""
+
+    on_device: bool
+    graph: Graph
+
+
+def parts_of(graph: Graph, placement: Placement) -> list[PlacedPart]:
+    """The parts in the order of a step. Raises GraphError if a part would read the cache of another."""
+    if not placement.device_layers:
+        return [PlacedPart(False, graph)]
+    first_device_layer = placement.num_layers - placement.device_layers
+    borders = layer_borders(graph)
+    sides = []
+    for index, node in enumerate(graph.nodes):
+        layer = max(bisect_right(borders, index) - 1, 0) - first_device_layer
+        is_expert = isinstance(node.op, MoE) and layer < placement.cpu_experts
+        sides.append(layer >= 0 and not is_expert)
+    cuts = [i for i in range(1, len(sides)) if sides[i] != sides[i - 1]]
+    cuts = [0, *cuts, len(sides)]
+    return [PlacedPart(sides[begin], part) for begin, part in zip(cuts, cut_at(graph, cuts), strict=False)]
+
+
+def possible_layers(graph: Graph) -> list[int]:
+    """The numbers of layers that a device can have, 0 and all of them included."""
+    count, found = len(layer_borders(graph)), []
+    for device_layers in range(count + 1):
+        try:
+            parts_of(graph, Placement(count, device_layers))
+        except GraphError:  # a layer reads the cache of one on the other side
+            continue
+        found.append(device_layers)
+    return found
+
+
+def best_placement(graph: Graph, fits: Callable[[Placement], bool]) -> Placement:
+    """The placement with the most on the device. fits: True if the device has room for it; false for all larger ones.
+
+    Experts, of which a token reads few, go to the CPU first; then whole layers.
+    """
+    count = len(layer_borders(graph))
+    if fits(whole := Placement(count, count)):
+        return whole
+    mixtures = len({node.layer for node in graph.nodes if isinstance(node.op, MoE)})
+    without_experts = [Placement(count, count, k) for k in range(count, 0, -1)] if mixtures else []
+    try:
+        if without_experts and fits(without_experts[0]):
+            return without_experts[_last(without_experts, fits)]
+    except GraphError:  # layers that share a cache stay together
+        pass
+    layers = [Placement(count, n) for n in possible_layers(graph) if n < count]
+    return layers[_last(layers, fits)]
+
+
+def _last(placements: list[Placement], fits: Callable[[Placement], bool]) -> int:
+    """The last of these, each larger than the one before, that fits; the first, if none does."""
+    return max(bisect_right(range(len(placements)), 0, key=lambda i: not fits(placements[i])) - 1, 0)

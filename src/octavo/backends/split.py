@@ -1,0 +1,352 @@
+"""A model in parts, on a device and on the CPU: their sizes, and their executors one after another in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, cast
+
+from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits
+from octavo.backends.memory import MemoryBudget, PackedType, Sizes
+from octavo.backends.parameters import parameter_info
+from octavo.backends.placement import Placement, best_placement, parts_of, possible_layers
+from octavo.backends.rates import Rates
+from octavo.errors import InsufficientMemoryError, UsageError
+from octavo.graph.cache import CacheSizes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from octavo.backends import PackCacheOptions, Paging, PendingStep, RankGroup
+    from octavo.batch import Batch, Float32, StepOutput
+    from octavo.config import EngineConfig, KVDtype, LoadProgress
+    from octavo.graph.builder import Graph
+    from octavo.graph.values import Parameter, Value
+    from octavo.quantization.packed import Weight
+
+_ASSUMED_CONTEXT = 8192  # tokens of cache that the layers of a device leave room for, if nobody says how many
+
+
+class Device(Backend, Protocol):
+    """A backend whose memory may be smaller than a model."""
+
+    @property
+    def uses_main_memory(self) -> bool:
+        """True for a device in tests, whose tensors are where the CPU's are."""
+
+    def total_memory(self) -> int:
+        """The bytes of the device's memory."""
+
+    def rates(self) -> Rates:
+        """Measured now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartSizes:
+    """A part of the model, and its sizes where it is."""
+
+    on_device: bool
+    graph: Graph  # not yet optimized
+    sizes: Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSizes(Sizes):
+    """The sizes of all parts together."""
+
+    parts: tuple[PartSizes, ...]
+    placement: Placement
+
+    def on(self, *, device: bool) -> Sizes:
+        """The sizes of the parts on the device, or of those on the CPU."""
+        here = [part.sizes for part in self.parts if part.on_device == device]
+        return here[0] if len(here) == 1 else _together(self.graph, here)
+
+
+def _together(graph: Graph, parts: Sequence[Sizes]) -> Sizes:
+    """graph: the whole model; its cache layout is that of all parts."""
+    weights: dict[Parameter, int] = {}
+    matrices: dict[Parameter, PackedType] = {}
+    for part in parts:
+        for parameter, num_bytes in part.weights.items():
+            weights[parameter] = weights.get(parameter, 0) + num_bytes
+        matrices.update(part.matrices)
+    cache = CacheSizes(
+        graph.cache_layout,
+        sum(part.cache.token_bytes for part in parts),
+        sum(part.cache.block_token_bytes for part in parts),
+        sum(part.cache.state_bytes for part in parts),
+        tuple(name for part in parts for name in part.cache.formats),
+    )
+    formats = {layer: found for part in parts for layer, found in part.kv_formats.items()}
+    return Sizes(graph, weights, matrices, sum(part.workspace_bytes for part in parts), cache, formats)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBackend:
+    """Implements `octavo.backends.Backend` on a device, and on the CPU where the device's memory ends.
+
+    config: `gpu_layers` and `gpu_memory`, and the size of the cache that layers bring with them.
+    """
+
+    device: Device
+    cpu: Backend
+    config: EngineConfig
+
+    PAGES_WEIGHTS = True  # those on the CPU
+
+    def device_limit(self) -> MemoryBudget:
+        """The device's memory that a model which is not loaded yet may use."""
+        free, wanted = self.device.memory(), self._wanted_bytes
+        if wanted is not None:
+            return MemoryBudget(MemoryBudget.with_usable(wanted))
+        return MemoryBudget(free.available_bytes // 2) if self.device.uses_main_memory else free
+
+    def left_on_device(self, weight_bytes: int, workspace_bytes: int) -> int:
+        """The bytes for a cache beside loaded weights of so many bytes and a workspace, which is not taken yet."""
+        wanted = self._wanted_bytes
+        if wanted is None:
+            return self.device_limit().usable_bytes - workspace_bytes
+        return min(wanted - weight_bytes, self.device.memory().available_bytes) - workspace_bytes
+
+    @property
+    def _wanted_bytes(self) -> int | None:
+        """`gpu_memory` in bytes."""
+        part = self.config.gpu_memory_part
+        return part if part is None or isinstance(part, int) else int(part * self.device.total_memory())
+
+    def _check_memory(self) -> None:
+        """Raises UsageError if `gpu_memory` is more than there is."""
+        free, wanted = self.device.memory().available_bytes, self._wanted_bytes
+        if wanted is not None and wanted > free:
+            given = f", {wanted / 2**30:.2f} GiB," if isinstance(self.config.gpu_memory_part, float) else ""
+            raise UsageError(
+                f"gpu_memory is {self.config.gpu_memory}{given} and {free / 2**30:.2f} GiB of the GPU's memory are "
+                "free; give less, or end other programs that use it"
+            )
+
+    def sizes(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Weight],
+        limits: ExecutorLimits,
+        *,
+        num_threads: int = 0,
+        kv_dtype: KVDtype = "float16",
+    ) -> Sizes:
+        """See `octavo.backends.Backend`. Of a model that is split, `SplitSizes`."""
+        self._check_memory()
+        room = self.device_limit().usable_bytes
+
+        def sizes_of(placement: Placement) -> SplitSizes:
+            found = []
+            for part in parts_of(graph, placement):
+                backend = self.device if part.on_device else self.cpu
+                sizes = backend.sizes(part.graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
+                found.append(PartSizes(part.on_device, part.graph, sizes))
+            whole = _together(graph, [part.sizes for part in found])
+            return SplitSizes(
+                whole.graph,
+                whole.weights,
+                whole.matrices,
+                whole.workspace_bytes,
+                whole.cache,
+                whole.kv_formats,
+                tuple(found),
+                placement,
+            )
+
+        def needed(placement: Placement) -> int:
+            return self._device_bytes(sizes_of(placement), limits)
+
+        wanted = self.config.num_gpu_layers
+        if wanted is None:
+            placement = best_placement(graph, lambda p: needed(p) <= room)
+        else:
+            placement = self._asked(graph, wanted)
+            if wanted and (num_bytes := needed(placement)) > room:
+                most = best_placement(graph, lambda p: needed(p) <= room)
+                raise InsufficientMemoryError(
+                    f"gpu_layers {wanted} need {num_bytes / 2**30:.2f} GiB of the GPU's memory with their part of the "
+                    f"cache, and {room / 2**30:.2f} GiB can be used; give auto ({most})"
+                )
+        if placement.is_whole:
+            return self.device.sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
+        return sizes_of(placement)
+
+    def _asked(self, graph: Graph, wanted: int) -> Placement:
+        possible = possible_layers(graph)
+        if wanted > possible[-1]:
+            raise UsageError(
+                f"gpu_layers is {wanted}, and the model has {possible[-1]} layers; give at most that many, or auto"
+            )
+        if wanted not in possible:
+            below, above = (max(n for n in possible if n < wanted), min(n for n in possible if n > wanted))
+            raise UsageError(
+                f"gpu_layers is {wanted}, but layers of this model share a cache there; give {below} or {above}"
+            )
+        return Placement(possible[-1], wanted)
+
+    def _device_bytes(self, sizes: SplitSizes, limits: ExecutorLimits) -> int:
+        """The bytes of the parts on the device, with a cache for a request of the wanted length."""
+        config, part = self.config, sizes.on(device=True)
+        if config.kv_cache_bytes is not None:
+            cache = config.kv_cache_bytes * part.cache.block_token_bytes // max(sizes.cache.block_token_bytes, 1)
+        else:
+            tokens = config.max_model_len or min(limits.max_model_len, _ASSUMED_CONTEXT)
+            cache = part.cache.sequence_bytes(tokens, config.block_size, config.max_num_batched_tokens)
+        return part.weight_bytes + part.workspace_bytes + cache
+
+    def compile(
+        self,
+        graph: Graph | Sizes,
+        weights: Mapping[str, Weight],
+        limits: ExecutorLimits,
+        *,
+        num_threads: int = 0,
+        progress: LoadProgress | None = None,
+        pack_cache: PackCacheOptions | None = None,
+        kv_dtype: KVDtype = "float16",
+    ) -> Executor:
+        """See `octavo.backends.Backend.compile`."""
+        if not isinstance(graph, Sizes):
+            graph = self.sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
+        options = {"num_threads": num_threads, "kv_dtype": kv_dtype, "pack_cache": pack_cache}
+        if not isinstance(graph, SplitSizes):
+            return self.device.compile(graph, weights, limits, progress=progress, **options)  # type: ignore[arg-type]
+        on_cpu = [part for part in graph.parts if not part.on_device]
+        if pack_cache is not None and pack_cache.resident_bytes is not None and len(on_cpu) > 1:
+            raise InsufficientMemoryError(
+                "the experts that the GPU has no room for are larger than main memory, and run from disk only with "
+                "their whole layers: give gpu_layers 0 or more"
+            )
+        stored = [sum(parameter_info(weights, p).nbytes for p in part.graph.parameters) for part in graph.parts]
+        executors: list[Executor] = []
+        try:
+            for number, part in enumerate(graph.parts):
+                backend = self.device if part.on_device else self.cpu
+                report = _of_part(progress, sum(stored[:number]), sum(stored))
+                executors.append(backend.compile(part.sizes, weights, limits, progress=report, **options))  # type: ignore[arg-type]
+        except BaseException:
+            for executor in executors:
+                executor.close()
+            raise
+        return SplitExecutor(graph, executors)
+
+    def expected_paging(
+        self, sizes: Sizes, weights: Mapping[str, Weight], pack_cache: PackCacheOptions, sample: Path
+    ) -> Paging:
+        """See `octavo.backends.Backend`. sizes: of the part on the CPU."""
+        return self.cpu.expected_paging(sizes, weights, pack_cache, sample)
+
+    def join_group(self, name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:
+        """See `octavo.backends.Backend`."""
+        return self.device.join_group(name, rank, size, buffer_bytes)
+
+    def memory(self) -> MemoryBudget:
+        """The memory of the device."""
+        return self.device.memory()
+
+    def cpu_memory(self) -> MemoryBudget:
+        """The memory for the parts on the CPU."""
+        free = self.cpu.memory()
+        if not self.device.uses_main_memory:
+            return free
+        return free.without(min(self.device_limit().usable_bytes, free.available_bytes))
+
+    def rates(self, *, on_device: bool) -> Rates:
+        """Of the device or of the CPU, measured now."""
+        if on_device:
+            return self.device.rates()
+        return cast(Device, self.cpu).rates()
+
+    def describe(self) -> BackendDescription:
+        """See `octavo.backends.Backend`."""
+        return self.device.describe()
+
+    def cache_memory(self, executor: Executor, cpu: MemoryBudget) -> MemoryBudget:
+        """The memory for a cache beside a loaded model, so that each part fits where it is. cpu: free there."""
+        if not isinstance(executor, SplitExecutor):
+            left = self.left_on_device(executor.weight_bytes, executor.workspace_bytes)
+            return MemoryBudget(MemoryBudget.with_usable(max(left, 0)))
+        part = executor.sizes.on(device=True)
+        left = self.left_on_device(part.weight_bytes, part.workspace_bytes)
+        return MemoryBudget(MemoryBudget.with_usable(cache_room(executor.sizes, left, cpu.usable_bytes)))
+
+
+def cache_room(sizes: SplitSizes, device_bytes: int, cpu_bytes: int) -> int:
+    """Bytes of all parts of the cache together, so that each finds room in the bytes of its place."""
+    room = device_bytes + cpu_bytes
+    for is_device, here in ((True, device_bytes), (False, cpu_bytes)):
+        part, whole = sizes.on(device=is_device).cache, sizes.cache
+        for own, total in ((part.block_token_bytes, whole.block_token_bytes), (part.state_bytes, whole.state_bytes)):
+            if own:
+                room = min(room, here * total // own)
+    return max(room, 0)
+
+
+def _of_part(progress: LoadProgress | None, before: int, total: int) -> LoadProgress | None:
+    if progress is None:
+        return None
+    return lambda phase, done, _: progress(phase, min(before + done, total), total)
+
+
+class SplitExecutor:
+    """Implements `octavo.backends.Executor` over those of the parts. A step passes through them one after another.
+
+    Values between parts lie in main memory, pinned where a GPU is on one side; caches lie with their layers.
+    """
+
+    max_in_flight = 1
+    num_stages = 1
+
+    def __init__(self, sizes: SplitSizes, executors: Sequence[Executor]) -> None:
+        """executors: one a part."""
+        self.sizes = sizes
+        self.executors = tuple(executors)
+        self._thread = ThreadPoolExecutor(1, "octavo-split")
+        self.cache_sizes = sizes.cache
+        self.workspace_bytes = sum(each.workspace_bytes for each in executors)
+        self.weight_bytes = sum(each.weight_bytes for each in executors)
+        self.mapped_bytes = sum(each.mapped_bytes for each in executors)
+        self.num_threads = max(each.num_threads for each in executors)
+        self.paging: Paging | None = next((each.paging for each in executors if each.paging is not None), None)
+
+    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
+        for executor in self.executors:
+            executor.allocate_cache(num_blocks, block_size, num_states)
+
+    def submit(self, batch: Batch) -> PendingStep:
+        values: dict[Value, Float32] = {}
+        first = self.executors[0].submit(self._batch(0, batch, values))  # which checks the numbers
+        return _SplitStep(self._thread.submit(self._run, first, batch, values))
+
+    def _run(self, step: PendingStep, batch: Batch, values: dict[Value, Float32]) -> StepOutput:
+        last = len(self.executors) - 1
+        for number in range(last):
+            outputs = step.wait().values
+            values.update(zip(self.sizes.parts[number].graph.outputs, outputs, strict=True))
+            step = self.executors[number + 1].submit(self._batch(number + 1, batch, values))
+        return step.wait()
+
+    def _batch(self, number: int, batch: Batch, values: Mapping[Value, Float32]) -> Batch:
+        inputs = tuple(values[value] for value in self.sizes.parts[number].graph.inputs)
+        if number == len(self.executors) - 1:
+            return replace(batch, inputs=inputs)
+        return replace(batch, inputs=inputs, sampling=None, return_logits=False, return_hidden_states=False)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        for executor in self.executors:
+            executor.close()
+
+
+class _SplitStep:
+    """Implements `octavo.backends.PendingStep`."""
+
+    def __init__(self, result: Future[StepOutput]) -> None:
+        self._result = result
+
+    def wait(self) -> StepOutput:
+        return self._result.result()

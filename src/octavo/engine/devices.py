@@ -1,0 +1,33 @@
+"""The backend of an engine's options: a GPU if there is one, with the CPU for what does not fit."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from octavo.backends import Backend, default_backend, get_backend
+from octavo.backends.split import Device, SplitBackend
+from octavo.config import EngineConfig
+from octavo.errors import UsageError
+
+
+def backend_name(config: EngineConfig) -> str:
+    """The name of the backend, `torch:cuda:1` for example."""
+    if config.device is not None:
+        return "cpu" if config.device == "cpu" else f"torch:{config.device}"
+    if config.backend != "auto":
+        return config.backend
+    return "cpu" if config.num_ranks * config.data_parallel_size > 1 else default_backend()
+
+
+def backend_of(config: EngineConfig) -> Backend:
+    """The backend that runs a model with these options. Raises UsageError if there is none."""
+    name = backend_name(config)
+    if name.partition(":")[0] == "torch":
+        device = cast(Device, get_backend(name))
+        return SplitBackend(device, get_backend("cpu"), config)
+    if config.num_gpu_layers or config.gpu_memory is not None:
+        option = f"gpu_layers {config.gpu_layers}" if config.num_gpu_layers else f"gpu_memory {config.gpu_memory}"
+        raise UsageError(
+            f"{option}: there is no GPU here that torch can use; leave it out, or see `octavo doctor` and docs/gpu.md"
+        )
+    return get_backend(name)

@@ -1,0 +1,58 @@
+"""The sleep of a server: models are unloaded while nobody uses them, and loaded again by the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from octavo.server.models.model_manager import ModelManager
+
+logger = logging.getLogger(__name__)
+
+
+class Sleeper:
+    """Puts all models to sleep, when asked or after some time without a request.
+
+    after_s: seconds without a request; None: only when asked.
+    """
+
+    def __init__(self, models: ModelManager, after_s: float | None = None) -> None:
+        self._models = models
+        self._after_s = after_s
+        self._busy_at = time.monotonic()
+        self._turn = models.last_turn
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True if no model is in memory although the server has begun."""
+        return self._models.has_begun and all(entry.state == "unloaded" for entry in self._models.entries)
+
+    async def sleep(self) -> None:
+        """Unloads all models, each once its requests are finished. Returns when their memory is free."""
+        if not self.is_sleeping:
+            began = time.monotonic()
+            await asyncio.gather(*(self._models.unload(entry.name) for entry in self._models.entries))
+            logger.info("asleep after %.2f s; the next request loads its model again", time.monotonic() - began)
+
+    async def wake_up(self) -> None:
+        """Loads the first model. Raises the error that prevented it."""
+        await self._models.load(None)
+
+    def watch(self, num_requests: int) -> None:
+        """Begins to sleep if it is time. To be called a few times a second. num_requests: in the server now."""
+        is_busy = num_requests > 0 or self._models.last_turn != self._turn or self.is_sleeping
+        if is_busy or not self._models.has_begun:
+            self._busy_at, self._turn = time.monotonic(), self._models.last_turn
+        idle_s = time.monotonic() - self._busy_at
+        if self._after_s is None or idle_s < self._after_s or (self._task is not None and not self._task.done()):
+            return
+        logger.info("no request for %g s: the models are unloaded (--sleep-after)", self._after_s)
+        self._task = asyncio.create_task(self.sleep(), name="sleep")
+
+    async def close(self) -> None:
+        """Ends a sleep that has begun; `ModelManager.close` unloads what is left."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

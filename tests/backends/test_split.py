@@ -1,0 +1,278 @@
+"""Models in parts on a device and on the CPU: whole engines with the answers of one place, sizes, and wrong options."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from octavo import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.backends import Executor, default_backend, get_backend
+from octavo.backends.memory import MemoryBudget
+from octavo.backends.placement import Placement, best_placement, parts_of, possible_layers
+from octavo.backends.split import SplitBackend, SplitExecutor, SplitSizes, cache_room
+from octavo.backends.torch.compile import TorchBackend
+from octavo.cli.plan import memory_needs
+from octavo.config import EngineConfig
+from octavo.engine.devices import backend_name, backend_of
+from octavo.errors import InsufficientMemoryError, UsageError
+from octavo.graph.ops import MoE
+from octavo.graph.segments import layer_borders
+from octavo.loader.checkpoint import open_checkpoint
+from tests.backends.test_shared_caches import four_layers
+from tests.models.test_steps import LIMITS, in_chunks
+from tests.support.processes import octavo_here
+from tests.support.text_models import save_decoder
+from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
+
+OPTIONS = {"max_model_len": 160, "max_num_seqs": 4, "num_threads": 1}
+PROMPT = "the quick brown fox jumps over the lazy dog and then it "
+PROMPTS = [PROMPT, PROMPT + "sleeps", "a dog", "one two three four five six seven"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_decoder(tmp_path_factory.mktemp("decoder")))
+
+
+def answers(llm: LLM) -> list[object]:
+    """Greedy tokens of every kind of request, with preemption and a cached prefix."""
+    greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    found: list[object] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]
+    assert llm.metrics.num_preemptions_total > 0
+    again = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=8))[0]
+    assert again.num_cached_tokens
+    beams = llm.beam_search(PROMPTS[2:3], BeamSearchParams(beam_width=3, max_tokens=8))
+    choice = SamplingParams(
+        temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])
+    )
+    found += [again.outputs[0].token_ids, [beam.tokens for beam in beams[0].sequences]]
+    return [*found, llm.generate(PROMPTS[1], choice)[0].outputs[0].text]
+
+
+def test_the_answers_of_one_place(model: str) -> None:
+    with LLM(model, kv_cache_memory=40 << 10, backend="cpu", **OPTIONS) as llm:
+        expected = answers(llm)
+    with LLM(model, kv_cache_memory=40 << 10, backend="torch:cpu", gpu_layers=1, **OPTIONS) as llm:
+        executor = llm._session.model().executor
+        assert isinstance(executor, SplitExecutor)
+        assert [part.on_device for part in executor.sizes.parts] == [False, True]
+        assert answers(llm) == expected
+
+
+def test_the_plan_shows_both_places_and_a_speed(model: str) -> None:
+    config = EngineConfig(backend="torch:cpu", gpu_layers=1, max_num_seqs=4)
+    with closing(open_checkpoint(Path(model))) as checkpoint:
+        needs = memory_needs(checkpoint, 64, 2, MemoryBudget(1 << 30), config)
+    gpu = needs.gpu
+    assert gpu is not None
+    assert (gpu.num_layers, gpu.gpu_layers, gpu.cpu_experts) == (2, 1, 0)
+    assert gpu.gpu_weight_bytes + gpu.cpu_weight_bytes == needs.weight_bytes
+    assert gpu.gpu_kv_bytes_per_token + gpu.cpu_kv_bytes_per_token == needs.kv_bytes_per_token
+    assert needs.fits
+    assert gpu.tokens_per_s > 1
+    options = ("--ctx", "64", "--backend", "torch:cpu", "--gpu-layers")
+    planned = octavo_here("plan", model, *options, "1")
+    assert planned.returncode == 0, planned.stderr
+    written = " ".join(planned.stdout.split())
+    assert "1 of 2 layers, weights" in written
+    assert "the CPU has the other layers" in written
+    refused = octavo_here("plan", model, *options, "3")
+    assert refused.returncode == 2
+    assert (
+        refused.stderr.strip()
+        == "octavo: --gpu-layers is 3, and the model has 2 layers; give at most that many, or auto"
+    )
+
+
+@pytest.mark.slow
+def test_a_real_model_in_two_places(smollm2_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    found = []
+    for options in ({"backend": "cpu"}, {"backend": "torch:cpu", "gpu_layers": 3}):
+        with LLM(str(smollm2_path), max_model_len=256, **options) as llm:
+            found.append(
+                [o.outputs[0].token_ids for o in llm.generate(["The sun is a star, and", "One, two,"], params)]
+            )
+    assert found[0] == found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class SmallDevice(TorchBackend):
+    """With so many bytes of memory that can be used."""
+
+    usable: int = 1 << 40
+
+    @property
+    def uses_main_memory(self) -> bool:
+        return False
+
+    def total_memory(self) -> int:
+        return MemoryBudget.with_usable(self.usable)
+
+    def memory(self) -> MemoryBudget:
+        return MemoryBudget(MemoryBudget.with_usable(self.usable))
+
+
+def backend_with(usable: int, **options: object) -> SplitBackend:
+    device = SmallDevice(torch.device("cpu"), torch.float32, usable=usable)
+    return SplitBackend(device, get_backend("cpu"), EngineConfig(max_model_len=64, **options))
+
+
+def logits_of(executor: Executor) -> np.ndarray:
+    executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16, 32)
+    try:
+        return in_chunks(executor, [17, 12, 1])
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2", "qwen2moe", "bloom", "deepseek3"])
+def test_every_cut_gives_the_logits_of_the_device(name: str) -> None:
+    graph, weights = tiny_graph(name)
+    expected = logits_of(get_backend("torch:cpu").compile(graph, weights, LIMITS))
+    count = len(layer_borders(graph))
+    for device_layers in range(count + 1):
+        found = logits_of(backend_with(1 << 40, gpu_layers=device_layers).compile(graph, weights, LIMITS))
+        # The CPU's products are of int8 activations.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2 * np.abs(expected).max())
+
+
+def test_auto_takes_what_fits_and_leaves_experts_to_the_cpu_first() -> None:
+    graph, weights = tiny_graph("qwen2moe")
+    count = len(layer_borders(graph))
+    whole = backend_with(1 << 40)
+    everything = whole.sizes(graph, weights, LIMITS)
+    assert not isinstance(everything, SplitSizes)
+    needs = {}
+    for placement in [Placement(count, count, k) for k in range(1, count + 1)] + [
+        Placement(count, n) for n in range(count)
+    ]:
+        parts = [
+            (p, (whole.device if p.on_device else whole.cpu).sizes(p.graph, weights, LIMITS))
+            for p in parts_of(graph, placement)
+        ]
+        needs[placement] = sum(
+            s.weight_bytes + s.workspace_bytes + s.cache.sequence_bytes(64, 16, 512) for p, s in parts if p.on_device
+        )
+    for placement, usable in needs.items():
+        sizes = backend_with(usable).sizes(graph, weights, LIMITS)
+        assert isinstance(sizes, SplitSizes)
+        assert needs[sizes.placement] <= usable
+        better = [
+            p
+            for p, n in needs.items()
+            if n <= usable
+            and (p.device_layers, -p.cpu_experts) > (sizes.placement.device_layers, -sizes.placement.cpu_experts)
+        ]
+        assert not better, placement
+    nothing = backend_with(0).sizes(graph, weights, LIMITS)
+    assert isinstance(nothing, SplitSizes)
+    assert nothing.placement == Placement(count, 0)
+
+
+def test_experts_on_the_cpu_give_the_logits_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, weights = tiny_graph("qwen2moe")
+    count = len(layer_borders(graph))
+    expected = logits_of(get_backend("torch:cpu").compile(graph, weights, LIMITS))
+    parts = parts_of(graph, Placement(count, count, 1))
+    assert [part.on_device for part in parts] == [True, False, True]
+    assert [type(node.op) for node in parts[1].graph.nodes if node.op.parameters] == [MoE]
+    monkeypatch.setattr("octavo.backends.split.best_placement", lambda *_: Placement(count, count, 1))
+    executor = backend_with(1 << 40).compile(graph, weights, LIMITS)
+    assert isinstance(executor, SplitExecutor)
+    assert len(executor.executors) == 3
+    np.testing.assert_allclose(logits_of(executor), expected, rtol=0, atol=2e-2 * np.abs(expected).max())
+
+
+def test_layers_that_share_a_cache_stay_together() -> None:
+    graph = four_layers()
+    assert possible_layers(graph) == [0, 4]
+    assert best_placement(graph, lambda p: p.device_layers <= 3) == Placement(4, 0)
+    with pytest.raises(UsageError, match="gpu_layers is 2, but layers of this model share a cache there; give 0 or 4"):
+        backend_with(1 << 40, gpu_layers=2).sizes(graph, {}, LIMITS)
+
+
+def test_each_part_of_the_cache_finds_room() -> None:
+    graph, weights = tiny_graph("llama")
+    sizes = backend_with(1 << 40, gpu_layers=1).sizes(graph, weights, LIMITS)
+    assert isinstance(sizes, SplitSizes)
+    on_device, whole = sizes.on(device=True).cache.block_token_bytes, sizes.cache.block_token_bytes
+    assert cache_room(sizes, on_device * 10, 1 << 30) == whole * 10
+    assert cache_room(sizes, 1 << 30, (whole - on_device) * 7) == whole * 7
+    assert cache_room(sizes, -5, 1 << 30) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"gpu_layers": -1}, "gpu_layers is -1; it must be a number of layers from 0 on, or auto"),
+        ({"gpu_layers": "all"}, "gpu_layers is 'all'; it must be a number"),
+        ({"gpu_layers": True}, "gpu_layers is True; it must be"),
+        ({"gpu_memory": 0}, "gpu_memory is 0; write a fraction of the GPU's memory above 0 and up to 1, or a size"),
+        ({"gpu_memory": "0"}, "gpu_memory is '0'; write a fraction"),
+        ({"gpu_memory": -0.5}, "gpu_memory is -0.5; write"),
+        ({"gpu_memory": "nan"}, "gpu_memory is 'nan'; write"),
+        ({"gpu_memory": "lots"}, "gpu_memory is 'lots'; write a size"),
+        ({"device": "tpu"}, "device is 'tpu'; it must be cpu, cuda, or one of several GPUs, such as cuda:1"),
+        ({"device": "cuda", "backend": "cpu"}, "device cuda and backend cpu both say where to compute"),
+        ({"device": "cpu", "gpu_layers": 2}, "gpu_layers is for a GPU, and device cpu compute on the CPU"),
+        ({"backend": "cpu", "gpu_memory": 0.5}, "gpu_memory is for a GPU, and backend cpu compute on the CPU"),
+        ({"tensor_parallel_size": 2, "gpu_layers": 1}, "gpu_layers is for a GPU, and several processes compute"),
+        ({"tensor_parallel_size": 2, "device": "cuda"}, "several ranks run on the cpu, not on cuda"),
+    ],
+)
+def test_wrong_options(options: dict[str, object], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        EngineConfig(**options)
+
+
+def test_options_for_a_gpu_that_is_not_there() -> None:
+    for options in ({"gpu_layers": 3}, {"gpu_memory": "1GiB"}):
+        name, value = next(iter(options.items()))
+        with pytest.raises(UsageError, match=f"{name} {value}: there is no GPU here that torch can use"):
+            backend_of(EngineConfig(**options))
+    with pytest.raises(UsageError, match="the device cuda is not there"):
+        backend_of(EngineConfig(device="cuda"))
+
+
+def test_more_than_there_is() -> None:
+    graph, weights = tiny_graph("llama")
+    count = len(layer_borders(graph))
+    with pytest.raises(UsageError, match=f"gpu_layers is {count + 1}, and the model has {count} layers; give at most"):
+        backend_with(1 << 40, gpu_layers=count + 1).sizes(graph, weights, LIMITS)
+    with pytest.raises(InsufficientMemoryError, match=rf"gpu_layers {count} need 0\.\d+ GiB .* give auto \(0 of"):
+        backend_with(1, gpu_layers=count).sizes(graph, weights, LIMITS)
+    with pytest.raises(UsageError, match=r"gpu_memory is 4GiB and 3\.33 GiB of the GPU's memory are free"):
+        backend_with(3 << 30, gpu_memory="4GiB").sizes(graph, weights, LIMITS)
+    # What is loaded counts, not what is free beside it.
+    loaded = backend_with(700 << 20, gpu_memory="1000MiB")
+    assert loaded.left_on_device(400 << 20, 100 << 20) == 500 << 20
+    assert backend_with(1 << 30).left_on_device(400 << 20, 100 << 20) == (1 << 30) - (100 << 20)
+    assert backend_with(1 << 30, gpu_memory="512MiB").device_limit().usable_bytes == 512 << 20
+
+
+def test_the_default_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("octavo.backends._GPU_DRIVERS", (str(tmp_path),))
+    default_backend.cache_clear()
+    assert backend_name(EngineConfig()) == "cpu"  # torch finds none
+    default_backend.cache_clear()
+    monkeypatch.setattr(TorchBackend, "finds_gpu", True)
+    assert backend_name(EngineConfig()) == "torch"
+    assert backend_name(EngineConfig(device="cpu")) == "cpu"
+    assert backend_name(EngineConfig(tensor_parallel_size=2)) == "cpu"
+    assert isinstance(backend_of(EngineConfig()), SplitBackend)
+    default_backend.cache_clear()
+
+
+def test_torch_is_not_imported_without_the_driver_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.backends._GPU_DRIVERS", ())
+    monkeypatch.setitem(sys.modules, "torch", None)
+    default_backend.cache_clear()
+    assert default_backend() == "cpu"
+    default_backend.cache_clear()

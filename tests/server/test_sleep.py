@@ -1,0 +1,106 @@
+"""Sleeping servers: when they begin to, who wakes them, and that nothing changes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.errors import UsageError
+from octavo.server.config import ServerConfig
+from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.sleeper import Sleeper
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.server.test_model_manager import CountingLoader
+from tests.support.server import running_server
+from tests.support.shell_server import wait_until
+from tests.support.tiny_gguf import tiny_gguf, tiny_tensors
+
+BODY: dict[str, Any] = {
+    "prompt": "ab",
+    "max_tokens": 12,
+    "ignore_eos": True,
+    "temperature": 1,
+    "seed": 3,
+    "logprobs": 2,
+}
+
+
+def test_a_server_sleeps_and_a_request_wakes_it(tmp_path: Path) -> None:
+    """By hand and after the time; the answer and its probabilities are equal to the last bit."""
+    model = tmp_path / "a.gguf"
+    model.write_bytes(tiny_gguf(tensors=tiny_tensors(0)))
+
+    def engines() -> list[int]:
+        return [child.pid for child in server.children() if "octavo.core.main" in " ".join(child.cmdline())]
+
+    with running_server(f"a={model}", "--max-num-seqs", "4", "--sleep-after", "1s") as server, server.client as client:
+        first = client.post("/v1/completions", json=BODY).json()["choices"]
+        wait_until(lambda: client.get("/is_sleeping").json() == {"is_sleeping": True})
+        wait_until(lambda: not engines())  # so its memory is really free
+        assert client.get("/health/ready").status_code == 200
+        assert client.get("/v1/models").json()["data"][0]["state"] == "unloaded"
+        assert client.post("/v1/completions", json=BODY).json()["choices"] == first
+        assert client.post("/sleep?level=1").json() == {"is_sleeping": True}
+        assert not engines()
+        assert client.post("/wake_up").json() == {"is_sleeping": False}
+        assert client.post("/v1/completions", json=BODY).json()["choices"] == first
+        wrong = client.post("/sleep?level=3")
+        assert wrong.status_code in (400, 422)
+        assert "level" in wrong.text
+
+
+def test_only_idle_time_counts(smollm2_tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        loader = CountingLoader(smollm2_tokenizer)
+        manager = ModelManager({name: EngineConfig(model=name) for name in "ab"}, loader)
+        sleeper = Sleeper(manager, 0.05)
+        assert not sleeper.is_sleeping  # it has not begun
+        await manager.load(None)
+        for _ in range(4):
+            await asyncio.sleep(0.03)
+            sleeper.watch(1)  # a request runs
+        for _ in range(4):
+            async with manager.use("b"):
+                await asyncio.sleep(0.03)
+            sleeper.watch(0)
+        assert sorted(loader.loaded) == ["a", "b"]
+        began = time.monotonic()
+        while not sleeper.is_sleeping:
+            assert time.monotonic() - began < 10
+            sleeper.watch(0)
+            await asyncio.sleep(0.01)
+        assert loader.loaded == []
+        await sleeper.sleep()  # has nothing to do
+        await sleeper.wake_up()
+        assert loader.loaded == ["a"]
+        assert not sleeper.is_sleeping
+        await sleeper.close()
+        await manager.close()
+
+    asyncio.run(run())
+
+
+def test_it_never_sleeps_by_default(smollm2_tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        loader = CountingLoader(smollm2_tokenizer)
+        manager = ModelManager({"a": EngineConfig(model="a")}, loader)
+        await manager.load(None)
+        sleeper = Sleeper(manager, ServerConfig().sleep_after or None)
+        await asyncio.sleep(0.05)
+        sleeper.watch(0)
+        await asyncio.sleep(0.05)
+        assert loader.loaded == ["a"]
+        await manager.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), 1e9])
+def test_wrong_times(value: float) -> None:
+    with pytest.raises(UsageError, match="sleep_after"):
+        ServerConfig(sleep_after=value)
