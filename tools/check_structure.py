@@ -55,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         "backends",
         "quantization",
     },
+    "ray": {"llm", "server", "core"},
     "__init__": {"llm", "async_llm"},
     "__main__": {"cli"},
 }

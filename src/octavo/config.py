@@ -14,6 +14,7 @@ from octavo.errors import UsageError
 KVDtype = Literal["float16", "int8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 WeightDtype = Literal["auto", "float32", "float16", "bfloat16"]
+DistributedExecutor = Literal["processes", "ray"]
 Quantization = Literal["nf4", "fp4", "int8", "int4", "fp8"]
 # Called with (phase, bytes done, bytes in all) while a model is loaded. The phases are in words for people: `packing`.
 LoadProgress: TypeAlias = Callable[[str, int, int], None]
@@ -88,6 +89,11 @@ class EngineConfig:
     nnodes: int = option(1, "machines that run the stages of pipeline_parallel_size, as many on each")
     node_rank: int = option(0, "number of this machine among nnodes; 0 answers requests, the others help it")
     master: str | None = option(None, "HOST:PORT of the machine with node_rank 0, where the others come")
+    distributed_executor: DistributedExecutor = option(  # noqa: RUF009 - a literal cannot change
+        "processes",
+        "starts the ranks: processes (of this machine and the others of nnodes), or ray (actors on nnodes of a Ray "
+        "cluster; needs octavo[ray])",
+    )
     data_parallel_size: int = option(
         1,
         "replicas behind the address of `octavo serve`, each with its own processes, memory and share of the cores",
@@ -246,7 +252,11 @@ def _check_processes(config: EngineConfig) -> None:
     check_integer("nnodes", config.nnodes, 1, 64)
     check_integer("node_rank", config.node_rank, 0, config.nnodes - 1)
     check_integer("data_parallel_size", config.data_parallel_size, 1, 64)
-    if config.nnodes > 1 and config.master is None:
+    if config.distributed_executor == "ray":
+        _check_ray(config)
+    elif config.distributed_executor != "processes":
+        raise UsageError(f"distributed_executor is {config.distributed_executor!r}; it must be processes or ray")
+    elif config.nnodes > 1 and config.master is None:
         raise UsageError("nnodes needs master, the HOST:PORT of the machine with node_rank 0")
     if config.pipeline_parallel_size % config.nnodes:
         raise UsageError(
@@ -264,6 +274,24 @@ def _check_processes(config: EngineConfig) -> None:
             raise UsageError(f"{what} on the backend cpu, not on {config.backend}; leave out backend")
         if config.device not in (None, "cpu"):
             raise UsageError(f"{what} on the cpu, not on {config.device}; leave out device")
+
+
+def _check_ray(config: EngineConfig) -> None:
+    if config.num_ranks == 1:
+        raise UsageError(
+            "distributed_executor is ray, which starts the ranks of an engine, and there is one; give "
+            "tensor_parallel_size or pipeline_parallel_size"
+        )
+    for name, value in (("node_rank", config.node_rank), ("master", config.master)):
+        if value:
+            raise UsageError(
+                f"{name} is {value!r} beside distributed_executor ray, which finds it itself; leave it out"
+            )
+    if config.data_parallel_size > 1:
+        raise UsageError(
+            f"data_parallel_size is {config.data_parallel_size} beside distributed_executor ray; Ray Serve runs "
+            "replicas (octavo.ray.serve): leave out one of the two"
+        )
 
 
 def _check_loading(config: EngineConfig) -> None:

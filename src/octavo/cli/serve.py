@@ -77,7 +77,8 @@ def _check_replicas(config: ServerConfig, models: list[EngineConfig]) -> None:
 
 def _launched(engine_options: Options) -> Options:
     """The place among several machines that a launcher has set, unless the options say it."""
-    found = {} if "nnodes" in engine_options else env.cluster_of_launcher()
+    is_given = "nnodes" in engine_options or engine_options.get("distributed_executor") == "ray"
+    found = {} if is_given else env.cluster_of_launcher()
     if missing := {name: value for name, value in found.items() if name not in engine_options}:
         _say("from the environment: " + ", ".join(f"{name} {value}" for name, value in missing.items()))
     return missing

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from octavo.distributed.connection import Connection, ConnectionEndedError
@@ -32,10 +32,15 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def accept_ranks(
-    address: tuple[str, int], token: str, ranks: Collection[int], timeout_s: float
+    address: tuple[str, int],
+    token: str,
+    ranks: Collection[int],
+    timeout_s: float,
+    listening: Callable[[int], None] | None = None,
 ) -> dict[int, Connection]:
     """The connections of these ranks, once all have come and shown the token. Others are refused and logged.
 
+    listening: called with the port, which 0 leaves to the system, once ranks may come.
     Raises EngineDeadError naming the ranks that did not come, and UsageError for an address that cannot be had.
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -50,6 +55,8 @@ def accept_ranks(
     with listener:
         door = _Door(listener, token, ranks, greeted)
         threading.Thread(target=door.run, name="octavo-door", daemon=True).start()
+        if listening is not None:
+            listening(listener.getsockname()[1])
         end = time.monotonic() + timeout_s
         while len(found) < len(ranks):
             with suppress(queue.Empty):

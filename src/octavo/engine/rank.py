@@ -41,6 +41,7 @@ from octavo.engine.load import (
     model_graph,
     model_sizes,
 )
+from octavo.engine.rank_ray import lead_on_ray
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Collective
@@ -65,10 +66,13 @@ def lead(
     """The executor of all ranks, with their processes. graph: the whole model. Raises what a rank raises."""
     ranks = ranks_of(config)
     leader = Leader()
-    leader.spawn(config.ranks_here[1:])
     try:
         name = secrets.token_hex(8)
-        _admit_other_machines(config, leader)
+        if config.distributed_executor == "ray":
+            config = lead_on_ray(config, leader)
+        else:
+            leader.spawn(config.ranks_here[1:])
+            _admit_other_machines(config, leader)
         for rank in range(1, ranks.count):
             leader.send(_setup(config, checkpoint, rank, f"{name}-{ranks.stage(rank)}", limits), [rank])
         part = rank_graph(graph, ranks, 0, steps_of(checkpoint, config, graph))

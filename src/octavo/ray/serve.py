@@ -1,0 +1,133 @@
+"""A deployment of Ray Serve with all routes of `octavo serve`.
+
+from ray import serve
+from octavo.ray.serve import openai_app
+serve.run(openai_app("smollm2", num_cpus=4, num_replicas=2))
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineState
+from octavo.errors import EngineDeadError, UsageError
+from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answering import start_schema_threads
+from octavo.server.startup import build_state, check_exposure
+from octavo.server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+
+def openai_app(
+    model: str = "smollm2",
+    *,
+    num_cpus: int = 1,
+    num_replicas: int = 1,
+    server: ServerConfig | None = None,
+    **options: Any,
+) -> Any:
+    """An application for `serve.run`, at the route prefix `/`.
+
+    num_cpus: that Ray reserves for each replica, which computes with as many threads. server: of its options, those
+    about the address, TLS and connections are Ray's. As `octavo serve`, an application that answers to other names than
+    localhost (`ServerConfig(host="0.0.0.0")`) wants an API key or allow_unauthenticated. options: of `EngineConfig`.
+    Raises UsageError.
+    """
+    try:
+        from ray import serve
+    except ImportError:
+        raise UsageError("octavo.ray.serve needs ray: pip install 'octavo[ray]'") from None
+    config, rules = EngineConfig.resolve(model, {"num_threads": num_cpus, **options}), server or ServerConfig()
+    check_exposure(rules)
+
+    def build() -> OpenAIServer:
+        return OpenAIServer(config, rules)
+
+    deployment = serve.deployment(
+        name="octavo",
+        num_replicas=num_replicas,
+        ray_actor_options={"num_cpus": num_cpus},
+        max_ongoing_requests=config.max_num_seqs + rules.max_queue,
+    )
+    return deployment(serve.ingress(build)(_Healthy)).bind()
+
+
+class OpenAIServer:
+    """An ASGI application that loads its model at the start of its lifespan, and unloads it at the end."""
+
+    def __init__(self, config: EngineConfig, server: ServerConfig) -> None:
+        self._config, self._server = config, server
+        self._state: ServerState | None = None
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        assert self._app is not None  # its lifespan has begun
+        await self._app(scope, receive, send)
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError if the engine was given up."""
+        entry = self._state.models.entry(None) if self._state is not None else None
+        if entry is not None and entry.model is not None:
+            status = entry.model.client.status()
+            if status.state is EngineState.DEAD:
+                raise EngineDeadError(f"the engine of {entry.name} has ended: {status.reason}")
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message: Message = await receive()
+            try:
+                if message["type"] == "lifespan.startup":
+                    await self._start()
+                else:
+                    await self._stop()
+            except Exception as error:
+                logger.error("%s", error)
+                await self._stop()
+                await send({"type": f"{message['type']}.failed", "message": str(error)})
+                return
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def _start(self) -> None:
+        start_schema_threads()
+        self._state = build_state(self._server, {self._config.model: self._config}, _Quiet())
+        self._app = create_app(self._state)
+        await self._state.models.load(None)
+
+    async def _stop(self) -> None:
+        if self._state is not None:
+            await self._state.responses.close()
+            await self._state.models.close()
+
+
+class _Healthy:
+    """The user's side of the deployment: Ray asks it from time to time, and replaces a replica that is not well."""
+
+    app: OpenAIServer  # of Ray's wrapper
+
+    def check_health(self) -> None:
+        self.app.check_health()
+
+
+class _Quiet:
+    """Implements `octavo.server.models.model_loader.LoadReport`."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        pass
+
+    def phase(self, name: str, seconds: float) -> None:
+        logger.info("%s: %.2f s", name, seconds)
+
+    def ready(self, model: ServedModel) -> None:
+        pass

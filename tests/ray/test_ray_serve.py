@@ -1,0 +1,45 @@
+"""The server as an application of Ray Serve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from octavo.errors import UsageError
+from octavo.ray.serve import openai_app
+from octavo.server.config import ServerConfig
+
+
+def test_an_open_address_wants_a_key() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match="allow"):
+        openai_app("smollm2", server=ServerConfig(host="0.0.0.0"))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_it_answers_like_the_server(smollm2_path: Path) -> None:
+    from ray import serve
+
+    serve.start(http_options={"host": "127.0.0.1", "port": 8123})
+    try:
+        app = openai_app(str(smollm2_path), num_cpus=1, kv_cache_memory="32MiB", max_model_len=512)
+        serve.run(app, name="octavo", route_prefix="/")
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "temperature": 0}
+        with httpx.Client(base_url="http://127.0.0.1:8123", timeout=120) as client:
+            assert client.get("/health").json() == {"status": "ready"}
+            answer = client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            text = answer.json()["choices"][0]["message"]["content"]
+            with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+                lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+            assert lines[-1] == "[DONE]"
+            deltas = [json.loads(line)["choices"] for line in lines[:-1]]
+            assert "".join(choice[0]["delta"].get("content") or "" for choice in deltas if choice) == text
+            refused = client.post("/v1/chat/completions", json={**body, "max_tokens": 0})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "max_tokens"
+    finally:
+        serve.shutdown()
