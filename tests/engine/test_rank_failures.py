@@ -116,8 +116,8 @@ def test_a_rank_is_killed_while_it_loads(model: str, seed: int) -> None:
     time.sleep(rng.uniform(0, 2.0))
     if Path(f"/proc/{ranks[0]}").exists():
         os.kill(ranks[0], signal.SIGKILL)
-    loading.join(60)
+    loading.join(90)  # ranks wait a minute for each other to come
     assert len(found) == 1
-    assert found[0] is None or "rank 1 is gone" in str(found[0])
+    assert found[0] is None or "rank 1" in str(found[0])  # it is gone, or did not come
     assert not children()
     assert not segments()

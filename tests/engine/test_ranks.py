@@ -75,15 +75,20 @@ def children() -> list[int]:
     """The processes of ranks that this one has started, zombies not counted."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            with_state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            if with_state[0] != "Z" and b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread or a child that has just ended
+            for child in (task / "children").read_text().split():
+                with_state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                if with_state[0] != "Z" and b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
     return found
 
 
-def segments() -> list[str]:
-    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("octavo-")]
+def segments() -> list[Path]:
+    """Those that stay. Other tests have some for a moment, until their ranks have come together."""
+    left, end = [path for path in Path("/dev/shm").iterdir() if path.name.startswith("octavo-")], time.monotonic() + 20
+    while (left := [path for path in left if path.exists()]) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.support.quantize import random_weight
 from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
 
 LIMITS = ExecutorLimits(64, 4, 64, 64)
-FAST = ("llama", "llama-tied-biased", "gpt-oss", "deepseek2", "gemma3n", "qwen3next", "phi3")
+FAST = ("llama", "llama-tied-biased", "gpt-oss", "gemma4-experts", "deepseek2", "gemma3n", "qwen3next", "phi3")
 
 
 def steps() -> list[Batch]:

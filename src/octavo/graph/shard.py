@@ -297,17 +297,19 @@ class _Sharder:
 
     def _experts(self, op: MoE) -> tuple[Value, _Layout]:
         """Every rank has a part of each expert's inner columns, so that all have as much to do for every row."""
-        x, step = self._as(op.x, None), lcm(self._steps(op.down), _EXPERT_STEP)
+        router_x = None if op.router_x is None else self._as(op.router_x, None)
+        op = replace(op, x=self._as(op.x, None), router_x=router_x)
+        step = lcm(self._steps(op.down), _EXPERT_STEP)
         split = even(op.gate.shape[1], self._size, step)
         if split is None:
-            return self._emit(replace(op, x=x)), None
+            return self._emit(op), None
         ((begin, end),) = split.ranges[self._rank]
         inner: dict[str, Any] = {name: _part(getattr(op, name), 1, begin, end) for name in ("gate", "up")}
         for name in ("gate_bias", "up_bias"):
             bias = getattr(op, name)
             inner[name] = None if bias is None else _part(bias, 1, begin, end)
         down, down_bias = _part(op.down, 2, begin, end), op.down_bias if self._rank == 0 else None
-        return self._emit(replace(op, x=x, down=down, down_bias=down_bias, **inner)), _ADDEND
+        return self._emit(replace(op, down=down, down_bias=down_bias, **inner)), _ADDEND
 
     def _head_linear(self, op: HeadLinear, output: Value) -> tuple[Value, _Layout]:
         heads, out_features, in_features = op.weight.shape
