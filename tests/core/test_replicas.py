@@ -206,6 +206,10 @@ def test_without_any_replica_requests_are_refused(run: Run) -> None:
         await client.close()
         with pytest.raises(EngineDeadError):
             await client.generate(request([0]))
+        closed = [pid_of(client, number) for number in range(2)]
+        with pytest.raises(EngineDeadError, match="it was closed"):
+            await client.restart()
+        assert [pid_of(client, number) for number in range(2)] == closed
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
     run(test)

@@ -14,9 +14,12 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.distributed.leader import Leader
+from octavo.engine.load import executor_limits, model_graph
+from octavo.engine.rank import _setup
 from octavo.engine.rank_ray import lead_on_ray
 from octavo.errors import EngineDeadError, UsageError
 from octavo.llm import LLM
+from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams
 
 SOON_S = 30.0
@@ -99,6 +102,16 @@ def test_options_that_contradict_each_other(options: dict[str, Any], message: st
         EngineConfig(distributed_executor="ray", **options)
     with pytest.raises(UsageError, match="distributed_executor is 'mpi'; it must be processes or ray"):
         EngineConfig(distributed_executor="mpi")  # type: ignore[arg-type]
+
+
+def test_ranks_of_other_nodes_get_their_options(tiny_path: Path) -> None:
+    config = EngineConfig(model=str(tiny_path), pipeline_parallel_size=2, nnodes=2, distributed_executor="ray")
+    checkpoint = open_checkpoint(tiny_path)
+    try:
+        setup = _setup(config, checkpoint, 1, "group", executor_limits(config, 64, model_graph(checkpoint, 64)))
+        assert (setup.rank, setup.config, setup.digest) == (1, config, checkpoint.file.digest())
+    finally:
+        checkpoint.close()
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,13 @@ from octavo.server.config import ServerConfig
 
 
 def test_an_open_address_wants_a_key() -> None:
-    pytest.importorskip("ray")
     with pytest.raises(UsageError, match="allow"):
         openai_app("smollm2", server=ServerConfig(host="0.0.0.0"))
+
+
+def test_replicas_do_not_sleep() -> None:
+    with pytest.raises(UsageError, match="sleep_after is 60; Ray Serve"):
+        openai_app("smollm2", server=ServerConfig(sleep_after=60))
 
 
 @pytest.mark.usefixtures("cluster")

@@ -131,6 +131,8 @@ class ReplicaClient:
         It goes on if the caller is cancelled. Raises the error that kept a new one from loading; the rest stays as it
         is then.
         """
+        if self._is_closed:
+            raise self._refusal()
         if self._restarting is None or self._restarting.done():
             self._restarting = asyncio.create_task(self._replace_all(), name="restart replicas")
             self._restarting.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -111,7 +111,9 @@ def _setup(config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, 
     node = rank // len(config.ranks_here)
     model = str(checkpoint.path) if node == 0 else config.model
     digest = checkpoint.file.digest() if node > 0 else ""
-    return Setup(replace(config, model=model, node_rank=node), rank, group, limits.max_model_len, digest)
+    if config.distributed_executor != "ray":  # which has no node_rank
+        config = replace(config, node_rank=node)
+    return Setup(replace(config, model=model), rank, group, limits.max_model_len, digest)
 
 
 def follow(config: EngineConfig) -> None:
@@ -263,8 +265,9 @@ class Follower:
         ranks, rank = ranks_of(config), setup.rank
         checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
         if setup.digest and setup.digest != checkpoint.file.digest():
+            node = rank // len(config.ranks_here)
             raise UsageError(
-                f"rank {rank} on node {config.node_rank} has another model than the first machine: the tensors of "
+                f"rank {rank} on node {node} has another model than the first machine: the tensors of "
                 f"{checkpoint.path} differ from those there; copy the same files to all machines"
             )
         whole = model_graph(checkpoint, setup.model_len)

@@ -40,12 +40,16 @@ def openai_app(
     localhost (`ServerConfig(host="0.0.0.0")`) wants an API key or allow_unauthenticated. options: of `EngineConfig`.
     Raises UsageError.
     """
+    config, rules = EngineConfig.resolve(model, {"num_threads": num_cpus, **options}), server or ServerConfig()
+    if rules.sleep_after:
+        raise UsageError(
+            f"sleep_after is {rules.sleep_after:g}; Ray Serve starts and ends replicas itself: leave it out"
+        )
+    check_exposure(rules)
     try:
         from ray import serve
     except ImportError:
         raise UsageError("octavo.ray.serve needs ray: pip install 'octavo[ray]'") from None
-    config, rules = EngineConfig.resolve(model, {"num_threads": num_cpus, **options}), server or ServerConfig()
-    check_exposure(rules)
 
     def build() -> OpenAIServer:
         return OpenAIServer(config, rules)
