@@ -68,6 +68,10 @@ def test_only_idle_time_counts(smollm2_tokenizer: Tokenizer) -> None:
             async with manager.use("b"):
                 await asyncio.sleep(0.03)
             sleeper.watch(0)
+        async with manager.use("b"):
+            for _ in range(4):
+                await asyncio.sleep(0.03)
+                sleeper.watch(0)
         assert sorted(loader.loaded) == ["a", "b"]
         began = time.monotonic()
         while not sleeper.is_sleeping:

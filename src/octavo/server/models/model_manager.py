@@ -139,6 +139,11 @@ class ModelManager:
         """All models, in their order."""
         return list(self._entries.values())
 
+    @property
+    def is_used(self) -> bool:
+        """True while somebody uses a model, or waits for it."""
+        return any(entry.residency is not None and entry.residency.num_users for entry in self.entries)
+
     def entry(self, name: str | None) -> ModelEntry:
         """One model; None: the first one. Raises ApiError (404 model_not_found)."""
         entry = self._entries.get(self.default_name if name is None else name)

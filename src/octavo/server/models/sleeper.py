@@ -42,7 +42,8 @@ class Sleeper:
 
     def watch(self, num_requests: int) -> None:
         """Begins to sleep if it is time. To be called a few times a second. num_requests: in the server now."""
-        is_busy = num_requests > 0 or self._models.last_turn != self._turn or self.is_sleeping
+        is_used = num_requests > 0 or self._models.is_used  # also by a restart, or a load that takes long
+        is_busy = is_used or self._models.last_turn != self._turn or self.is_sleeping
         if is_busy or not self._models.has_begun:
             self._busy_at, self._turn = time.monotonic(), self._models.last_turn
         idle_s = time.monotonic() - self._busy_at
