@@ -276,7 +276,7 @@ def test_unknown_options_name_the_nearest() -> None:
 
 @pytest.mark.parametrize("backend", ["cuda", "sampling", "cpu.compile"])
 def test_unknown_backends_are_named(smollm2_path: Path, backend: str) -> None:
-    with pytest.raises(UsageError, match=f"there is no backend '{backend}'; leave it out for the cpu"):
+    with pytest.raises(UsageError, match=f"there is no backend '{backend}'; leave it out, or take 'cpu'"):
         LLM(str(smollm2_path), backend=backend)
 
 

@@ -90,6 +90,15 @@ def test_the_plan_shows_both_places_and_a_speed(model: str) -> None:
     )
 
 
+def test_the_plan_of_a_whole_model_keeps_to_the_limit_of_the_gpu(model: str) -> None:
+    config = EngineConfig(backend="torch:cpu", gpu_memory="64MiB", max_num_seqs=4)
+    with closing(open_checkpoint(Path(model))) as checkpoint:
+        needs = memory_needs(checkpoint, 64, 2, MemoryBudget(1 << 40), config)
+    assert needs.gpu is not None
+    assert needs.gpu.limit_bytes == 64 << 20
+    assert needs.available_bytes - needs.headroom_bytes <= 64 << 20
+
+
 @pytest.mark.slow
 def test_a_real_model_in_two_places(smollm2_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -118,6 +118,19 @@ def test_the_teacher_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPa
     assert len(compiled) == 1
 
 
+def test_a_text_that_was_cut_off_is_made_again(folder: Path) -> None:
+    """As a killed run leaves it: its first log-probabilities are there, the others are still zeros."""
+    texts = np.random.default_rng(0).integers(2, 8, (3, 32)).astype(np.int32)
+    with closing(open_checkpoint(write_model(folder / "t.gguf"))) as teacher:
+        expected = np.array(TeacherCache(folder / "kept", 8).tokens(teacher, texts).logprobs)
+        [kept] = (folder / "kept").iterdir()
+        written = np.load(kept / "logprobs.npy", mmap_mode="r+")
+        written[2, 5:] = 0
+        written.flush()
+        found = TeacherCache(folder / "kept", 8).tokens(teacher, texts).logprobs
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_another_vocabulary_is_refused_before_the_teacher_is_read(folder: Path) -> None:
     teacher, student = write_model(folder / "t.gguf"), folder / "s.gguf"
     student.write_bytes(teacher.read_bytes().replace(b"cd", b"dc").replace(b"c d", b"d c"))

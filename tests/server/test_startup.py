@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -11,13 +12,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from octavo.config import EngineConfig
 from octavo.server.config import ServerConfig
-from octavo.server.startup import check_exposure
+from octavo.server.models.model_loader import LoadReport
+from octavo.server.startup import build_state, check_exposure
 from tests.support.processes import octavo, octavo_here
 from tests.support.server import RunningServer, running_server, start_server
 from tests.support.witness import faulty
@@ -47,6 +50,20 @@ def loading(smollm2_path: Path) -> Iterator[RunningServer]:
         running.stop()
     finally:
         running.kill()
+
+
+def test_the_server_of_a_single_model_does_not_ask_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask a GPU takes a part of its memory for as long as the process lives, asleep too."""
+
+    def asked(config: EngineConfig) -> None:
+        raise AssertionError(config.model)
+
+    async def run() -> None:
+        state = build_state(ServerConfig(), {"a": EngineConfig(model="a")}, cast(LoadReport, None))
+        await state.responses.close()
+
+    monkeypatch.setattr("octavo.server.startup.free_memory", asked)
+    asyncio.run(run())
 
 
 def test_http_answers_while_the_model_loads(loading: RunningServer) -> None:

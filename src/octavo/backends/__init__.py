@@ -283,5 +283,5 @@ def get_backend(name: str) -> Backend:
         return cast(Backend, backend.on_device(device or None))
     if not hasattr(backend, "compile") or device:
         found = f"{name}:{device}" if device else name
-        raise UsageError(f"there is no backend {found!r}; leave it out for the cpu, or take 'torch' or 'reference'")
+        raise UsageError(f"there is no backend {found!r}; leave it out, or take 'cpu', 'torch' or 'reference'")
     return cast(Backend, backend)

@@ -13,14 +13,10 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """read_bytes_per_s: from the backend's memory. flops_per_s: of its products with weights.
-
-    copy_bytes_per_s: from main memory to the backend's; 0: they are the same.
-    """
+    """read_bytes_per_s: from the backend's memory. flops_per_s: of its products with weights."""
 
     read_bytes_per_s: float
     flops_per_s: float
-    copy_bytes_per_s: float = 0.0
 
     def seconds(self, cost: Cost) -> float:
         """The least time of operations with this cost."""

@@ -192,14 +192,16 @@ def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple
 
 
 def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> MemoryBudget:
-    """Of a model that is split, the memory that its weights, workspace and cache find in their two places."""
+    """On a GPU, what of its memory may be used; of a split model, the memory that it finds in its two places."""
     from octavo.backends.memory import MemoryBudget
     from octavo.backends.split import SplitBackend, SplitSizes, cache_room
     from octavo.engine.devices import backend_of
 
     backend = backend_of(config)
-    if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
+    if not isinstance(backend, SplitBackend):
         return memory
+    if not isinstance(sizes, SplitSizes):
+        return backend.device_limit()
     places = ((backend.device_limit(), True), (backend.cpu_memory(), False))
     left = []
     for budget, is_device in places:

@@ -58,7 +58,7 @@ class TeacherCache:
         check_free_space(folder, 6 * texts.size * top_k)
         ids = _array(folder / "ids.npy", np.dtype(np.int32), (count, length, top_k))
         logprobs = _array(folder / "logprobs.npy", np.dtype(np.float16), (count, length, top_k))
-        done = int(np.count_nonzero(logprobs[:, 0, 0]))  # a likeliest token has a probability below 1
+        done = int(np.count_nonzero(logprobs[:, -1, -1]))  # the last number of a text: none is 0
         if done < count:
             rows = np.arange(length, dtype=np.int32)
             with TextRunner(graph, teacher.weights, texts[:_AT_ONCE], rows) as runner:

@@ -74,9 +74,10 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
     """The parts of a server. Call it from a running event loop."""
     responses = ResponseStore(config.response_store)
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
-    memory_bytes, machine_bytes = config.models_memory_bytes, free_memory(next(iter(models.values()))).usable_bytes
-    if memory_bytes is None and len(models) > 1:
-        memory_bytes = machine_bytes
+    memory_bytes, machine_bytes = config.models_memory_bytes, 0
+    if memory_bytes is not None or len(models) > 1:  # to ask a GPU would load torch into this process, which stays
+        machine_bytes = free_memory(next(iter(models.values()))).usable_bytes
+        memory_bytes = machine_bytes if memory_bytes is None else memory_bytes
     manager = ModelManager(
         models,
         ModelLoader(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from octavo import LLM, SamplingParams
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.torch.compile import TorchBackend
 from octavo.batch import Batch
-from octavo.errors import UsageError
+from octavo.errors import InsufficientMemoryError, UsageError
 from tests.support.batches import Request, step
 from tests.support.sampling_batches import sampling_batch
 from tests.support.tiny_models import tiny_graph
@@ -33,7 +34,7 @@ def test_devices_that_are_not_there_are_refused() -> None:
         get_backend("torch:tpu")
     with pytest.raises(UsageError, match="runs on cpu and cuda, not on meta"):
         get_backend("torch:meta")
-    with pytest.raises(UsageError, match=r"cuda:99 is not there: torch .* finds \d+ GPUs; give torch:cpu"):
+    with pytest.raises(UsageError, match=r"cuda:99 is not there: torch .* finds \d+ GPUs; give another one, or leave"):
         get_backend("torch:cuda:99")
     with pytest.raises(UsageError, match="there is no backend 'reference:cpu'"):
         get_backend("reference:cpu")
@@ -93,6 +94,23 @@ def test_entries_of_block_tables_that_are_not_read_may_be_anything() -> None:
     wide = np.pad(batch.block_tables, ((0, 0), (0, 0), (0, 2)), constant_values=10**6)
     expected = executor.submit(batch).wait().logits
     np.testing.assert_array_equal(executor.submit(replace(batch, block_tables=wide)).wait().logits, expected)
+
+
+@pytest.mark.parametrize(("part", "what"), [("compile.DeviceWeights", "weights"), ("executor.PagedCache", "KV cache")])
+def test_a_full_gpu_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch, part: str, what: str) -> None:
+    def full(*_arguments: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    graph, weights = tiny_graph("llama")
+    backend = get_backend("torch:cpu")
+    executor = backend.compile(graph, weights, LIMITS)
+    monkeypatch.setattr(f"octavo.backends.torch.{part}", full)
+    calls = {
+        "weights": partial(backend.compile, graph, weights, LIMITS),
+        "KV cache": partial(executor.allocate_cache, 8, 16),
+    }
+    with pytest.raises(InsufficientMemoryError, match=rf"no room for the {what}, \d.* GiB.*lower gpu_memory"):
+        calls[what]()
 
 
 def test_in_bfloat16_a_step_is_close_to_float32() -> None:

@@ -21,7 +21,7 @@ from octavo.backends.memory import MemoryBudget, Sizes, host_memory
 from octavo.backends.parameters import weight_of
 from octavo.backends.rates import Rates
 from octavo.backends.torch.cache import cache_sizes, cache_types
-from octavo.backends.torch.executor import TorchExecutor, triton_calls
+from octavo.backends.torch.executor import TorchExecutor, room_for, triton_calls
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
 from octavo.backends.torch.rates import measured_rates
@@ -69,7 +69,7 @@ class TorchBackend:
         ):
             raise UsageError(
                 f"the device {device} is not there: torch {torch.__version__} finds "
-                f"{torch.cuda.device_count()} GPUs; give torch:cpu, or leave the backend out"
+                f"{torch.cuda.device_count()} GPUs; give another one, or leave device and backend out"
             )
         if device.type == "cpu":
             return cls(device, torch.float32)
@@ -93,7 +93,8 @@ class TorchBackend:
         for node in planned.graph.nodes:
             check_operation(node)
         check_model_len(planned.graph, limits)
-        held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
+        with room_for("the weights", planned.weight_bytes):
+            held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
         sizes = (planned.cache, planned.workspace_bytes)
         types = cache_types(planned.graph, planned.kv_formats, self.cache_dtype)
         return TorchExecutor(planned.graph, held, limits, sizes, self.device, types, self.capture)

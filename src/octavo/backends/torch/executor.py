@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -25,6 +25,7 @@ from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
 from octavo.backends.torch.step_arrays import HostArrays, host_arrays, sent
 from octavo.backends.torch.weights import DeviceWeights, vector_type
 from octavo.batch import Batch, StepOutput
+from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
 from octavo.graph.ops import RopeParams
@@ -141,7 +142,9 @@ class TorchExecutor:
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self._graphs = None  # those of an earlier cache have its addresses
-        self._cache = self._new_cache(num_blocks, block_size, num_states)
+        num_bytes = num_blocks * self.cache_sizes.block_bytes(block_size) + num_states * self.cache_sizes.state_bytes
+        with room_for("the KV cache", num_bytes):
+            self._cache = self._new_cache(num_blocks, block_size, num_states)
         graph, limits = self._graph, self._limits
         if self._capture is not None and graph.generates and not graph.inputs and not graph.takes_whole_texts:
             most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[Rows.LOGITS])
@@ -262,6 +265,18 @@ class TorchExecutor:
 def current(device: torch.device) -> AbstractContextManager[None]:
     """Makes a GPU the current one: Triton launches, streams and events are of that, not of their tensors' device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def room_for(what: str, num_bytes: int) -> Iterator[None]:
+    """Raises InsufficientMemoryError where torch finds the GPU full, which the plan of memory did not foresee."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise InsufficientMemoryError(
+            f"the GPU has no room for {what}, {num_bytes / 2**30:.2f} GiB: another program may have taken it since; "
+            "end that, or give a lower gpu_memory or gpu_layers"
+        ) from None
 
 
 def triton_calls(device: torch.device) -> StepKernels | None:

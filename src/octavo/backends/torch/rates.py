@@ -18,7 +18,8 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
         if is_gpu:
             torch.cuda.synchronize(device)
 
-    memory = torch.ones((_GPU_BYTES if is_gpu else _CPU_BYTES) // 4, dtype=torch.float32, device=device)
+    num_bytes = min(_GPU_BYTES, torch.cuda.mem_get_info(device)[0] // 4) if is_gpu else _CPU_BYTES
+    memory = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
 
     def read() -> None:
         memory.sum()
@@ -31,14 +32,4 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
         matrix @ matrix
         settled()
 
-    copies = 0.0
-    if is_gpu:
-        pinned = torch.ones(_CPU_BYTES, dtype=torch.uint8, pin_memory=True)
-        target = torch.empty_like(pinned, device=device)
-
-        def copy() -> None:
-            target.copy_(pinned, non_blocking=True)
-            settled()
-
-        copies = best_rate(_CPU_BYTES, copy)
-    return Rates(best_rate(memory.nbytes, read), best_rate(2.0 * rows**3, multiply), copies)
+    return Rates(best_rate(memory.nbytes, read), best_rate(2.0 * rows**3, multiply))
