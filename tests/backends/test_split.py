@@ -99,6 +99,16 @@ def test_the_plan_of_a_whole_model_keeps_to_the_limit_of_the_gpu(model: str) -> 
     assert needs.available_bytes - needs.headroom_bytes <= 64 << 20
 
 
+def test_the_plan_of_a_longer_context_leaves_layers_to_the_cpu(model: str) -> None:
+    """As the start with the options that it names does; the GPU's part of a model cannot run from disk."""
+    config = EngineConfig(backend="torch:cpu", gpu_memory="64MiB", max_num_seqs=4)
+    with closing(open_checkpoint(Path(model))) as checkpoint:
+        needs = memory_needs(checkpoint, 1 << 20, 1, MemoryBudget(1 << 40), config)
+    assert needs.gpu is not None
+    assert needs.gpu.gpu_layers < needs.gpu.num_layers
+    assert needs.from_disk is None
+
+
 @pytest.mark.slow
 def test_a_real_model_in_two_places(smollm2_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -132,7 +132,7 @@ def memory_needs(
     config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
     """
     from octavo.engine.device_needs import device_needs
-    from octavo.engine.load import model_sizes, size_notes
+    from octavo.engine.load import size_notes
     from octavo.engine.rank import rank_needs
     from octavo.graph.cost import expert_cost, graph_cost
     from octavo.graph.ops import StepSizes
@@ -140,7 +140,7 @@ def memory_needs(
     model_context: int = checkpoint.config.max_position_embeddings
     wanted = _checked_context(context or model_context)
     config, users, memory = _of_replica(config, users, memory)
-    sizes = model_sizes(checkpoint, config, wanted)
+    sizes = _sizes(checkpoint, config, wanted, users if context else 0)
     cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
     room = _room(checkpoint, config, sizes, memory := _both_memories(config, sizes, memory), context, users)
     kv_bytes = users * cache.sequence_bytes(wanted, block, step_tokens)
@@ -180,6 +180,19 @@ def memory_needs(
         ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
         gpu=device_needs(config, sizes, users, wanted),
     )
+
+
+def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
+    """The sizes of the model. users: whose caches a GPU leaves room for; 0: as at a start without options."""
+    from octavo.backends.split import SplitBackend
+    from octavo.engine.devices import backend_of
+    from octavo.engine.load import model_sizes
+
+    sizes = model_sizes(checkpoint, config, context)
+    if not users or not isinstance(backend_of(config), SplitBackend):
+        return sizes
+    kv_bytes = users * sizes.cache.sequence_bytes(context, config.block_size, config.max_num_batched_tokens)
+    return model_sizes(checkpoint, replace(config, kv_cache_memory=kv_bytes or None), context)
 
 
 def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple[EngineConfig, int, MemoryBudget]:
