@@ -59,7 +59,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("names", "src/octavo/graph/a.py", "class A: ...\nclass B:\n    class A: ...\n", "A is the name of something"),
         ("names", "src/octavo/graph/a.py", "class Sizes: ...\nSizes = list[int]\n", "Sizes is the name of something"),
         ("python budgets", "src/octavo/graph/a.py", "x = 1\n" * 501, "501 lines"),
-        ("python budgets", "src/octavo/server/a.py", "x = 1\n" * 14_201, "14201 lines of Python in all"),
+        ("python budgets", "src/octavo/server/a.py", "x = 1\n" * 14_301, "14301 lines of Python in all"),
         ("python budgets", "src/octavo/graph/a.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
         ("python budgets", "src/octavo/graph/a.py", "def f(a, b, c, d, e, f, g, h, i): ...\n", "9 parameters"),
         ("C++ budgets", "csrc/a.cpp", "int x;\n" * 501, "501 lines"),

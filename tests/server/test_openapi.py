@@ -34,9 +34,16 @@ WITH_BODY = [label for label, operation in OPERATIONS.items() if operation.body]
 HTTP = requests.Session()
 
 
+class LastingClient(FakeClient):
+    """Stands also for the new engines of a model that is loaded again, as after `/sleep`."""
+
+    async def close(self) -> None:
+        pass
+
+
 @pytest.fixture(scope="module")
 def url(smollm2_tokenizer: Tokenizer) -> Iterator[str]:
-    with scripted_app(FakeClient(smollm2_tokenizer, Script(["Hel", "lo"])), smollm2_tokenizer) as app:
+    with scripted_app(LastingClient(smollm2_tokenizer, Script(["Hel", "lo"])), smollm2_tokenizer) as app:
         yield app.url
 
 

@@ -95,12 +95,15 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
 class _TokenizerInMaking:
     """The vocabulary, made on a thread while the weights are packed, which mostly runs without the GIL.
 
-    The library keeps the GIL for long, so it begins when the threads that pack are at work.
+    The library keeps the GIL for long, so it begins when the threads that pack are at work. With a limit on the address
+    space it begins before, while there is room for what it takes: it would end the process.
     """
 
     def __init__(self, background: ThreadPoolExecutor, checkpoint: Checkpoint, progress: LoadProgress | None) -> None:
         self._background, self._checkpoint, self._progress = background, checkpoint, progress
         self._made: Future[Tokenizer] | None = None
+        if address_space_limit() is not None:
+            self._begin().exception()
 
     def report(self, phase: str, done: int, total: int) -> None:
         """The progress of the weights."""

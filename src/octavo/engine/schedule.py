@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
-
 from octavo.engine.request import RequestStatus, RowUse, Sequence, SequenceGroup
 
 _by_key = attrgetter("key")
@@ -143,8 +143,8 @@ class Stages:
             self.busy -= step.groups
 
     def share(self, num_groups: int) -> int:
-        """The most of these groups for one step, so that every stage has some."""
-        return -(-num_groups // self._num_stages)
+        """The most of these groups for one step, so that every stage has some. Without a pipeline there is no limit."""
+        return -(-num_groups // self._num_stages) if self._num_stages > 1 else sys.maxsize
 
     def last_idle(self, queue: ServiceQueue) -> SequenceGroup | None:
         """The last running group, in the order of service, that is in no step in flight."""
