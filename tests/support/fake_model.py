@@ -17,7 +17,7 @@ def use_fake_model(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeExecu
     engine = fake_engine(**options)
     executor = cast(FakeExecutor, engine.executor)
 
-    def load(config: EngineConfig, progress: LoadProgress | None = None, *, is_replica: bool = False) -> LoadedModel:
+    def load(config: EngineConfig, progress: LoadProgress | None = None, **_options: bool) -> LoadedModel:
         if progress is not None:
             progress("packing", 1, 1)
         return LoadedModel(engine, executor, config.model, "fake", 1, Path("fake.gguf"), hidden_size=8)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
+
 from octavo.engine.request import RequestStatus, RowUse, Sequence, SequenceGroup
 
 _by_key = attrgetter("key")
