@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo import LLM, SamplingParams
 from octavo.backends import Executor, default_backend, get_backend
 from octavo.backends.memory import MemoryBudget
 from octavo.backends.placement import Placement, best_placement, parts_of, possible_layers
@@ -26,33 +26,17 @@ from octavo.graph.segments import layer_borders
 from octavo.loader.checkpoint import open_checkpoint
 from tests.backends.test_shared_caches import four_layers
 from tests.models.test_steps import LIMITS, in_chunks
+from tests.support.engine_answers import answers
 from tests.support.processes import octavo_here
 from tests.support.text_models import save_decoder
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 
 OPTIONS = {"max_model_len": 160, "max_num_seqs": 4, "num_threads": 1}
-PROMPT = "the quick brown fox jumps over the lazy dog and then it "
-PROMPTS = [PROMPT, PROMPT + "sleeps", "a dog", "one two three four five six seven"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_decoder(tmp_path_factory.mktemp("decoder")))
-
-
-def answers(llm: LLM) -> list[object]:
-    """Greedy tokens of every kind of request, with preemption and a cached prefix."""
-    greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    found: list[object] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]
-    assert llm.metrics.num_preemptions_total > 0
-    again = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=8))[0]
-    assert again.num_cached_tokens
-    beams = llm.beam_search(PROMPTS[2:3], BeamSearchParams(beam_width=3, max_tokens=8))
-    choice = SamplingParams(
-        temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])
-    )
-    found += [again.outputs[0].token_ids, [beam.tokens for beam in beams[0].sequences]]
-    return [*found, llm.generate(PROMPTS[1], choice)[0].outputs[0].text]
 
 
 def test_the_answers_of_one_place(model: str) -> None:

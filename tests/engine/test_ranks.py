@@ -17,17 +17,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from octavo import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.distributed.connection import Connection
 from octavo.distributed.messages import Joining, Setup
 from octavo.engine import rank as rank_module
 from octavo.errors import EngineDeadError, UsageError
+from tests.support.engine_answers import PROMPTS, answers
 from tests.support.text_models import save_decoder
 
 OPTIONS = {"num_threads": 1, "max_model_len": 160, "max_num_seqs": 4, "block_size": 16}
-PROMPT = "the quick brown fox jumps over the lazy dog and then it "
-PROMPTS = [PROMPT, PROMPT + "sleeps", "a dog", "one two three four five six seven"]
 
 
 @pytest.fixture(scope="module")
@@ -35,30 +34,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_decoder(tmp_path_factory.mktemp("decoder")))
 
 
-def answers(model: str, tensor: int, pipeline: int) -> list[object]:
-    """Greedy tokens of every kind of request."""
-    memory = (40 << 10) // (min(tensor, 2) * pipeline)  # of a rank: so little that sequences are preempted
+def answers_of_ranks(model: str, tensor: int, pipeline: int) -> list[object]:
+    """Those of an engine with so little memory in each rank that sequences are preempted."""
+    memory = (40 << 10) // (min(tensor, 2) * pipeline)
     options = {**OPTIONS, "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     with LLM(model, kv_cache_memory=memory, **options) as llm:
-        greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-        found: list[object] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]
-        assert llm.metrics.num_preemptions_total > 0
-        again = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=8))[0]
-        assert again.num_cached_tokens
-        beams = llm.beam_search(PROMPTS[2:3], BeamSearchParams(beam_width=3, max_tokens=8))
-        choice = SamplingParams(
-            temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])
-        )
-        found += [again.outputs[0].token_ids, [beam.tokens for beam in beams[0].sequences]]
-        found.append(llm.generate(PROMPTS[1], choice)[0].outputs[0].text)
-        seeded = SamplingParams(temperature=1, seed=5, max_tokens=20, logprobs=2)
-        found.append(llm.generate(PROMPTS[3], seeded)[0].outputs[0].token_ids)
-    return found
+        return answers(llm)
 
 
 @pytest.fixture(scope="module")
 def of_one_rank(model: str) -> list[object]:
-    return answers(model, 1, 1)
+    return answers_of_ranks(model, 1, 1)
 
 
 SHAPES = [(2, 1), (1, 2), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in [(3, 1), (4, 1), (2, 2)])]
@@ -66,7 +52,7 @@ SHAPES = [(2, 1), (1, 2), *(pytest.param(*shape, marks=pytest.mark.slow) for sha
 
 @pytest.mark.parametrize(("tensor", "pipeline"), SHAPES)
 def test_the_answers_of_one_rank(model: str, of_one_rank: list[object], tensor: int, pipeline: int) -> None:
-    assert answers(model, tensor, pipeline) == of_one_rank
+    assert answers_of_ranks(model, tensor, pipeline) == of_one_rank
     assert not children()
     assert not segments()
 

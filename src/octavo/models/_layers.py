@@ -39,6 +39,18 @@ def plain_mlp(g: Graph, x: Value, stem: str, kind: str) -> Value:
     return g.linear(g.activation(g.linear(x, f"{stem}.up_proj"), kind), f"{stem}.down_proj")
 
 
+def plain_decoder(g: Graph, cfg: DecoderConfig, kind: str) -> Value:
+    """The logits [LOGITS, vocab] of layers of attention and a plain MLP, each behind a LayerNorm."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
+        h = h + attention(g, x, cfg, i, cfg.rope)
+        x = g.layer_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
+        h = h + plain_mlp(g, x, f"layers.{i}.mlp", kind)
+    h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)
+
+
 def mlp(g: Graph, x: Value, cfg: DecoderConfig, layer: int) -> Value:
     """The experts of a layer, and the shared one, if it has a router, else its gated MLP."""
     stem = f"layers.{layer}.mlp"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
-from octavo.models._layers import attention, plain_mlp
+from octavo.models._layers import plain_decoder
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import Fold, WeightTable
 
@@ -37,11 +37,4 @@ class Config(DecoderConfig):
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
     """The logits [LOGITS, vocab]."""
-    h = g.embedding("embed_tokens")
-    for i in range(cfg.num_layers):
-        x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i, cfg.rope)
-        x = g.layer_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        h = h + plain_mlp(g, x, f"layers.{i}.mlp", "relu2")
-    h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
-    return g.logits(h, cfg.output_head)
+    return plain_decoder(g, cfg, "relu2")

@@ -10,7 +10,7 @@ from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
 from octavo.models._gguf import GGUFForm, Keys, decoder_keys
 from octavo.models._hf import HFForm, JSONObject, decoder_json
-from octavo.models._layers import attention, plain_mlp
+from octavo.models._layers import plain_decoder
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable
 
@@ -43,14 +43,7 @@ class Config(DecoderConfig):
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
     """The logits [LOGITS, vocab]."""
-    h = g.embedding("embed_tokens")
-    for i in range(cfg.num_layers):
-        x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i, cfg.rope)
-        x = g.layer_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        h = h + plain_mlp(g, x, f"layers.{i}.mlp", "gelu_tanh")
-    h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
-    return g.logits(h, cfg.output_head)
+    return plain_decoder(g, cfg, "gelu_tanh")
 
 
 def _gguf_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
