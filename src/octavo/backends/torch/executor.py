@@ -28,7 +28,7 @@ from octavo.batch import Batch, StepOutput
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
-from octavo.graph.ops import RopeParams
+from octavo.graph.ops import Add, Columns, Embedding, FusedLinear, RopeParams, SelectRows
 from octavo.graph.values import Rows, Value
 
 logger = logging.getLogger(__name__)
@@ -139,6 +139,7 @@ class TorchExecutor:
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is Rows.LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._last_use = _last_uses(graph)
+        self._spent = _spent_residuals(graph, self._last_use)
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self._graphs = None  # those of an earlier cache have its addresses
@@ -210,6 +211,7 @@ class TorchExecutor:
             calls=self.calls,
             max_positions=self._limits.max_model_len,
             angles=self._angles,
+            spent=self._spent,
         )
 
     def _captured_logits(self, host: HostArrays, flat: Tensor) -> Tensor:
@@ -284,6 +286,22 @@ def triton_calls(device: torch.device) -> StepKernels | None:
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     return cast(StepKernels, importlib.import_module("octavo.backends.torch.triton_calls"))
+
+
+def _spent_residuals(graph: Graph, last_use: Mapping[Value, Sequence[Value]]) -> frozenset[Value]:
+    """The residuals that nothing needs after they are added, and whose tensors are nobody else's."""
+    makers = {node.output: node.op for node in graph.nodes}
+    viewed = {node.op.x for node in graph.nodes if isinstance(node.op, Columns)}
+    found = set()
+    for node in graph.nodes:
+        op = node.op
+        if not isinstance(op, FusedLinear) or op.residual is None:
+            continue
+        if op.residual in last_use.get(node.output, ()):
+            is_apart = (op.x != op.residual or op.norm is not None) and op.residual not in viewed
+            if is_apart and isinstance(makers[op.residual], (Embedding, FusedLinear, Add, SelectRows)):
+                found.add(op.residual)
+    return frozenset(found)
 
 
 def _last_uses(graph: Graph) -> dict[Value, list[Value]]:

@@ -48,11 +48,6 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-def _linear(step: TorchStep, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-    product = step.product(x, weight)
-    return product if bias is None else product + step.weight(bias).to(product.dtype)
-
-
 @_form(ops.Input)
 def _input(op: ops.Input, step: TorchStep) -> Tensor:
     return step.inputs[op.slot]
@@ -83,7 +78,7 @@ def _token_type_embedding(op: ops.TokenTypeEmbedding, step: TorchStep) -> Tensor
 
 @_form(ops.Linear)
 def _plain_linear(op: ops.Linear, step: TorchStep) -> Tensor:
-    return _linear(step, step.values[op.x], op.weight, op.bias)
+    return step.linear(step.values[op.x], (op.weight,), (op.bias,))
 
 
 @_form(ops.HeadLinear)
@@ -96,7 +91,9 @@ def _head_linear(op: ops.HeadLinear, step: TorchStep) -> Tensor:
 
 @_form(ops.Logits)
 def _logits(op: ops.Logits, step: TorchStep) -> Tensor:
-    logits = wide(_linear(step, step.values[op.x], op.weight, op.bias)) * op.scale
+    x = step.values[op.x]
+    logits = step.linear(x, (op.weight,), (op.bias,), dtype=torch.promote_types(x.dtype, torch.float32))
+    logits = logits if op.scale == 1.0 else logits * op.scale
     return logits if op.softcap is None else softcap(logits, op.softcap)
 
 
@@ -110,9 +107,12 @@ def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor:
     x = step.values[op.x]
     if op.norm is not None:
         x = step.normed(x, step.weight(op.norm), x.shape[-1], op.eps)
-    parts = [_linear(step, x, w, b) for w, b in zip(op.weights, op.biases, strict=True)]
-    out = torch.cat(parts, dim=-1) if op.kind is None else step.gated(parts[0], parts[1], op.kind)
-    return out if op.residual is None else out + step.values[op.residual]
+    residual = None if op.residual is None else step.values[op.residual]
+    if op.kind is None:
+        return step.linear(x, op.weights, op.biases, residual, overwrites=op.residual in step.spent)
+    gate, up = torch.chunk(step.linear(x, op.weights, op.biases), 2, dim=-1)
+    out = step.gated(gate, up, op.kind)
+    return out if residual is None else out + residual
 
 
 @_form(ops.Add)
@@ -277,7 +277,8 @@ def _mean_pool(op: ops.MeanPool, step: TorchStep) -> Tensor:
 @_form(ops.MoE)
 def _moe(op: ops.MoE, step: TorchStep) -> Tensor:
     x = step.values[op.x]
-    logits = _linear(step, x if op.router_x is None else step.values[op.router_x], op.router, op.router_bias)
+    router_x = x if op.router_x is None else step.values[op.router_x]
+    logits = step.linear(router_x, (op.router,), (op.router_bias,))
     bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
     chosen, weights = choose_experts(op.routing, wide(logits), bias)
     weights = weights if factors is None else weights * wide(factors)[chosen]

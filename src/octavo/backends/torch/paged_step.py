@@ -13,6 +13,7 @@ from octavo.backends import ExecutorLimits
 from octavo.backends.torch.attention import Queries, attend, scaled_queries
 from octavo.backends.torch.cache import LayerPages, PagedCache
 from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.plain import linear
 from octavo.backends.torch.quantized import dequantized, matrix_of, product
 from octavo.backends.torch.sampler import Samples
 from octavo.backends.torch.step import TorchStep
@@ -32,15 +33,20 @@ from octavo.graph.ops import (
 )
 from octavo.graph.values import Parameter
 
-_FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
-
 
 class StepKernels(Protocol):
     """The module `octavo.backends.torch.triton_calls`. Arrays of a step are those of int32."""
 
-    def product(self, x: Tensor, p: Planes, index: int | None = None) -> Tensor: ...
-
-    def dense_product(self, x: Tensor, weight: Tensor) -> Tensor: ...
+    def linear(
+        self,
+        x: Tensor,
+        matrix: Planes | Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        *,
+        dtype: torch.dtype | None,
+        overwrites: bool,
+    ) -> Tensor: ...
 
     def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor: ...
 
@@ -114,12 +120,34 @@ class PagedStep(TorchStep):
     def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
         planes = self.weights.planes.get(parameter)
         if planes is None:
-            if self.calls is None or len(x) > _FEW_ROWS or index is not None:
-                return TorchStep.product(self, x, parameter, index)
-            return self.calls.dense_product(x, self.weight(parameter))
-        if self.calls is not None:
-            return self.calls.product(x, planes, index)
+            return TorchStep.product(self, x, parameter, index)
         return product(x, planes if index is None else matrix_of(planes, index))
+
+    def linear(
+        self,
+        x: Tensor,
+        weights: Sequence[Parameter],
+        biases: Sequence[Parameter | None],
+        residual: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        overwrites: bool = False,
+    ) -> Tensor:
+        found = self.weights.matrix(weights)
+        if found is None:  # of different types: each is a product of its own
+            parts = [self.linear(x, (w,), (b,)) for w, b in zip(weights, biases, strict=True)]
+            out = torch.cat(parts, dim=-1)
+            out = out if residual is None else out + residual
+            return out if dtype is None else out.to(dtype)
+        bias = self.weights.vector(biases)
+        if self.calls is not None:
+            return self.calls.linear(x, found, bias, residual, dtype=dtype, overwrites=overwrites)
+        if isinstance(found, Tensor):
+            return linear(x, found, bias, residual, dtype=dtype, overwrites=overwrites)
+        out = product(x, found)
+        out = out if bias is None else out + bias.to(out.dtype)
+        out = out if residual is None else out + residual
+        return out if dtype is None else out.to(dtype)
 
     def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
         calls = self.calls

@@ -1,4 +1,4 @@
-"""Activation functions and norms in plain torch."""
+"""Activation functions, norms and products in plain torch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,31 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    overwrites: bool = False,
+) -> Tensor:
+    """x [rows, in] @ weight [out, in].T + bias [out] + residual [rows, out], one product of the library.
+
+    dtype: of the result, else that of x; on a GPU the product's sums themselves have it. overwrites: the residual's
+    memory becomes the result, without a pass of its own.
+    """
+    if dtype not in (None, x.dtype):
+        product = torch.mm(x, weight.T, out_dtype=dtype) if x.is_cuda else functional.linear(x, weight).to(dtype)
+        added = [term for term in (bias, residual) if term is not None]
+        return sum(added, product)
+    bias = None if bias is None else bias.to(x.dtype)
+    if residual is None:
+        return functional.linear(x, weight, bias)
+    product = residual.addmm_(x, weight.T) if overwrites else torch.addmm(residual, x, weight.T)
+    return product if bias is None else product + bias
 
 
 def wide(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -54,7 +54,8 @@ class StepRows:
 class TorchStep(ABC):
     """One step. inputs: of a segment of a graph. values: computed, [rows, cols].
 
-    avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured.
+    avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured. spent:
+    residuals that nothing needs after the product to which they are added, and that share no memory with others.
     """
 
     rows: StepRows
@@ -62,6 +63,7 @@ class TorchStep(ABC):
     values: dict[Value, Tensor] = field(default_factory=dict)
     rotations: dict[RopeParams, tuple[Tensor, Tensor]] = field(default_factory=dict)
     avoids_host: bool = False
+    spent: Set[Value] = frozenset()
 
     @abstractmethod
     def weight(self, parameter: Parameter) -> Tensor:
@@ -87,6 +89,27 @@ class TorchStep(ABC):
         """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack."""
         weight = self.weight(parameter)
         return functional.linear(x, weight if index is None else weight[index])
+
+    def linear(
+        self,
+        x: Tensor,
+        weights: Sequence[Parameter],
+        biases: Sequence[Parameter | None],
+        residual: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        overwrites: bool = False,  # noqa: ARG002
+    ) -> Tensor:
+        """x [rows, in] times the transposes of matrices, side by side, each + its bias, + residual.
+
+        dtype: of the result, else that of x. overwrites: the residual is not needed afterwards.
+        """
+        parts = [self.product(x, weight) for weight in weights]
+        for i, bias in enumerate(biases):
+            parts[i] = parts[i] if bias is None else parts[i] + self.weight(bias).to(parts[i].dtype)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        out = out if residual is None else out + residual
+        return out if dtype is None else out.to(dtype)
 
     def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
         """x [rows, cols] with RMSNorm over groups of columns."""

@@ -18,13 +18,13 @@ from octavo.backends.torch.kernels.dense import dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.gate import gated
-from octavo.backends.torch.kernels.linear import linear
+from octavo.backends.torch.kernels.linear import linear as packed_linear
 from octavo.backends.torch.kernels.norm import rms_norm
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
 from octavo.backends.torch.kernels.sample import Entries, row_options, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
-from octavo.backends.torch.quantized import matrix_of
+from octavo.backends.torch.plain import linear as library_linear
 from octavo.backends.torch.sampler import Samples, foreign_rows
 from octavo.backends.torch.step import constant
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks, sent
@@ -42,20 +42,28 @@ from octavo.graph.ops import (
 
 HeadTensors = tuple[Tensor | None, Tensor | None, Tensor | None]
 
-_MANY_ROWS = 512  # from here on a matrix is written out once and multiplied by the library
+_FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
+_MANY_ROWS = 512  # from here on a matrix of codes is written out once and multiplied by the library
 
 
-def product(x: Tensor, p: Planes, index: int | None = None) -> Tensor:
-    """x [rows, in] times the transpose of a matrix [out, in], or of one of a stack."""
-    matrix, x = p if index is None else matrix_of(p, index), p.ordered(x)
-    if len(x) >= _MANY_ROWS:
-        return torch.nn.functional.linear(x, dequantize(matrix, x.dtype))
-    return linear(x, matrix)
-
-
-def dense_product(x: Tensor, weight: Tensor) -> Tensor:
-    """A few rows x [rows, in] times the transpose of a plain matrix [out, in]."""
-    return dense_linear(x, weight)
+def linear(
+    x: Tensor,
+    matrix: Planes | Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    *,
+    dtype: torch.dtype | None,
+    overwrites: bool,
+) -> Tensor:
+    """See `octavo.backends.torch.plain.linear`: one product, with bias and residual added where it ends."""
+    if isinstance(matrix, Planes):
+        x = matrix.ordered(x)
+        if len(x) < _MANY_ROWS:
+            return packed_linear(x, matrix, bias, residual, dtype=dtype)
+        matrix = dequantize(matrix, x.dtype)
+    elif len(x) <= _FEW_ROWS:
+        return dense_linear(x, matrix, bias, residual, dtype=dtype)
+    return library_linear(x, matrix, bias, residual, dtype=dtype, overwrites=overwrites)
 
 
 def experts(

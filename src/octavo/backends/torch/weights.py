@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from math import prod
@@ -15,10 +15,11 @@ from torch import Tensor
 from octavo.backends import PACKING
 from octavo.backends.memory import PackedType
 from octavo.backends.parameters import parameter_info, release, weight_of
-from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.backends.torch.kernels.planes import Planes, joined_rows, planes_of, rows_apart
 from octavo.backends.torch.quantized import whole
 from octavo.config import LoadProgress
 from octavo.graph.builder import Graph
+from octavo.graph.ops import FusedLinear
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
 from octavo.quantization.packed import (
@@ -97,8 +98,21 @@ def vector_bytes(parameter: Parameter, dtype: torch.dtype) -> int:
     return prod(parameter.shape) * vector_type(dtype).itemsize
 
 
+def products_of(graph: Graph) -> list[tuple[Parameter, ...]]:
+    """The matrices of one input that are multiplied as one, such as q, k and v; each is in one of these at most."""
+    found: list[tuple[Parameter, ...]] = []
+    taken: set[Parameter] = set()
+    for op in (node.op for node in graph.nodes if isinstance(node.op, FusedLinear)):
+        is_alike = len({bias is None for bias in op.biases}) == 1
+        members = [*op.weights, *(bias for bias in op.biases if bias is not None)]
+        if len(op.weights) > 1 and is_alike and taken.isdisjoint(members) and len({*members}) == len(members):
+            found += [op.weights, *([tuple(members[len(op.weights) :])] if op.biases[0] is not None else [])]
+            taken.update(members)
+    return found
+
+
 class DeviceWeights:
-    """All weights of a graph, each loaded once."""
+    """All weights of a graph, each loaded once. Matrices of one product lie one below the other in one tensor."""
 
     def __init__(
         self,
@@ -111,7 +125,10 @@ class DeviceWeights:
         self.dtype = dtype
         self._tensors: dict[Parameter, Tensor] = {}
         self.planes: dict[Parameter, Planes] = {}  # the matrices that are held as codes
+        self._joined: dict[tuple[Parameter, ...], Planes | Tensor] = {}
         parameters = graph.parameters
+        place = {p: i for i, p in enumerate(parameters)}
+        waiting = {max(group, key=place.__getitem__): group for group in products_of(graph)}
         ends = [*accumulate(parameter_info(weights, p).nbytes for p in parameters)]
         for parameter, loaded in zip(parameters, ends, strict=True):
             kind = dtype if parameter.is_matrix else vector_type(dtype)
@@ -124,6 +141,8 @@ class DeviceWeights:
             else:
                 self.planes[parameter] = planes.to(device)
             release(weights, parameter)
+            if parameter in waiting:
+                self._join(waiting[parameter])
             if progress is not None:
                 progress(PACKING, loaded, ends[-1])
         self.nbytes = sum(x.nbytes for x in self._tensors.values()) + sum(p.nbytes for p in self.planes.values())
@@ -133,8 +152,37 @@ class DeviceWeights:
         planes = self.planes.get(parameter)
         return self._tensors[parameter] if planes is None else whole(planes, self.dtype)
 
+    def _join(self, group: tuple[Parameter, ...]) -> None:
+        """Puts the weights of one product below each other if their types allow it; each is then a view."""
+        rows = [p.shape[0] for p in group]
+        if all(p in self._tensors for p in group):
+            whole_tensor = torch.cat([self._tensors[p] for p in group])
+            self._joined[group] = whole_tensor
+            self._tensors.update(zip(group, torch.split(whole_tensor, rows), strict=True))
+        elif all(p in self.planes for p in group):
+            joined = joined_rows([self.planes[p] for p in group])
+            if joined is not None:
+                self._joined[group] = joined
+                self.planes.update(zip(group, rows_apart(joined, rows), strict=True))
+
+    def matrix(self, parameters: Sequence[Parameter]) -> Planes | Tensor | None:
+        """Matrices below each other, [out of all, in]; None: their types differ."""
+        if len(parameters) > 1:
+            return self._joined.get(tuple(parameters))
+        return self.planes.get(parameters[0], None) or self._tensors[parameters[0]]
+
+    def vector(self, parameters: Sequence[Parameter | None]) -> Tensor | None:
+        """The biases of `matrix`, one after another; None: they have none."""
+        given = tuple(p for p in parameters if p is not None)
+        if len(given) > 1:
+            found = self._joined[given]
+            assert isinstance(found, Tensor)
+            return found
+        return self._tensors[given[0]] if given else None
+
     def clear(self) -> None:
         """Frees all of them."""
+        self._joined.clear()
         self._tensors.clear()
         self.planes.clear()
         self.nbytes = 0

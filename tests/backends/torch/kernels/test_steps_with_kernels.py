@@ -56,7 +56,7 @@ def assert_same(graph: Graph, weights: dict[str, Weight], tolerance: float, kv_d
 def test_attention(name: str) -> None:
     called = assert_same(*tiny_graph(name), 5e-3)
     assert called >= {"attend", "normed"}
-    assert name != "llama" or called >= {"prepared_queries", "gated_product"}
+    assert name != "llama" or called >= {"prepared_queries", "gated_product", "linear"}
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
@@ -116,7 +116,7 @@ def test_sampling_with_all_options_and_plain_products_of_few_rows() -> None:
     for name in ("logprobs", "top_logprobs"):
         np.testing.assert_allclose(getattr(kernels, name), getattr(plain, name), rtol=0, atol=1e-3)
     assert calls is not None
-    assert {"sampled", "dense_product"} <= {name for name, *_ in calls.mock_calls}
+    assert {"sampled", "linear"} <= {name for name, *_ in calls.mock_calls}
 
 
 class Guarded:
@@ -175,7 +175,7 @@ def test_quantized_weights(type_name: str) -> None:
     }
     g = Graph({n: w.shape for n, w in weights.items()})
     g.output = g.select_rows(g.linear(g.embedding("embed"), "square"))
-    assert assert_same(optimize(g, ()), weights, 1e-4) == {"rows_of", "product"}
+    assert assert_same(optimize(g, ()), weights, 1e-4) == {"rows_of", "linear"}
 
 
 def test_angles_live_and_end_with_their_executor() -> None:

@@ -8,6 +8,7 @@ of 7 bits one of 8. Nothing is rounded: `dequantize` gives the float32 numbers o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from octavo.quantization.packed import CodebookWeight, Float8Weight, GGMLWeight,
 from octavo.quantization.packed.grouped import unpacked
 
 BLOCK = 128
+
+_PLAIN_FIELDS = ("type_name", "bits", "group", "decode", "high_bits", "scale_bits", "super_group", "zero")
 
 # Widths of the two planes of a code.
 _SPLIT = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
@@ -72,6 +75,38 @@ class Planes:
     def ordered(self, x: Tensor) -> Tensor:
         """The columns of x [rows, in] in the order of the codes."""
         return x if self.column_order is None else x[:, self.column_order]
+
+
+_OF_ALL_ROWS = ("table", "column_order")
+
+
+def joined_rows(parts: Sequence[Planes]) -> Planes | None:
+    """Matrices of one input below each other, [out of all, in]; None: their codes are not of one kind."""
+    first = parts[0]
+    for other in parts[1:]:
+        is_alike = first.tensors.keys() == other.tensors.keys() and all(
+            getattr(first, name) == getattr(other, name) for name in _PLAIN_FIELDS
+        )
+        if not is_alike or any(not _fits(name, first.tensors[name], other.tensors[name]) for name in first.tensors):
+            return None
+    found: dict[str, Any] = {
+        name: torch.cat([p.tensors[name] for p in parts]) for name in first.tensors if name not in _OF_ALL_ROWS
+    }
+    return replace(first, shape=(sum(p.shape[0] for p in parts), first.shape[1]), **found)
+
+
+def rows_apart(p: Planes, counts: Sequence[int]) -> list[Planes]:
+    """A matrix as parts of so many rows, which are views."""
+    split = {name: torch.split(x, [*counts]) for name, x in p.tensors.items() if name not in _OF_ALL_ROWS}
+    parts: list[dict[str, Any]] = [{name: pieces[i] for name, pieces in split.items()} for i in range(len(counts))]
+    return [replace(p, shape=(n, p.shape[1]), **part) for n, part in zip(counts, parts, strict=True)]
+
+
+def _fits(name: str, a: Tensor, b: Tensor) -> bool:
+    """True if these tensors of two matrices may become one."""
+    if name in _OF_ALL_ROWS:
+        return torch.equal(a, b)
+    return a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
 
 
 def planes_of(weight: Weight) -> Planes | None:

@@ -1,0 +1,120 @@
+"""Products of a step: weights of one input as one matrix, residuals added in the product, logits in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.backends import ExecutorLimits, get_backend
+from octavo.backends.torch.compile import PASSES, TorchBackend
+from octavo.backends.torch.plain import linear
+from octavo.backends.torch.quantized import whole
+from octavo.backends.torch.weights import DeviceWeights, products_of
+from octavo.graph.builder import Graph
+from octavo.graph.ops import FusedLinear
+from octavo.graph.passes import optimize
+from octavo.quantization.packed import DenseWeight, Weight
+from tests.support.batches import Request, step
+from tests.support.canonical import random_grouped
+from tests.support.quantize import random_weight
+from tests.support.tiny_models import tiny_graph
+
+LIMITS = ExecutorLimits(32, 2, 32, 64)
+PROMPT = np.random.default_rng(5).integers(0, 96, 20).tolist()
+
+
+def gated(types: tuple[str, str]) -> tuple[Graph, dict[str, Weight]]:
+    """An embedding and one gated product with matrices of these types."""
+    weights: dict[str, Weight] = {"embed.weight": DenseWeight(np.ones((96, 256), np.float32))}
+    for seed, (name, kind) in enumerate(zip(("gate", "up"), types, strict=True)):
+        grouped = kind == "I4_128"
+        weights[f"{name}.weight"] = random_grouped((64, 256), seed) if grouped else random_weight(kind, (64, 256), seed)
+    g = Graph({name: w.shape for name, w in weights.items()})
+    x = g.embedding("embed")
+    g.output = g.select_rows(g.silu_mul(g.linear(x, "gate"), g.linear(x, "up")))
+    return optimize(g, PASSES), weights
+
+
+@pytest.mark.parametrize(
+    ("types", "is_joined"),
+    [(("Q4_K", "Q4_K"), True), (("Q4_K", "Q6_K"), False), (("I4_128", "I4_128"), True), (("Q4_0", "I4_128"), False)],
+)
+def test_codes_of_one_kind_become_one_matrix(types: tuple[str, str], *, is_joined: bool) -> None:
+    graph, weights = gated(types)
+    held = DeviceWeights(graph, weights, torch.float32, torch.device("cpu"))
+    (group,) = products_of(graph)
+    found = held.matrix(group)
+    assert (found is not None) == is_joined
+    expected = np.concatenate([weights[p.name].dequantize() for p in group])
+    if found is not None:
+        assert not isinstance(found, Tensor)
+        np.testing.assert_array_equal(whole(found, torch.float32).numpy(), expected)
+        first = held.planes[group[1]].codes
+        assert first.data_ptr() == found.codes[64:].data_ptr()  # a view, not a second copy
+    np.testing.assert_array_equal(torch.cat([held[p] for p in group]).numpy(), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_layer_is_four_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q, K and V; O; gate and up; down; and the head. Without a bias or with one, and each residual in its product."""
+    calls: list[tuple[tuple[int, ...], bool, bool]] = []
+
+    def counted(x: Tensor, weight: Tensor, bias: Any = None, residual: Any = None, **options: Any) -> Tensor:
+        calls.append((tuple(weight.shape), residual is not None, bool(options["overwrites"])))
+        before = None if residual is None else residual.data_ptr()
+        out = linear(x, weight, bias, residual, **options)
+        assert (out.data_ptr() == before) == options["overwrites"]
+        return out
+
+    monkeypatch.setattr("octavo.backends.torch.paged_step.linear", counted)
+    graph, weights = tiny_graph(name)
+    executor = get_backend("torch:cpu").compile(graph, weights, LIMITS)
+    executor.allocate_cache(8, 8)
+    executor.submit(step([(Request(PROMPT, [0, 1, 2]), 20)], block_size=8)).wait()
+    fused = [node.op for node in optimize(graph, PASSES).nodes if isinstance(node.op, FusedLinear)]
+    assert len(calls) == len(fused) + 1
+    assert [shape[0] for shape, *_ in calls[:-1]] == [sum(w.shape[0] for w in op.weights) for op in fused]
+    assert [has for _, has, _ in calls[:-1]] == [op.residual is not None for op in fused]
+    assert all(overwrites == has for _, has, overwrites in calls[:-1])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3n"])
+def test_the_weights_are_as_many_bytes_as_before(name: str) -> None:
+    graph, weights = tiny_graph(name)
+    backend = get_backend("torch:cpu")
+    sizes = backend.sizes(graph, weights, LIMITS)
+    assert sizes.weight_bytes == backend.compile(sizes, weights, LIMITS).weight_bytes
+
+
+def test_logits_of_bfloat16_steps_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the sums of the head leave the product in float32; elsewhere torch has no such product."""
+    asked: list[torch.dtype | None] = []
+
+    def seen(*args: Any, **options: Any) -> Tensor:
+        asked.append(options["dtype"])
+        return linear(*args, **options)
+
+    monkeypatch.setattr("octavo.backends.torch.paged_step.linear", seen)
+    executor = TorchBackend(torch.device("cpu"), torch.bfloat16).compile(*tiny_graph("llama"), LIMITS)
+    executor.allocate_cache(8, 8)
+    executor.submit(step([(Request(PROMPT, [0, 1, 2]), 20)], block_size=8)).wait()
+    assert asked[-1] is torch.float32
+    assert set(asked[:-1]) == {None}
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_one_product_of_the_library(dtype: torch.dtype | None, *, has_bias: bool) -> None:
+    x, weight, residual = torch.randn(5, 7), torch.randn(3, 7), torch.randn(5, 3)
+    bias = torch.randn(3) if has_bias else None
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(linear(x, weight, bias, dtype=dtype).double(), expected, rtol=1e-5, atol=1e-5)
+    for overwrites in (False, True):
+        kept = residual.clone()
+        found = linear(x, weight, bias, kept, dtype=dtype, overwrites=overwrites)
+        torch.testing.assert_close(found.double(), expected + residual.double(), rtol=1e-5, atol=1e-5)
+        assert overwrites or torch.equal(kept, residual)
