@@ -1,13 +1,14 @@
 """Speed of checkpoint formats beside transformers in bfloat16, CTranslate2 in int8, and a GGUF file of the same model.
 
     python benchmarks/formats.py CHECKPOINT --gguf MODEL.gguf [--transformers PYTHON] [--ctranslate2 PYTHON]
-        [--folder FOLDER] [--turns 3] [--format gptq --format nf4 ...]
+        [--folder FOLDER] [--turns 3] [--format gptq --format nf4 ...] [--isa avx2]
 
 CHECKPOINT is a directory in bfloat16, as `convert.py` writes it; CTranslate2 reads the one that it writes beside it.
 `gptq`, `awq` and `w8a8` are written beside it, too, in groups of 128, by the rounding of the tests
 (`tests/support/quantized_checkpoints.py`). Heads stay plain, as those tools leave them; that of `gptq-head8` has eight
 bits (`lm_head` and `dynamic` of GPTQModel). `nf4`, `int8` and `fp8` are made while the model is loaded
-(`--quantization`). Run it with a Python that has octavo's test extra. The engines take turns.
+(`--quantization`). Run it with a Python that has octavo's test extra. The engines take turns. Below the table stand the
+versions of the engines with the instruction sets that they used; `--isa avx2` caps all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +59,15 @@ WRITTEN = {
 }
 AT_LOAD = ("nf4", "int8", "fp8")
 PROMPT, STEPS = 512, 48
+# CTranslate2 and torch multiply with oneDNN, which chooses for itself: CT2_FORCE_CPU_ISA alone leaves it on VNNI.
+CAPS = {
+    "avx2": {
+        "OCTAVO_ISA": "avx2",
+        "CT2_FORCE_CPU_ISA": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+    }
+}
 
 
 @dataclasses.dataclass
@@ -109,16 +118,15 @@ def quantized(stem: str, tensor: torch.Tensor, packer: Packer, rng: np.random.Ge
     return {f"{stem}.{part}": as_tensor(array).contiguous() for part, array in packed.items()}
 
 
-def measure(engines: dict[str, tuple[Peer, dict[str, Any]]], turns: int) -> dict[str, Speeds]:
-    """Turns of one long prompt and a few steps after a short one, engine after engine."""
+def measure(engines: dict[str, Peer], turns: int) -> dict[str, Speeds]:
+    """Turns of one long prompt and a few steps after a short one, engine after engine. They have loaded the model."""
     rng = np.random.default_rng(1)
     prompt = rng.integers(100, 20_000, PROMPT).tolist()
     speeds = {name: Speeds() for name in engines}
-    for peer, load in engines.values():
-        peer.ask("load", **load)
+    for peer in engines.values():
         peer.ask("decode", prompt=prompt[:32], count=4)
     for _ in range(turns):
-        for name, (peer, _load) in engines.items():
+        for name, peer in engines.items():
             first = peer.ask("decode", prompt=prompt, count=1)
             steps = peer.ask("decode", prompt=prompt[:32], count=STEPS)
             speeds[name].prefill.append(PROMPT / first["first_s"])
@@ -148,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="for the written formats [default: beside the checkpoint]")
     parser.add_argument("--format", action="append", choices=[*WRITTEN, *AT_LOAD])
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--isa", choices=CAPS, help="the highest instruction set of every engine [default: the best]")
     options = parser.parse_args(arguments)
+    os.environ.update(CAPS.get(options.isa, {}))
     folder = options.folder or options.checkpoint.parent
     others = [("gguf", "octavo", sys.executable, options.gguf, None)]
     if options.ctranslate2:
@@ -159,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     columns = ("tokens/s", *(f"/ {name}" for name, *_ in others))
     head = ["format", *(f"{kind} {column}" for kind in ("prefill", "decode") for column in columns)]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    versions: dict[str, None] = {}
     for name in options.format or [*WRITTEN, *AT_LOAD]:
         target = options.checkpoint
         if name in WRITTEN:
@@ -167,13 +178,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kinds = [(name, "octavo", sys.executable, target, name if name in AT_LOAD else None), *others]
         with ExitStack() as stack:
             log = Path(stack.enter_context(tempfile.NamedTemporaryFile()).name)
-            engines: dict[str, tuple[Peer, dict[str, Any]]] = {}
+            engines: dict[str, Peer] = {}
             for label, kind, python, model, quantization in kinds:
                 peer = Peer(kind, python, log)
                 stack.callback(peer.close)
                 load = {"model": str(model), "threads": len(os.sched_getaffinity(0)), "quantization": quantization}
-                engines[label] = (peer, {**load, "context": PROMPT + STEPS + 2, "sequences": 1})
+                loaded = peer.ask("load", **load, context=PROMPT + STEPS + 2, sequences=1)
+                versions[loaded["version"]] = None
+                engines[label] = peer
             print(row(name, measure(engines, options.turns)), flush=True)
+    print(f"\n{'; '.join(versions)}")
 
 
 if __name__ == "__main__":

@@ -136,6 +136,34 @@ def test_a_causal_reranker(tmp_path: Path) -> None:
         assert llm.generate("the fox")[0].outputs[0].token_ids
 
 
+# The prompt of Qwen3-Reranker as sentence-transformers renders it: a message for each of a pair.
+RERANKER_TEMPLATE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web '
+    "search query, retrieve relevant passages that answer the query\n"
+    """<Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}\n"""
+    """<Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}"""
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+@pytest.mark.parametrize("tokens", [None, (7, 11)])
+def test_a_causal_reranker_beside_its_library(tokens: tuple[int, int] | None, tmp_path: Path) -> None:
+    """As a plain causal model and as the library saves it, with a module that names the tokens of yes and no."""
+    judge = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    path = save_decoder(tmp_path / "plain")
+    (path / "chat_template.jinja").write_text(RERANKER_TEMPLATE + "\n")  # Jinja drops the last one
+    model = judge.CrossEncoder(str(path), device="cpu")
+    if tokens is not None:
+        model[1].true_token_id, model[1].false_token_id = tokens
+    expected = model.predict([(QUERY, text) for text in TEXTS])
+    model.save_pretrained(str(tmp_path / "saved"))
+    for directory in [tmp_path / "saved", *([path] if tokens is None else [])]:
+        with LLM(str(directory)) as llm:
+            np.testing.assert_allclose(scores(llm, TEXTS), expected, atol=2e-3)
+    assert np.ptp(expected) > 0.02
+
+
 def _vocabulary(directory: Path) -> dict[str, object]:
     """That of a directory, under the keys of a GGUF file."""
     return encoder_metadata(Tokenizer.from_file(str(directory / "tokenizer.json")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -17,7 +18,10 @@ class CTranslate2:
         self._generator = ctranslate2.Generator(
             options.model, device="cpu", intra_threads=options.threads, inter_threads=1
         )
-        self.version = f"ctranslate2 {ctranslate2.__version__}, {self._generator.compute_type}"
+        # Its own loops and oneDNN's products have a limit each; without one, each takes the best that it knows.
+        limits = {"own loops": "CT2_FORCE_CPU_ISA", "products": "ONEDNN_MAX_CPU_ISA"}
+        sets = ", ".join(f"{part}: {os.environ.get(name, 'best')}" for part, name in limits.items())
+        self.version = f"ctranslate2 {ctranslate2.__version__}, {self._generator.compute_type} ({sets})"
         # It takes tokens by their text only.
         self._texts: list[str] = json.loads((Path(options.model) / "vocabulary.json").read_text(encoding="utf-8"))
 

@@ -62,7 +62,7 @@ def test_on_a_terminal_it_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.02)
         progress.update("packing", 2 << 20, 2 << 20)
     assert "packing" in stream.getvalue()
-    assert "2.1/2.1 MB" in stream.getvalue()
+    assert "2.0/2.0 MiB" in stream.getvalue()
     assert re.search(r"[KMG]iB/s", stream.getvalue())
 
 
@@ -90,7 +90,7 @@ def test_work_that_reports_nothing_is_shown_after_a_second(monkeypatch: pytest.M
         wait_for("loading", stream)
         assert "0 bytes" not in stream.getvalue()
         progress.update("packing", 1 << 20, 2 << 20)
-        wait_for("1.0/2.1 MB", stream)
+        wait_for("1.0/2.0 MiB", stream)
         assert stream.getvalue().rpartition("packing")[2].count("loading") == 0  # its bar has gone
 
 

@@ -194,7 +194,7 @@ def test_gemma3_pattern() -> None:
         ({"block_count": True}, "must be a whole number"),
         ({"attention__head_count": 0}, r"attention\.head_count is 0"),
         ({"attention__head_count": [4, 2]}, "differs between layers"),
-        ({"attention__head_count": 3}, r"attention\.key_length is missing, and 3 heads do not divide 64"),
+        ({"attention__head_count": 3}, r"head_count is 3: does not divide the hidden size, 64, and .*key_length is"),
         ({"attention__head_count_kv": 3}, "does not divide the number of heads, 4"),
         ({"attention__head_count_kv": 8}, "from 1 to 4"),
         ({"attention__key_length": 15}, "must be even"),

@@ -190,7 +190,7 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
     ("name", "change", "tensors", "reason"),
     [
         damaged("gptq-4", {"quant_method": "aqlm"}, "quant_method is 'aqlm': is not supported; awq, .* are; take"),
-        damaged("gptq-4", {"quant_method": None}, "quant_method is missing"),
+        damaged("gptq-4", {"quant_method": None}, "quant_method is missing; of the methods awq, .* are; take"),
         damaged("gptq-4", {"bits": 5}, "bits is 5: is not supported; supported: 2, 3, 4, 8"),
         damaged("gptq-4", {"bits": True}, "bits is True"),
         damaged("gptq-4", {"bits": None}, r"quantization_config.bits is missing; supported: 2, 3, 4, 8"),
@@ -258,6 +258,19 @@ def test_codes_without_a_configuration(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=r"config.json: tensor .* has the type .*no quantization_config says how"):
         open_checkpoint(tmp_path)
+
+
+def test_a_configuration_without_codes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights that no tool has quantized are used as they are, which is said; they may be quantized while loading."""
+    model = tiny_models.tiny_model("qwen2")
+    tiny_models.save_safetensors(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": CASES["gptq-4"][0]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.quantization is None
+    (note,) = caplog.messages
+    assert "quant_method is 'gptq', but no weight is quantized: they are used as they are" in note
+    assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class ProgressBar:
 
 
 def _byte_columns() -> tuple[ProgressColumn, ProgressColumn]:
-    """Columns with the bytes so far, if their number is known, and with those per second.
+    """Columns with the bytes so far, if their number is known, and with those per second, both in powers of 1024.
 
     rich shows a rate in powers of ten only.
     """
@@ -116,7 +116,7 @@ def _byte_columns() -> tuple[ProgressColumn, ProgressColumn]:
             speed = task.finished_speed or task.speed
             return Text("" if speed is None else f"{size(speed)}/s", style="progress.data.speed")
 
-    return CountColumn(), RateColumn()
+    return CountColumn(binary_units=True), RateColumn()
 
 
 def size(num_bytes: float) -> str:

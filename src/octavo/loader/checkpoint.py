@@ -207,7 +207,10 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     with _errors_of(config_path):
         text = reader.section("text_config") if reader.has("text_config") else reader
         check_sizes(text, config, weights.shapes)
-    quantization = section.text("quant_method") if section else None
+    quantization = section.text("quant_method") if section and packed else None
+    if section and not packed:
+        method = section.text("quant_method")
+        logger.warning("%s: quant_method is %r, but no weight is quantized: they are used as they are", path, method)
     stored_infos = list(sources.values())
     return Checkpoint(path, "safetensors", architecture, config, weights, file, stored_infos, quantization, pooling)
 
@@ -218,7 +221,7 @@ def _architecture(
     """The module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.40}"
-        raise ModelLoadError(f"{path}: {key} {found}; it must name an architecture")
+        raise ModelLoadError(f"{path}: {key} {found}; it must name an architecture, one of docs/models.md")
     with _errors_of(path):
         module = models.find_architecture(name, reader, read)
     return models.architecture_name(name, reader), module

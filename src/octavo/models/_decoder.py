@@ -113,7 +113,7 @@ class DecoderConfig(ModelConfig):
             raise reader.error("block_count", num_layers, f"the file has no tensors of block {num_layers - 1}")
         hidden_size = reader.integer("embedding_length", high=MAX_WIDTH)
         num_heads = reader.integer("attention.head_count", high=MAX_WIDTH)
-        head_dim = _head_dim(reader, "attention.key_length", hidden_size, num_heads)
+        head_dim = _head_dim(reader, "attention.key_length", "attention.head_count", hidden_size, num_heads)
         value_key = "attention.value_length"
         value_dim = checked_columns(reader, value_key, reader.integer(value_key, head_dim, high=MAX_WIDTH), num_heads)
         max_positions = reader.integer("context_length")
@@ -166,7 +166,7 @@ class DecoderConfig(ModelConfig):
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         hidden_size = reader.integer("hidden_size", high=MAX_WIDTH)
         num_heads = reader.integer("num_attention_heads", high=MAX_WIDTH)
-        head_dim = _head_dim(reader, "head_dim", hidden_size, num_heads)
+        head_dim = _head_dim(reader, "head_dim", "num_attention_heads", hidden_size, num_heads)
         max_positions = reader.integer("max_position_embeddings")
         theta = reader.number("rope_theta", theta, low=1.0)
         rope = rope or rope_section(reader)
@@ -256,9 +256,11 @@ def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> W
     return windows_of_pattern(reader, "sliding_window_pattern", num_layers, pattern, window)
 
 
-def _head_dim(reader: ConfigReader, key: str, hidden_size: int, num_heads: int) -> int:
+def _head_dim(reader: ConfigReader, key: str, heads_key: str, hidden_size: int, num_heads: int) -> int:
+    """heads_key: that of `num_heads`, for errors."""
     if not reader.has(key) and hidden_size % num_heads:
-        raise ModelLoadError(f"{reader.prefix}{key} is missing, and {num_heads} heads do not divide {hidden_size}")
+        reason = f"does not divide the hidden size, {hidden_size}, and {reader.prefix}{key} is missing"
+        raise reader.error(heads_key, num_heads, reason)
     head_dim = reader.integer(key, hidden_size // num_heads, high=MAX_WIDTH)
     if head_dim % 2:
         raise reader.error(key, head_dim, "must be even")

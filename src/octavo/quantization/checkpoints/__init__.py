@@ -38,14 +38,13 @@ def known_methods() -> Mapping[str, ModuleType]:
 
 def lowered(config: ConfigReader, file: StoredTensors) -> Iterator[Lowered]:
     """All quantized weights of a file, not read yet. Raises ModelLoadError naming key or tensor."""
+    names = ", ".join(sorted(known_methods()))
+    supported = f"{names} are; take a checkpoint of one of these, the unquantized one or a GGUF file"
+    if not config.has("quant_method"):
+        raise ModelLoadError(f"{config.prefix}quant_method is missing; of the methods {supported}")
     method = config.text("quant_method")
     if method not in known_methods():
-        raise config.error(
-            "quant_method",
-            method,
-            f"is not supported; {', '.join(sorted(known_methods()))} are; take a checkpoint of one of these, the "
-            "unquantized one or a GGUF file",
-        )
+        raise config.error("quant_method", method, f"is not supported; {supported}")
     made: CheckpointFormat = known_methods()[method].Format(config)
     layer: Layer | None = None
     try:
