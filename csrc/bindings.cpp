@@ -181,6 +181,8 @@ class PyProgram {
         return program_.add_weight(weight);
     }
 
+    void share_threads(const PyProgram& other) { program_.share_threads(other.program_); }
+
     // Before any record. Throws ValueError if a row of a gathered value does not fit into the group's buffer.
     void join(nb::object group) {
         CollectiveGroup* const joined = nb::cast<CollectiveGroup*>(group);
@@ -271,6 +273,7 @@ void bind_program(nb::module_& module) {
              "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
              "logits_rows"_a = 0, "checked"_a = false)
         .def("join", &PyProgram::join, "group"_a)
+        .def("share_threads", &PyProgram::share_threads, "other"_a)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
         .def(
             "stream_weights",

@@ -206,6 +206,15 @@ void Program::update_rows(const Step& step) {
     }
 }
 
+void Program::share_threads(const Program& other) {
+    if (closed() || other.closed()) throw std::runtime_error("the executor is closed");
+    if (pool_->count() != other.pool_->count())
+        throw std::invalid_argument("one program has " + std::to_string(pool_->count()) + " threads, the other " +
+                                    std::to_string(other.pool_->count()));
+    other.pool_->reserve_scratch(scratch_bytes_);
+    pool_ = other.pool_;
+}
+
 size_t Program::end_of(int32_t output) const {
     for (size_t i = records_.size(); i > 0; --i)
         if (records_[i - 1]->spec.output == output) return i;

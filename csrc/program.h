@@ -65,6 +65,10 @@ class Program {
     // group must outlive the program.
     void join(CollectiveGroup* group) { group_ = group; }
 
+    // Computes on the threads of `other` from now on, and ends its own; the steps of the two never run at the same time.
+    // Throws std::invalid_argument if they have different numbers of threads. Not during a step.
+    void share_threads(const Program& other);
+
     // These weights, which lie in a mapped file, pass through memory in every step instead of staying there. To be
     // called once, after `finish`. Throws std::invalid_argument for a weight that no record reads or that is a vector.
     void stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes);

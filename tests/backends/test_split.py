@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -191,6 +192,25 @@ def test_experts_on_the_cpu_give_the_logits_of_the_device(monkeypatch: pytest.Mo
     assert isinstance(executor, SplitExecutor)
     assert len(executor.executors) == 3
     np.testing.assert_allclose(logits_of(executor), expected, rtol=0, atol=2e-2 * np.abs(expected).max())
+
+
+def test_the_parts_on_the_cpu_compute_on_the_same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experts of each layer are a part of their own."""
+    graph, weights = tiny_graph("qwen2moe")
+    count = len(layer_borders(graph))
+    expected = logits_of(backend_with(1 << 40, gpu_layers=count).compile(graph, weights, LIMITS, num_threads=3))
+    monkeypatch.setattr("octavo.backends.split.best_placement", lambda *_: Placement(count, count, count))
+    before = native_threads()
+    executor = backend_with(1 << 40).compile(graph, weights, LIMITS, num_threads=3)
+    assert isinstance(executor, SplitExecutor)
+    assert len([part for part in executor.sizes.parts if not part.on_device]) == count > 1
+    assert native_threads() - before == 2  # the one that waits for a step is the third
+    np.testing.assert_allclose(logits_of(executor), expected, rtol=0, atol=2e-2 * np.abs(expected).max())
+    assert native_threads() == before
+
+
+def native_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def test_layers_that_share_a_cache_stay_together() -> None:

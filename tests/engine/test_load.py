@@ -182,3 +182,13 @@ def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture)
     assert plan_cache(EngineConfig(kv_cache_memory="1GiB"), 1024, ONE_GROUP, 10 * GIB).num_states == 0
     with pytest.raises(InsufficientMemoryError, match=r"the states of a sequence 32\.0 MiB"):
         plan_cache(EngineConfig(kv_cache_memory="33MiB"), 8192, STATEFUL, 10 * GIB)
+
+
+def test_a_limit_of_addresses_is_one_of_main_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever the memory of the device is."""
+    (tmp_path / "a.gguf").write_bytes(tiny_gguf())
+    monkeypatch.setattr("octavo.engine.load.address_space_limit", lambda: 1 << 40)
+    monkeypatch.setattr("octavo.engine.load.free_memory", lambda _: MemoryBudget(1 << 40))
+    monkeypatch.setattr("octavo.engine.load.host_memory", lambda: MemoryBudget(1 << 20))
+    with pytest.raises(InsufficientMemoryError, match=r"only 1\.0 MiB of memory is free, and 192"):
+        load_engine(EngineConfig(model=str(tmp_path / "a.gguf"), device="cpu"))

@@ -149,6 +149,26 @@ def test_a_model_in_use_is_finished_first(run: Callable[..., None]) -> None:
     run(test)
 
 
+def test_a_long_answer_of_a_model_that_is_put_to_sleep_keeps_no_other_from_loading(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        async with manager.use("a") as a:
+            sleeping = asyncio.create_task(manager.unload("a"))
+            await asyncio.sleep(0.01)
+            again = asyncio.create_task(_name_of(manager, "a"))  # waits for the answer, and nobody waits for it
+            await asyncio.sleep(0.01)
+            assert await asyncio.wait_for(_name_of(manager, "b"), 2) == "b"
+            await asyncio.wait_for(manager.unload("b"), 2)
+            assert loader.loaded == ["a"]
+            assert not sleeping.done()
+            assert not again.done()
+            assert not a.client.is_closed  # type: ignore[attr-defined]
+        await sleeping
+        assert await again == "a"
+        assert loader.num_loads == 3
+
+    run(test)
+
+
 async def _name_of(manager: ModelManager, name: str) -> str:
     async with manager.use(name) as model:
         await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from octavo.config import EngineConfig
 from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_model import ServedModel
 from octavo.server.models.sleeper import Sleeper
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.server.test_model_manager import CountingLoader
@@ -87,6 +88,26 @@ def test_only_idle_time_counts(smollm2_tokenizer: Tokenizer) -> None:
         await manager.close()
 
     asyncio.run(run())
+
+
+def test_a_sleep_that_fails_is_reported(smollm2_tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(CountingLoader):
+        async def unload(self, model: ServedModel) -> None:
+            await super().unload(model)
+            raise OSError("the process does not end")
+
+    async def run() -> None:
+        manager = ModelManager({"a": EngineConfig(model="a")}, Failing(smollm2_tokenizer))
+        sleeper = Sleeper(manager, 0.01)
+        await manager.load(None)
+        for _ in range(3):
+            sleeper.watch(0)
+            await asyncio.sleep(0.02)
+        await sleeper.close()
+        await manager.close()
+
+    asyncio.run(run())
+    assert "the models could not be unloaded: the process does not end" in caplog.text
 
 
 def test_it_never_sleeps_by_default(smollm2_tokenizer: Tokenizer) -> None:

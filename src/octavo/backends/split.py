@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits
 from octavo.backends.memory import MemoryBudget, PackedType, Sizes
@@ -40,6 +40,13 @@ class Device(Backend, Protocol):
 
     def rates(self) -> Rates:
         """Measured now."""
+
+
+class _SharesThreads(Protocol):
+    """An executor of the CPU."""
+
+    def share_threads(self, other: Any) -> None:
+        """Computes on the threads of another one, whose steps never run beside those of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +230,18 @@ class SplitBackend:
             )
         stored = [sum(parameter_info(weights, p).nbytes for p in part.graph.parameters) for part in graph.parts]
         executors: list[Executor] = []
+        with_threads: _SharesThreads | None = None  # the first part on the CPU: the others compute on its threads
         try:
             for number, part in enumerate(graph.parts):
                 backend = self.device if part.on_device else self.cpu
                 report = _of_part(progress, sum(stored[:number]), sum(stored))
                 executors.append(backend.compile(part.sizes, weights, limits, progress=report, **options))  # type: ignore[arg-type]
+                if not part.on_device:
+                    compiled = cast(_SharesThreads, executors[-1])
+                    if with_threads is None:
+                        with_threads = compiled
+                    else:
+                        compiled.share_threads(with_threads)
         except BaseException:
             for executor in executors:
                 executor.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
-from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note
+from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.devices import backend_of
@@ -83,7 +83,7 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
         )
     checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
     try:
-        _check_address_space(config)
+        _check_address_space()
         defaults = sampling_defaults(checkpoint, config.generation_config)  # an error comes before the long work
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
             tokenizer = _TokenizerInMaking(background, checkpoint, progress)
@@ -122,9 +122,9 @@ class _TokenizerInMaking:
         return self._made
 
 
-def _check_address_space(config: EngineConfig) -> None:
+def _check_address_space() -> None:
     """The tokenizer's library ends the process if an allocation fails, which a limit on the address space provokes."""
-    if address_space_limit() is not None and (available := free_memory(config).available_bytes) < _LEAST_MEMORY:
+    if address_space_limit() is not None and (available := host_memory().available_bytes) < _LEAST_MEMORY:
         raise InsufficientMemoryError(
             f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights"
             + address_space_note()

@@ -186,6 +186,12 @@ class Program:
         logits_rows: the rows of logits that are held at once; more are computed and sampled in turns. 0: all.
         """
 
+    def share_threads(self, other: Program) -> None:
+        """Computes on the threads of `other`, and ends its own; their steps never run at the same time.
+
+        Raises ValueError if they have different numbers of threads. Not during a step.
+        """
+
     def join(self, group: CollectiveGroup) -> None:
         """The group of the operations between ranks; before any record. Raises ValueError for too small a buffer."""
 

@@ -135,6 +135,10 @@ class CpuExecutor:
             output.logits = array
         return result, [(result, array)], inputs
 
+    def share_threads(self, other: CpuExecutor) -> None:
+        """Computes on the threads of another executor, whose steps never run beside those of this one."""
+        self._program.share_threads(other._program)
+
     def start_profile(self) -> None:
         """Times operations from now on, counting from zero. Raises RuntimeError once closed."""
         self._program.start_profile()

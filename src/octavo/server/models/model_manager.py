@@ -50,6 +50,10 @@ class _Residency:
         # Waiting requests get the error; asyncio need not report that nothing has retrieved it.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
+    def is_of(self, entry: ModelEntry) -> bool:
+        """True if it is one of this model."""
+        return self.model is not None and self.model.name == entry.name
+
     def report(self, phase: str, done: int, total: int) -> None:
         """Takes the progress of loading, from any thread."""
         self.loading = LoadStatus(phase, done, total)
@@ -192,6 +196,7 @@ class ModelManager:
             return
         residency.is_leaving = True
         await asyncio.wait({residency.task})
+        await residency.idle.wait()  # other models are loaded and unloaded meanwhile
         async with self._switching:
             await self._remove(residency)
 
@@ -247,6 +252,8 @@ class ModelManager:
     async def _bring_in(self, entry: ModelEntry, residency: _Residency) -> None:
         """Loads the model of a new residency, after unloading others if there is no room."""
         try:
+            for earlier in [one for one in self._resident if one.is_of(entry)]:
+                await earlier.idle.wait()
             async with self._switching:
                 if not residency.num_users:
                     raise asyncio.CancelledError  # no request waits for the model any more
@@ -276,7 +283,7 @@ class ModelManager:
 
         Raises InsufficientMemoryError if the new model does not fit even alone.
         """
-        for ended in [one for one in self._resident if one.is_leaving]:
+        for ended in [one for one in self._resident if one.is_leaving and not one.num_users]:
             await self._remove(ended)
         if self._memory_bytes is None:
             return
@@ -286,7 +293,7 @@ class ModelManager:
                 f"{self._memory_bytes / 2**30:.2f} GiB; raise it, or lower kv_cache_memory or max_model_len"
             )
         while sum(one.num_bytes for one in self._resident) + newcomer.num_bytes > self._memory_bytes:
-            victim = min(self._resident, key=lambda one: (one.num_users > 0, one.last_used))
+            victim = min(self._resident, key=lambda one: (one.num_users > 0, not one.is_leaving, one.last_used))
             victim.is_leaving = True
             await self._remove(victim)
 

@@ -51,9 +51,16 @@ class Sleeper:
             return
         logger.info("no request for %g s: the models are unloaded (--sleep-after)", self._after_s)
         self._task = asyncio.create_task(self.sleep(), name="sleep")
+        self._task.add_done_callback(_report_error)
 
     async def close(self) -> None:
         """Ends a sleep that has begun; `ModelManager.close` unloads what is left."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+
+
+def _report_error(task: asyncio.Task[None]) -> None:
+    """Nobody waits for a sleep that begins by itself."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the models could not be unloaded: %s", error, exc_info=error)
