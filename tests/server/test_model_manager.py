@@ -14,6 +14,7 @@ from octavo.core.client import EngineState
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_manager import LoadStatus, ModelManager
+from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
@@ -32,9 +33,11 @@ class CountingLoader:
         self.num_loads = 0
         self.error: Exception | None = None
 
-    async def estimate_bytes(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> int:
+    async def estimate(
+        self, _name: str, _config: EngineConfig, _held: ModelMemory, _progress: LoadProgress
+    ) -> ModelMemory:
         await asyncio.sleep(0)
-        return SIZE
+        return ModelMemory(SIZE)
 
     async def load(self, name: str, _config: EngineConfig, progress: LoadProgress) -> ServedModel:
         await asyncio.sleep(self.delay_s)
@@ -62,7 +65,7 @@ def run(smollm2_tokenizer: Tokenizer) -> Callable[..., None]:
         async def main() -> None:
             loader = CountingLoader(smollm2_tokenizer, 2 * SIZE, options.pop("delay_s", 0.0))
             configs = {name: EngineConfig(model=name) for name in "abcd"}
-            manager = ModelManager(configs, loader, memory_bytes=options.pop("memory_bytes", 2 * SIZE), **options)
+            manager = ModelManager(configs, loader, limit=ModelMemory(2 * SIZE), **options)
             await manager.load(None)
             try:
                 await test(manager, loader)
@@ -241,7 +244,7 @@ def test_a_broken_model_says_why_and_keeps_nobody_waiting(run: Callable[..., Non
 
 def test_a_model_larger_than_the_limit_is_refused_with_the_numbers(run: Callable[..., None]) -> None:
     async def test(manager: ModelManager, loader: CountingLoader) -> None:
-        manager._memory_bytes = SIZE - 1
+        manager._limit = ModelMemory(SIZE - 1)
         with pytest.raises(InsufficientMemoryError, match="models_memory"):
             await manager.load("b")
         assert loader.loaded == ["a"]

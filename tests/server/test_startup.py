@@ -62,7 +62,7 @@ def test_the_server_of_a_single_model_does_not_ask_the_backend(monkeypatch: pyte
         state = build_state(ServerConfig(), {"a": EngineConfig(model="a")}, cast(LoadReport, None))
         await state.responses.close()
 
-    monkeypatch.setattr("octavo.server.startup.free_memory", asked)
+    monkeypatch.setattr("octavo.server.startup.machine_memory", asked)
     asyncio.run(run())
 
 

@@ -15,6 +15,7 @@ from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.state import ServerState
@@ -26,8 +27,10 @@ class ReadyLoader:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = {model.name: model for model in models}
 
-    async def estimate_bytes(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> int:
-        return 0
+    async def estimate(
+        self, _name: str, _config: EngineConfig, _held: ModelMemory, _progress: LoadProgress
+    ) -> ModelMemory:
+        return ModelMemory(0)
 
     async def load(self, name: str, _config: EngineConfig, _progress: LoadProgress) -> ServedModel:
         return self._models[name]

@@ -23,6 +23,7 @@ from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
@@ -53,8 +54,10 @@ class SteppedLoader:
         self.may_end = threading.Event()
         self.problem: OctavoError | None = None
 
-    async def estimate_bytes(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> int:
-        return 0
+    async def estimate(
+        self, _name: str, _config: EngineConfig, _held: ModelMemory, _progress: LoadProgress
+    ) -> ModelMemory:
+        return ModelMemory(0)
 
     async def load(self, name: str, _config: EngineConfig, progress: LoadProgress) -> ServedModel:
         progress("packing", 3, 8)

@@ -25,6 +25,7 @@ from octavo.server.admission import Admission
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.server.state import ServerState
 from octavo.server.tool_parsers.tool_format import find_tool_format
@@ -38,8 +39,10 @@ class ReadyLoader:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    async def estimate_bytes(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> int:
-        return 0
+    async def estimate(
+        self, _name: str, _config: EngineConfig, _held: ModelMemory, _progress: LoadProgress
+    ) -> ModelMemory:
+        return ModelMemory(0)
 
     async def load(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> ServedModel:
         return self._model

@@ -94,17 +94,21 @@ def _together(graph: Graph, parts: Sequence[Sizes]) -> Sizes:
 class SplitBackend:
     """Implements `octavo.backends.Backend` on a device, and on the CPU where the device's memory ends.
 
-    config: `gpu_layers` and `gpu_memory`, and the size of the cache that layers bring with them.
+    config: `gpu_layers` and `gpu_memory`, and the size of the cache that layers bring with them. room: bytes of the
+    device for the model, whatever is free there now; None: as `gpu_memory` says.
     """
 
     device: Device
     cpu: Backend
     config: EngineConfig
+    room: int | None = None
 
     PAGES_WEIGHTS = True  # those on the CPU
 
     def device_limit(self) -> MemoryBudget:
         """The device's memory that a model which is not loaded yet may use."""
+        if self.room is not None:
+            return MemoryBudget(MemoryBudget.with_usable(self.room))
         free, wanted = self.device.memory(), self._wanted_bytes
         if wanted is not None:
             return MemoryBudget(MemoryBudget.with_usable(wanted))
@@ -143,7 +147,8 @@ class SplitBackend:
         kv_dtype: KVDtype = "float16",
     ) -> Sizes:
         """See `octavo.backends.Backend`. Of a model that is split, `SplitSizes`."""
-        self._check_memory()
+        if self.room is None:
+            self._check_memory()
         room = self.device_limit().usable_bytes
 
         def sizes_of(placement: Placement) -> SplitSizes:

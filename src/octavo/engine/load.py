@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
+from octavo.backends import PACKING, Backend, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
@@ -227,14 +227,20 @@ def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
 
 
-def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, graph: Graph | None = None) -> Sizes:
-    """The sizes on the backend of `config`. context: tokens of the longest request. graph: the model's, if known.
+def model_sizes(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    context: int,
+    graph: Graph | None = None,
+    backend: Backend | None = None,
+) -> Sizes:
+    """The sizes on a backend; None: that of `config`. context: tokens of the longest request.
 
-    Raises ModelLoadError if the weights do not fit the configuration.
+    graph: the model's, if known. Raises ModelLoadError if the weights do not fit the configuration.
     """
     if graph is None:
         graph = model_graph(checkpoint, context)
-    return backend_of(config).sizes(
+    return (backend or backend_of(config)).sizes(
         graph,
         held(checkpoint, config, graph),
         executor_limits(config, context, graph),

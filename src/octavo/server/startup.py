@@ -16,7 +16,6 @@ import anyio
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState
 from octavo.core.heap import return_large_blocks
-from octavo.engine.load import free_memory
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
@@ -25,6 +24,7 @@ from octavo.server.http.access import configured_keys, is_loopback
 from octavo.server.http.listener import serve
 from octavo.server.models.model_loader import LoadReport, ModelLoader
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.model_memory import MemoryShares, machine_memory
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
 from octavo.server.protocols.answering import start_schema_threads
@@ -74,21 +74,14 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
     """The parts of a server. Call it from a running event loop."""
     responses = ResponseStore(config.response_store)
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
-    memory_bytes, machine_bytes = config.models_memory_bytes, 0
-    if memory_bytes is not None or len(models) > 1:  # to ask a GPU would load torch into this process, which stays
-        machine_bytes = free_memory(next(iter(models.values()))).usable_bytes
-        memory_bytes = machine_bytes if memory_bytes is None else memory_bytes
+    shares = None
+    if config.models_memory_bytes is not None or len(models) > 1:  # to ask a GPU loads torch into this process
+        machine = machine_memory(next(iter(models.values())))
+        shares = MemoryShares.of(machine, config.models_memory_bytes, len(models))
     manager = ModelManager(
         models,
-        ModelLoader(
-            config,
-            metrics,
-            report,
-            memory_bytes=memory_bytes,
-            machine_bytes=machine_bytes,
-            num_models=len(models),
-        ),
-        memory_bytes=memory_bytes,
+        ModelLoader(config, metrics, report, shares),
+        limit=None if shares is None else shares.limit,
         wait_s=config.queue_timeout,
         max_waiting=max(config.max_queue, 1),
     )

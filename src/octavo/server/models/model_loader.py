@@ -16,8 +16,6 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
 from octavo.core.replicas import ReplicaClient
-from octavo.engine.larger_than_memory import MIN_MODEL_LEN, runs_from_disk
-from octavo.engine.load import model_sizes
 from octavo.engine.prompts import PromptEncoder
 from octavo.errors import OctavoError
 from octavo.generation_request import GenerationRequest
@@ -25,6 +23,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
+from octavo.server.models.model_memory import MemoryPlan, MemoryShares, ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
@@ -35,7 +34,6 @@ from octavo.tokenizer.tokenizer import Tokenizer
 T = TypeVar("T")
 
 _FIRST_STEP_S = 0.1
-PROCESS_BYTES = 128 << 20  # an engine's process without its model
 
 
 class LoadReport(Protocol):
@@ -54,9 +52,7 @@ class LoadReport(Protocol):
 class ModelLoader:
     """Starts and ends the engines of models.
 
-    memory_bytes: limit of all models, shared by num_models; None: a single model, which takes the free memory.
-    machine_bytes: memory that all models may use if nobody limits it. A model that is larger runs from disk, and leaves
-    no room for another.
+    shares: of the memory, for several models or under a limit; None: a single model, which takes the free memory.
     """
 
     def __init__(
@@ -64,36 +60,27 @@ class ModelLoader:
         config: ServerConfig,
         metrics: ServerMetrics,
         report: LoadReport,
-        *,
-        memory_bytes: int | None = None,
-        machine_bytes: int = 0,
-        num_models: int = 1,
+        shares: MemoryShares | None = None,
     ) -> None:
         self._config = config
         self._metrics = metrics
         self._report = report
-        self._memory_bytes = memory_bytes
-        self._machine_bytes = machine_bytes
-        self._num_models = num_models
-        self._cache_bytes: dict[str, int] = {}  # of each model that was planned
+        self._shares = shares
+        self._plans: dict[str, MemoryPlan] = {}  # the latest of each model
 
-    async def estimate_bytes(self, name: str, config: EngineConfig, progress: LoadProgress) -> int:
-        """The bytes that the model will take: weights, workspace and KV cache; 0 for the only model.
+    async def estimate(
+        self, name: str, config: EngineConfig, held: ModelMemory, progress: LoadProgress
+    ) -> ModelMemory:
+        """The memory that the model will take: weights, workspace and KV cache; nothing for the only model.
 
-        It is downloaded if needed. progress: called from any thread.
+        It is downloaded if needed. held: by the models that are loaded. progress: called from any thread.
         """
-        memory_bytes = self._memory_bytes
-        if memory_bytes is None:
-            return 0
+        shares = self._shares
+        if shares is None:
+            return ModelMemory(0)
         path = await self._resolve(config, progress)
-        machine_bytes = self._machine_bytes if memory_bytes >= self._machine_bytes else None
-        count = config.data_parallel_size
-        plan = await _in_thread(lambda: _plan(path, config, memory_bytes // count, machine_bytes, self._num_models))
-        if plan is None:
-            self._cache_bytes.pop(name, None)
-            return memory_bytes
-        num_bytes, self._cache_bytes[name] = plan
-        return num_bytes * count
+        plan = self._plans[name] = await _in_thread(lambda: shares.plan(path, config, held))
+        return plan.memory
 
     async def load(self, name: str, config: EngineConfig, progress: LoadProgress) -> ServedModel:
         """Loads the model and returns it ready for requests. Raises the error that prevented it.
@@ -103,9 +90,9 @@ class ModelLoader:
         began = time.monotonic()
         path = await self._resolve(config, progress)
         self._report.phase("find", time.monotonic() - began)
+        if name in self._plans:
+            config = self._plans[name].config
         config = dataclasses.replace(config, model=str(path), revision=None)
-        if name in self._cache_bytes:
-            config = dataclasses.replace(config, kv_cache_memory=self._cache_bytes[name])
 
         def on_progress(phase: str, done: int, total: int) -> None:
             self._report.progress(f"{phase} {name}", done, total)
@@ -148,35 +135,6 @@ class ModelLoader:
             progress(f"downloading {file}", done, total)
 
         return await _in_thread(lambda: resolve_model(config.model, revision=config.revision, progress=on_progress))
-
-
-def _plan(
-    path: Path, config: EngineConfig, memory_bytes: int, machine_bytes: int | None, num_models: int
-) -> tuple[int, int] | None:
-    """(bytes of the whole engine, bytes of its KV cache). None: it runs from disk, in all of `machine_bytes`.
-
-    machine_bytes: None if the models may not use all of the machine's memory; then none may run from disk.
-
-    Each model gets an equal share of the memory, so that none has to be unloaded if all fit.
-
-    The cache gets the rest of the share beside the weights: at least one request of full length, even if other models
-    must then be unloaded, and at most as many requests as can run at once.
-    """
-    with closing(open_checkpoint(path)) as checkpoint:
-        context: int = config.max_model_len or checkpoint.config.max_position_embeddings
-        sizes = model_sizes(checkpoint, config, context)
-    if machine_bytes is not None and runs_from_disk(config, path, sizes, machine_bytes - PROCESS_BYTES, context):
-        return None
-    fixed_bytes = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
-    if config.kv_cache_bytes is not None:
-        return fixed_bytes + config.kv_cache_bytes, config.kv_cache_bytes
-    block_size, step_tokens = config.block_size, config.max_num_batched_tokens
-    request_bytes = sizes.cache.sequence_bytes(context, block_size, step_tokens)
-    wanted_bytes = max(memory_bytes // num_models - fixed_bytes, request_bytes)
-    # At least that of a short request, so that the sum is right for a model that does not fit even alone.
-    least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
-    cache_bytes = max(least_bytes, min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes))
-    return fixed_bytes + cache_bytes, cache_bytes
 
 
 async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from octavo.core.client import EngineState, ModelInfo
 from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_loader import ModelLoader
+from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class _Residency:
 
     def __init__(self, load: Callable[[_Residency], Coroutine[Any, Any, None]]) -> None:
         self.model: ServedModel | None = None
-        self.num_bytes = 0
+        self.memory = ModelMemory(0)  # that it takes
         self.num_users = 0  # requests that use it or wait for it
         self.last_used = 0
         self.is_leaving = False  # takes no more users
@@ -108,7 +109,7 @@ class ModelManager:
     """All models of a server. Belongs to one event loop.
 
     configs: of the models, by the names that requests use for them; the first one is loaded at the start.
-    memory_bytes: limit of all loaded models together; None: no limit. wait_s: maximum time that a request waits for a
+    limit: of the memory of all loaded models together; None: there is none. wait_s: maximum time that a request waits for a
     model to be loaded. max_waiting: maximum number of requests that wait for one model.
     """
 
@@ -117,13 +118,13 @@ class ModelManager:
         configs: Mapping[str, EngineConfig],
         loader: ModelLoader,
         *,
-        memory_bytes: int | None = None,
+        limit: ModelMemory | None = None,
         wait_s: float = 60.0,
         max_waiting: int = 128,
     ) -> None:
         self._entries = {name: ModelEntry(name, config) for name, config in configs.items()}
         self._loader = loader
-        self._memory_bytes = memory_bytes
+        self._limit = limit
         self._wait_s = wait_s
         self._max_waiting = max_waiting
         self._switching = asyncio.Lock()  # one load or unload at a time, because each depends on the free memory
@@ -258,7 +259,8 @@ class ModelManager:
                 if not residency.num_users:
                     raise asyncio.CancelledError  # no request waits for the model any more
                 residency.loading = LoadStatus("looking for its files")
-                residency.num_bytes = await self._loader.estimate_bytes(entry.name, entry.config, residency.report)
+                held = _memory_of(one for one in self._resident if not one.is_leaving)
+                residency.memory = await self._loader.estimate(entry.name, entry.config, held, residency.report)
                 residency.loading = LoadStatus("waiting for memory")
                 await self._make_room(residency, entry.name)
                 residency.loading = LoadStatus("starting its engine")
@@ -285,14 +287,14 @@ class ModelManager:
         """
         for ended in [one for one in self._resident if one.is_leaving and not one.num_users]:
             await self._remove(ended)
-        if self._memory_bytes is None:
+        if self._limit is None:
             return
-        if newcomer.num_bytes > self._memory_bytes:
+        if not newcomer.memory.fits(self._limit):
             raise InsufficientMemoryError(
-                f"{name} needs {newcomer.num_bytes / 2**30:.2f} GiB, and models_memory is "
-                f"{self._memory_bytes / 2**30:.2f} GiB; raise it, or lower kv_cache_memory or max_model_len"
+                f"{name} needs {newcomer.memory}, and models_memory is {self._limit}; raise it, or lower "
+                "kv_cache_memory or max_model_len"
             )
-        while sum(one.num_bytes for one in self._resident) + newcomer.num_bytes > self._memory_bytes:
+        while not (_memory_of(self._resident) + newcomer.memory).fits(self._limit):
             victim = min(self._resident, key=lambda one: (one.num_users > 0, not one.is_leaving, one.last_used))
             victim.is_leaving = True
             await self._remove(victim)
@@ -311,3 +313,7 @@ class ModelManager:
         for entry in self.entries:
             if entry.residency is residency:
                 entry.residency = None
+
+
+def _memory_of(residencies: Iterable[_Residency]) -> ModelMemory:
+    return sum((one.memory for one in residencies), ModelMemory(0))
