@@ -30,6 +30,7 @@ from tests.models.test_steps import LIMITS, in_chunks
 from tests.support.engine_answers import answers
 from tests.support.processes import octavo_here
 from tests.support.text_models import save_decoder
+from tests.support.tiny_gguf import wide_gguf
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 
 OPTIONS = {"max_model_len": 160, "max_num_seqs": 4, "num_threads": 1}
@@ -92,6 +93,34 @@ def test_the_plan_of_a_longer_context_leaves_layers_to_the_cpu(model: str) -> No
     assert needs.gpu is not None
     assert needs.gpu.gpu_layers < needs.gpu.num_layers
     assert needs.from_disk is None
+
+
+def test_the_plan_of_a_split_model_that_runs_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers on the CPU are larger than main memory. The start does what the plan says."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    path = tmp_path / "wide.gguf"
+    path.write_bytes(wide_gguf(4))
+    cpu_bytes = MemoryBudget.with_usable(14 << 20)  # of which the workspace takes 5 MiB
+    monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(cpu_bytes))
+    device = SmallDevice(torch.device("cpu"), torch.float32)
+    cpu = get_backend("cpu")
+    monkeypatch.setattr("octavo.engine.devices.get_backend", lambda name: cpu if name == "cpu" else device)
+    options = {"backend": "torch", "gpu_layers": 1, "max_num_seqs": 2, "max_num_batched_tokens": 64, "num_threads": 1}
+    with closing(open_checkpoint(path)) as checkpoint:
+        config = EngineConfig(model=str(path), **options)
+        needs = memory_needs(checkpoint, 64, 1, device.memory(), config)
+    disk = needs.from_disk
+    assert disk is not None, needs.problem
+    assert (disk.num_layers, needs.problem) == (3, None)
+    assert needs.gpu is not None
+    assert disk.resident_bytes < needs.gpu.cpu_weight_bytes
+    assert needs.gpu.tokens_per_s < disk.tokens_per_s
+    start = {"max_model_len": 64, "kv_cache_memory": needs.kv_bytes}
+    with LLM(str(path), **options, **start) as llm:
+        paging = llm._session.model().executor.paging
+        assert paging is not None
+        assert (paging.resident_bytes, paging.bytes_per_token) == (disk.resident_bytes, disk.bytes_per_token)
+        assert len(llm.generate("ab", SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids) == 4
 
 
 @pytest.mark.slow

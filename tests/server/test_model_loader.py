@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,6 +18,7 @@ from octavo.backends.split import SplitSizes
 from octavo.backends.torch.compile import TorchBackend
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.load import model_sizes
+from octavo.engine.model_memory import PROCESS_BYTES, MemoryShares, ModelMemory, machine_memory
 from octavo.errors import EngineDeadError, InsufficientMemoryError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.checkpoint import open_checkpoint
@@ -26,13 +26,11 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_loader import ModelLoader, warm_up
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.model_memory import PROCESS_BYTES, MemoryShares, ModelMemory, machine_memory
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script, fake_model
-from tests.support.gguf_writer import Tensor
-from tests.support.tiny_gguf import SHAPES, tiny_gguf
+from tests.support.tiny_gguf import tiny_gguf, wide_gguf
 
 MIB = 1 << 20
 
@@ -150,17 +148,6 @@ class SharedDevice(TorchBackend):
         return MemoryBudget(MemoryBudget.with_usable(self.usable) - sum(self.held.values()))
 
 
-def wide_gguf(num_layers: int) -> bytes:
-    """A model whose layers take 6 MiB each in float32."""
-    hidden = 16384
-    tensors = []
-    for name, shape in SHAPES.items():
-        shape = tuple(hidden if size == 64 else size for size in shape)
-        names = [name.replace("blk.0.", f"blk.{i}.") for i in range(num_layers if name.startswith("blk.") else 1)]
-        tensors += [Tensor(each, "F32", shape, np.ones(shape, np.float32).tobytes()) for each in names]
-    return tiny_gguf({"llama.block_count": num_layers, "llama.feed_forward_length": hidden}, tensors)
-
-
 class PlacingLoader(ModelLoader):
     """Places each model on the device as its engine would, instead of starting it."""
 
@@ -187,11 +174,9 @@ Place = Callable[[Mapping[str, int], int], tuple[str, PlacingLoader]]
 
 
 @pytest.fixture
-def place(
-    smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Place:
+def place(smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     """Loads models of so many layers in turn on a device with so many bytes; their states afterwards."""
-    monkeypatch.setattr("octavo.server.models.model_memory._CONTEXT_BYTES", 1 << 20)
+    monkeypatch.setattr("octavo.engine.model_memory._CONTEXT_BYTES", 1 << 20)
 
     def run(layers: Mapping[str, int], usable: int) -> tuple[str, PlacingLoader]:
         device = SharedDevice(torch.device("cpu"), torch.float32, usable=usable)

@@ -11,10 +11,10 @@ import pytest
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState
+from octavo.engine.model_memory import ModelMemory
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_manager import LoadStatus, ModelManager
-from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model

@@ -18,12 +18,12 @@ import uvicorn
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
+from octavo.engine.model_memory import ModelMemory
 from octavo.errors import OctavoError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient

@@ -20,12 +20,12 @@ import httpx
 import uvicorn
 
 from octavo.config import EngineConfig, LoadProgress
+from octavo.engine.model_memory import ModelMemory
 from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.server.state import ServerState
 from octavo.server.tool_parsers.tool_format import find_tool_format

@@ -75,3 +75,14 @@ def tiny_keys(changes: dict[str, Value | None] | None = None) -> list[bytes]:
 def tiny_gguf(changes: dict[str, Value | None] | None = None, tensors: list[Tensor] | None = None) -> bytes:
     """The whole file."""
     return gguf(tiny_keys(changes), tiny_tensors() if tensors is None else tensors)
+
+
+def wide_gguf(num_layers: int) -> bytes:
+    """A model whose layers take 6 MiB each in float32."""
+    hidden = 16384
+    tensors = []
+    for name, shape in SHAPES.items():
+        shape = tuple(hidden if size == HIDDEN else size for size in shape)
+        names = [name.replace("blk.0.", f"blk.{i}.") for i in range(num_layers if name.startswith("blk.") else 1)]
+        tensors += [Tensor(each, "F32", shape, np.ones(shape, np.float32).tobytes()) for each in names]
+    return tiny_gguf({"llama.block_count": num_layers, "llama.feed_forward_length": hidden}, tensors)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from octavo.graph.values import Parameter, Value
     from octavo.quantization.packed import Weight
 
+EXPERTS_FROM_DISK = (
+    "the experts that the GPU has no room for are larger than main memory, and run from disk only with their whole "
+    "layers: give gpu_layers 0 or more"
+)
 _ASSUMED_CONTEXT = 8192  # tokens of cache that the layers of a device leave room for, if nobody says how many
 
 
@@ -64,6 +68,11 @@ class SplitSizes(Sizes):
 
     parts: tuple[PartSizes, ...]
     placement: Placement
+
+    @property
+    def num_cpu_parts(self) -> int:
+        """More than one if the CPU has the experts of layers of the device."""
+        return sum(not part.on_device for part in self.parts)
 
     def on(self, *, device: bool) -> Sizes:
         """The sizes of the parts on the device, or of those on the CPU."""
@@ -227,12 +236,8 @@ class SplitBackend:
         options = {"num_threads": num_threads, "kv_dtype": kv_dtype, "pack_cache": pack_cache}
         if not isinstance(graph, SplitSizes):
             return self.device.compile(graph, weights, limits, progress=progress, **options)  # type: ignore[arg-type]
-        on_cpu = [part for part in graph.parts if not part.on_device]
-        if pack_cache is not None and pack_cache.resident_bytes is not None and len(on_cpu) > 1:
-            raise InsufficientMemoryError(
-                "the experts that the GPU has no room for are larger than main memory, and run from disk only with "
-                "their whole layers: give gpu_layers 0 or more"
-            )
+        if pack_cache is not None and pack_cache.resident_bytes is not None and graph.num_cpu_parts > 1:
+            raise InsufficientMemoryError(EXPERTS_FROM_DISK)
         stored = [sum(parameter_info(weights, p).nbytes for p in part.graph.parameters) for part in graph.parts]
         executors: list[Executor] = []
         with_threads: _SharesThreads | None = None  # the first part on the CPU: the others compute on its threads

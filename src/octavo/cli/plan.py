@@ -178,8 +178,16 @@ def memory_needs(
         flops_per_token=step.flops // users,
         warnings=tuple(size_notes(config, sizes)),
         ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
-        gpu=device_needs(config, sizes, users, wanted),
+        gpu=_with_disk(device_needs(config, sizes, users, wanted), room.from_disk, users),
     )
+
+
+def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> DeviceNeeds | None:
+    """The speed with layers of the CPU that run from disk; all users share a read."""
+    if gpu is None or disk is None:
+        return gpu
+    seconds = users / gpu.tokens_per_s + disk.bytes_per_token / disk.disk_bytes_per_s
+    return replace(gpu, tokens_per_s=users / seconds)
 
 
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
@@ -266,31 +274,55 @@ def _room(
     from_disk, problem = _from_disk(checkpoint, config, sizes, memory, wanted)
     if from_disk is None:
         return _Room(left.usable_bytes, blocks, left.headroom_bytes, False, None, problem)
-    cache_bytes = max(memory.usable_bytes - sizes.workspace_bytes - from_disk.memory_bytes, 0)
+    cache_bytes = _cache_beside(config, sizes, memory, from_disk.memory_bytes)
     return _Room(cache_bytes, num_blocks(cache_bytes), memory.headroom_bytes, False, from_disk)
+
+
+def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matrix_bytes: int) -> int:
+    """The bytes for the cache beside matrices that run from disk and take so much of the main memory."""
+    from octavo.backends.split import SplitBackend, SplitSizes, cache_room
+    from octavo.engine.devices import backend_of
+
+    backend = backend_of(config)
+    if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
+        return max(memory.usable_bytes - sizes.workspace_bytes - matrix_bytes, 0)
+    on_device, on_cpu = sizes.on(device=True), sizes.on(device=False)
+    device_bytes = backend.device_limit().usable_bytes - on_device.weight_bytes - on_device.workspace_bytes
+    return cache_room(sizes, device_bytes, backend.cpu_memory().usable_bytes - on_cpu.workspace_bytes - matrix_bytes)
 
 
 def _from_disk(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, model_len: int
 ) -> tuple[FromDisk | None, str | None]:
-    """The speed and the memory of the model run from disk, or the reason why it cannot. config: of its start."""
-    from octavo.engine.larger_than_memory import disk_problem, resident_bytes
+    """The speed and the memory of the model run from disk, or the reason why it cannot. config: of its start.
+
+    Of a split model that is the part on the CPU: the part on the GPU stays there.
+    """
+    from octavo.backends.split import SplitBackend, SplitSizes
+    from octavo.engine.devices import backend_of
+    from octavo.engine.larger_than_memory import disk_problem, part_in_main_memory, resident_bytes
     from octavo.engine.load import expected_paging
 
+    num_layers, whole = checkpoint.config.num_layers, sizes
+    if isinstance(sizes, SplitSizes):
+        backend = backend_of(config)
+        assert isinstance(backend, SplitBackend)
+        memory, num_layers = backend.cpu_memory(), num_layers - sizes.placement.device_layers
+        config, sizes = part_in_main_memory(config, sizes)
     try:
         resident = resident_bytes(config, checkpoint.path, sizes, memory, model_len)
     except InsufficientMemoryError:
         resident = None
     if resident is None:
         return None, "it does not run from disk either, because workspace and KV cache alone do not fit"
-    if problem := disk_problem(config, sizes):
+    if problem := disk_problem(config, whole):
         return None, f"it does not run from disk either: {problem}"
     paging = expected_paging(checkpoint, config, sizes, resident)
     return FromDisk(
         memory_bytes=paging.memory_bytes,
         resident_bytes=paging.resident_bytes,
         resident_layers=paging.resident_layers,
-        num_layers=checkpoint.config.num_layers,
+        num_layers=num_layers,
         bytes_per_token=paging.bytes_per_token,
         disk_bytes_per_s=paging.bytes_per_s,
         tokens_per_s=paging.tokens_per_s,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from octavo import env
 from octavo.backends import Paging
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_note
+from octavo.backends.split import EXPERTS_FROM_DISK, SplitSizes
 from octavo.config import EngineConfig
 from octavo.engine.devices import backend_of
 from octavo.engine.progress import size
@@ -42,6 +44,20 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
     )
 
 
+def part_in_main_memory(config: EngineConfig, sizes: Sizes) -> tuple[EngineConfig, Sizes]:
+    """The part of a model that may run from disk, with the options for it.
+
+    Of a split model that is the part on the CPU, with its share of `kv_cache_memory`; else the whole model.
+    """
+    if not isinstance(sizes, SplitSizes):
+        return config, sizes
+    here = sizes.on(device=False)
+    if config.kv_cache_bytes is not None:
+        share = here.cache.block_token_bytes / max(sizes.cache.block_token_bytes, 1)
+        config = replace(config, kv_cache_memory=max(int(config.kv_cache_bytes * share), 1))
+    return config, here
+
+
 def runs_from_disk(config: EngineConfig, path: Path, sizes: Sizes, usable_bytes: int, model_len: int) -> bool:
     """True if the model is larger than the memory that it may use. The parameters and errors of `resident_bytes`."""
     memory = MemoryBudget(MemoryBudget.with_usable(usable_bytes))
@@ -50,6 +66,9 @@ def runs_from_disk(config: EngineConfig, path: Path, sizes: Sizes, usable_bytes:
 
 def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:
     """The reason why the packed weights could not be kept on disk, from where the model would run; None: they can."""
+    if isinstance(sizes, SplitSizes) and sizes.num_cpu_parts > 1:
+        return EXPERTS_FROM_DISK
+    config, sizes = part_in_main_memory(config, sizes)
     packed_bytes, folder = sum(matrix.packed_bytes for matrix in sizes.matrices.values()), env.pack_cache_dir()
     if packed_bytes > config.pack_cache_bytes:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.backends import PACKING, Backend, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
@@ -15,7 +15,13 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.devices import backend_of
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
-from octavo.engine.larger_than_memory import MIN_MODEL_LEN, memory_for_cache, paging_note, resident_bytes
+from octavo.engine.larger_than_memory import (
+    MIN_MODEL_LEN,
+    memory_for_cache,
+    paging_note,
+    part_in_main_memory,
+    resident_bytes,
+)
 from octavo.engine.progress import size
 from octavo.engine.text_heads import text_heads
 from octavo.engine.text_model import text_model
@@ -353,10 +359,7 @@ def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: i
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return resident_bytes(config, path, sizes, memory_of_rank(config), model_len)
     logger.info("%s: %s", path, sizes.placement)
-    here = sizes.on(device=False)
-    if config.kv_cache_bytes is not None:
-        share = here.cache.block_token_bytes / max(sizes.cache.block_token_bytes, 1)
-        config = replace(config, kv_cache_memory=max(int(config.kv_cache_bytes * share), 1))
+    config, here = part_in_main_memory(config, sizes)
     return resident_bytes(config, path, here, backend.cpu_memory(), model_len)
 
 

@@ -16,6 +16,7 @@ import anyio
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState
 from octavo.core.heap import return_large_blocks
+from octavo.engine.model_memory import MemoryShares, machine_memory
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
@@ -24,7 +25,6 @@ from octavo.server.http.access import configured_keys, is_loopback
 from octavo.server.http.listener import serve
 from octavo.server.models.model_loader import LoadReport, ModelLoader
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.model_memory import MemoryShares, machine_memory
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
 from octavo.server.protocols.answering import start_schema_threads

@@ -16,6 +16,7 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
 from octavo.core.replicas import ReplicaClient
+from octavo.engine.model_memory import MemoryShares, ModelMemory, ModelPlan
 from octavo.engine.prompts import PromptEncoder
 from octavo.errors import OctavoError
 from octavo.generation_request import GenerationRequest
@@ -23,7 +24,6 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
-from octavo.server.models.model_memory import MemoryPlan, MemoryShares, ModelMemory
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
@@ -66,11 +66,9 @@ class ModelLoader:
         self._metrics = metrics
         self._report = report
         self._shares = shares
-        self._plans: dict[str, MemoryPlan] = {}  # the latest of each model
+        self._plans: dict[str, ModelPlan] = {}  # the latest of each model
 
-    async def estimate(
-        self, name: str, config: EngineConfig, held: ModelMemory, progress: LoadProgress
-    ) -> ModelMemory:
+    async def estimate(self, name: str, config: EngineConfig, held: ModelMemory, progress: LoadProgress) -> ModelMemory:
         """The memory that the model will take: weights, workspace and KV cache; nothing for the only model.
 
         It is downloaded if needed. held: by the models that are loaded. progress: called from any thread.

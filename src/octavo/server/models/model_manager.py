@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState, ModelInfo
+from octavo.engine.model_memory import ModelMemory
 from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_loader import ModelLoader
-from octavo.server.models.model_memory import ModelMemory
 from octavo.server.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -109,8 +109,8 @@ class ModelManager:
     """All models of a server. Belongs to one event loop.
 
     configs: of the models, by the names that requests use for them; the first one is loaded at the start.
-    limit: of the memory of all loaded models together; None: there is none. wait_s: maximum time that a request waits for a
-    model to be loaded. max_waiting: maximum number of requests that wait for one model.
+    limit: of the memory of all loaded models together; None: there is none. wait_s: maximum time that a request waits
+    for a model to be loaded. max_waiting: maximum number of requests that wait for one model.
     """
 
     def __init__(

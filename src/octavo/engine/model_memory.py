@@ -38,7 +38,7 @@ class ModelMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class ModelPlan:
     """The memory of a model, and the options with which its engine takes no more."""
 
     memory: ModelMemory
@@ -66,7 +66,7 @@ class MemoryShares:
             return cls(ModelMemory(machine.main, given), machine, num_models)
         return cls(ModelMemory(given), machine if given >= machine.main else None, num_models)
 
-    def plan(self, path: Path, config: EngineConfig, held: ModelMemory) -> MemoryPlan:
+    def plan(self, path: Path, config: EngineConfig, held: ModelMemory) -> ModelPlan:
         """Plans a model beside others that hold so much.
 
         Each model gets an equal share of the memory, so that none has to be unloaded if all fit. The cache gets the
@@ -83,10 +83,10 @@ class MemoryShares:
         count, machine = config.data_parallel_size, self.machine
         main = self.limit.main // count
         if machine is not None and runs_from_disk(config, path, sizes, machine.main - PROCESS_BYTES, context):
-            return MemoryPlan(ModelMemory(main * count), config)
+            return ModelPlan(ModelMemory(main * count), config)
         fixed = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
         cache = self._cache_bytes(config, sizes, context, main, fixed)
-        return MemoryPlan(ModelMemory((fixed + cache) * count), replace(config, kv_cache_memory=cache))
+        return ModelPlan(ModelMemory((fixed + cache) * count), replace(config, kv_cache_memory=cache))
 
     def _cache_bytes(self, config: EngineConfig, sizes: Sizes, context: int, memory: int, fixed: int) -> int:
         """The bytes of a cache in a memory of so many, of which `fixed` are taken by the model."""
@@ -99,7 +99,7 @@ class MemoryShares:
         least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
         return max(least_bytes, min(wanted_bytes, request_bytes * config.max_num_seqs, memory - fixed))
 
-    def _on_device(self, checkpoint: Checkpoint, config: EngineConfig, held: ModelMemory, context: int) -> MemoryPlan:
+    def _on_device(self, checkpoint: Checkpoint, config: EngineConfig, held: ModelMemory, context: int) -> ModelPlan:
         whole, limit = self._sized(checkpoint, config, self.limit.device, context)
         if not isinstance(whole, SplitSizes):
             fixed = whole.weight_bytes + whole.workspace_bytes
@@ -107,7 +107,7 @@ class MemoryShares:
             # As the sizes of what is loaded may differ a little from those of the plan.
             device = min(fixed + cache + fixed // 50 + (1 << 20), limit)
             config = replace(config, kv_cache_memory=cache, gpu_memory=device)
-            return MemoryPlan(ModelMemory(PROCESS_BYTES, device + self._context_bytes(config)), config)
+            return ModelPlan(ModelMemory(PROCESS_BYTES, device + self._context_bytes(config)), config)
         room = max(self.limit.device - held.device, self.limit.device // self.num_models)
         if config.num_gpu_layers is not None:
             room = self.limit.device
@@ -120,14 +120,14 @@ class MemoryShares:
         config = replace(config, gpu_memory=room)
         # Its layers on the CPU run from disk, in all of main memory, as its engine finds out for itself.
         if self.machine is not None and fixed_main > self.machine.main:
-            return MemoryPlan(ModelMemory(self.limit.main, taken), config)
+            return ModelPlan(ModelMemory(self.limit.main, taken), config)
         block_size, step_tokens = config.block_size, config.max_num_batched_tokens
         request_bytes = split.cache.sequence_bytes(context, block_size, step_tokens)
         fitting = cache_room(split, room - fixed_device, max(self.limit.main - fixed_main, 0))
         least = split.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
         cache = config.kv_cache_bytes or max(min(request_bytes, fitting), least)
         main = fixed_main + cache * on_cpu.cache.block_token_bytes // max(split.cache.block_token_bytes, 1)
-        return MemoryPlan(ModelMemory(main, taken), replace(config, kv_cache_memory=cache))
+        return ModelPlan(ModelMemory(main, taken), replace(config, kv_cache_memory=cache))
 
     def _sized(self, checkpoint: Checkpoint, config: EngineConfig, room: int, context: int) -> tuple[Sizes, int]:
         """The sizes of a model in so much of the GPU's memory, or in as much as its options allow; and that number."""
