@@ -65,7 +65,7 @@ class Program {
     // group must outlive the program.
     void join(CollectiveGroup* group) { group_ = group; }
 
-    // Computes on the threads of `other` from now on, and ends its own; the steps of the two never run at the same time.
+    // Computes on the threads of `other` from now on, and ends its own; the two never run a step at the same time.
     // Throws std::invalid_argument if they have different numbers of threads. Not during a step.
     void share_threads(const Program& other);
 
