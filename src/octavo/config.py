@@ -71,6 +71,10 @@ class EngineConfig:
     kv_dtype: KVDtype = option(  # noqa: RUF009 - a literal cannot change
         "float16", "number type of the KV cache: float16, or int8 (1.9 times the tokens in the same memory)"
     )
+    deterministic: bool = option(
+        False,
+        "on a GPU too, the same answer for a request alone and in any batch; slower there, and always so on the CPU",
+    )
     block_size: int = option(16, "tokens in one block of the KV cache")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of earlier prompts with the same beginning")
     pack_cache: bool | None = option(
@@ -109,7 +113,7 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise UsageError(f"{name} must be a name, not {value!r}")
-        for name in ("enable_prefix_caching", "pack_cache", "trust_remote_code"):
+        for name in ("enable_prefix_caching", "pack_cache", "trust_remote_code", "deterministic"):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("pack_cache", None):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         parse_bytes("pack_cache_size", self.pack_cache_size)

@@ -45,6 +45,9 @@ class Device(Backend, Protocol):
     def rates(self) -> Rates:
         """Measured now."""
 
+    def as_deterministic(self) -> Device:
+        """The same, with steps in which a sequence's results do not depend on others. Raises UsageError."""
+
 
 class _SharesThreads(Protocol):
     """An executor of the CPU."""

@@ -24,10 +24,14 @@ def backend_of(config: EngineConfig) -> Backend:
     name = backend_name(config)
     if name.partition(":")[0] == "torch":
         device = cast(Device, get_backend(name))
+        if config.deterministic:
+            device = device.as_deterministic()
         return SplitBackend(device, get_backend("cpu"), config)
     if config.num_gpu_layers or config.gpu_memory is not None:
         option = f"gpu_layers {config.gpu_layers}" if config.num_gpu_layers else f"gpu_memory {config.gpu_memory}"
         raise UsageError(
             f"{option}: there is no GPU here that torch can use; leave it out, or see `octavo doctor` and docs/gpu.md"
         )
+    if config.deterministic and name == "reference":
+        raise UsageError("deterministic is for a GPU or the backend cpu, not for reference; leave out one of the two")
     return get_backend(name)

@@ -17,6 +17,8 @@ from octavo import LLM, SamplingParams
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.torch.compile import TorchBackend
 from octavo.batch import Batch
+from octavo.config import EngineConfig
+from octavo.engine.devices import backend_of
 from octavo.errors import InsufficientMemoryError, UsageError
 from tests.support.batches import Request, step
 from tests.support.sampling_batches import sampling_batch
@@ -38,6 +40,29 @@ def test_devices_that_are_not_there_are_refused() -> None:
         get_backend("torch:cuda:99")
     with pytest.raises(UsageError, match="there is no backend 'reference:cpu'"):
         get_backend("reference:cpu")
+
+
+def test_determinism_without_kernels_is_refused() -> None:
+    """The kernels run on a GPU; numpy and torch's own products choose their sums by the number of rows."""
+    with pytest.raises(UsageError, match=r"deterministic needs Triton's kernels, .* take the backend cpu, where"):
+        backend_of(EngineConfig(backend="torch:cpu", deterministic=True))
+    with pytest.raises(UsageError, match="deterministic is for a GPU or the backend cpu, not for reference"):
+        backend_of(EngineConfig(backend="reference", deterministic=True))
+    assert backend_of(EngineConfig(backend="cpu", deterministic=True)) is get_backend("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_determinism_on_a_gpu(smollm2_path: Path) -> None:
+    """A greedy and a drawn answer, alone and among thirty others."""
+    prompts = [f"The number {i} is" for i in range(31)]
+    params = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=48) for i in range(31)]
+    with LLM(str(smollm2_path), device="cuda", deterministic=True, max_model_len=256) as llm:
+        together = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        for i in (0, 7, 30):
+            (alone,) = llm.generate([prompts[i]], params[i])
+            assert alone.outputs[0].token_ids == together[i]
 
 
 def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from octavo.backends.memory import MemoryBudget, Sizes, host_memory
 from octavo.backends.parameters import weight_of
 from octavo.backends.rates import Rates
 from octavo.backends.torch.cache import cache_sizes, cache_types
-from octavo.backends.torch.executor import TorchExecutor, room_for, triton_calls
+from octavo.backends.torch.executor import StepMode, TorchExecutor, room_for, triton_calls
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
 from octavo.backends.torch.rates import measured_rates
@@ -45,13 +45,14 @@ class TorchBackend:
     """Implements `octavo.backends.Backend` on one device.
 
     dtype: of matrices and of the values of a step. cache_dtype: of keys and values that are not int8. capture: of
-    steps with one token a sequence.
+    steps with one token a sequence. deterministic: a sequence's results depend on no other one of a step.
     """
 
     device: torch.device
     dtype: torch.dtype
     cache_dtype: torch.dtype = torch.float16
     capture: Capture | None = None
+    deterministic: bool = False
 
     PAGES_WEIGHTS = False
 
@@ -97,7 +98,8 @@ class TorchBackend:
             held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
         sizes = (planned.cache, planned.workspace_bytes)
         types = cache_types(planned.graph, planned.kv_formats, self.cache_dtype)
-        return TorchExecutor(planned.graph, held, limits, sizes, self.device, types, self.capture)
+        mode = StepMode(self.device, self.capture, self.deterministic)
+        return TorchExecutor(planned.graph, held, limits, sizes, types, mode)
 
     def sizes(
         self,
@@ -135,6 +137,15 @@ class TorchBackend:
     def join_group(self, name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:  # noqa: ARG002
         """See `octavo.backends.Backend`."""
         raise UsageError("the backend torch has no groups of ranks yet; take the backend cpu")
+
+    def as_deterministic(self) -> TorchBackend:
+        """See `octavo.backends.split.Device`."""
+        if triton_calls(self.device) is None:
+            raise UsageError(
+                "deterministic needs Triton's kernels, which run on a GPU: leave it out, or take the backend cpu, "
+                "where answers never depend on the batch"
+            )
+        return replace(self, deterministic=True)
 
     @property
     def finds_gpu(self) -> bool:

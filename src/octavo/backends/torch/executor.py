@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -102,6 +102,14 @@ def _to_host(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
+class StepMode(NamedTuple):
+    """The way of all steps. capture: of those with a token a sequence; None: none is. repeats: see `TorchStep`."""
+
+    device: torch.device
+    capture: Capture | None = None
+    repeats: bool = False
+
+
 class TorchExecutor:
     """Implements `octavo.backends.Executor`. Steps run in the order of their calls, on the device's current stream."""
 
@@ -114,13 +122,11 @@ class TorchExecutor:
         weights: DeviceWeights,
         limits: ExecutorLimits,
         sizes: tuple[CacheSizes, int],
-        device: torch.device,
         cache_types: Mapping[int, torch.dtype],
-        capture: Capture | None = None,
+        mode: StepMode,
     ) -> None:
-        """sizes: of the cache, and bytes of the workspace. cache_types: of keys and values, by layer.
-
-        capture: of steps with a token a sequence; None: none is."""
+        """sizes: of the cache, and bytes of the workspace. cache_types: of keys and values, by layer."""
+        device = mode.device
         # On the CPU, a step is computed by the call that submits it.
         self.max_in_flight = 2 if device.type == "cuda" else 1
         self.num_stages = 1
@@ -129,7 +135,7 @@ class TorchExecutor:
         self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
         self.device = device
         self._graph, self._weights, self._limits = graph, weights, limits
-        self._cache_types, self._capture = cache_types, capture
+        self._cache_types, self._capture, self._repeats = cache_types, mode.capture, mode.repeats
         self.calls = triton_calls(device)
         self._graphs: DecodeGraphs | None = None
         self._angles: dict[RopeParams, Tensor] = {}
@@ -212,6 +218,7 @@ class TorchExecutor:
             max_positions=self._limits.max_model_len,
             angles=self._angles,
             spent=self._spent,
+            repeats=self._repeats,
         )
 
     def _captured_logits(self, host: HostArrays, flat: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -84,9 +85,8 @@ def _plain_linear(op: ops.Linear, step: TorchStep) -> Tensor:
 @_form(ops.HeadLinear)
 def _head_linear(op: ops.HeadLinear, step: TorchStep) -> Tensor:
     heads, out_features, in_features = op.weight.shape
-    x = step.values[op.x].reshape(-1, heads, in_features).transpose(0, 1)
-    product = x @ step.weight(op.weight).transpose(1, 2)
-    return product.transpose(0, 1).reshape(-1, heads * out_features)
+    x = step.values[op.x].reshape(-1, heads, in_features)
+    return step.stacked_product(x, op.weight).reshape(-1, heads * out_features)
 
 
 @_form(ops.Logits)
@@ -182,8 +182,12 @@ def _side_by_side(op: ops.SideBySide, step: TorchStep) -> Tensor:
 def _mix_streams(op: ops.MixStreams, step: TorchStep) -> Tensor:
     x, coefficients = step.values[op.x], step.values[op.coefficients]
     n = math.isqrt(op.coefficients.cols)
-    streams = x.reshape(len(x), n, -1)
-    return (streams + coefficients.reshape(len(x), n, n) @ streams).reshape(x.shape)
+    streams, factors = x.reshape(len(x), n, -1), coefficients.reshape(len(x), n, n)
+    if not step.repeats:
+        return (streams + factors @ streams).reshape(x.shape)
+    # A library's sums may take their order from the number of rows.
+    products = [factors[:, :, j, None] * streams[:, j, None] for j in range(n)]
+    return reduce(torch.add, products, streams).reshape(x.shape)
 
 
 @_form(ops.AddToStreams)
@@ -200,8 +204,8 @@ def _add_to_streams(op: ops.AddToStreams, step: TorchStep) -> Tensor:
 def _match_magnitude(op: ops.MatchMagnitude, step: TorchStep) -> Tensor:
     x, target = wide(step.values[op.x]), wide(step.values[op.target])
     streams = x.reshape(len(x), -1, target.shape[1])
-    own = streams.square().mean(dim=-1, keepdim=True).clamp(min=op.floor)
-    wanted = target.square().mean(dim=-1)[:, None, None]
+    own = step.mean(streams.square()).clamp(min=op.floor)
+    wanted = step.mean(target.square())[:, None]
     return (streams * wanted.sqrt() / own.sqrt()).reshape(x.shape).to(step.values[op.x].dtype)
 
 
@@ -214,8 +218,9 @@ def _scale_columns(op: ops.ScaleColumns, step: TorchStep) -> Tensor:
 @_form(ops.Sparsify)
 def _sparsify(op: ops.Sparsify, step: TorchStep) -> Tensor:
     x = wide(step.values[op.x])
-    spread = x.std(dim=-1, keepdim=True, correction=0)
-    return functional.relu(x - (x.mean(dim=-1, keepdim=True) + op.deviations * spread)).to(step.values[op.x].dtype)
+    centre = step.mean(x)
+    spread = step.mean((x - centre).square()).sqrt()
+    return functional.relu(x - (centre + op.deviations * spread)).to(step.values[op.x].dtype)
 
 
 @_form(ops.Rope)
@@ -268,6 +273,9 @@ def _encoder_attention(op: ops.EncoderAttention, step: TorchStep) -> Tensor:
 @_form(ops.MeanPool)
 def _mean_pool(op: ops.MeanPool, step: TorchStep) -> Tensor:
     x, rows = wide(step.values[op.x]), step.rows
+    if step.repeats:
+        of_texts = torch.stack([x[span].mean(dim=0) for span in rows.spans])
+        return of_texts[rows.sequences[rows.wanted]].to(step.values[op.x].dtype)
     # A product with a matrix of zeros and ones: unlike additions by index, it has one order on every device.
     members = functional.one_hot(rows.sequences, len(rows.starts) - 1).to(x.dtype)
     means = (members.T @ x) / members.sum(dim=0)[:, None]

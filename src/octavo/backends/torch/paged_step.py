@@ -16,7 +16,7 @@ from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.plain import linear
 from octavo.backends.torch.quantized import dequantized, matrix_of, product
 from octavo.backends.torch.sampler import Samples
-from octavo.backends.torch.step import TorchStep
+from octavo.backends.torch.step import TorchStep, constant
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks
 from octavo.backends.torch.weights import DeviceWeights
 from octavo.batch import SamplingBatch
@@ -46,6 +46,7 @@ class StepKernels(Protocol):
         *,
         dtype: torch.dtype | None,
         overwrites: bool,
+        repeats: bool,
     ) -> Tensor: ...
 
     def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor: ...
@@ -76,6 +77,8 @@ class StepKernels(Protocol):
         some: EqualSequences,
         window: VisibleBlocks,
         sinks: Tensor | None,
+        *,
+        repeats: bool,
     ) -> Tensor: ...
 
     def experts(
@@ -85,6 +88,8 @@ class StepKernels(Protocol):
         choice: tuple[Tensor, Tensor],
         matrices: Sequence[Planes | Tensor],
         biases: Sequence[Tensor | None],
+        *,
+        repeats: bool,
     ) -> Tensor: ...
 
     def advanced(
@@ -141,13 +146,30 @@ class PagedStep(TorchStep):
             return out if dtype is None else out.to(dtype)
         bias = self.weights.vector(biases)
         if self.calls is not None:
-            return self.calls.linear(x, found, bias, residual, dtype=dtype, overwrites=overwrites)
+            options = {"overwrites": overwrites, "repeats": self.repeats}
+            return self.calls.linear(x, found, bias, residual, dtype=dtype, **options)
         if isinstance(found, Tensor):
             return linear(x, found, bias, residual, dtype=dtype, overwrites=overwrites)
         out = product(x, found)
         out = out if bias is None else out + bias.to(out.dtype)
         out = out if residual is None else out + residual
         return out if dtype is None else out.to(dtype)
+
+    def stacked_product(self, x: Tensor, parameter: Parameter) -> Tensor:
+        if not self.repeats:
+            return TorchStep.stacked_product(self, x, parameter)
+        return torch.stack([self._sums(x[:, i], m) for i, m in enumerate(self.weight(parameter))], dim=1)
+
+    def mean(self, x: Tensor) -> Tensor:
+        if not self.repeats:
+            return TorchStep.mean(self, x)
+        ones = constant((1.0,), x.dtype, x.device).expand(x.shape[-1])[None].contiguous()
+        return self._sums(x.flatten(0, -2), ones).reshape(*x.shape[:-1], 1) / x.shape[-1]
+
+    def _sums(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """x [rows, in] times the transpose of a matrix, in one order of sums for every number of rows."""
+        assert self.calls is not None
+        return self.calls.linear(x, matrix, None, None, dtype=None, overwrites=False, repeats=True)
 
     def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
         calls = self.calls
@@ -187,7 +209,8 @@ class PagedStep(TorchStep):
             if self.calls is not None:
                 own = heads if rows is None else heads[rows]
                 seen = small.windows[group]
-                mixed = self.calls.attend(own, self.cache.layers[p.layer], p, small, seen, sinks).flatten(1)
+                mixed = self.calls.attend(own, self.cache.layers[p.layer], p, small, seen, sinks, repeats=self.repeats)
+                mixed = mixed.flatten(1)
                 if rows is None:
                     return mixed
                 out[rows] = mixed
@@ -208,7 +231,7 @@ class PagedStep(TorchStep):
             return None
         matrices = [self.weights.planes.get(p, None) or self.weight(p) for p in (op.gate, op.up, op.down)]
         biases = [None if p is None else self.weight(p) for p in (op.gate_bias, op.up_bias, op.down_bias)]
-        return self.calls.experts(op, x, choice, matrices, biases)
+        return self.calls.experts(op, x, choice, matrices, biases, repeats=self.repeats)
 
     def advanced(self, op: ShortConv | GatedDeltaRule | SelectiveScan) -> Tensor | None:
         if self.calls is None:

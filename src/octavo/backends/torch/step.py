@@ -56,6 +56,7 @@ class TorchStep(ABC):
 
     avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured. spent:
     residuals that nothing needs after the product to which they are added, and that share no memory with others.
+    repeats: no row may depend on another one, nor on how many there are; libraries are kept out of sums.
     """
 
     rows: StepRows
@@ -64,6 +65,7 @@ class TorchStep(ABC):
     rotations: dict[RopeParams, tuple[Tensor, Tensor]] = field(default_factory=dict)
     avoids_host: bool = False
     spent: Set[Value] = frozenset()
+    repeats: bool = False
 
     @abstractmethod
     def weight(self, parameter: Parameter) -> Tensor:
@@ -110,6 +112,14 @@ class TorchStep(ABC):
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         out = out if residual is None else out + residual
         return out if dtype is None else out.to(dtype)
+
+    def stacked_product(self, x: Tensor, parameter: Parameter) -> Tensor:
+        """x [rows, n, in], each of n times the transpose of its matrix in a stack -> [rows, n, out]."""
+        return (x.transpose(0, 1) @ self.weight(parameter).transpose(1, 2)).transpose(0, 1)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean over the last dimension, which remains as 1."""
+        return x.mean(dim=-1, keepdim=True)
 
     def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
         """x [rows, cols] with RMSNorm over groups of columns."""

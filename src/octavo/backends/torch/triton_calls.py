@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from octavo.backends import ExecutorLimits
 from octavo.backends.torch.cache import LayerPages
 from octavo.backends.torch.kernels.attention import PART_TOKENS, Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
-from octavo.backends.torch.kernels.dense import dense_linear
+from octavo.backends.torch.kernels.dense import dense_linear, one_tile_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.gate import gated
@@ -54,8 +55,16 @@ def linear(
     *,
     dtype: torch.dtype | None,
     overwrites: bool,
+    repeats: bool,
 ) -> Tensor:
-    """See `octavo.backends.torch.plain.linear`: one product, with bias and residual added where it ends."""
+    """See `octavo.backends.torch.plain.linear`: one product, with bias and residual added where it ends.
+
+    repeats: a row's result depends on no other row, nor on how many there are.
+    """
+    if repeats:
+        if isinstance(matrix, Planes):
+            return packed_linear(matrix.ordered(x), matrix, bias, residual, dtype=dtype, deterministic=True)
+        return one_tile_linear(x, matrix, bias, residual, dtype=dtype)
     if isinstance(matrix, Planes):
         x = matrix.ordered(x)
         if len(x) < _MANY_ROWS:
@@ -72,6 +81,8 @@ def experts(
     choice: tuple[Tensor, Tensor],
     matrices: Sequence[Planes | Tensor],
     biases: Sequence[Tensor | None],
+    *,
+    repeats: bool,
 ) -> Tensor:
     """x [rows, in] -> [rows, in]. choice: experts and weights of each row [rows, top_k]. Others: of gate, up, down."""
     chosen, weights = choice
@@ -83,8 +94,9 @@ def experts(
     gate, up = (expert_linear(pairs, m, places, own, b) for m, b in zip(matrices[:2], biases[:2], strict=True))
     hidden = gated(gate, op.kind, limit=op.limit, offset=op.up_offset, up=up)
     last = None if op.routing.on_input else factors
-    out = expert_linear(hidden, matrices[2], places, 1, biases[2], last, torch.float32)
-    return out.reshape(*chosen.shape, -1).sum(dim=1).to(x.dtype)
+    out = expert_linear(hidden, matrices[2], places, 1, biases[2], last, torch.float32).reshape(*chosen.shape, -1)
+    # A library's sum may take its order from the number of rows.
+    return (reduce(torch.add, out.unbind(1)) if repeats else out.sum(dim=1)).to(x.dtype)
 
 
 def advanced(
@@ -176,17 +188,20 @@ def attend(
     some: EqualSequences,
     window: VisibleBlocks,
     sinks: Tensor | None,
+    *,
+    repeats: bool,
 ) -> Tensor:
     """q [n * t, num_heads, head_dim] of sequences with t tokens each -> [n * t, num_heads, value_dim].
 
-    window: block tables from the first block of a sequence on.
+    window: block tables from the first block of a sequence on. repeats: a token's sums have one order, whether it is
+    the only one of its sequence in the step or not.
     """
     block_size = pages.keys.shape[2]
     sequences = Sequences(some.starts, window.end, window.tables)
     cache = _view(pages)
     slopes = None if p.alibi_slopes is None else constant(p.alibi_slopes, torch.float32, q.device)
     tables = (None if sinks is None else sinks.float(), slopes)
-    if some.positions.shape[1] == 1:
+    if some.positions.shape[1] == 1 and not repeats:
         return decode_attention(q, cache, p, sequences, window.tables.shape[1] * block_size, tables_of=tables)
     return prefill_attention(q, cache, p, sequences, tables_of=tables)
 

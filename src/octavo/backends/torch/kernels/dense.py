@@ -1,4 +1,7 @@
-"""Products with plain weights where libraries lack a good kernel: few rows of floats; int8 rows with int8 weights."""
+"""Products with plain weights where libraries lack a good kernel.
+
+These are few rows of floats, int8 rows with int8 weights, and rows whose sums may not depend on how many there are.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import require_columns, tile
+from octavo.backends.torch.kernels.common import operand, require_columns, tile
 
 _VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 16, "BK": 64})
+_ONE = tile({"BM": 64, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}, {"BM": 16, "BK": 64})
 _INT8 = tile({"BM": 128, "BN": 128, "BK": 128, "num_warps": 8, "num_stages": 3}, {"BM": 32, "BN": 32, "BK": 64})
 _INT8_FEW = tile({"BM": 16, "BN": 64, "BK": 256, "num_warps": 4, "num_stages": 3}, {"BK": 64})
 
@@ -53,6 +57,54 @@ def dense_linear(
         grid = (-(-features // _VECTOR["ROWS"]), rows)
         strides = (x.stride(0), weight.stride(0), features, 0 if residual is None else residual.stride(0))
         _vector[grid](out, x, weight, bias, residual, features, width, *strides, **_VECTOR)
+    return out
+
+
+@triton.jit
+def _matrix(
+    out, x, w, bias, residual, M, N, K, x_row, w_row, out_row, res_row, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    x_at = x + rows.to(tl.int64)[:, None] * x_row
+    w_at = w + columns.to(tl.int64)[None, :] * w_row
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        xs = operand(tl.load(x_at + k[None, :], (rows < M)[:, None] & (k < K)[None, :], 0))
+        ws = operand(tl.load(w_at + k[:, None], (columns < N)[None, :] & (k < K)[:, None], 0))
+        acc = tl.dot(xs, ws, acc, input_precision="ieee")
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    if bias is not None:
+        acc += tl.load(bias + columns, columns < N, 0).to(tl.float32)[None, :]
+    if residual is not None:
+        res_at = residual + rows.to(tl.int64)[:, None] * res_row + columns[None, :]
+        acc += tl.load(res_at, mask, 0).to(tl.float32)
+    at = rows.to(tl.int64)[:, None] * out_row + columns[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask)
+
+
+def one_tile_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As `dense_linear`, with one tile and one order of sums for every number of rows: a row depends on itself alone.
+
+    x and weight are of one type. Libraries choose their tiles by the number of rows, and are faster.
+    """
+    require_columns(x, weight, residual)
+    rows, width = x.shape
+    features = weight.shape[0]
+    out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
+    if rows:
+        grid = (-(-features // _ONE["BN"]), -(-rows // _ONE["BM"]))
+        strides = (x.stride(0), weight.stride(0), features, 0 if residual is None else residual.stride(0))
+        _matrix[grid](out, x, weight, bias, residual, rows, features, width, *strides, **_ONE)
     return out
 
 
