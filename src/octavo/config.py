@@ -90,6 +90,9 @@ class EngineConfig:
     pipeline_parallel_size: int = option(
         1, "stages that the layers are cut into, one after another, each with its own tensor_parallel_size processes"
     )
+    enable_expert_parallel: bool = option(
+        False, "each of tensor_parallel_size processes has whole experts of a mixture, not a part of every expert"
+    )
     nnodes: int = option(1, "machines that run the stages of pipeline_parallel_size, as many on each")
     node_rank: int = option(0, "number of this machine among nnodes; 0 answers requests, the others help it")
     master: str | None = option(None, "HOST:PORT of the machine with node_rank 0, where the others come")
@@ -113,7 +116,13 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise UsageError(f"{name} must be a name, not {value!r}")
-        for name in ("enable_prefix_caching", "pack_cache", "trust_remote_code", "deterministic"):
+        for name in (
+            "enable_prefix_caching",
+            "enable_expert_parallel",
+            "pack_cache",
+            "trust_remote_code",
+            "deterministic",
+        ):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("pack_cache", None):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         parse_bytes("pack_cache_size", self.pack_cache_size)
@@ -266,6 +275,11 @@ def _check_processes(config: EngineConfig) -> None:
         raise UsageError(
             f"pipeline_parallel_size is {config.pipeline_parallel_size}, which {config.nnodes} nodes do not share "
             "evenly; the ranks of a stage are on one machine, and each machine has as many stages"
+        )
+    if config.enable_expert_parallel and config.tensor_parallel_size == 1:
+        raise UsageError(
+            "enable_expert_parallel gives each rank some of the experts, and tensor_parallel_size is 1; raise it, or "
+            "leave enable_expert_parallel out"
         )
     if config.data_parallel_size > 1 and config.nnodes > 1:
         raise UsageError(

@@ -101,6 +101,17 @@ def test_plan_of_ranks(smollm2_path: Path) -> None:
     assert "in 31 exchanges a step; hands on 2.2 KiB a token" in text
 
 
+def test_plan_of_whole_experts(tmp_path: Path) -> None:
+    model = tiny_models.save_safetensors(tiny_models.tiny_model("mixtral"), tmp_path)
+    options = ("--tensor-parallel-size", "3", "--enable-expert-parallel")
+    plan = json.loads(octavo_here("plan", model, *options, "--json").stdout)
+    assert [rank["experts"] for rank in plan["ranks"]] == [[0, 2], [2, 1], [3, 1]]
+    assert "experts 0 to 1" in octavo_here("plan", model, *options).stdout
+    refused = octavo_here("plan", model, "--enable-expert-parallel")
+    assert refused.returncode != 0
+    assert "--tensor-parallel-size is 1" in refused.stderr
+
+
 def test_plan_of_replicas(smollm2_path: Path) -> None:
     """Each has its share of users and memory."""
     one, two = (

@@ -12,7 +12,7 @@ import numpy as np
 from octavo.errors import GraphError
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml import BLOCK_SIZES
-from octavo.quantization.packed import DENSE_TYPES, Weight, WeightInfo, arrays_of
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight, WeightInfo, arrays_of
 
 
 @runtime_checkable
@@ -42,7 +42,7 @@ def parameter_info(weights: Mapping[str, Weight], parameter: Parameter) -> Param
     info: WeightInfo = weights.info(parameter.name) if isinstance(weights, StoredWeights) else weights[parameter.name]
     part, nbytes = parameter.part, info.nbytes
     if part is not None:
-        nbytes = nbytes * (part.end - part.begin) // info.shape[part.dimension]
+        nbytes = nbytes * part.count // info.shape[part.dimension]
     return ParameterInfo(info.type_name, nbytes)
 
 
@@ -54,9 +54,12 @@ def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
     weight = weights[parameter.name]
     part, dimensions = parameter.part, len(weight.shape)
     if part is not None:
-        if not 0 <= part.begin < part.end <= weight.shape[part.dimension]:
+        size = weight.shape[part.dimension]
+        if not all(0 <= begin < end <= size for begin, end in part.ranges) or (part.more and dimensions > 1):
             raise GraphError(f"weight {parameter.label} of {list(weight.shape)} has no such part")
-        if part.dimension == max(dimensions - 2, 0):
+        if part.more:
+            weight = DenseWeight(np.concatenate([weight.rows(slice(*each)).dequantize() for each in part.ranges]))
+        elif part.dimension == max(dimensions - 2, 0):
             weight = weight.rows(slice(part.begin, part.end))
         elif part.dimension == dimensions - 1:
             try:

@@ -374,6 +374,7 @@ def _rank_facts(rank: RankNeeds) -> str:
         f"stage {rank.stage}, part {rank.part}: weights {size(rank.weight_bytes)}, workspace "
         f"{size(rank.workspace_bytes)}, KV cache {size(rank.kv_bytes_per_token)} a token"
         + (exchange if rank.exchanges else "")
+        + (f"; experts {rank.experts[0]} to {sum(rank.experts) - 1}" if rank.experts else "")
         + (f"; hands on {size(rank.handed_on_bytes_per_token)} a token" if rank.handed_on_bytes_per_token else "")
     )
 

@@ -6,20 +6,23 @@ from dataclasses import dataclass
 
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
+from octavo.graph.ops import MoE
 from octavo.graph.segments import cut
-from octavo.graph.shard import Steps, shard
+from octavo.graph.shard import shard
+from octavo.graph.shard_wishes import Steps
 from octavo.graph.splits import even
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """So many ranks for the tensors of each of so many stages of layers.
+    """So many ranks for the tensors of each of so many stages of layers. whole_experts: see `shard`.
 
     Rank 0 is of the last stage: it samples, and it lives in the engine's process. The ranks of a stage are neighbours.
     """
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    whole_experts: bool = False
 
     @property
     def count(self) -> int:
@@ -42,8 +45,11 @@ class Ranks:
 def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
     """The part of a model, not yet optimized, that one rank computes.
 
-    Raises UsageError if there are fewer layers than stages, or if a layer reads the cache of one in another stage.
+    Raises UsageError if there are fewer layers than stages, if a layer reads the cache of one in another stage, and for
+    whole experts of a model that has none.
     """
+    if ranks.whole_experts and not any(isinstance(node.op, MoE) for node in graph.nodes):
+        raise UsageError("enable_expert_parallel: this model has no experts; leave it out")
     segment = graph
     if ranks.pipeline_parallel > 1:
         num_layers = len({node.layer_index for node in graph.nodes} - {None})
@@ -61,4 +67,5 @@ def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
                 "tensor_parallel_size instead"
             ) from None
         segment = segments[ranks.stage(rank)]
-    return shard(segment, ranks.part(rank), ranks.tensor_parallel, steps)
+    part, size = ranks.part(rank), ranks.tensor_parallel
+    return shard(segment, part, size, steps, whole_experts=ranks.whole_experts)

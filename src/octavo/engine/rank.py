@@ -44,8 +44,8 @@ from octavo.engine.load import (
 from octavo.engine.rank_ray import lead_on_ray
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Collective
-from octavo.graph.shard import Steps
+from octavo.graph.ops import Collective, MoE
+from octavo.graph.shard_wishes import Steps
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.hub import resolve_model
 
@@ -57,7 +57,7 @@ _OTHERS_S = 300.0  # for the ranks of all machines to come
 
 
 def ranks_of(config: EngineConfig) -> Ranks:
-    return Ranks(config.tensor_parallel_size, config.pipeline_parallel_size)
+    return Ranks(config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel)
 
 
 def lead(
@@ -162,7 +162,8 @@ def join(graph: Graph, ranks: Ranks, rank: int, name: str) -> RankGroup | None:
 class RankNeeds:
     """One rank of a model. Sizes in bytes. exchanges: with the other ranks of its stage, in a step.
 
-    exchanged_bytes_per_token: that the rank gives to them. handed_on_bytes_per_token: to the next stage.
+    exchanged_bytes_per_token: that the rank gives to them. handed_on_bytes_per_token: to the next stage. experts: the
+    first and how many of each mixture, if it has not all of them.
     """
 
     rank: int
@@ -175,6 +176,7 @@ class RankNeeds:
     exchanges: int
     exchanged_bytes_per_token: int
     handed_on_bytes_per_token: int
+    experts: tuple[int, int] | None = None
 
 
 def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> list[RankNeeds]:
@@ -186,6 +188,7 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
         sizes = model_sizes(checkpoint, config, context, graph)
         ops = [node.op for node in graph.nodes if isinstance(node.op, Collective)]
         is_last = ranks.stage(rank) == ranks.pipeline_parallel - 1
+        mixtures = [node.op for node in graph.nodes if isinstance(node.op, MoE)] if ranks.whole_experts else []
         found.append(
             RankNeeds(
                 rank,
@@ -198,6 +201,7 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
                 len(ops),
                 _FLOAT_BYTES * sum(op.x.cols for op in ops),
                 0 if is_last else _FLOAT_BYTES * sum(value.cols for value in graph.outputs),
+                (mixtures[0].first_expert, mixtures[0].gate.shape[0]) if mixtures else None,
             )
         )
     return found

@@ -135,7 +135,9 @@ class _Model:
     def _part(self, ranks: Ranks, stage: int) -> _Part:
         """The first rank of a stage; where parts are uneven it is among the widest."""
         if (ranks, stage) not in self._parts:
-            config = replace(self._config, tensor_parallel_size=1, pipeline_parallel_size=1)
+            config = replace(
+                self._config, tensor_parallel_size=1, pipeline_parallel_size=1, enable_expert_parallel=False
+            )
             graph = rank_graph(self._graph, ranks, ranks.of_stage(stage)[0], self._steps)
             sizes = model_sizes(self._checkpoint, config, self.context, graph)
             exchanged = [node.op.x.cols for node in graph.nodes if isinstance(node.op, Collective)]

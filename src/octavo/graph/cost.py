@@ -72,10 +72,10 @@ def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCo
     layers = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
     if not layers:
         return None
-    shares = {p: op.routing.top_k / p.shape[0] for op in layers for p in op.expert_parameters}
-    largest = max(layers, key=lambda op: op.gate.shape[0])
+    shares = {p: op.routing.top_k / op.num_experts for op in layers for p in op.expert_parameters}
+    largest = max(layers, key=lambda op: op.num_experts)
     return ExpertCost(
-        num_experts=largest.gate.shape[0],
+        num_experts=largest.num_experts,
         num_active=largest.routing.top_k,
         num_bytes=sum(weight_bytes[p] for p in shares),
         bytes_read=sum(int(weight_bytes[p] * share) for p, share in shares.items()),

@@ -1,14 +1,14 @@
 """Tensor parallelism: from a graph to the graph of one rank, in the way of Megatron (arXiv 1909.08053).
 
 A value is whole on every rank, cut by columns, or an addend whose sum over the ranks is the value. A first look from
-the end says in which columns each value would be wanted (`_Wishes`). Then every operation is written down for the rank.
-What cannot be cut is computed by every rank on whole values, so that any graph can be sharded. All ranks decide alike,
-as decisions depend on the whole graph only.
+the end says in which columns each value would be wanted (`octavo.graph.shard_wishes`). Then every operation is written
+down for the rank. What cannot be cut is computed by every rank on whole values, so that any graph can be sharded. All
+ranks decide alike, as decisions depend on the whole graph only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
@@ -16,43 +16,36 @@ from typing import Any
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops import (
-    Activation,
     Add,
     AllGather,
     AllReduce,
     Attention,
-    Clip,
     Columns,
     Embedding,
     EncoderAttention,
-    GatedActivation,
+    GatedDeltaRule,
     HeadLinear,
     LatentAttention,
+    LayerNorm,
     Linear,
     Logits,
     MoE,
-    Mul,
     Op,
     RMSNorm,
     Rope,
-    Scale,
     ScaleColumns,
     SelectRows,
+    ShortConv,
     SideBySide,
-    Softcap,
 )
-from octavo.graph.splits import ColumnSplit, HeadSplit, even, even_columns, split_heads
+from octavo.graph.shard_wishes import ATTENTION, BY_HEADS, ELEMENTWISE, STATES, Steps, Wishes, is_of, unit_of
+from octavo.graph.splits import ColumnSplit, HeadSplit, Range, even, even_columns
+from octavo.graph.state_splits import StateSplit
 from octavo.graph.values import Parameter, Part, Value
-
-Steps = Callable[[Parameter], int]
-"""The number of columns at whose multiples a weight can be cut (`Weight.column_step`)."""
 
 _SMALL = 1 << 14  # elements of a weight that every rank keeps whole rather than gather its product
 
 _EXPERT_STEP = 32  # inner columns of an expert, the least that kernels take together
-
-_ELEMENTWISE = (Activation, Add, Clip, GatedActivation, Mul, Scale, ScaleColumns, Softcap)
-_ATTENTION = (Attention, EncoderAttention, LatentAttention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,104 +57,24 @@ _ADDEND = _Addend()
 _Layout = ColumnSplit | _Addend | None  # None: whole on every rank
 
 
-def shard(graph: Graph, rank: int, size: int, steps: Steps) -> Graph:
+def shard(graph: Graph, rank: int, size: int, steps: Steps, *, whole_experts: bool = False) -> Graph:
     """The part of `graph`, which is not optimized, for one of `size` ranks; the whole graph for one.
 
-    Its inputs and outputs are whole on every rank. Raises UsageError for a rank that is not one of them.
+    Its inputs and outputs are whole on every rank. whole_experts: a rank has some experts of a mixture, and all of
+    their columns. Raises UsageError for a rank that is not one of them, or for more ranks than experts.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not one of {size} ranks; they count from 0")
-    return graph if size == 1 else _Sharder(graph, rank, size, steps).run()
-
-
-class _Wishes:
-    """In which columns the users of each value want it: a step for borders, or a split. No entry: no wish."""
-
-    def __init__(self, graph: Graph, size: int, steps: Steps) -> None:
-        self._size, self._steps = size, steps
-        self._found: dict[Value, int | ColumnSplit | None] = {}
-        self._by_layer: dict[int, HeadSplit] = {}  # the heads of a layer's cache, for all that read it
-        self.heads: dict[Value, HeadSplit] = {}  # by output of an attention
-        for node in reversed(graph.nodes):
-            for value, wish in self._asks(node):
-                self._add(value, wish)
-
-    def split(self, value: Value) -> ColumnSplit | None:
-        """The columns in which the value is wanted."""
-        wish = self._found.get(value)
-        if isinstance(wish, int):
-            return even_columns(value.cols, self._size, wish)
-        return wish if wish is not None and wish.covers(value.cols) else None
-
-    def _add(self, value: Value, wish: int | ColumnSplit) -> None:
-        before = self._found.setdefault(value, wish)
-        if before == wish or before is None:
-            return
-        if isinstance(before, int) and isinstance(wish, int):
-            self._found[value] = lcm(before, wish)
-        elif isinstance(before, ColumnSplit) and isinstance(wish, ColumnSplit):
-            self._found[value] = before.joined(wish)
-        else:
-            self._found[value] = before if isinstance(before, ColumnSplit) else wish
-
-    def _asks(self, node: Node) -> list[tuple[Value, int | ColumnSplit]]:
-        op, wanted = node.op, self._found.get(node.output)
-        if isinstance(op, Linear):
-            step = self._steps(op.weight)
-            return [(op.x, step)] if step * self._size <= op.x.cols + step - 1 else []
-        if isinstance(op, _ATTENTION):
-            return self._heads_asked(op, node.output)
-        if wanted is None:
-            return []
-        if isinstance(op, (*_ELEMENTWISE, SelectRows)):
-            return [(value, wanted) for value in op.inputs if value.cols == node.output.cols]
-        if isinstance(op, (RMSNorm, Rope)):
-            unit = op.head_dim if isinstance(op, Rope) else op.columns
-            if unit == op.x.cols:
-                return []
-            return [(op.x, lcm(unit, wanted) if isinstance(wanted, int) else wanted)]
-        split = self.split(node.output)
-        if isinstance(op, Columns) and split is not None:
-            return [(op.x, split.mapped(1, 1, op.begin))]
-        if isinstance(op, HeadLinear) and split is not None:
-            _, out_features, in_features = op.weight.shape
-            return [(op.x, split.mapped(in_features, out_features))] if _is_of(split, out_features, node.output) else []
-        return []
-
-    def _heads_asked(self, op: Op, output: Value) -> list[tuple[Value, int | ColumnSplit]]:
-        assert isinstance(op, _ATTENTION)
-        p = op.params
-        value_dim = output.cols // p.num_heads
-        wanted = self._found.get(output)
-        step = lcm(wanted, value_dim) // value_dim if isinstance(wanted, int) else 1
-        layer = None if isinstance(op, EncoderAttention) else op.params.layer
-        heads = self._by_layer.get(layer) if layer is not None else None
-        heads = heads or split_heads(p.num_heads, p.num_kv_heads, self._size, step)
-        if heads is None:
-            return []
-        if layer is not None:
-            self._by_layer[layer] = heads
-        self.heads[output] = heads
-        if isinstance(op, LatentAttention):
-            rope = op.k_rope.cols
-            return [(op.q, heads.query_columns(value_dim)), (op.q_rope, heads.query_columns(rope))]
-        asked: list[tuple[Value, int | ColumnSplit]] = [(op.q, heads.query_columns(p.head_dim))]
-        if op.k is not None and op.v is not None:
-            asked += [(op.k, heads.kv_columns(p.head_dim)), (op.v, heads.kv_columns(value_dim))]
-        return asked
-
-
-def _is_of(split: ColumnSplit, unit: int, value: Value) -> bool:
-    """True if the split is into whole groups of `unit` columns."""
-    return value.cols % unit == 0 and split.is_multiple_of(unit, value.cols)
+    return graph if size == 1 else _Sharder(graph, rank, size, steps, whole_experts).run()
 
 
 class _Sharder:
     """Writes down the nodes of one rank."""
 
-    def __init__(self, graph: Graph, rank: int, size: int, steps: Steps) -> None:
+    def __init__(self, graph: Graph, rank: int, size: int, steps: Steps, whole_experts: bool) -> None:
         self._graph, self._rank, self._size, self._steps = graph, rank, size, steps
-        self._wishes = _Wishes(graph, size, steps)
+        self._whole_experts = whole_experts
+        self._wishes = Wishes(graph, size, steps)
         self._nodes: list[Node] = []
         self._forms: dict[tuple[Value, _Layout], Value] = {}  # the rank's values of those of the graph
         self._layouts: dict[Value, _Layout] = {}  # in which they are computed
@@ -188,13 +101,17 @@ class _Sharder:
             return self._experts(op)
         if isinstance(op, HeadLinear):
             return self._head_linear(op, output)
-        if isinstance(op, _ATTENTION) and output in self._wishes.heads:
+        if isinstance(op, ATTENTION) and output in self._wishes.heads:
             return self._attention(op, self._wishes.heads[output], output)
+        if isinstance(op, STATES) and (states := self._wishes.states[output]) is not None:
+            return self._states(op, states)
         found = None
-        if isinstance(op, (*_ELEMENTWISE, SelectRows)):
+        if isinstance(op, (*ELEMENTWISE, SelectRows)):
             found = self._elementwise(op, output)
-        elif isinstance(op, (RMSNorm, Rope)):
+        elif isinstance(op, BY_HEADS):
             found = self._by_heads(op)
+        elif isinstance(op, ShortConv):
+            found = self._short_conv(op, output)
         elif isinstance(op, Columns):
             found = self._columns(op)
         return found or (self._emit(op.with_inputs(lambda value: self._as(value, None))), None)
@@ -296,9 +213,14 @@ class _Sharder:
         return self._emit(part), _ADDEND
 
     def _experts(self, op: MoE) -> tuple[Value, _Layout]:
-        """Every rank has a part of each expert's inner columns, so that all have as much to do for every row."""
+        """Every rank has a part of each expert's inner columns, so that all have as much to do for every row.
+
+        Or it has whole experts: then the rows that choose them decide what it has to do.
+        """
         router_x = None if op.router_x is None else self._as(op.router_x, None)
         op = replace(op, x=self._as(op.x, None), router_x=router_x)
+        if self._whole_experts:
+            return self._emit(self._own_experts(op)), _ADDEND
         step = lcm(self._steps(op.down), _EXPERT_STEP)
         split = even(op.gate.shape[1], self._size, step)
         if split is None:
@@ -311,10 +233,23 @@ class _Sharder:
         down, down_bias = _part(op.down, 2, begin, end), op.down_bias if self._rank == 0 else None
         return self._emit(replace(op, down=down, down_bias=down_bias, **inner)), _ADDEND
 
+    def _own_experts(self, op: MoE) -> MoE:
+        split = even(op.num_experts, self._size)
+        if split is None:
+            raise UsageError(
+                f"enable_expert_parallel: {self._size} ranks share {op.num_experts} experts; give at most "
+                f"{op.num_experts} as tensor_parallel_size"
+            )
+        names = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
+        stacks = {name: stack for name in names if (stack := getattr(op, name)) is not None}
+        ((begin, end),) = split.ranges[self._rank]
+        parts: dict[str, Any] = {name: _part(stack, 0, begin, end) for name, stack in stacks.items()}
+        return replace(op, **parts)
+
     def _head_linear(self, op: HeadLinear, output: Value) -> tuple[Value, _Layout]:
         heads, out_features, in_features = op.weight.shape
         split = self._wishes.split(output)
-        if split is None or not _is_of(split, out_features, output) or not split.in_order(output.cols):
+        if split is None or not is_of(split, out_features, output) or not split.in_order(output.cols):
             by_head = even(heads, self._size)
             if by_head is None:
                 return self._emit(replace(op, x=self._as(op.x, None))), None
@@ -325,7 +260,7 @@ class _Sharder:
         return self._emit(HeadLinear(x, weight)), split
 
     def _attention(self, op: Op, heads: HeadSplit, output: Value) -> tuple[Value, _Layout]:
-        assert isinstance(op, _ATTENTION)
+        assert isinstance(op, ATTENTION)
         p, rank = op.params, self._rank
         (begin, end), (kv_begin, kv_end) = heads.heads[rank], heads.kv_heads[rank]
         value_dim = output.cols // p.num_heads
@@ -349,6 +284,26 @@ class _Sharder:
         sinks = None if op.sinks is None else _part(op.sinks, 0, begin, end)
         return self._emit(Attention(q, k, v, params, sinks)), layout
 
+    def _states(self, op: Op, split: StateSplit) -> tuple[Value, _Layout]:
+        """The heads of the rank, with their states, and their elements of each vector."""
+        assert isinstance(op, STATES)
+        inputs = {value: self._as(value, each) for value, each in zip(op.inputs, split.inputs, strict=True)}
+        vectors = ("decay", "dt_bias") if isinstance(op, GatedDeltaRule) else ("decay", "skip", "dt_bias")
+        ranges = split.heads.ranges[self._rank]
+        changes: dict[str, Any] = {name: _elements(getattr(op, name), ranges) for name in vectors}
+        local = op.with_inputs(inputs.__getitem__)
+        return self._emit(replace(local, heads=split.local[self._rank], **changes)), split.output
+
+    def _short_conv(self, op: ShortConv, output: Value) -> tuple[Value, _Layout] | None:
+        """Each column by itself. None: on whole values."""
+        layout = self._layouts[op.x]
+        split = layout if isinstance(layout, ColumnSplit) else self._wishes.split(output)
+        if split is None:
+            return None
+        weight = _elements(op.weight, split.mapped(op.taps).ranges[self._rank])
+        bias = None if op.bias is None else _elements(op.bias, split.ranges[self._rank])
+        return self._emit(replace(op, x=self._as(op.x, split), weight=weight, bias=bias)), split
+
     def _elementwise(self, op: Op, output: Value) -> tuple[Value, _Layout] | None:
         """None: on whole values."""
         layouts = [self._layouts[value] for value in op.inputs]
@@ -362,25 +317,25 @@ class _Sharder:
         if not splits or split is None or (set(layouts) != splits and split != wish):
             return None
         if isinstance(op, ScaleColumns) and op.weight.shape != (1,):
-            if len(split.ranges[self._rank]) > 1 or not split.in_order(output.cols):
-                return None
-            ((begin, end),) = split.ranges[self._rank]
-            op = replace(op, weight=_part(op.weight, 0, begin, end))
+            op = replace(op, weight=_elements(op.weight, split.ranges[self._rank]))
         renamed = {value: self._as(value, split if value.cols == output.cols else None) for value in op.inputs}
         return self._emit(op.with_inputs(renamed.__getitem__)), split
 
-    def _by_heads(self, op: RMSNorm | Rope) -> tuple[Value, _Layout] | None:
+    def _by_heads(self, op: LayerNorm | RMSNorm | Rope) -> tuple[Value, _Layout] | None:
         """A norm or a rotation of whole heads of a rank. None: on whole values."""
         split = self._layouts[op.x]
-        unit = op.head_dim if isinstance(op, Rope) else op.columns
-        if not isinstance(split, ColumnSplit) or not _is_of(split, unit, op.x):
+        unit = unit_of(op)
+        if not isinstance(split, ColumnSplit) or not is_of(split, unit, op.x):
             return None
+        cols, ranges = op.x.cols, split.ranges[self._rank]
         op = replace(op, x=self._as(op.x, split))
-        if isinstance(op, RMSNorm) and op.weight is not None and op.weight.shape[0] != unit:  # a weight of many heads
-            if not split.in_order(op.weight.shape[0]):
+        if isinstance(op, LayerNorm):
+            bias = None if op.bias is None else _elements(op.bias, ranges)
+            op = replace(op, weight=_elements(op.weight, ranges), bias=bias)
+        elif isinstance(op, RMSNorm) and op.weight is not None and op.weight.shape[0] != unit:  # one of many heads
+            if op.weight.shape[0] != cols:
                 return None
-            ((begin, end),) = split.ranges[self._rank]
-            op = replace(op, weight=_part(op.weight, 0, begin, end))
+            op = replace(op, weight=_elements(op.weight, ranges))
         return self._emit(op), split
 
     def _columns(self, op: Columns) -> tuple[Value, _Layout] | None:
@@ -396,6 +351,17 @@ class _Sharder:
 def _rows(parameter: Parameter, begin: int, end: int) -> Parameter:
     """Rows of a matrix, or elements of a vector."""
     return _part(parameter, max(len(parameter.shape) - 2, 0), begin, end)
+
+
+def _elements(vector: Parameter, ranges: Sequence[Range]) -> Parameter:
+    """These elements of a vector, which is whole."""
+    if len(ranges) == 1:
+        return _part(vector, 0, *ranges[0])
+    if vector.part is not None:
+        raise GraphError(f"{vector.label} is a part already and cannot be cut again")
+    (begin, end), *more = ranges
+    part = Part(0, begin, end, tuple(more))
+    return replace(vector, shape=(part.count,), part=part)
 
 
 def _part(parameter: Parameter, dimension: int, begin: int, end: int) -> Parameter:

@@ -80,14 +80,15 @@ class ColumnSplit:
         together = [sorted([*a, *b]) for a, b in zip(self.ranges, other.ranges, strict=True)]
         if any(first[1] > second[0] for ranges in together for first, second in pairwise(ranges)):
             return None
-        return ColumnSplit(tuple(_merged(ranges) for ranges in together))
+        return ColumnSplit(tuple(merged(ranges) for ranges in together))
 
     def position(self, rank: int, begin: int) -> int:
         """The place of column `begin` among the columns of a rank."""
         return sum(min(b, begin) - a for a, b in self.ranges[rank] if a < begin)
 
 
-def _merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Ascending ranges, with those that adjoin as one."""
     found: list[Range] = []
     for begin, end in ranges:
         if found and found[-1][1] == begin:

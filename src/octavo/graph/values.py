@@ -51,11 +51,25 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The indices [begin, end) of one dimension of a weight: rows, columns (the last), or the matrices of a stack."""
+    """The indices [begin, end) of one dimension of a weight: rows, columns (the last), or the matrices of a stack.
+
+    more: further ranges behind it, of a vector only: the heads of a rank need not be neighbours.
+    """
 
     dimension: int
     begin: int
     end: int
+    more: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """All ranges, in their order."""
+        return (self.begin, self.end), *self.more
+
+    @property
+    def count(self) -> int:
+        """The number of indices."""
+        return sum(end - begin for begin, end in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +93,7 @@ class Parameter:
     @property
     def label(self) -> str:
         """The name, with the part if it is one: `layers.0.mlp.up_proj.weight[0: 0 to 512]`."""
-        part = self.part
-        return self.name if part is None else f"{self.name}[{part.dimension}: {part.begin} to {part.end}]"
+        if self.part is None:
+            return self.name
+        ranges = ", ".join(f"{begin} to {end}" for begin, end in self.part.ranges)
+        return f"{self.name}[{self.part.dimension}: {ranges}]"

@@ -89,7 +89,8 @@ def overlaid(source: WeightSource, given: Mapping[str, Tensor]) -> WeightSource:
             return source(parameter)
         if parameter.part is not None:
             part = parameter.part
-            tensor = tensor.narrow(part.dimension, part.begin, part.end - part.begin)
+            pieces = [tensor.narrow(part.dimension, begin, end - begin) for begin, end in part.ranges]
+            tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, part.dimension)
         if tuple(tensor.shape) != parameter.shape:
             raise GraphError(
                 f"tensor {parameter.label} has shape {list(tensor.shape)}, the graph uses it as {list(parameter.shape)}"

@@ -84,6 +84,9 @@ class MoE(Op):
     limit: None: neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1. The router's outputs are
     router x + router_bias, or those of router_x in place of x; selection_bias takes part in the choice of experts only,
     expert_scale multiplies their weights (`Routing.choose`).
+
+    A rank may hold some of the experts, as parts of their stacks: then the sum is over those of a row's experts that it
+    holds, and the router, which is whole, chooses among all of them.
     """
 
     row_wise: ClassVar[bool] = True
@@ -109,32 +112,49 @@ class MoE(Op):
         require_activation(self.kind)
         require(self.limit is None or self.limit > 0, f"limit {self.limit} is not positive")
         require(len(self.gate.shape) == 3, f"{self.gate.name} {list(self.gate.shape)} is not [experts, out, in]")
-        experts, intermediate, hidden = self.gate.shape
+        held, intermediate, hidden = self.gate.shape
+        experts = self.num_experts
         self.routing.check(experts)
+        first = self.first_expert
+        is_part = held == experts or all(p.part is not None and p.part.begin == first for p in self.expert_parameters)
+        require(is_part and first + held <= experts, f"{held} experts from {first} on are no part of {experts}")
         require(hidden == self.x.cols, f"x {describe(self.x)} does not fit {self.gate.name} {list(self.gate.shape)}")
         require_parameter(self.router, experts, hidden)
         require_parameter(self.up, *self.gate.shape)
-        require_parameter(self.down, experts, hidden, intermediate)
+        require_parameter(self.down, held, hidden, intermediate)
         for vector in (self.router_bias, self.selection_bias, self.expert_scale):
             require_parameter(vector, experts)
         other = self.router_x
         fits = other is None or (other.rows, other.cols) == (self.x.rows, self.x.cols)
         require(fits, f"router_x {describe(other or self.x)} is not as large as x {describe(self.x)}")
         for bias, cols in ((self.gate_bias, intermediate), (self.up_bias, intermediate), (self.down_bias, hidden)):
-            require_parameter(bias, experts, cols)
+            require_parameter(bias, held, cols)
             require(bias is None or bias.plain, "biases of experts must be plain parameters")
         return self.x.rows, hidden
 
     def flops(self, sizes: StepSizes) -> int:
-        experts, intermediate, hidden = self.gate.shape
+        held, intermediate, hidden = self.gate.shape
+        experts = self.num_experts
         per_expert = 6 * intermediate * hidden + 5 * intermediate + 2 * hidden
-        return sizes.rows(self.x.rows) * (2 * experts * hidden + 4 * experts + self.routing.top_k * per_expert)
+        here = self.routing.top_k * per_expert * held // experts  # if rows choose evenly
+        return sizes.rows(self.x.rows) * (2 * experts * hidden + 4 * experts + here)
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
         if parameter not in self.expert_parameters:
             return 1.0
         # The expected share of chosen experts, if tokens choose evenly.
-        return 1.0 - (1.0 - self.routing.top_k / parameter.shape[0]) ** sizes.rows(self.x.rows)
+        return 1.0 - (1.0 - self.routing.top_k / self.num_experts) ** sizes.rows(self.x.rows)
+
+    @property
+    def num_experts(self) -> int:
+        """All among which the router chooses."""
+        return self.router.shape[0]
+
+    @property
+    def first_expert(self) -> int:
+        """The first that is here, of all."""
+        part = self.gate.part
+        return part.begin if part is not None and part.dimension == 0 else 0
 
     @property
     def products(self) -> tuple[Parameter, ...]:
@@ -153,8 +173,11 @@ class MoE(Op):
         bias, factors = (None if p is None else step.weights[p] for p in (self.selection_bias, self.expert_scale))
         chosen, weights = self.routing.choose(logits, bias, factors)
         out = np.zeros_like(x)
-        for expert in np.unique(chosen):
-            rows, place = np.nonzero(chosen == expert)
+        first, held = self.first_expert, self.gate.shape[0]
+        for expert in np.unique(chosen) - first:
+            if not 0 <= expert < held:
+                continue  # another rank has it
+            rows, place = np.nonzero(chosen == expert + first)
             weight = weights[rows, place, None]
             scaled = x[rows] * weight if self.routing.on_input else x[rows]
             gate = _biased(step.product(scaled, self.gate, expert), self.gate_bias, step, expert)
