@@ -291,7 +291,7 @@ class _Sharder:
         vectors = ("decay", "dt_bias") if isinstance(op, GatedDeltaRule) else ("decay", "skip", "dt_bias")
         ranges = split.heads.ranges[self._rank]
         changes: dict[str, Any] = {name: _elements(getattr(op, name), ranges) for name in vectors}
-        local = op.with_inputs(inputs.__getitem__)
+        local: Any = op.with_inputs(inputs.__getitem__)
         return self._emit(replace(local, heads=split.local[self._rank], **changes)), split.output
 
     def _short_conv(self, op: ShortConv, output: Value) -> tuple[Value, _Layout] | None:

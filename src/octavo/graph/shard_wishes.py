@@ -83,8 +83,8 @@ class Wishes:
         if isinstance(op, ATTENTION):
             return self._heads_asked(op, node.output)
         if isinstance(op, STATES):
-            split = self._states_of(node, wanted)
-            return [] if split is None else list(zip(op.inputs, split.inputs, strict=True))
+            states = self._states_of(node, wanted)
+            return [] if states is None else list(zip(op.inputs, states.inputs, strict=True))
         if wanted is None:
             return []
         if isinstance(op, (*ELEMENTWISE, SelectRows, ShortConv)):
