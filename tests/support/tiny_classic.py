@@ -52,6 +52,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         tie_word_embeddings=True,
     ),
     "phi": lambda: PhiConfig(**_SIZES, intermediate_size=96, num_key_value_heads=2, rope_parameters=_rope(0.5)),
+    "phi-tied": lambda: PhiConfig(
+        **_SIZES, intermediate_size=96, tie_word_embeddings=True, hidden_act="relu", rope_parameters=_rope(0.25)
+    ),
     "opt": lambda: OPTConfig(**_SIZES, ffn_dim=96),
     "opt-post-norm": lambda: OPTConfig(
         **_SIZES,
@@ -80,7 +83,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 # GGUF files of these architectures have no place for what makes the configuration special, or do not exist.
 WITHOUT_GGUF = frozenset(
-    {"gpt2-scales", "opt", "opt-post-norm", "falcon-alibi", "bloom-normed-residual", "mpt", "gptj"}
+    {"gpt2-scales", "opt", "opt-post-norm", "falcon-alibi", "bloom-normed-residual", "mpt", "gptj", "phi-tied"}
 )
 
 # By model type.

@@ -88,7 +88,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen2-window": lambda: Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
     "qwen3moe": lambda: Qwen3MoeConfig(**SIZES, head_dim=32, norm_topk_prob=True, **_EXPERTS),
-    "qwen3moe-mixed": lambda: Qwen3MoeConfig(**SIZES, head_dim=16, mlp_only_layers=[1], **_EXPERTS),
+    "qwen3moe-mixed": lambda: Qwen3MoeConfig(
+        **SIZES, head_dim=16, mlp_only_layers=[1], use_sliding_window=True, sliding_window=5, **_EXPERTS
+    ),
     "qwen2moe": lambda: Qwen2MoeConfig(**SIZES, shared_expert_intermediate_size=48, **_EXPERTS),
     "qwen2moe-mixed": lambda: Qwen2MoeConfig(
         **SIZES,

@@ -218,9 +218,14 @@ class Graph:
         """A product for each head: the weight is [heads, out, in], x [rows, heads * in]."""
         return self.add_operation(HeadLinear(x, self._weight(name, "head_linear")))
 
-    def logits(self, x: Value, name: str, *, softcap: float | None = None, scale: float = 1.0) -> Value:
-        """The output head on selected rows: [LOGITS, vocab]. `softcap` after `scale`."""
-        return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
+    def logits(
+        self, x: Value, name: str, *, softcap: float | None = None, scale: float = 1.0, bias: str | None = None
+    ) -> Value:
+        """The output head on selected rows: [LOGITS, vocab]. `softcap` after `scale`.
+
+        bias: whose bias it has if not its own; a head that is the embedding has one of another name.
+        """
+        return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(bias or name), softcap, scale))
 
     def rms_norm(self, x: Value, name: str | None, eps: float, group: int = 0) -> Value:
         """Normalizes groups of as many columns as the weight has: all columns, or each head by itself.

@@ -214,7 +214,8 @@ def build(g: Graph, cfg: ClassicConfig) -> Value:
         h = g.layer_norm(h, "norm", cfg.norm_eps)
     if cfg.embedding_projections:
         h = g.linear(h, "project_out")
-    return g.logits(h, "embed_tokens" if cfg.tie_word_embeddings else "lm_head", scale=cfg.logit_scale)
+    head = "embed_tokens" if cfg.tie_word_embeddings else "lm_head"
+    return g.logits(h, head, scale=cfg.logit_scale, bias="lm_head")
 
 
 def _block(g: Graph, cfg: ClassicConfig, h: Value, layer: int) -> Value:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from octavo.models._decoder import DecoderConfig, experts_from_gguf, experts_from_hf
 from octavo.models._gguf import GGUFForm, decoder_keys
 from octavo.models._hf import HFForm, JSONObject, decoder_json, expert_json
-from octavo.models._reading import ConfigReader
+from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable, stacked_experts
 from octavo.models.llama import build
 
@@ -33,7 +33,10 @@ class Config(DecoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         experts = experts_from_hf(reader, normalize=reader.flag("norm_topk_prob", False))
-        return cls.read_hf(reader.with_defaults({"head_dim": 128}), experts=experts)
+        has_windows = reader.flag("use_sliding_window", False) and reader.has("sliding_window")
+        window = reader.integer("sliding_window") if has_windows else None
+        windows = (window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS)  # in all layers, unlike Qwen 3
+        return cls.read_hf(reader.with_defaults({"head_dim": 128}), experts=experts, windows=windows)
 
 
 def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
