@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -39,7 +40,7 @@ def ps(*, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[PID | URL | MODEL]")
+@click.argument("target", required=False, metavar="[PID | PORT | URL | MODEL]")
 @click.option("--all", "every", is_flag=True, help="stop every server of this user")
 @click.option("--now", is_flag=True, help="do not wait for running requests")
 def stop(*, target: str | None, every: bool, now: bool) -> None:
@@ -70,11 +71,17 @@ def _chosen(servers: list[RunningServer], target: str | None, every: bool) -> li
         if len(servers) > 1:
             raise UsageError(f"{len(servers)} servers are running: name one, or give --all: {listed}")
         return servers
-    named = [s for s in servers if target in (str(s.pid), *s.models) or target.rstrip("/") == s.url.rstrip("/")]
+    named = [s for s in servers if target.rstrip("/") in _names(s)]
     if len(named) != 1:
         many = "no server" if not named else f"{len(named)} servers"
         raise UsageError(f"{many} of this user matches {target!r}; there are: {listed}")
     return named
+
+
+def _names(server: RunningServer) -> tuple[str, ...]:
+    """The words that mean this server."""
+    url = urlsplit(server.url)
+    return (str(server.pid), str(url.port), url.netloc, server.url.rstrip("/"), *server.models)
 
 
 def _facts(server: RunningServer) -> dict[str, Any]:
