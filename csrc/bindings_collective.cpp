@@ -39,7 +39,7 @@ void bind_collective(nb::module_& module) {
         .def(
             "__init__",
             [](CollectiveGroup* self, const std::string& name, int32_t rank, int32_t size, size_t buffer_bytes,
-               int32_t join_ms, int32_t silence_ms, int32_t deadline_ms) {
+               int32_t join_ms, int32_t silence_ms, int32_t deadline_ms, const nb::object& given_up) {
                 GroupOptions options;
                 options.name = name;
                 options.rank = rank;
@@ -48,12 +48,17 @@ void bind_collective(nb::module_& module) {
                 options.join_ms = join_ms;
                 options.silence_ms = silence_ms;
                 options.deadline_ms = deadline_ms;
+                if (!given_up.is_none())
+                    options.given_up = [function = given_up.ptr()] {  // which the caller keeps
+                        nb::gil_scoped_acquire acquire;
+                        return nb::cast<std::string>(nb::handle(function)());
+                    };
                 nb::gil_scoped_release release;
                 new (self) CollectiveGroup(options);
             },
             "name"_a, "rank"_a, "size"_a, nb::kw_only(), "buffer_bytes"_a = GroupOptions{}.buffer_bytes,
             "join_ms"_a = GroupOptions{}.join_ms, "silence_ms"_a = GroupOptions{}.silence_ms,
-            "deadline_ms"_a = GroupOptions{}.deadline_ms)
+            "deadline_ms"_a = GroupOptions{}.deadline_ms, "given_up"_a.none() = nb::none())
         .def(
             "all_reduce",
             [](CollectiveGroup& group, nb::handle x) {

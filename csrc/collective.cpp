@@ -83,6 +83,16 @@ CollectiveGroup::CollectiveGroup(const GroupOptions& options) : options_(options
     exchange_.barrier = [](Exchange& e) { return static_cast<CollectiveGroup*>(e.group)->wait(++e.turn); };
 }
 
+// One nap. Throws once the rank is too late, or if waiting for it was given up.
+void CollectiveGroup::wait_to_join(int64_t end, int32_t rank) const {
+    const std::string reason = options_.given_up();
+    if (!reason.empty()) throw std::runtime_error(reason);
+    if (now_ms() > end)
+        throw std::runtime_error("rank " + std::to_string(rank) + " did not join the group within " +
+                                 std::to_string(options_.join_ms / 1000) + " s");
+    nap();
+}
+
 // Makes this rank's segment and maps those of the others, once they have made them.
 void CollectiveGroup::open_peers() {
     const int64_t end = now_ms() + options_.join_ms;
@@ -90,7 +100,7 @@ void CollectiveGroup::open_peers() {
         const int32_t rank = (options_.rank + i) % options_.size;  // its own first
         const bool own = i == 0;
         const std::string path = path_of(options_, rank);
-        for (;; nap()) {
+        for (;; wait_to_join(end, rank)) {
             const int file = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | (own ? O_CREAT | O_EXCL : 0), 0600);
             if (own && file < 0)
                 throw std::runtime_error(path + ": " + std::strerror(errno) + ": is this rank running already?");
@@ -114,9 +124,6 @@ void CollectiveGroup::open_peers() {
                 heart_ = std::thread([this] { beat(); });
             }
             if (segments_[rank] && segments_[rank]->magic.load(std::memory_order_acquire) == MAGIC) break;
-            if (now_ms() > end)
-                throw std::runtime_error("rank " + std::to_string(rank) + " did not join the group within " +
-                                         std::to_string(options_.join_ms / 1000) + " s");
             if (segments_[rank] && !own) {
                 munmap(segments_[rank], segment_bytes_);
                 segments_[rank] = nullptr;
@@ -127,11 +134,7 @@ void CollectiveGroup::open_peers() {
     }
     segments_[options_.rank]->joined.store(1, std::memory_order_release);
     for (int32_t rank = 0; rank < options_.size; ++rank)
-        while (!segments_[rank]->joined.load(std::memory_order_acquire)) {
-            if (now_ms() > end)
-                throw std::runtime_error("rank " + std::to_string(rank) + " did not join the group in time");
-            nap();
-        }
+        while (!segments_[rank]->joined.load(std::memory_order_acquire)) wait_to_join(end, rank);
     unlink(path_of(options_, options_.rank).c_str());
 }
 

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -33,6 +34,8 @@ struct GroupOptions {
     int32_t silence_ms = 3000;              // without a heartbeat: the rank is dead or stopped
     int32_t deadline_ms = 300000;           // of one wait for a rank that lives
     int32_t spin_us = 200;                  // before a wait sleeps
+    // Asked while ranks come: a reason to wait no longer, such as the end of one; empty: there is none.
+    std::function<std::string()> given_up = [] { return std::string(); };
 };
 
 // A rank's end of a group. An exchange is one at a time, by one thread or all workers of one pool.
@@ -59,6 +62,7 @@ class CollectiveGroup {
   private:
     struct Segment;
     void open_peers();
+    void wait_to_join(int64_t end, int32_t rank) const;
     bool wait(uint32_t target);
     bool wait_for(int32_t peer, uint32_t target);
     void beat();

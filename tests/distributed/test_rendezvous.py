@@ -196,3 +196,13 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
     with pytest.raises(ConnectionEndedError, match="more than 4096"):
         theirs.receive(4096)
     assert messages.MAX_MESSAGE_BYTES > 1 << 30
+
+
+def test_ranks_that_cannot_come_are_not_waited_for() -> None:
+    def check() -> None:
+        raise EngineDeadError("rank 1 is gone: Ray says so")
+
+    start = time.monotonic()
+    with pytest.raises(EngineDeadError, match="Ray says so"):
+        accept_ranks(("127.0.0.1", 0), "token", [1], 60, check=check)
+    assert time.monotonic() - start < 5

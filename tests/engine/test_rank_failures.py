@@ -21,8 +21,7 @@ from tests.engine.test_ranks import OPTIONS, PROMPTS, children, segments
 from tests.support.text_models import save_decoder
 
 SHAPES = [(2, 1), (1, 2), (3, 1), (2, 2)]
-SILENCE_S = 3.0  # after which a stopped rank counts as gone
-IN_TIME_S = 10.0  # 5 s on a machine with a processor for each rank
+IN_TIME_S = 5.0
 ENDLESS = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
 
 
@@ -77,7 +76,7 @@ def check(model: str, seed: int) -> None:
         if action == "slow":
             assert not failed
         else:
-            assert time.monotonic() - hit_at[0] < IN_TIME_S + (SILENCE_S if action == "stop" else 0)
+            assert time.monotonic() - hit_at[0] < IN_TIME_S
             assert all("rank" in str(error) for error in failed)
             assert failed
         hitting.join()
@@ -116,8 +115,11 @@ def test_a_rank_is_killed_while_it_loads(model: str, seed: int) -> None:
     time.sleep(rng.uniform(0, 2.0))
     if Path(f"/proc/{ranks[0]}").exists():
         os.kill(ranks[0], signal.SIGKILL)
-    loading.join(90)  # ranks wait a minute for each other to come
+    killed_at = time.monotonic()
+    loading.join(30)
     assert len(found) == 1
-    assert found[0] is None or "rank 1" in str(found[0])  # it is gone, or did not come
+    assert found[0] is None or "rank 1 is gone" in str(found[0])
+    if found[0] is not None:
+        assert time.monotonic() - killed_at < IN_TIME_S
     assert not children()
     assert not segments()

@@ -237,10 +237,13 @@ class Backend(Protocol):
         The rate of the disk is measured: of the packed weights or, while there are none, of the file `sample`.
         """
 
-    def join_group(self, name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:
+    def join_group(
+        self, name: str, rank: int, size: int, buffer_bytes: int, given_up: Callable[[], str] | None = None
+    ) -> RankGroup:
         """The group of that name, once all of its ranks have come. buffer_bytes: at least a row of the widest value.
 
-        Raises EngineDeadError if a rank does not come, and UsageError if the backend has no groups.
+        given_up: asked meanwhile for a reason to wait no longer, or an empty text. Raises EngineDeadError with that
+        reason or if a rank does not come, and UsageError if the backend has no groups.
         """
 
     def memory(self) -> MemoryBudget:

@@ -6,7 +6,7 @@ Every other backend is tested against it, operation by operation. The meaning of
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -86,7 +86,13 @@ def sizes(
     return Sizes(graph, packed, matrices, workspace, _cache_sizes(graph, 4), {})
 
 
-def join_group(name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:  # noqa: ARG001
+def join_group(
+    name: str,  # noqa: ARG001
+    rank: int,  # noqa: ARG001
+    size: int,  # noqa: ARG001
+    buffer_bytes: int,  # noqa: ARG001
+    given_up: Callable[[], str] | None = None,  # noqa: ARG001
+) -> RankGroup:
     """See `octavo.backends.Backend`. Ranks in processes are for backends that are fast: here is `ReferenceGroup`."""
     raise UsageError("the backend reference has no ranks in processes of their own; take the backend cpu")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -267,9 +267,11 @@ class SplitBackend:
         """See `octavo.backends.Backend`. sizes: of the part on the CPU."""
         return self.cpu.expected_paging(sizes, weights, pack_cache, sample)
 
-    def join_group(self, name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:
+    def join_group(
+        self, name: str, rank: int, size: int, buffer_bytes: int, given_up: Callable[[], str] | None = None
+    ) -> RankGroup:
         """See `octavo.backends.Backend`."""
-        return self.device.join_group(name, rank, size, buffer_bytes)
+        return self.device.join_group(name, rank, size, buffer_bytes, given_up)
 
     def memory(self) -> MemoryBudget:
         """The memory of the device."""

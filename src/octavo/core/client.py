@@ -66,7 +66,7 @@ class AnswerStream(Protocol):
 
     @property
     def request_id(self) -> str:
-        """The engine's own id, unique for the life of the server."""
+        """The engine's own id, unique among its requests; an engine that replaces it counts anew."""
 
     @property
     def engine(self) -> int:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from octavo import errors
@@ -23,6 +24,7 @@ M = TypeVar("M")
 _POLL_S = 0.1
 _LOADING_SILENCE_S = 120.0  # a rank that converts a large weight may hold the interpreter
 _EXIT_S = 2.0  # for ranks to end by themselves
+_STOPPED_S = 1.5  # after which a process of this machine that was stopped counts as gone
 
 _ERROR_TYPES = {
     kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OctavoError)
@@ -38,6 +40,20 @@ class RemoteRank:
         self.process: subprocess.Popen[bytes] | None = None
         self.inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._on_end = on_end
+        self._stopped_at: float | None = None
+
+    def stopped_s(self, now: float) -> float:
+        """For how long its process has been seen stopped; 0: it runs, or is not a child of this one."""
+        if self.process is None or _state_of(self.process.pid) not in "Tt":
+            self._stopped_at = None
+            return 0.0
+        self._stopped_at = now if self._stopped_at is None else self._stopped_at
+        return now - self._stopped_at
+
+    def see_again(self, now: float) -> None:
+        """Counts its silence and its stop from now on."""
+        self.connection.heard_at = max(self.connection.heard_at, now)
+        self._stopped_at = None
 
     def read(self) -> None:
         """Receives until the connection ends."""
@@ -66,6 +82,7 @@ class Leader:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._silence_s = _LOADING_SILENCE_S
+        self._is_watching = False
 
     def spawn(self, ranks: Iterable[int]) -> None:
         """Starts processes for these ranks on this machine. Raises EngineDeadError if the system provides none."""
@@ -87,9 +104,8 @@ class Leader:
 
     def watch(self) -> None:
         """From now on, ranks that are silent for longer than while loading count as dead."""
+        self._see_again()
         self._silence_s = SILENCE_S
-        self._hear_again()
-        threading.Thread(target=self._watch, name="octavo-ranks", daemon=True).start()
 
     def send(self, message: RankMessage, ranks: Iterable[int] | None = None) -> None:
         """To these ranks, or to all. Raises the failure."""
@@ -157,8 +173,12 @@ class Leader:
                 remote.process.kill()
 
     def _add(self, rank: int, connection: Connection) -> RemoteRank:
-        remote = self._ranks[rank] = RemoteRank(rank, connection, self._ended)
+        remote = RemoteRank(rank, connection, self._ended)
+        self._ranks = self._ranks | {rank: remote}  # other threads go through the ranks meanwhile
         connection.stay_alive()
+        if not self._is_watching:
+            self._is_watching = True
+            threading.Thread(target=self._watch, name="octavo-ranks", daemon=True).start()
         return remote
 
     def _ended(self, rank: int, reason: str) -> None:
@@ -183,23 +203,32 @@ class Leader:
         remote.read()
         process.wait()
 
-    def _hear_again(self) -> None:
-        """Counts the silence of all ranks from now on."""
+    def _see_again(self) -> None:
         now = time.monotonic()
         for remote in self._ranks.values():
-            remote.connection.heard_at = max(remote.connection.heard_at, now)
+            remote.see_again(now)
 
     def _watch(self) -> None:
         looked_at = time.monotonic()
         while not self._closed.wait(_POLL_S) and self.failure is None:
             now = time.monotonic()
             if now - looked_at > SILENCE_S / 2:  # this process was stopped (Ctrl-Z), and could not hear
-                self._hear_again()
+                self._see_again()
             looked_at = now
             for rank, remote in self._ranks.items():
                 silence = now - remote.connection.heard_at
                 if silence > self._silence_s:
                     self.fail(rank, f"it has died or was stopped: no sign of life for {silence:.1f} s")
+                elif (stopped := remote.stopped_s(now)) > _STOPPED_S:
+                    self.fail(rank, f"its process has been stopped for {stopped:.1f} s")
+
+
+def _state_of(pid: int) -> str:
+    """The letter of /proc: T is stopped. A blank: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return " "
 
 
 def _made(kind: type[OctavoError], text: str) -> OctavoError:

@@ -37,10 +37,12 @@ def accept_ranks(
     ranks: Collection[int],
     timeout_s: float,
     listening: Callable[[int], None] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[int, Connection]:
     """The connections of these ranks, once all have come and shown the token. Others are refused and logged.
 
-    listening: called with the port, which 0 leaves to the system, once ranks may come.
+    listening: called with the port, which 0 leaves to the system, once ranks may come. check: called while they come,
+    raises if one of them cannot.
     Raises EngineDeadError naming the ranks that did not come, and UsageError for an address that cannot be had.
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -59,6 +61,12 @@ def accept_ranks(
             listening(listener.getsockname()[1])
         end = time.monotonic() + timeout_s
         while len(found) < len(ranks):
+            try:
+                check()
+            except BaseException:
+                for connection in found.values():
+                    connection.close()
+                raise
             with suppress(queue.Empty):
                 rank, connection = greeted.get(timeout=max(min(end - time.monotonic(), _RETRY_S), 0.01))
                 if rank in found:

@@ -9,11 +9,13 @@ import secrets
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo import env
 from octavo.backends import ExecutorLimits, RankGroup, get_backend
 from octavo.backends.parameters import column_step
+from octavo.backends.rank_segments import remove_segments
 from octavo.batch import Array
 from octavo.config import EngineConfig, LoadProgress
 from octavo.distributed.connection import Connection, ConnectionEndedError
@@ -65,9 +67,8 @@ def lead(
 ) -> GroupExecutor:
     """The executor of all ranks, with their processes. graph: the whole model. Raises what a rank raises."""
     ranks = ranks_of(config)
-    leader = Leader()
+    leader, name = Leader(), secrets.token_hex(8)
     try:
-        name = secrets.token_hex(8)
         if config.distributed_executor == "ray":
             config = lead_on_ray(config, leader)
         else:
@@ -79,8 +80,8 @@ def lead(
         for rank in range(1, ranks.count):
             leader.receive(rank, Joining)
         leader.send(Joining())
-        group = join(part, ranks, 0, f"{name}-{ranks.stage(0)}")
-        local = compile_graph(config, checkpoint, part, limits, progress, group)
+        group = join(part, ranks, 0, f"{name}-{ranks.stage(0)}", lambda: str(leader.failure or ""))
+        local = compile_graph(config, checkpoint, part, limits, _watched(progress, leader), group)
         loaded = [leader.receive(rank, Loaded) for rank in range(1, ranks.count)]
         sizes = local.cache_sizes
         largest = replace(
@@ -91,9 +92,23 @@ def lead(
         )
         weight_bytes = local.weight_bytes + sum(each.weight_bytes for each in loaded)
         return GroupExecutor(local, leader, ranks, group, largest, weight_bytes)
-    except BaseException:
+    except BaseException as error:
         leader.close()
+        remove_segments(name)  # of ranks that were killed before they came together
+        if isinstance(error, EngineDeadError):
+            leader.check()  # the first reason
         raise
+
+
+def _watched(progress: LoadProgress | None, leader: Leader) -> LoadProgress:
+    """Raises the failure of a rank while this one packs weights, which may take minutes."""
+
+    def report(phase: str, done: int, total: int) -> None:
+        leader.check()
+        if progress is not None:
+            progress(phase, done, total)
+
+    return report
 
 
 def _admit_other_machines(config: EngineConfig, leader: Leader) -> None:
@@ -149,13 +164,15 @@ def steps_of(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Step
     return lambda parameter: column_step(weights, parameter.name)
 
 
-def join(graph: Graph, ranks: Ranks, rank: int, name: str) -> RankGroup | None:
-    """The group of the ranks of this one's stage; None: it is alone."""
+def join(
+    graph: Graph, ranks: Ranks, rank: int, name: str, given_up: Callable[[], str] | None = None
+) -> RankGroup | None:
+    """The group of the ranks of this one's stage; None: it is alone. given_up: a reason to wait no longer, or empty."""
     if ranks.tensor_parallel == 1:
         return None
     row_bytes = 4 * max(node.output.cols for node in graph.nodes)
     size = ranks.tensor_parallel
-    return get_backend("cpu").join_group(name, ranks.part(rank), size, max(row_bytes, EXCHANGE_BYTES))
+    return get_backend("cpu").join_group(name, ranks.part(rank), size, max(row_bytes, EXCHANGE_BYTES), given_up)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class _RayRanks:
                 range(1, config.num_ranks),
                 _COME_S,
                 listening=lambda port: self._start_actors(port, token),
+                check=self._check_actors,
             )
         except BaseException:
             self._end()
@@ -130,6 +131,12 @@ class _RayRanks:
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank // per_node)
             options = {"num_cpus": self.config.num_threads, "max_restarts": 0, "scheduling_strategy": place}
             self._runs[actor.options(**options).remote().follow.remote(self._host, port, token, rank)] = rank
+
+    def _check_actors(self) -> None:
+        """Raises EngineDeadError if an actor has ended before its rank came."""
+        ended, _ = self._ray.wait(list(self._runs), timeout=0)
+        for reference, reason in self._reasons(ended):
+            raise EngineDeadError(f"rank {self._runs[reference]} is gone: Ray says: {reason}")
 
     def _watch(self) -> None:
         """Tells the leader of each rank that Ray says has ended."""

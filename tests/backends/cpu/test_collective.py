@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.backends.cpu import _native, rank_group
+from octavo.backends import rank_segments
+from octavo.backends.cpu import _native
 
 SHAPES = [(1, 1), (1, 17), (3, 576), (64, 640), (50, 1111)]  # the last two are larger than a buffer
 
@@ -112,6 +113,19 @@ def test_a_rank_that_does_not_come() -> None:
     assert_nothing_left(name)
 
 
+def test_waiting_for_a_rank_is_given_up() -> None:
+    name, asked = secrets.token_hex(6), []
+
+    def given_up() -> str:
+        asked.append(time.monotonic())
+        return "rank 1 is gone" if len(asked) == 3 else ""
+
+    with pytest.raises(RuntimeError, match=r"^rank 1 is gone$"):
+        _native.CollectiveGroup(name, 0, 2, buffer_bytes=4096, join_ms=60000, given_up=given_up)
+    assert asked[-1] - asked[0] < 5
+    assert_nothing_left(name)
+
+
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 65), (0, 0)])
 def test_invalid_ranks(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="a group has 1 to 64 ranks"):
@@ -125,11 +139,13 @@ def test_a_name_is_no_path() -> None:
 
 def test_segments_left_by_killed_ranks_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of ranks that were all killed before they had come together; names of others stay."""
-    monkeypatch.setattr(rank_group, "_SEGMENTS", tmp_path)
+    monkeypatch.setattr(rank_segments, "_SEGMENTS", tmp_path)
     left, new, other = (tmp_path / name for name in (f"octavo-{'a' * 16}-0-1", f"octavo-{'b' * 16}-0-1", "octavo-x"))
     for path in (left, new, other):
         path.write_bytes(b"")
     for path in (left, other):
         os.utime(path, (time.time() - 700,) * 2)
-    rank_group.remove_leftovers()
+    rank_segments.remove_leftovers()
     assert sorted(tmp_path.iterdir()) == sorted([new, other])
+    rank_segments.remove_segments("b" * 16)
+    assert list(tmp_path.iterdir()) == [other]

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -139,7 +141,8 @@ class CollectiveGroup:
 
     name: the same on all ranks. buffer_bytes: of each of the two halves that values pass through, piece by piece.
     join_ms: for all ranks to come. silence_ms: without a sign of life, after which a rank counts as dead.
-    deadline_ms: of one wait for a rank that lives. Raises RuntimeError naming the rank that did not come.
+    deadline_ms: of one wait for a rank that lives. given_up: asked while ranks come, for a reason to wait no longer, or
+    an empty text. Raises RuntimeError with that reason, or naming the rank that did not come.
     """
 
     def __init__(
@@ -152,6 +155,7 @@ class CollectiveGroup:
         join_ms: int = ...,
         silence_ms: int = ...,
         deadline_ms: int = ...,
+        given_up: Callable[[], str] | None = None,
     ) -> None: ...
     def all_reduce(self, x: NDArray[np.float32]) -> None:
         """The sum over the ranks, in place: x [rows, cols]. Raises RuntimeError if a rank is gone."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import time
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from octavo.backends.cpu import _native
@@ -15,11 +11,8 @@ from octavo.backends.cpu.compile import (
     compile,  # noqa: A004 - the backend protocol's name
 )
 from octavo.backends.cpu.executor import CpuExecutor
+from octavo.backends.rank_segments import remove_leftovers
 from octavo.errors import EngineDeadError
-
-_SEGMENTS = Path("/dev/shm")
-_SEGMENT_NAME = re.compile(r"octavo-[0-9a-f]{16}-\d+-\d+")
-_LEFT_OVER_S = 600.0  # ten times as long as ranks wait for each other
 
 
 class CpuRankGroup:
@@ -40,23 +33,13 @@ class CpuRankGroup:
         return compile(*arguments, options=CompileOptions(group=self._group), **options)
 
 
-def join_group(name: str, rank: int, size: int, buffer_bytes: int) -> CpuRankGroup:
+def join_group(
+    name: str, rank: int, size: int, buffer_bytes: int, given_up: Callable[[], str] | None = None
+) -> CpuRankGroup:
     """See `octavo.backends.Backend`. The ranks share memory: they are on one machine."""
     remove_leftovers()
     try:
-        return CpuRankGroup(_native.CollectiveGroup(name, rank, size, buffer_bytes=buffer_bytes))
+        group = _native.CollectiveGroup(name, rank, size, buffer_bytes=buffer_bytes, given_up=given_up)
+        return CpuRankGroup(group)
     except RuntimeError as error:
         raise EngineDeadError(f"the ranks of this machine do not come together: {error}") from None
-
-
-def remove_leftovers() -> None:
-    """Removes this user's segments of ranks that were all killed at their start.
-
-    Ranks take the names of their segments away once they have come together, so an old name has no owner.
-    """
-    for path in _SEGMENTS.glob("octavo-*"):
-        with suppress(OSError):
-            found = path.lstat()
-            is_old = time.time() - found.st_mtime > _LEFT_OVER_S
-            if is_old and found.st_uid == os.geteuid() and _SEGMENT_NAME.fullmatch(path.name):
-                path.unlink()

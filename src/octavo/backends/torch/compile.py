@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -134,7 +134,14 @@ class TorchBackend:
         """Never called: see `PAGES_WEIGHTS`."""
         raise NotImplementedError
 
-    def join_group(self, name: str, rank: int, size: int, buffer_bytes: int) -> RankGroup:  # noqa: ARG002
+    def join_group(
+        self,
+        name: str,  # noqa: ARG002
+        rank: int,  # noqa: ARG002
+        size: int,  # noqa: ARG002
+        buffer_bytes: int,  # noqa: ARG002
+        given_up: Callable[[], str] | None = None,  # noqa: ARG002
+    ) -> RankGroup:
         """See `octavo.backends.Backend`."""
         raise UsageError("the backend torch has no groups of ranks yet; take the backend cpu")
 
