@@ -33,6 +33,7 @@ from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.loader.hub import resolve_model
 from octavo.loader.tensor_files import Weights
 from octavo.models import build_graph
+from octavo.quantization.packed import DENSE_TYPES
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -283,11 +284,12 @@ def threads_of_rank(config: EngineConfig) -> int:
 
 
 def growth_notes(sizes: Sizes) -> list[str]:
-    """A sentence for each type whose weights take more memory than in the file, with the factor."""
+    """A sentence for each type whose weights take more memory than in the file, with the factor and what slows down."""
     return [
         f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
         f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
-        f"{size(grown.stored_bytes)}"
+        f"{size(grown.stored_bytes)}. Each token takes about so many times as long to read them"
+        + (", and prompts take longer, too, since products are of floats" if grown.packed_as in DENSE_TYPES else "")
         for grown in sizes.grown
     ]
 
