@@ -288,9 +288,10 @@ def _check_processes(config: EngineConfig) -> None:
         )
     if config.num_ranks * config.data_parallel_size > 1:
         what = "several ranks run" if config.num_ranks > 1 else "several replicas run"
-        if config.backend not in ("auto", "cpu"):
+        takes_torch = config.num_ranks > 1 and config.data_parallel_size == 1
+        if config.backend not in ("auto", "cpu") and not (takes_torch and config.backend.startswith("torch")):
             raise UsageError(f"{what} on the backend cpu, not on {config.backend}; leave out backend")
-        if config.device not in (None, "cpu"):
+        if config.device not in (None, "cpu") and not takes_torch:
             raise UsageError(f"{what} on the cpu, not on {config.device}; leave out device")
 
 

@@ -68,6 +68,11 @@ def is_offline() -> bool:
     return _flag("OCTAVO_OFFLINE") or _flag("HF_HUB_OFFLINE")
 
 
+def keep_nccl_on_loopback() -> None:
+    """Has NCCL listen on loopback alone, unless the user has chosen its network."""
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
 def max_instruction_set() -> str | None:
     """The widest instruction set that native kernels may use; None: no limit. Raises UsageError."""
     value = os.environ.get("OCTAVO_ISA", "").strip().lower()

@@ -275,7 +275,7 @@ def test_each_part_of_the_cache_finds_room() -> None:
         ({"device": "cpu", "gpu_layers": 2}, "gpu_layers is for a GPU, and device cpu compute on the CPU"),
         ({"backend": "cpu", "gpu_memory": 0.5}, "gpu_memory is for a GPU, and backend cpu compute on the CPU"),
         ({"tensor_parallel_size": 2, "gpu_layers": 1}, "gpu_layers is for a GPU, and several processes compute"),
-        ({"tensor_parallel_size": 2, "device": "cuda"}, "several ranks run on the cpu, not on cuda"),
+        ({"data_parallel_size": 2, "device": "cuda"}, "several replicas run on the cpu, not on cuda"),
     ],
 )
 def test_wrong_options(options: dict[str, object], reason: str) -> None:

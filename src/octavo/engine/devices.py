@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from octavo.backends import Backend, default_backend, get_backend
@@ -19,6 +20,19 @@ def backend_name(config: EngineConfig) -> str:
     return "cpu" if config.num_ranks * config.data_parallel_size > 1 else default_backend()
 
 
+def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
+    """The options of one rank: on GPUs, each rank of a machine has the next one, from `device` on."""
+    kind, _, first = (config.device or "").partition(":")
+    if kind != "cuda":
+        return config
+    return replace(config, device=f"cuda:{int(first or 0) + rank % len(config.ranks_here)}")
+
+
+def has_own_memory(config: EngineConfig) -> bool:
+    """True if each rank of a machine has a memory of its own, that of its GPU."""
+    return backend_name(config).startswith("torch:cuda")
+
+
 def backend_of(config: EngineConfig) -> Backend:
     """The backend that runs a model with these options. Raises UsageError if there is none."""
     name = backend_name(config)
@@ -26,7 +40,7 @@ def backend_of(config: EngineConfig) -> Backend:
         device = cast(Device, get_backend(name))
         if config.deterministic:
             device = device.as_deterministic()
-        return SplitBackend(device, get_backend("cpu"), config)
+        return device if config.num_ranks > 1 else SplitBackend(device, get_backend("cpu"), config)
     if config.num_gpu_layers or config.gpu_memory is not None:
         option = f"gpu_layers {config.gpu_layers}" if config.num_gpu_layers else f"gpu_memory {config.gpu_memory}"
         raise UsageError(

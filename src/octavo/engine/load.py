@@ -12,7 +12,7 @@ from octavo.backends import PACKING, Backend, Executor, ExecutorLimits, PackCach
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.devices import backend_of
+from octavo.engine.devices import backend_of, has_own_memory
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
 from octavo.engine.larger_than_memory import (
@@ -194,6 +194,8 @@ def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> i
     budget = backend.cpu_memory() if isinstance(backend, SplitBackend) else memory_of_rank(config, others)
     # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
     available = max(budget.available_bytes - executor.mapped_bytes, 0)
+    if config.num_ranks > 1 and has_own_memory(config):
+        available = max(available - executor.workspace_bytes, 0)
     if executor.paging is not None:
         available = memory_for_cache(config, executor.paging, executor.cache_sizes, budget, model_len)
     if isinstance(backend, SplitBackend):
@@ -271,7 +273,10 @@ def memory_of_rank(config: EngineConfig, replica_bytes: int = 0) -> MemoryBudget
 
     replica_bytes: that each further replica will take before its cache.
     """
-    available = free_memory(config).available_bytes - (config.data_parallel_size - 1) * replica_bytes
+    free = free_memory(config)
+    if has_own_memory(config):
+        return free
+    available = free.available_bytes - (config.data_parallel_size - 1) * replica_bytes
     return MemoryBudget(available // (len(config.ranks_here) * config.data_parallel_size))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo import env
-from octavo.backends import ExecutorLimits, RankGroup, get_backend
+from octavo.backends import ExecutorLimits, RankGroup
 from octavo.backends.parameters import column_step
 from octavo.backends.rank_segments import remove_segments
 from octavo.batch import Array
@@ -36,6 +36,7 @@ from octavo.distributed.messages import (
 )
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import accept_ranks, address_of, connect
+from octavo.engine.devices import backend_of, of_rank
 from octavo.engine.load import (
     compile_graph,
     executor_limits,
@@ -80,7 +81,7 @@ def lead(
         for rank in range(1, ranks.count):
             leader.receive(rank, Joining)
         leader.send(Joining())
-        group = join(part, ranks, 0, f"{name}-{ranks.stage(0)}", lambda: str(leader.failure or ""))
+        group = join(config, part, ranks, 0, f"{name}-{ranks.stage(0)}", lambda: str(leader.failure or ""))
         local = compile_graph(config, checkpoint, part, limits, _watched(progress, leader), group)
         loaded = [leader.receive(rank, Loaded) for rank in range(1, ranks.count)]
         sizes = local.cache_sizes
@@ -128,7 +129,7 @@ def _setup(config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, 
     digest = checkpoint.file.digest() if node > 0 else ""
     if config.distributed_executor != "ray":  # which has no node_rank
         config = replace(config, node_rank=node)
-    return Setup(replace(config, model=model), rank, group, limits.max_model_len, digest)
+    return Setup(of_rank(replace(config, model=model), rank), rank, group, limits.max_model_len, digest)
 
 
 def follow(config: EngineConfig) -> None:
@@ -165,14 +166,20 @@ def steps_of(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Step
 
 
 def join(
-    graph: Graph, ranks: Ranks, rank: int, name: str, given_up: Callable[[], str] | None = None
+    config: EngineConfig,
+    graph: Graph,
+    ranks: Ranks,
+    rank: int,
+    name: str,
+    given_up: Callable[[], str] | None = None,
 ) -> RankGroup | None:
     """The group of the ranks of this one's stage; None: it is alone. given_up: a reason to wait no longer, or empty."""
     if ranks.tensor_parallel == 1:
         return None
     row_bytes = 4 * max(node.output.cols for node in graph.nodes)
     size = ranks.tensor_parallel
-    return get_backend("cpu").join_group(name, ranks.part(rank), size, max(row_bytes, EXCHANGE_BYTES), given_up)
+    num_bytes = max(row_bytes, EXCHANGE_BYTES)
+    return backend_of(config).join_group(name, ranks.part(rank), size, num_bytes, given_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +302,7 @@ class Follower:
         graph = rank_graph(whole, ranks, rank, steps_of(checkpoint, config, whole))
         self._connection.send(Joining())
         self._next(Joining)  # a rank of another machine may have to download the model first
-        group = join(graph, ranks, rank, setup.group)
+        group = join(config, graph, ranks, rank, setup.group)
         limits = executor_limits(config, setup.model_len, whole)
         executor = compile_graph(config, checkpoint, graph, limits, None, group)
         sizes = executor.cache_sizes

@@ -21,9 +21,10 @@ from octavo.backends.memory import MemoryBudget, Sizes, host_memory
 from octavo.backends.parameters import weight_of
 from octavo.backends.rates import Rates
 from octavo.backends.torch.cache import cache_sizes, cache_types
-from octavo.backends.torch.executor import StepMode, TorchExecutor, room_for, triton_calls
+from octavo.backends.torch.executor import StepMode, TorchExecutor, current, room_for, triton_calls
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
+from octavo.backends.torch.rank_group import TorchRankGroup, join_group
 from octavo.backends.torch.rates import measured_rates
 from octavo.backends.torch.weights import DeviceWeights, held_type, vector_bytes, vector_type
 from octavo.config import KVDtype, LoadProgress
@@ -46,6 +47,7 @@ class TorchBackend:
 
     dtype: of matrices and of the values of a step. cache_dtype: of keys and values that are not int8. capture: of
     steps with one token a sequence. deterministic: a sequence's results depend on no other one of a step.
+    group: of the ranks that compute the other parts of a graph.
     """
 
     device: torch.device
@@ -53,6 +55,7 @@ class TorchBackend:
     cache_dtype: torch.dtype = torch.float16
     capture: Capture | None = None
     deterministic: bool = False
+    group: TorchRankGroup | None = None
 
     PAGES_WEIGHTS = False
 
@@ -98,7 +101,9 @@ class TorchBackend:
             held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
         sizes = (planned.cache, planned.workspace_bytes)
         types = cache_types(planned.graph, planned.kv_formats, self.cache_dtype)
-        mode = StepMode(self.device, self.capture, self.deterministic)
+        # Exchanges in captured steps have not been tried: those of a group are launched one by one.
+        capture = None if self.group is not None else self.capture
+        mode = StepMode(self.device, capture, self.deterministic, self.group)
         return TorchExecutor(planned.graph, held, limits, sizes, types, mode)
 
     def sizes(
@@ -136,14 +141,17 @@ class TorchBackend:
 
     def join_group(
         self,
-        name: str,  # noqa: ARG002
-        rank: int,  # noqa: ARG002
-        size: int,  # noqa: ARG002
-        buffer_bytes: int,  # noqa: ARG002
-        given_up: Callable[[], str] | None = None,  # noqa: ARG002
+        name: str,
+        rank: int,
+        size: int,
+        buffer_bytes: int,  # noqa: ARG002 - values need no memory of the group
+        given_up: Callable[[], str] | None = None,
     ) -> RankGroup:
         """See `octavo.backends.Backend`."""
-        raise UsageError("the backend torch has no groups of ranks yet; take the backend cpu")
+        with current(self.device):
+            group = join_group(name, (rank, size), self.device, given_up)
+        group.compile = replace(self, group=group).compile
+        return group
 
     def as_deterministic(self) -> TorchBackend:
         """See `octavo.backends.split.Device`."""

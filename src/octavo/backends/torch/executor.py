@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.backends import ExecutorLimits
+from octavo.backends import ExecutorLimits, Paging
 from octavo.backends.sampling import raise_row_errors
 from octavo.backends.torch.cache import PagedCache
 from octavo.backends.torch.checks import check_batch
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
 from octavo.backends.torch.operations import evaluate
 from octavo.backends.torch.paged_step import PagedStep, StepKernels
+from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
 from octavo.backends.torch.step_arrays import HostArrays, host_arrays, sent
 from octavo.backends.torch.weights import DeviceWeights, vector_type
@@ -28,26 +30,29 @@ from octavo.batch import Batch, StepOutput
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
-from octavo.graph.ops import Add, Columns, Embedding, FusedLinear, RopeParams, SelectRows
+from octavo.graph.ops import Add, AllGather, AllReduce, Columns, Embedding, FusedLinear, Linear, RopeParams, SelectRows
 from octavo.graph.values import Rows, Value
 
 logger = logging.getLogger(__name__)
+
+_FRESH = (Embedding, Linear, FusedLinear, Add, SelectRows)  # whose outputs share no memory with other values
 
 
 class TorchPendingStep:
     """Implements `octavo.backends.PendingStep`: a step whose results are on their way to the host."""
 
-    def __init__(self, results: Results | Exception) -> None:
-        """results: of a step that was started, or the error of its start."""
-        self._results = results
+    def __init__(self, started: Future[Results], group: TorchRankGroup | None = None) -> None:
+        """started: the results of a step that was or will be started. group: whose end is the step's."""
+        self._started, self._group = started, group
         self._output: StepOutput | None = None
 
     def wait(self) -> StepOutput:
-        if isinstance(self._results, Exception):
-            raise self._results
+        results = self._started.result()
         if self._output is None:
-            self._output = self._results.output()
-        raise_row_errors(self._results.errors())
+            self._output = results.output()
+        if self._group is not None and self._group.error:
+            raise RuntimeError(self._group.error)
+        raise_row_errors(results.errors())
         return self._output
 
 
@@ -103,18 +108,22 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 class StepMode(NamedTuple):
-    """The way of all steps. capture: of those with a token a sequence; None: none is. repeats: see `TorchStep`."""
+    """The way of all steps. capture: of those with a token a sequence; None: none is. repeats: see `TorchStep`.
+
+    group: of the ranks that compute the other parts of the graph; None: there are none.
+    """
 
     device: torch.device
     capture: Capture | None = None
     repeats: bool = False
+    group: TorchRankGroup | None = None
 
 
 class TorchExecutor:
     """Implements `octavo.backends.Executor`. Steps run in the order of their calls, on the device's current stream."""
 
     mapped_bytes = 0
-    paging = None
+    paging: Paging | None = None
 
     def __init__(
         self,
@@ -136,6 +145,9 @@ class TorchExecutor:
         self.device = device
         self._graph, self._weights, self._limits = graph, weights, limits
         self._cache_types, self._capture, self._repeats = cache_types, mode.capture, mode.repeats
+        self._group, self._widths = mode.group, gathered_widths(graph, mode.group)
+        # A step waits for other ranks, which begin it after the call that submits it here.
+        self._thread = None if mode.group is None else ThreadPoolExecutor(1, "octavo-rank")
         self.calls = triton_calls(device)
         self._graphs: DecodeGraphs | None = None
         self._angles: dict[RopeParams, Tensor] = {}
@@ -145,7 +157,7 @@ class TorchExecutor:
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is Rows.LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._last_use = _last_uses(graph)
-        self._spent = _spent_residuals(graph, self._last_use)
+        self._spent = _spent_values(graph, self._last_use)
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self._graphs = None  # those of an earlier cache have its addresses
@@ -173,11 +185,18 @@ class TorchExecutor:
 
     def submit(self, batch: Batch) -> TorchPendingStep:
         check_batch(self._graph, self._limits, batch, self._cache)
+        if self._thread is not None:
+            return TorchPendingStep(self._thread.submit(self._start, batch), self._group)
+        started: Future[Results] = Future()
         try:
-            with torch.no_grad(), current(self.device):
-                return TorchPendingStep(self._run(batch))
+            started.set_result(self._start(batch))
         except Exception as error:  # as from a native thread, it is `wait` that reports it
-            return TorchPendingStep(error)
+            started.set_exception(error)
+        return TorchPendingStep(started)
+
+    def _start(self, batch: Batch) -> Results:
+        with torch.no_grad(), current(self.device):
+            return self._run(batch)
 
     def _run(self, batch: Batch) -> Results:
         self._cache.copy(batch)
@@ -219,6 +238,8 @@ class TorchExecutor:
             angles=self._angles,
             spent=self._spent,
             repeats=self._repeats,
+            group=self._group,
+            widths=self._widths,
         )
 
     def _captured_logits(self, host: HostArrays, flat: Tensor) -> Tensor:
@@ -264,6 +285,9 @@ class TorchExecutor:
         return Results(len(batch.logits_indices), drawn, values)
 
     def close(self) -> None:
+        if self._group is not None and self._thread is not None:
+            self._group.fail("the engine is closed")
+            self._thread.shutdown()
         self._graphs = None
         self._weights.clear()
         self.weight_bytes = 0
@@ -295,19 +319,28 @@ def triton_calls(device: torch.device) -> StepKernels | None:
     return cast(StepKernels, importlib.import_module("octavo.backends.torch.triton_calls"))
 
 
-def _spent_residuals(graph: Graph, last_use: Mapping[Value, Sequence[Value]]) -> frozenset[Value]:
-    """The residuals that nothing needs after they are added, and whose tensors are nobody else's."""
+def gathered_widths(graph: Graph, group: TorchRankGroup | None) -> dict[AllGather, list[int]]:
+    """The columns of each rank in the values that the ranks gather, which they tell each other."""
+    ops = [node.op for node in graph.nodes if isinstance(node.op, AllGather) and node.op.size > 1]
+    if group is None or not ops:
+        return {}
+    of_ranks = group.exchanged([op.x.cols for op in ops])
+    return {op: [widths[i] for widths in of_ranks] for i, op in enumerate(ops)}
+
+
+def _spent_values(graph: Graph, last_use: Mapping[Value, Sequence[Value]]) -> frozenset[Value]:
+    """The residuals, and addends of ranks, that nothing needs after they are added, and whose tensors are their own."""
     makers = {node.output: node.op for node in graph.nodes}
     viewed = {node.op.x for node in graph.nodes if isinstance(node.op, Columns)}
     found = set()
     for node in graph.nodes:
-        op = node.op
-        if not isinstance(op, FusedLinear) or op.residual is None:
-            continue
-        if op.residual in last_use.get(node.output, ()):
-            is_apart = (op.x != op.residual or op.norm is not None) and op.residual not in viewed
-            if is_apart and isinstance(makers[op.residual], (Embedding, FusedLinear, Add, SelectRows)):
-                found.add(op.residual)
+        op, spent = node.op, None
+        if isinstance(op, AllReduce):
+            spent = op.x
+        elif isinstance(op, FusedLinear) and (op.x != op.residual or op.norm is not None):
+            spent = op.residual
+        if spent in last_use.get(node.output, ()) and spent is not None and spent not in viewed:
+            found.update([spent] if isinstance(makers[spent], _FRESH) else [])
     return frozenset(found)
 
 

@@ -343,6 +343,16 @@ def choose_experts(routing: ops.Routing, logits: Tensor, bias: Tensor | None) ->
     return chosen, weights * routing.scale
 
 
+@_form(ops.AllReduce)
+def _all_reduce(op: ops.AllReduce, step: TorchStep) -> Tensor:
+    return step.values[op.x] if op.size == 1 else step.sum_over_ranks(op)
+
+
+@_form(ops.AllGather)
+def _all_gather(op: ops.AllGather, step: TorchStep) -> Tensor:
+    return step.values[op.x] if op.size == 1 else step.side_by_side_of_ranks(op)
+
+
 @_form(ops.ShortConv)
 def _short_conv(op: ops.ShortConv, step: TorchStep) -> Tensor:
     if (advanced := step.advanced(op)) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from octavo.backends.torch.cache import LayerPages, PagedCache
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.plain import linear
 from octavo.backends.torch.quantized import dequantized, matrix_of, product
+from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.sampler import Samples
 from octavo.backends.torch.step import TorchStep, constant
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks
@@ -23,6 +24,8 @@ from octavo.batch import SamplingBatch
 from octavo.graph.builder import Graph
 from octavo.graph.cache import StateCache
 from octavo.graph.ops import (
+    AllGather,
+    AllReduce,
     AttentionParams,
     FusedAttention,
     GatedDeltaRule,
@@ -108,7 +111,8 @@ class StepKernels(Protocol):
 class PagedStep(TorchStep):
     """A step over the paged cache. calls: the Triton kernels; None: plain torch. small: `arrays` in int32, for kernels.
 
-    angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share.
+    angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share. group: of the ranks of a
+    part of a graph; widths: the columns of each rank in a value that they gather.
     """
 
     weights: DeviceWeights = field(kw_only=True)
@@ -118,6 +122,8 @@ class PagedStep(TorchStep):
     calls: StepKernels | None = None
     max_positions: int = 0
     angles: dict[RopeParams, Tensor] = field(default_factory=dict)
+    group: TorchRankGroup | None = None
+    widths: Mapping[AllGather, Sequence[int]] = field(default_factory=dict)
 
     def weight(self, parameter: Parameter) -> Tensor:
         return self.weights[parameter]
@@ -154,6 +160,17 @@ class PagedStep(TorchStep):
         out = out if bias is None else out + bias.to(out.dtype)
         out = out if residual is None else out + residual
         return out if dtype is None else out.to(dtype)
+
+    def sum_over_ranks(self, op: AllReduce) -> Tensor:
+        if self.group is None:
+            return TorchStep.sum_over_ranks(self, op)
+        x = self.values[op.x]
+        return self.group.sum(x if op.x in self.spent else x.clone(), in_order=self.repeats)
+
+    def side_by_side_of_ranks(self, op: AllGather) -> Tensor:
+        if self.group is None:
+            return TorchStep.side_by_side_of_ranks(self, op)
+        return self.group.side_by_side(self.values[op.x], self.widths[op])
 
     def stacked_product(self, x: Tensor, parameter: Parameter) -> Tensor:
         if not self.repeats:

@@ -13,8 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.backends.torch.plain import ACTIVATIONS, rms_norm
+from octavo.errors import GraphError
 from octavo.graph.cache import StateCache
 from octavo.graph.ops import (
+    AllGather,
+    AllReduce,
     AttentionParams,
     FusedAttention,
     GatedDeltaRule,
@@ -78,6 +81,14 @@ class TorchStep(ABC):
         q, k, v: [tokens, columns] of the step. k and v None: those of the earlier operation on this layer. A v without
         columns: values are the first columns of the keys.
         """
+
+    def sum_over_ranks(self, op: AllReduce) -> Tensor:
+        """The sum of a value over the ranks of a group. Raises GraphError where there is no group."""
+        raise GraphError(f"{op.name}: the operation needs its group of {op.size} ranks")
+
+    def side_by_side_of_ranks(self, op: AllGather) -> Tensor:
+        """The columns of a value of all ranks. Raises GraphError where there is no group."""
+        raise GraphError(f"{op.name}: the operation needs its group of {op.size} ranks")
 
     @abstractmethod
     def read_states(self, cache: StateCache) -> list[Tensor]:
