@@ -38,7 +38,7 @@ def test_what_is_no_size_is_refused_by_name(value: object) -> None:
         ({"pack_cache_size": "much"}, "pack_cache_size is 'much'"),
         ({"backend": ""}, "backend must be a name"),
         ({"deterministic": "yes"}, "deterministic must be True or False, not 'yes'"),
-        ({"kv_dtype": "int4"}, "kv_dtype is 'int4'; it must be float16 or int8"),
+        ({"kv_dtype": "int4"}, "kv_dtype is 'int4'; it must be float16, int8 or fp8"),
         ({"kv_dtype": "bf16"}, "kv_dtype 'bf16' is not offered"),
         ({"kv_dtype": "bfloat16"}, "kv_dtype 'bfloat16' is not offered: float16 takes as much memory"),
         ({"kv_dtype": ["int8"]}, "kv_dtype is "),

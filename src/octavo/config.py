@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from octavo.errors import UsageError
 
-KVDtype = Literal["float16", "int8"]
+KVDtype = Literal["float16", "int8", "fp8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 WeightDtype = Literal["auto", "float32", "float16", "bfloat16"]
 DistributedExecutor = Literal["processes", "ray"]
@@ -69,7 +69,8 @@ class EngineConfig:
         None, "memory of the KV cache, in bytes or as '2GiB'; default: at most half of the free memory"
     )
     kv_dtype: KVDtype = option(  # noqa: RUF009 - a literal cannot change
-        "float16", "number type of the KV cache: float16, or int8 (1.9 times the tokens in the same memory)"
+        "float16",
+        "number type of the KV cache: float16, int8 (1.9 times the tokens in the same memory), or on a GPU fp8 (twice)",
     )
     deterministic: bool = option(
         False,
@@ -255,7 +256,7 @@ def _check_kv_dtype(value: object) -> None:
     if value in ("bfloat16", "bf16"):
         raise UsageError(f"kv_dtype {value!r} is not offered: float16 takes as much memory and keeps three more bits")
     if value not in KV_DTYPES:
-        raise UsageError(f"kv_dtype is {value!r}; it must be {' or '.join(KV_DTYPES)}")
+        raise UsageError(f"kv_dtype is {value!r}; it must be {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
 
 
 def _check_processes(config: EngineConfig) -> None:

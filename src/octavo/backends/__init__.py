@@ -106,6 +106,12 @@ def check_model_len(graph: Graph, limits: ExecutorLimits) -> None:
         )
 
 
+def refuse_fp8_cache(kv_dtype: KVDtype | None, backend: str) -> None:
+    """Raises UsageError for the type of a cache that only a GPU has."""
+    if kv_dtype == "fp8":
+        raise UsageError(f"kv_dtype fp8 is for a GPU; the backend {backend} has float16 and int8, which is more exact")
+
+
 def check_token_types(graph: Graph, batch: Batch) -> None:
     """Raises UsageError for a token of a type that the model does not have."""
     if batch.token_types is None or not len(batch.token_types):

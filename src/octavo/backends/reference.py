@@ -22,6 +22,7 @@ from octavo.backends import (
     RankGroup,
     check_model_len,
     check_token_types,
+    refuse_fp8_cache,
 )
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
@@ -76,9 +77,10 @@ def sizes(
     limits: ExecutorLimits,
     *,
     num_threads: int = 0,  # noqa: ARG001 - numpy decides
-    kv_dtype: KVDtype | None = None,  # noqa: ARG001 - the cache is kept in float32
+    kv_dtype: KVDtype | None = None,  # the cache is kept in float32
 ) -> Sizes:
     """See `octavo.backends.Backend`; the sizes of an executor in float32."""
+    refuse_fp8_cache(kv_dtype, "reference")
     infos = {p: parameter_info(weights, p) for p in graph.parameters}
     packed = {p: 4 * prod(p.shape) for p in infos}
     matrices = {p: PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if p.is_matrix}

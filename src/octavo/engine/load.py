@@ -302,12 +302,13 @@ def growth_notes(sizes: Sizes) -> list[str]:
 def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
     """Sentences about memory that is not as one would expect: weights that grow, and a cache that stays as it is."""
     formats = sizes.cache.formats
-    if config.kv_dtype != "int8" or not formats or "int8" in formats:
+    asked = config.kv_dtype
+    if asked == "float16" or not formats or {"int8", "float8_e4m3fn"} & {*formats}:
         return growth_notes(sizes)
     return [
         *growth_notes(sizes),
-        f"kv_dtype int8 has no effect: the KV cache stays {formats[0]} in all layers. int8 is for separate keys and "
-        "values; latents, which are both in one, would lose too much, and on torch also keys with a bias "
+        f"kv_dtype {asked} has no effect: the KV cache stays {formats[0]} in all layers. {asked} is for separate keys "
+        "and values; latents, which are both in one, would lose too much, and on torch also keys with a bias "
         "(docs/accuracy.md)",
     ]
 

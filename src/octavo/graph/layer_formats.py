@@ -39,10 +39,16 @@ def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: 
     # A latent is a key and a value in one: it keeps float16.
     formats = {cache.layer: LayerFormat(kv_dtype if cache.value_dim else "float16") for cache in graph.kv_caches}
     makers = {node.output: node.op for node in graph.nodes}
-    for op in makers.values() if kv_dtype == "int8" else ():
+    for op in makers.values() if kv_dtype != "float16" else ():
         bias, rope = _bias_and_rope(op, makers)
-        if bias is not None and isinstance(op.cache, KVCache):
-            cache = op.cache
+        if not isinstance(op.cache, KVCache):
+            continue
+        cache = op.cache
+        if kv_dtype == "fp8":
+            # Its numbers have four bits, of which a large bias would leave nothing to the tokens.
+            if bias is not None:
+                formats[cache.layer] = LayerFormat("float16")
+        elif bias is not None:
             heads = weight(bias).astype(np.float64).reshape(cache.num_kv_heads, cache.key_dim)
             mean = _rotated_mean(heads, rope)
             is_large = rope is not None and _rest(heads, mean, rope) > _LARGEST_REST

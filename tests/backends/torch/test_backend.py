@@ -179,12 +179,20 @@ def test_memory_that_torch_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_a_real_model_answers_as_the_specification_does(smollm2_path: Path) -> None:
-    found = {}
-    for backend in ("torch:cpu", "reference"):
+def test_a_real_model_answers_as_the_specification_and_the_cpu_do(smollm2_path: Path) -> None:
+    """The CPU rounds the rows of its products to int8: at a tie its token may be the second or third one."""
+    prompts, found = ["The capital of France is", "1, 2, 3,", "Once upon a time"], {}
+    for backend, count in (("torch:cpu", 24), ("cpu", 24), ("reference", 8)):
         with LLM(str(smollm2_path), backend=backend, max_model_len=64, kv_cache_memory="64MiB") as llm:
-            outputs = llm.generate(
-                ["The capital of France is", "1, 2, 3,"], SamplingParams(temperature=0, max_tokens=8)
-            )
-            found[backend] = [output.outputs[0].token_ids for output in outputs]
-    assert found["torch:cpu"] == found["reference"]
+            outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=count, logprobs=5))
+            found[backend] = [output.outputs[0] for output in outputs]
+    same = 0
+    for own, cpu, judge in zip(found["torch:cpu"], found["cpu"], found["reference"], strict=True):
+        assert own.token_ids[:8] == judge.token_ids
+        pairs = zip(own.token_ids, cpu.token_ids, strict=False)
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        same += len(own.token_ids) if at is None else at
+        if at is not None:
+            candidates = own.logprobs[at]
+            assert candidates[own.token_ids[at]].logprob - candidates[cpu.token_ids[at]].logprob < 0.3
+    assert same >= 24

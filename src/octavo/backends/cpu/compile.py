@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo import env
-from octavo.backends import check_model_len
+from octavo.backends import check_model_len, refuse_fp8_cache
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
@@ -134,6 +134,7 @@ def sizes(
     passes: Sequence[Pass] = PASSES,
 ) -> Sizes:
     """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond it."""
+    refuse_fp8_cache(kv_dtype, "cpu")
     graph = optimize(graph, passes)
     formats = layer_formats(graph, lambda p: plain_weight(weights, p), kv_dtype)
     matrices = {p: _packed_matrix(weights, p) for p in graph.parameters if p.is_matrix}

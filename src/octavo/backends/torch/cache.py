@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class LayerPages:
     """One layer's part of all blocks: keys and values [blocks, num_kv_heads, block_size, dim], views of one tensor.
 
     key_scales, value_scales: of int8 numbers, float32 [blocks, num_kv_heads, block_size]; None: there are none.
+    key_factor, value_factor: by which the numbers of E4M3 are multiplied.
     """
 
     keys: Tensor
@@ -29,6 +30,8 @@ class LayerPages:
     group: int
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+    key_factor: float = 1.0
+    value_factor: float = 1.0
 
 
 class PagedCache:
@@ -45,8 +48,11 @@ class PagedCache:
         device: torch.device,
         types: Mapping[int, torch.dtype],
         state_dtype: torch.dtype = torch.float32,
+        factors: Mapping[int, tuple[float, float]] | None = None,
     ) -> None:
         """sizes: blocks, tokens in a block, and slots for states. types: of the keys and values of each layer.
+
+        factors: of `LayerPages`, of layers in E4M3; else 1.
 
         int8 numbers have a scale for each token and head: the largest of its numbers becomes 127.
         """
@@ -60,7 +66,9 @@ class PagedCache:
         self.layers: dict[int, LayerPages] = {}
         for kv in graph.kv_caches:
             slot, group = layout.place(kv.layer)
-            self.layers[kv.layer] = self._pages(kv, types[kv.layer], offsets[slot], group)
+            pages = self._pages(kv, types[kv.layer], offsets[slot], group)
+            key_factor, value_factor = (factors or {}).get(kv.layer, (1.0, 1.0))
+            self.layers[kv.layer] = replace(pages, key_factor=key_factor, value_factor=value_factor)
         self.states = {
             cache.index: [
                 torch.zeros((num_states + 1, *shape), dtype=state_dtype, device=device) for shape in cache.shapes
@@ -88,8 +96,11 @@ class PagedCache:
         """Writes keys [tokens, heads, dim] and values of the tokens in these slots [tokens]."""
         pages = self.layers[layer]
         block, token = slots // self.block_size, slots % self.block_size
-        parts = ((pages.keys, pages.key_scales, keys), (pages.values, pages.value_scales, values))
-        for pages_of, scales_of, new in parts:
+        parts = (
+            (pages.keys, pages.key_scales, pages.key_factor, keys),
+            (pages.values, pages.value_scales, pages.value_factor, values),
+        )
+        for pages_of, scales_of, factor, new in parts:
             if scales_of is not None:
                 largest = new.float().abs().amax(dim=-1)
                 scales = torch.where(largest > 0, largest / 127, 1.0)
@@ -97,17 +108,25 @@ class PagedCache:
                 pages_of[block, :, token] = (new.float() / scales[..., None]).round().to(torch.int8)
                 continue
             limit = torch.finfo(pages_of.dtype).max
+            if pages_of.dtype is torch.float8_e4m3fn:  # torch cannot index it
+                codes = (new.float() / factor).clamp(-limit, limit).to(pages_of.dtype).view(torch.uint8)
+                pages_of.view(torch.uint8)[block, :, token] = codes
+                continue
             pages_of[block, :, token] = new.clamp(-limit, limit).to(pages_of.dtype)
 
     def read(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [n, tokens, heads, dim] of blocks [n, width]."""
         pages = self.layers[layer]
 
-        def found(numbers: Tensor, scales: Tensor | None) -> Tensor:
-            chosen = numbers[tables] if scales is None else numbers[tables] * scales[tables][..., None]
+        def found(numbers: Tensor, scales: Tensor | None, factor: float) -> Tensor:
+            if numbers.dtype is torch.float8_e4m3fn:
+                chosen = numbers.view(torch.uint8)[tables].view(numbers.dtype).float() * factor
+            else:
+                chosen = numbers[tables] if scales is None else numbers[tables] * scales[tables][..., None]
             return chosen.transpose(2, 3).flatten(1, 2)
 
-        return found(pages.keys, pages.key_scales), found(pages.values, pages.value_scales)
+        keys = found(pages.keys, pages.key_scales, pages.key_factor)
+        return keys, found(pages.values, pages.value_scales, pages.value_factor)
 
     def copy(self, batch: Batch) -> None:
         """Makes the copies of blocks and of states of a step, in their order."""
@@ -145,10 +164,13 @@ def cache_sizes(graph: Graph, types: Mapping[int, torch.dtype], state_dtype: tor
     )
 
 
-def cache_types(graph: Graph, formats: Mapping[int, LayerFormat], dtype: torch.dtype) -> dict[int, torch.dtype]:
-    """The number type of each layer: int8 where it is asked for and keys have no bias, else `dtype`.
+def cache_types(formats: Mapping[int, LayerFormat], dtype: torch.dtype) -> dict[int, torch.dtype]:
+    """The number type of each layer: E4M3 or int8 where it is asked for and keys have no bias, else `dtype`.
 
     A bias may be a hundred times larger than what differs between tokens, and a token's one scale would be spent on it.
     """
-    is_small = {layer: found.kv_dtype == "int8" and found.key_mean is None for layer, found in formats.items()}
-    return {kv.layer: torch.int8 if is_small[kv.layer] else dtype for kv in graph.kv_caches}
+    small = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+    return {
+        layer: dtype if found.key_mean is not None else small.get(found.kv_dtype, dtype)
+        for layer, found in formats.items()
+    }

@@ -100,7 +100,7 @@ class TorchBackend:
         with room_for("the weights", planned.weight_bytes):
             held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
         sizes = (planned.cache, planned.workspace_bytes)
-        types = cache_types(planned.graph, planned.kv_formats, self.cache_dtype)
+        types = cache_types(planned.kv_formats, self.cache_dtype)
         # Exchanges in captured steps have not been tried: those of a group are launched one by one.
         capture = None if self.group is not None else self.capture
         mode = StepMode(self.device, capture, self.deterministic, self.group)
@@ -129,7 +129,7 @@ class TorchBackend:
             held,
             matrices,
             values + logits * _SAMPLER_BYTES + of_kernels,
-            cache_sizes(graph, cache_types(graph, formats, self.cache_dtype), vector_type(self.dtype)),
+            cache_sizes(graph, cache_types(formats, self.cache_dtype), vector_type(self.dtype)),
             formats,
         )
 

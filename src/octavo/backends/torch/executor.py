@@ -18,6 +18,7 @@ from torch import Tensor
 from octavo.backends import ExecutorLimits, Paging
 from octavo.backends.sampling import raise_row_errors
 from octavo.backends.torch.cache import PagedCache
+from octavo.backends.torch.cache_factors import cache_factors
 from octavo.backends.torch.checks import check_batch
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
 from octavo.backends.torch.operations import evaluate
@@ -150,6 +151,7 @@ class TorchExecutor:
         self._thread = None if mode.group is None else ThreadPoolExecutor(1, "octavo-rank")
         self.calls = triton_calls(device)
         self._graphs: DecodeGraphs | None = None
+        self._factors = cache_factors(graph, weights.__getitem__, cache_types)
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
         # The tokens that the step before has drawn, by row: the next one may take them from here.
@@ -181,7 +183,8 @@ class TorchExecutor:
     def _new_cache(self, *sizes: int) -> PagedCache:
         blocks, block_size, states = sizes
         state_dtype = vector_type(self._weights.dtype)
-        return PagedCache(self._graph, (blocks, block_size, states), self.device, self._cache_types, state_dtype)
+        shape, types = (blocks, block_size, states), self._cache_types
+        return PagedCache(self._graph, shape, self.device, types, state_dtype, self._factors)
 
     def submit(self, batch: Batch) -> TorchPendingStep:
         check_batch(self._graph, self._limits, batch, self._cache)

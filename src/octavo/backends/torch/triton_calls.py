@@ -178,7 +178,8 @@ def angles(rope: RopeParams, positions: int, device: torch.device) -> Tensor:
 
 def _view(pages: LayerPages) -> CacheView:
     values = pages.values if pages.values.shape[-1] else None
-    return CacheView(pages.keys, values, pages.key_scales, pages.value_scales)
+    factors = (pages.key_factor, pages.value_factor)
+    return CacheView(pages.keys, values, pages.key_scales, pages.value_scales, *factors)
 
 
 def attend(

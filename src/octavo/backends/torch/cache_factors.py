@@ -1,0 +1,54 @@
+"""The factors of a cache of E4M3 numbers, from the weights that make its keys and values.
+
+E4M3 has three bits after the first one for magnitudes from 2^-6 to 448, fewer below. A factor of a layer puts what is
+expected there at about 4: a hundred times that still fits, and a hundredth keeps its bits. No text is needed for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import FusedAttention, FusedLinear
+from octavo.graph.values import Parameter
+
+_AT = 4.0
+_ROWS = 256  # of a matrix that are looked at
+
+
+def cache_factors(
+    graph: Graph, weight: Callable[[Parameter], Tensor], types: Mapping[int, torch.dtype]
+) -> dict[int, tuple[float, float]]:
+    """(key factor, value factor) of each layer in E4M3 whose projections are known, powers of two.
+
+    graph: optimized. weight: the numbers of a parameter. types: of the layers.
+    """
+    makers = {node.output: node.op for node in graph.nodes}
+    found: dict[int, tuple[float, float]] = {}
+    for node in graph.nodes:
+        op = node.op
+        if not isinstance(op, FusedAttention) or not op.owns_cache or types[op.params.layer] != torch.float8_e4m3fn:
+            continue
+        product = makers[op.qkv]
+        if not isinstance(product, FusedLinear) or len(product.weights) != 3 or product.norm is None:
+            continue
+        norm = weight(product.norm).double()
+        keys, values = (_magnitude(weight(p), norm) for p in product.weights[1:])
+        if op.norms_k:
+            keys = 1.0 if op.k_norm is None else float(weight(op.k_norm).double().square().mean().sqrt())
+        found[op.params.layer] = (_factor(keys), _factor(1.0 if op.norms_v else values))
+    return found
+
+
+def _magnitude(matrix: Tensor, norm: Tensor) -> float:
+    """The root mean square of the product with rows whose columns are as large as the norm's weights."""
+    some = matrix[:: max(len(matrix) // _ROWS, 1)].double()
+    return float((some * norm).square().sum(dim=1).mean().sqrt())
+
+
+def _factor(magnitude: float) -> float:
+    return 2.0 ** round(math.log2(magnitude / _AT)) if 0 < magnitude < math.inf else 1.0
