@@ -8,7 +8,7 @@ import torch
 
 from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
-from octavo.backends.torch.kernels.dense import dense_linear, int8_linear
+from octavo.backends.torch.kernels.dense import dense_linear, int8_linear, one_tile_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import Sorted, expert_linear
 from octavo.backends.torch.kernels.gate import gated, gated_int8
@@ -109,6 +109,7 @@ def _further_products() -> Iterator[Case]:
     for name, weight in experts.items():
         yield f"experts {name}", lambda w=weight: expert_linear(_empty(32, _IN), w, places, 2)
     yield "dense 1", lambda: dense_linear(_empty(1, _IN), _empty(_IN, _IN))
+    yield "one tile 32", lambda: one_tile_linear(_empty(32, _IN), _empty(_IN, _IN), None, _empty(32, _IN))
     codes, scales = _empty(_IN, _IN, dtype=torch.int8), _empty(_IN, dtype=torch.float32)
     for rows in (8, 1024):
         taken = (codes[:rows], scales[:rows])

@@ -111,3 +111,22 @@ def test_a_group_that_has_failed_ends_its_steps() -> None:
 def test_a_rank_that_does_not_come() -> None:
     with pytest.raises(EngineDeadError, match=r"do not come together: rank 1's process exited with code 3"):
         BACKEND.join_group(secrets.token_hex(8), 0, 2, 0, lambda: "rank 1's process exited with code 3")
+
+
+def test_exchanges_do_not_wait_for_numbers_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = of_ranks(2, lambda group: group)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a step waits for the device")
+
+    for method in ("item", "cpu", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, method, refuse)
+
+    def exchange(group: TorchRankGroup) -> torch.Tensor:
+        x = torch.full((3, 4), float(group.rank))
+        return group.side_by_side(group.sum(x, in_order=True), [4, 4])
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [*pool.map(exchange, groups)]
+    monkeypatch.undo()
+    assert all(torch.equal(each, torch.ones(3, 8)) for each in found)

@@ -77,14 +77,14 @@ class PagedCache:
         }
 
     def _pages(self, kv: KVCache, dtype: torch.dtype, offset: int, group: int) -> LayerPages:
-        scales: list[Tensor] = []
+        scales: list[Tensor | None] = [None, None]
         heads, rows = kv.num_kv_heads, kv.num_kv_heads * self.block_size
         if dtype is torch.int8:
             scales = [self._view(torch.float32, offset + i * rows * _SCALE_BYTES, heads, 1)[..., 0] for i in range(2)]
             offset += 2 * rows * _SCALE_BYTES
         keys = self._view(dtype, offset, heads, kv.key_dim)
         values = self._view(dtype, offset + rows * kv.key_dim * dtype.itemsize, heads, kv.value_dim)
-        return LayerPages(keys, values, group, *scales)
+        return LayerPages(keys, values, group, scales[0], scales[1])
 
     def _view(self, dtype: torch.dtype, offset: int, heads: int, dim: int) -> Tensor:
         """[blocks, heads, block_size, dim] from a byte of each block on."""

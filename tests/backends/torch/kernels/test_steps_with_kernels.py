@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
-from octavo.backends.torch.compile import PASSES
+from octavo.backends.torch.compile import PASSES, TorchBackend
 from octavo.batch import token_mask
 from octavo.config import KVDtype
 from octavo.graph.builder import Graph
@@ -144,11 +144,26 @@ class Guarded:
         return call
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lfm2", "mixtral"))])
-def test_nothing_waits_for_the_device_before_the_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = get_backend("torch:cpu").compile(*tiny_graph(name), LIMITS)
+@pytest.mark.parametrize(
+    ("name", "deterministic"),
+    [
+        ("llama", False),
+        ("llama", True),
+        *(
+            pytest.param(name, deterministic, marks=pytest.mark.slow)
+            for name in ("lfm2", "mixtral", "gemma3n", "deepseek3")
+            for deterministic in (False, True)
+        ),
+    ],
+)
+def test_nothing_waits_for_the_device_before_the_results(
+    name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with `deterministic`, here over an fp8 cache."""
+    backend = TorchBackend(torch.device("cpu"), torch.float32, deterministic=deterministic)
+    executor = backend.compile(*tiny_graph(name), LIMITS, kv_dtype="fp8" if deterministic else "float16")
     executor.allocate_cache(8 * NUM_CACHE_GROUPS, 8, 4)
-    executor.calls = guarded = Guarded()  # type: ignore[attr-defined]
+    executor.calls = guarded = Guarded()  # type: ignore[assignment]
 
     def guard(method: str) -> None:
         whole = getattr(torch.Tensor, method)
