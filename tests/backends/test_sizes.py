@@ -20,6 +20,7 @@ from octavo.engine.load import growth_notes, load_engine, model_sizes
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
 from tests.quantization.test_mixtures import save_tokenizer
 from tests.support.processes import octavo_here
@@ -62,6 +63,14 @@ def test_every_type_takes_what_was_said(type_name: str, backend: str) -> None:
     has_kernel = type_name in (_native.packable_types() if backend == "cpu" else ["F32"])
     if backend != "torch:cpu" or type_name in plain:  # which keeps codes as codes
         assert grown == (set() if has_kernel else {type_name})
+
+
+@pytest.mark.parametrize("type_name", sorted({*BLOCK_SIZES} - {"Q8_1", "Q8_K", "F64", "I8", "I16", "I32", "I64"}))
+def test_every_type_of_gguf_files_has_a_kernel_of_about_its_size(type_name: str) -> None:
+    """The types left out are those of activations and whole numbers, which no matrix has."""
+    values, num_bytes = BLOCK_SIZES[type_name]
+    assert type_name in _native.packable_types()
+    assert _native.packed_nbytes(type_name, 4096, 4096) <= 1.3 * 4096 * 4096 // values * num_bytes
 
 
 def test_canonical_weights_without_a_kernel_are_counted_as_floats() -> None:
