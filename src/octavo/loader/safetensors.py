@@ -80,6 +80,9 @@ def _read_index(path: Path) -> tuple[dict[str, Path], object]:
         if len(shards) > MAX_SHARDS:
             raise ModelLoadError(f"{path}: more than {MAX_SHARDS} shards")
         _check_link(shards[name])
+    if missing := sorted(shard.name for shard in shards.values() if not shard.exists()):
+        found = f"{len(missing)} of {len(shards)} shards are missing: {', '.join(missing[:3])}"
+        raise ModelLoadError(f"{path}: {found}{', ...' if missing[3:] else ''}; take the whole checkpoint")
     notes = index.get("metadata")
     total_size = notes.get("total_size") if isinstance(notes, dict) else None
     return {tensor: shards[name] for tensor, name in weight_map.items()}, total_size
