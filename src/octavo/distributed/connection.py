@@ -1,10 +1,16 @@
-"""A connection between two ranks: whole messages in both directions, with signs of life."""
+"""A connection between two ranks: whole messages in both directions, with signs of life.
+
+Between machines everything passes over a socket. Between processes of one machine messages pass through shared memory
+(`octavo.distributed.ring`), and the socket has the signs of life and tells when the other process is gone.
+"""
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from octavo.distributed.messages import (
@@ -16,6 +22,7 @@ from octavo.distributed.messages import (
     decode,
     encode,
 )
+from octavo.distributed.ring import Ring, RingEndedError
 
 ALIVE_S = 0.5  # between two signs of life
 SILENCE_S = 3.0  # after which a rank counts as dead or stopped
@@ -29,9 +36,12 @@ class ConnectionEndedError(Exception):
 class Connection:
     """One end. Any thread may send; one receives."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, rings: tuple[Ring, Ring] | None = None) -> None:
+        """rings: to the other end and from it, on one machine."""
         self._socket = sock
+        self._rings = rings
         self._sending = threading.Lock()
+        self._writing = threading.Lock()  # to the ring, which may be full while signs of life go on
         self._closed = threading.Event()
         self._end: float | None = None
         self.heard_at = time.monotonic()
@@ -42,10 +52,15 @@ class Connection:
     def send(self, message: RankMessage) -> None:
         """Raises ConnectionEndedError if the other end is gone."""
         data = encode(message)
+        framed = len(data).to_bytes(SIZE_BYTES, "little") + data
         try:
+            if self._rings is not None and not isinstance(message, Alive):
+                with self._writing:
+                    self._rings[0].write(framed, self._socket.fileno())
+                return
             with self._sending:
-                self._socket.sendall(len(data).to_bytes(SIZE_BYTES, "little") + data)
-        except OSError as error:
+                self._socket.sendall(framed)
+        except (OSError, RingEndedError) as error:
             raise ConnectionEndedError(str(error)) from None
 
     def receive(self, limit: int = MAX_MESSAGE_BYTES) -> RankMessage:
@@ -55,13 +70,14 @@ class Connection:
         """
         while True:
             try:
-                size = int.from_bytes(self._read(SIZE_BYTES), "little")
+                read = self._read if self._rings is None else self._ready()
+                size = int.from_bytes(read(SIZE_BYTES), "little")
                 if size > limit:
                     raise ConnectionEndedError(f"a message of {size} bytes, more than {limit}")
-                message = decode(self._read(size))
+                message = decode(read(size))
             except MalformedRankMessageError as error:
                 raise ConnectionEndedError(f"it sent no message: {error}") from None
-            except OSError as error:
+            except (OSError, RingEndedError) as error:
                 raise ConnectionEndedError(str(error)) from None
             self.heard_at = time.monotonic()
             if not isinstance(message, Alive):
@@ -87,6 +103,29 @@ class Connection:
         with suppress(ConnectionEndedError):
             while not self._closed.wait(ALIVE_S):
                 self.send(Alive())
+
+    def _ready(self) -> Callable[[int], bytes]:
+        """Reads the next message: from the ring if one is there, else from the socket."""
+        assert self._rings is not None
+        incoming = self._rings[1]
+        while not incoming.has_bytes():
+            descriptor = self._socket.fileno()
+            if descriptor < 0:
+                raise ConnectionEndedError("it was closed")
+            poll = select.poll()
+            poll.register(incoming.written_fd, select.POLLIN)
+            poll.register(descriptor, select.POLLIN)
+            ready = dict(poll.poll())
+            if incoming.written_fd not in ready:
+                # It may have written before its end.
+                return self._read_from_ring if incoming.has_bytes() else self._read
+        return self._read_from_ring
+
+    def _read_from_ring(self, count: int) -> bytes:
+        assert self._rings is not None
+        data = bytearray(count)
+        self._rings[1].read_into(memoryview(data), self._socket.fileno())
+        return bytes(data)
 
     def _read(self, count: int) -> bytes:
         data = bytearray(count)

@@ -17,6 +17,7 @@ from typing import TypeVar
 from octavo import errors
 from octavo.distributed.connection import SILENCE_S, Connection, ConnectionEndedError
 from octavo.distributed.messages import RankFailed, RankMessage
+from octavo.distributed.ring import Ring
 from octavo.errors import EngineDeadError, OctavoError
 
 M = TypeVar("M")
@@ -193,11 +194,13 @@ class Leader:
     def _run_child(self, rank: int, started: queue.SimpleQueue[OSError | None]) -> None:
         try:
             ours, theirs = socket.socketpair()
-            process = _spawn(theirs)
+            there, here = Ring.create(), Ring.create()
+            rings = Ring(there, is_new=True), Ring(here)  # which close them
+            process = _spawn(theirs, here, there)
         except OSError as error:
             started.put(error)
             return
-        remote = self._add(rank, Connection(ours))
+        remote = self._add(rank, Connection(ours, rings))
         remote.process = process
         started.put(None)
         remote.read()
@@ -238,14 +241,17 @@ def _made(kind: type[OctavoError], text: str) -> OctavoError:
         return EngineDeadError(text)
 
 
-def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:
-    """A process of a rank with this end of a connection, which is closed here. See `octavo.core.engine_process`."""
-    path, call = f"sys.path[:] = {sys.path!r}", f"main({sock.fileno()}, {os.getpid()})"
+def _spawn(sock: socket.socket, outgoing: tuple[int, ...], incoming: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """A process of a rank with this end of a connection, which is closed here. See `octavo.core.engine_process`.
+
+    outgoing, incoming: descriptors of its rings, which stay open here.
+    """
+    path, call = f"sys.path[:] = {sys.path!r}", f"main({sock.fileno()}, {outgoing}, {incoming}, {os.getpid()})"
     with sock:
         return subprocess.Popen(
             [sys.executable, "-c", f"import sys; {path}; from octavo.engine.rank_process import main; {call}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=[sock.fileno()],
+            pass_fds=[sock.fileno(), *outgoing, *incoming],
             start_new_session=True,
         )

@@ -12,13 +12,18 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int, parent_pid: int) -> None:
-    """Follows the leader until it ends. descriptor: of the connected socket. parent_pid: the leader's."""
+def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], parent_pid: int) -> None:
+    """Follows the leader until it ends. descriptor: of the connected socket. parent_pid: the leader's.
+
+    outgoing, incoming: the descriptors of two rings (`octavo.distributed.ring`).
+    """
     _end_with(parent_pid)
     from octavo.distributed.connection import Connection
+    from octavo.distributed.ring import Ring
     from octavo.engine.rank import Follower  # takes most of a second
 
-    Follower(Connection(socket.socket(fileno=descriptor))).run()
+    rings = Ring(outgoing, is_new=True), Ring(incoming)
+    Follower(Connection(socket.socket(fileno=descriptor), rings)).run()
 
 
 def main_over_network(host: str, port: int, rank: int, model: str, parent_pid: int) -> None:

@@ -1,0 +1,104 @@
+"""A pipe of bytes through memory that two processes of one machine share: a ring with one writer and one reader.
+
+The memory and two counters are file descriptors that a child inherits, so nothing has a name that could be left behind.
+The counters are eventfds: one for bytes that were written and not yet seen by the reader, one for bytes that were read
+and not yet seen by the writer. A process sleeps in the kernel until there are some, and what the other one wrote before
+it counted them is visible then, on every processor.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+from collections.abc import Sequence
+from contextlib import suppress
+
+RING_BYTES = 1 << 20  # of a direction; longer messages pass in parts
+
+
+class RingEndedError(Exception):
+    """The other process is gone. It never leaves this package."""
+
+
+class Ring:
+    """One end. Descriptors: of the memory, of the bytes written, of the bytes read; see `create`."""
+
+    def __init__(self, descriptors: Sequence[int], *, is_new: bool = False) -> None:
+        """Takes the descriptors over. is_new: this end writes, and all of the memory is free."""
+        self._memory_fd, self._written_fd, self._read_fd = descriptors
+        self._memory = mmap.mmap(self._memory_fd, 0)
+        self._size = len(self._memory)
+        self._at = 0
+        self._count = self._size if is_new else 0  # bytes that this end may write or read
+
+    @classmethod
+    def create(cls, size: int = RING_BYTES) -> tuple[int, int, int]:
+        """The descriptors of an empty ring of `size` bytes. Raises OSError if the system provides none."""
+        made: list[int] = []
+        try:
+            made.append(os.memfd_create("octavo-ring", os.MFD_CLOEXEC))
+            os.ftruncate(made[0], size)
+            made += [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)]
+        except OSError:
+            for descriptor in made:
+                os.close(descriptor)
+            raise
+        return made[0], made[1], made[2]
+
+    @property
+    def written_fd(self) -> int:
+        """Readable when the other end has written."""
+        return self._written_fd
+
+    def write(self, data: bytes | bytearray | memoryview, ended_fd: int) -> None:
+        """Waits while the ring is full. ended_fd: hangs up when the other end is gone, which raises RingEndedError."""
+        view = memoryview(data).cast("B")
+        while view:
+            count = min(self._available(self._read_fd, ended_fd), len(view))
+            first = min(count, self._size - self._at)
+            self._memory[self._at : self._at + first] = view[:first]
+            self._memory[: count - first] = view[first:count]
+            self._pass(count, self._written_fd)
+            view = view[count:]
+
+    def read_into(self, view: memoryview, ended_fd: int) -> None:
+        """Fills the view, and waits for what is missing. See `write`; what was written before the end is still read."""
+        while view:
+            count = min(self._available(self._written_fd, ended_fd), len(view))
+            first = min(count, self._size - self._at)
+            view[:first] = self._memory[self._at : self._at + first]
+            view[first:count] = self._memory[: count - first]
+            self._pass(count, self._read_fd)
+            view = view[count:]
+
+    def has_bytes(self) -> bool:
+        """True if the other end has written something that was not read."""
+        if self._count == 0:
+            with suppress(BlockingIOError):
+                self._count = os.eventfd_read(self._written_fd)
+        return self._count > 0
+
+    def __del__(self) -> None:
+        for descriptor in (self._memory_fd, self._written_fd, self._read_fd):
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _pass(self, count: int, counter_fd: int) -> None:
+        self._at = (self._at + count) % self._size
+        self._count -= count
+        os.eventfd_write(counter_fd, count)
+
+    def _available(self, counter_fd: int, ended_fd: int) -> int:
+        """Bytes that this end may write or read: at least one."""
+        while self._count == 0:
+            with suppress(BlockingIOError):
+                self._count = os.eventfd_read(counter_fd)
+                continue
+            poll = select.poll()
+            poll.register(counter_fd, select.POLLIN)
+            poll.register(ended_fd, select.POLLRDHUP)
+            ready = dict(poll.poll())
+            if counter_fd not in ready:
+                raise RingEndedError("the other process is gone")
+        return self._count
