@@ -166,8 +166,8 @@ def test_a_kill_keeps_what_is_measured(source: Path, text: Path, tmp_path: Path)
         (("--bpw", "4"), "--bpw measures the loss on a text: give --imatrix TEXT or --calibration TEXT"),
         (("--type", "q8_0", "--calibration", "TEXT"), "--calibration is for --bpw"),
         (("--bpw", "1.5", "--calibration", "TEXT"), "--bpw 1.5 is too small: this model needs"),
-        (("--bpw", "4", "--calibration", "EMPTY"), "the calibration text is empty"),
-        (("--bpw", "4", "--imatrix", "EMPTY"), "the calibration text is empty"),
+        (("--bpw", "4", "--calibration", "EMPTY"), "is empty; give a file with text"),
+        (("--bpw", "4", "--imatrix", "EMPTY"), "is empty; give a file with text"),
     ],
 )
 def test_mistakes_end_in_one_line(

@@ -302,7 +302,7 @@ def test_conversations_are_written_out_by_the_template(tmp_path: Path) -> None:
         (("--type", "q4_k_m", "--act-order"), "--act-order is no option of --type q4_k_m"),
         (("--type", "q4_k_m", "--smoothing", "0"), "--smoothing is no option of --type q4_k_m"),
         (("--type", "fp8", "--keep", "nothing"), "pattern 'nothing' is found in no matrix, such as model.layers.0"),
-        (("--type", "awq", "--calibration", "empty.txt"), "empty.txt: the calibration text is empty"),
+        (("--type", "awq", "--calibration", "empty.txt"), "empty.txt is empty; give some pages of text"),
     ],
 )
 def test_mistakes_end_in_one_line(source: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,16 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
+from octavo.cli.compare import compare
 from octavo.cli.distill import distill
+from octavo.cli.evaluate import evaluate
 from octavo.cli.prune import prune
 from octavo.cli.quantize import convert, quantize
-from octavo.errors import ModelLoadError, ModelWriteError, OctavoError
+from octavo.errors import ModelLoadError, ModelWriteError, OctavoError, UsageError
 from octavo.loader.atomic_file import mapped_array
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.gguf import open_gguf
@@ -24,13 +29,14 @@ from tests.compress.models import write_model
 from tests.compress.test_convert import save
 
 TEXT = "ab cd a b dcab abcd bb cc " * 20
+CALIBRATION = ("--calibration", "text.txt")
 # command, name of its source, name of its result, other arguments
 CASES: dict[str, tuple[click.Command, str, str, tuple[str, ...]]] = {
     "quantize": (quantize, "m.gguf", "out.gguf", ("--type", "q8_0")),
     "quantize-folder": (quantize, "model", "out", ("--type", "fp8")),
     "convert": (convert, "model", "out.gguf", ("--dtype", "f32")),
     "convert-folder": (convert, "model", "out", ("--to", "safetensors", "--dtype", "f32")),
-    "prune": (prune, "m.gguf", "out.gguf", ("--calibration", "text.txt", "--layers", "1")),
+    "prune": (prune, "m.gguf", "out.gguf", (*CALIBRATION, "--layers", "1")),
     "distill": (distill, "m.gguf", "out.gguf", ("--data", "text.txt", "--length", "32", "--steps", "1")),
 }
 
@@ -118,34 +124,93 @@ def test_a_kill_in_the_middle_leaves_the_older_result(folder: Path, case: str) -
     assert not (folder / "out.gguf.partial").exists()
 
 
-@pytest.mark.parametrize("case", ["prune", "distill"])
-def test_weights_that_are_no_numbers(folder: Path, case: str) -> None:
-    path = folder / "m.gguf"
+def spoil(path: Path, tensor: str, value: float) -> None:
+    """Puts a number into a float16 or float32 tensor of a GGUF file."""
     data = bytearray(path.read_bytes())
-    info = open_gguf(path).tensors["blk.1.ffn_up.weight"]
-    data[info.offset + 2 : info.offset + 4] = np.float16(np.nan).tobytes()
+    info = open_gguf(path).tensors[tensor]
+    number = np.array(value, np.float32 if info.type_name == "F32" else np.float16).tobytes()
+    data[info.offset + 4 : info.offset + 4 + len(number)] = number
     path.write_bytes(data)
-    code, error = run(case)
-    assert code != 0
-    assert "NaN" in error or "nan" in error
-    assert not list(folder.glob("out*"))
+
+
+SPOILT: dict[str, tuple[click.Command, tuple[str, ...]]] = {
+    "quantized": (quantize, ("m.gguf", "out.gguf", "--type", "q8_0")),
+    "copied": (quantize, ("m.gguf", "out.gguf", "--type", "f16")),
+    "kept": (quantize, ("m.gguf", "out.gguf", "--type", "q8_0", "--keep", "blk.1")),
+    "importance": (quantize, ("m.gguf", "out.gguf", "--type", "f16", "--imatrix", "text.txt")),
+    "by size": (quantize, ("m.gguf", "out.gguf", "--bpw", "6", *CALIBRATION)),
+    "converted": (convert, ("m.gguf", "out.gguf")),
+    "folder": (convert, ("m.gguf", "out", "--to", "safetensors")),
+    "layers": (prune, ("m.gguf", "out.gguf", *CALIBRATION, "--layers", "1")),
+    "heads": (prune, ("m.gguf", "out.gguf", *CALIBRATION, "--heads", "0.5")),
+    "columns": (prune, ("m.gguf", "out.gguf", *CALIBRATION, "--ffn", "0.5")),
+    "wanda": (prune, ("m.gguf", "out.gguf", *CALIBRATION, "--sparsity", "0.5")),
+    "sparsegpt": (prune, ("m.gguf", "out.gguf", *CALIBRATION, "--sparsity", "2:4", "--method", "sparsegpt")),
+    "distilled": (distill, ("m.gguf", "m.gguf", "out.gguf", "--data", "text.txt", "--length", "32", "--steps", "1")),
+    "judged": (evaluate, ("m.gguf", "--text", "text.txt", "--window", "32", "--per-token", "out.jsonl")),
+    "compared": (compare, ("m.gguf", "--text", "text.txt", "--window", "32", "--turns", "0", "--plots", ".")),
+}
 
 
 @pytest.mark.parametrize(
-    ("case", "more"),
+    ("case", "tensor", "value"),
     [
-        ("prune", ()),
-        ("distill", ()),
-        ("quantize", ("--imatrix", "text.txt")),
+        *((case, "blk.1.ffn_up.weight", np.nan) for case in SPOILT),
+        *((case, "blk.1.attn_norm.weight", np.nan) for case in SPOILT),
+        *((case, "blk.1.attn_v.weight", np.inf) for case in SPOILT if "out.gguf" in SPOILT[case][1]),
     ],
 )
-def test_a_calibration_text_without_a_token(folder: Path, case: str, more: tuple[str, ...]) -> None:
-    (folder / "text.txt").write_text("")
-    code, error = run(case, *more)
+def test_weights_that_are_no_numbers(folder: Path, case: str, tensor: str, value: float) -> None:
+    """One line, and no file; whether the numbers are computed with or copied."""
+    spoil(folder / "m.gguf", tensor, value)
+    before = contents(folder)
+    command, arguments = SPOILT[case]
+    result = CliRunner().invoke(command, arguments)
+    assert isinstance(result.exception, OctavoError)
+    error = str(result.exception)
+    assert "nan" in error.lower() or "inf" in error or "not finite" in error
+    assert "\n" not in error
+    assert contents(folder) == before
+
+
+def test_a_vector_that_stays_as_it_is(folder: Path) -> None:
+    """A norm of a checkpoint is copied bit by bit, but not with a NaN in it."""
+    path = folder / "model/model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][3] = torch.nan
+    save_file(tensors, path, {"format": "pt"})
+    code, error = run("quantize-folder")
     assert code != 0
-    assert "text" in error
-    assert error.strip().count("\n") == 0
-    assert not list(folder.glob("out*"))
+    assert "tensor 'model.norm.weight' cannot become F32: it has a NaN or an infinity; take an intact model" in error
+    assert not [path for path in folder.glob("out*/**/*") if path.name == "config.json"]
+    with pytest.raises(ModelLoadError):
+        open_checkpoint(folder / "out.partial")
+
+
+@pytest.mark.parametrize("text", ["", " \n\n ", "a"])
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (prune, ("m.gguf", "out.gguf", *CALIBRATION, "--layers", "1")),
+        (prune, ("m.gguf", "out.gguf", *CALIBRATION, "--sparsity", "0.5")),
+        (distill, ("m.gguf", "m.gguf", "out.gguf", "--data", "text.txt", "--length", "32", "--steps", "1")),
+        (quantize, ("m.gguf", "out.gguf", "--type", "q8_0", "--imatrix", "text.txt")),
+        (quantize, ("m.gguf", "out.gguf", "--bpw", "6", *CALIBRATION)),
+        (quantize, ("model", "out", "--type", "gptq-4bit", "--group-size", "32", *CALIBRATION)),
+        (quantize, ("model", "out", "--type", "awq", "--group-size", "32", *CALIBRATION)),
+        (quantize, ("model", "out", "--type", "w8a8", *CALIBRATION)),
+        (evaluate, ("m.gguf", "--text", "text.txt", "--window", "32")),
+        (compare, ("m.gguf", "--text", "text.txt", "--window", "32", "--turns", "0")),
+    ],
+)
+def test_a_text_without_tokens(folder: Path, command: click.Command, arguments: tuple[str, ...], text: str) -> None:
+    (folder / "text.txt").write_text(text)
+    before = contents(folder)
+    result = CliRunner().invoke(command, arguments)
+    assert isinstance(result.exception, UsageError)
+    assert re.search(r"is empty; give|the text has \d tokens", str(result.exception))
+    assert "\n" not in str(result.exception)
+    assert contents(folder) == before
 
 
 def test_a_type_for_another_width(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from octavo.bench import Spread
+from octavo.errors import ModelWriteError
 from octavo.quality import engine_comparison
 from octavo.quality.answers_page import answers_page
 from octavo.quality.engine_comparison import EngineFigures
@@ -90,6 +93,21 @@ def test_plots(comparison: ModelComparison, tmp_path: Path) -> None:
     drawn = (tmp_path / "perplexity_by_size.svg").read_text()
     assert ">model: perplexity by size</text>" in drawn
     assert ">tiny</text>" in drawn
+
+
+def test_plots_on_a_full_disk_stay_as_they_were(
+    comparison: ModelComparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "perplexity_by_size.svg").write_text("older")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ModelWriteError, match=r"perplexity_by_size.svg.partial: No space left on device"):
+        write_plots(comparison, tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("perplexity_by_size.svg", "older")]
 
 
 def test_without_matplotlib_the_table_stands_alone(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import ExecutorLimits, reference
 from octavo.batch import Array, Batch
+from octavo.errors import NumericalError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.base import Observer
 from octavo.graph.segments import cut
@@ -50,14 +51,21 @@ def each_text(
     observe: Observer | None = None,
     all_logits: bool = True,
 ) -> Iterator[Values]:
-    """The values of `run_layer`, one text after the other."""
+    """The values of `run_layer`, one text after the other. Raises NumericalError for a value that is no number."""
     longest = max(len(text) for text in texts)
     executor = reference.compile(layer, weights, ExecutorLimits(longest, 1, longest, longest))
     try:
         executor.observer = observe
         executor.allocate_cache(1, longest, 1)
         for text, values in zip(texts, inputs, strict=True):
-            yield _run(executor, _batch(layer, text, values, all_logits))
+            with np.errstate(invalid="ignore", over="ignore"):  # the check below says it in one line
+                made = _run(executor, _batch(layer, text, values, all_logits))
+            if not all(np.isfinite(value).all() for value in made):
+                index = next(node.layer_index for node in layer.nodes if node.layer_index is not None)
+                raise NumericalError(
+                    f"layer {index} makes a NaN or an infinity of the calibration text; take an intact model"
+                )
+            yield made
     finally:
         executor.close()
 

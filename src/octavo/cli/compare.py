@@ -181,6 +181,7 @@ def _compare_engines(
     models: tuple[str, ...], engines: tuple[str, ...], as_json: bool, options: Options, given: dict[str, Any]
 ) -> None:
     from octavo import env
+    from octavo.loader.atomic_file import write_text
     from octavo.quality.answers_page import answers_page
     from octavo.quality.engine_comparison import EngineOptions, EngineSpec, compare_engines, read_prompts
 
@@ -196,7 +197,7 @@ def _compare_engines(
     with ProgressBar() as progress:
         figures = compare_engines(specs, path, prompts, wanted, progress.update)
     if given["html"] is not None:
-        given["html"].write_text(answers_page(prompts, figures), encoding="utf-8")
+        write_text(given["html"], answers_page(prompts, figures))
     if as_json:
         write_json({"prompts": prompts, "engines": [asdict(each) for each in figures]})
     else:

@@ -31,10 +31,10 @@ def encode(
     pool: ThreadPoolExecutor,
     threads: int,
 ) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of `weight` as ggml type `type_name`, in order. A pure copy if it has that type already.
+    """The bytes of `weight` as ggml type `type_name`, in order. The same bytes if it has that type already.
 
     name: of the tensor, for errors. The bytes are the same for every number of threads. At most two pieces for each
-    thread are in memory. Raises ModelWriteError naming the tensor.
+    thread are in memory. Raises ModelWriteError naming the tensor, also for a NaN or an infinity in one that is copied.
     """
     tasks = (partial(_encoded, name, *piece, type_name) for piece in _pieces(weight, importance))
     return _in_order(tasks, pool, 2 * threads)
@@ -61,12 +61,13 @@ def _encoded(
     name: str, piece: DenseWeight | GGMLWeight, importance: Importance | None, type_name: str
 ) -> NDArray[np.uint8]:
     try:
-        if piece.type_name == type_name:
-            return np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8)
         values = piece.dequantize()
+        is_copy = piece.type_name == type_name
+        if (is_copy or type_name in DENSE_TYPES) and not np.isfinite(values).all():
+            raise ValueError("it has a NaN or an infinity; take an intact model")
+        if is_copy:
+            return np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8)
         if type_name in DENSE_TYPES:
-            if not np.isfinite(values).all():
-                raise ValueError("it has a NaN or an infinity")
             return np.ascontiguousarray(DenseWeight(values).converted(type_name).data).reshape(-1).view(np.uint8)
         return quantize(type_name, values.reshape(math.prod(values.shape[:-1]), -1), importance)
     except ValueError as error:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from octavo.backends.layers import Tokens, Values, layers_of, run_layer
 from octavo.batch import Array
 from octavo.compress.to_gguf import differences, tensors_in_gguf
-from octavo.errors import ModelLoadError, NumericalError, UsageError
+from octavo.errors import ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Parameter
 from octavo.loader.checkpoint import Checkpoint
@@ -156,8 +156,6 @@ def block_influence(
         values = run_layer(_up_to_head(layer), checkpoint.weights, texts, values)
         if any(len(value) != 1 for value in values):
             raise UsageError("the layers of this model hand on several values; it has no block influence")
-        if not all(np.isfinite(value[0]).all() for value in values):
-            raise NumericalError(f"layer {i} makes a NaN or an infinity of the calibration text; take an intact model")
         if i:
             cosines = [_cosines(a[0], b[0]) for a, b in zip(before, values, strict=True)]
             found.append(1 - float(np.concatenate(cosines).mean()))

@@ -221,7 +221,7 @@ class Sensitivity:
         matrices = values.reshape(-1, *values.shape[-2:])
         for i, matrix in enumerate(matrices):
             columns = None if importance is None else importance[i % len(importance)]
-            matrices[i] = _rounded(probe, matrix, columns)
+            matrices[i] = _rounded(tensor.name, probe, matrix, columns)
         return as_float16(name, matrices.reshape(values.shape))
 
     def options(
@@ -261,7 +261,7 @@ class Sensitivity:
             columns = None if importance is None else importance[i % len(importance)]
             scale = np.ones(x.shape[1], np.float32) if columns is None else columns
             for name in types:
-                difference = _rounded(name, x, columns) - x
+                difference = _rounded(tensor.name, name, x, columns) - x
                 totals[name] += float(np.einsum("ij,ij,j->", difference, difference, scale, dtype=np.float64))
         tensor.release()
         return totals
@@ -340,8 +340,14 @@ def probe_of(width: int) -> str:
     return next(name for name in _PROBES if width % BLOCK_SIZES[name][0] == 0)
 
 
-def _rounded(type_name: str, x: NDArray[np.float32], importance: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    return GGMLWeight.from_bytes(type_name, quantize(type_name, x, importance), x.shape).dequantize()
+def _rounded(
+    tensor: str, type_name: str, x: NDArray[np.float32], importance: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Rows of a tensor rounded to a type. Raises UsageError naming the tensor."""
+    try:
+        return GGMLWeight.from_bytes(type_name, quantize(type_name, x, importance), x.shape).dequantize()
+    except ValueError as error:
+        raise UsageError(f"tensor {tensor!r:.80} cannot become {type_name}: {error}") from error
 
 
 def _matrix(weight: DenseWeight | GGMLWeight, index: int) -> DenseWeight | GGMLWeight:

@@ -34,15 +34,20 @@ class AtomicFile:
         self.position = 0
         with _errors_of(self.partial):
             self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        self._is_complete = False
         try:
             with _errors_of(self.partial):
                 self._lock()
-                os.ftruncate(self._file, 0)
         except BaseException:
             os.close(self._file)
             raise
-        self._is_complete = False
-        self.write(bytes(len(magic)))
+        try:
+            with _errors_of(self.partial):
+                os.ftruncate(self._file, 0)
+            self.write(bytes(len(magic)))
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
 
     def write(self, data: Chunk) -> None:
         """Appends the bytes."""
@@ -109,7 +114,11 @@ class _errors_of:  # noqa: N801 - used like a function; a generator would cost a
 
 def write_text(path: Path, text: str) -> None:
     """Writes a small file in UTF-8, complete or not at all. Raises ModelWriteError."""
-    data = text.encode()
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a small file, complete or not at all. Raises ModelWriteError."""
     with AtomicFile(path, data[:1]) as file:
         file.write(data[1:])
         file.complete()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import UsageError
+from octavo.loader.atomic_file import write_bytes
 from octavo.quality.model_comparison import ComparedModel, ModelComparison
 
 REMEDY = "the plots need matplotlib: pip install 'octavo[report]'"
@@ -14,7 +16,10 @@ _SUFFIXES = (".svg", ".png")
 
 
 def write_plots(comparison: ModelComparison, folder: Path) -> list[Path]:
-    """Writes each plot as SVG and PNG into an existing folder. Raises UsageError without matplotlib."""
+    """Writes each plot as SVG and PNG into an existing folder.
+
+    Raises UsageError without matplotlib, ModelWriteError for a full disk; then no plot is half written.
+    """
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -30,8 +35,10 @@ def write_plots(comparison: ModelComparison, folder: Path) -> list[Path]:
         draw(figure.subplots(), models)
         for suffix in _SUFFIXES:
             path = folder / (name + suffix)
+            drawn = BytesIO()
             with rc_context({"svg.fonttype": "none"}):  # letters as text: a third of the bytes of their outlines
-                figure.savefig(path, dpi=150)
+                figure.savefig(drawn, format=suffix[1:], dpi=150)
+            write_bytes(path, drawn.getvalue())
             written.append(path)
     return written
 

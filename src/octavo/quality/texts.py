@@ -39,18 +39,18 @@ def read_text(path: Path | None) -> JudgedText:
     if path is None:
         folder = resources.files("octavo.quality") / "data"
         return JudgedText("built-in", "".join((folder / name).read_text("utf-8") for name in _PARTS))
-    text = read_utf8(path)
-    if not text.strip():
-        raise UsageError(f"{path} is empty; give a file with text")
-    return JudgedText(str(path), text)
+    return JudgedText(str(path), read_utf8(path))
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file as it is. Raises UsageError if it cannot be read, is too long or not UTF-8."""
+    """The text of a file as it is. Raises UsageError if it cannot be read, is empty, too long or not UTF-8."""
     try:
-        return read_limited(path).decode("utf-8")
+        text = read_limited(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8") from None
+    if not text.strip():
+        raise UsageError(f"{path} is empty; give a file with text")
+    return text
 
 
 def read_limited(path: Path) -> bytes:

@@ -44,11 +44,14 @@ def _read(path: Path) -> str:
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise UsageError(f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} are read")
-        return path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; give a text or JSON lines") from error
+    if not text.strip():
+        raise UsageError(f"{path} is empty; give some pages of text like that of the model's use")
+    return text
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from octavo.compress.checkpoints.methods import QuantizationMethod
 from octavo.compress.checkpoints.plan import QuantizationPlan
 from octavo.compress.checkpoints.progress import WORK, Workplace
 from octavo.compress.checkpoints.run import LayerQuantizer, StepReport
+from octavo.compress.encode import encode, plain
 from octavo.errors import ModelWriteError
 from octavo.loader.atomic_file import check_free_space, write_text
 from octavo.loader.atomic_folder import AtomicFolder
@@ -24,6 +26,7 @@ from octavo.loader.json_file import read_json_object
 from octavo.loader.safetensors_writer import SafeTensor, write_model
 from octavo.loader.tensor_files import TensorFiles
 from octavo.loader.tensor_names import TensorName
+from octavo.quantization.packed import DENSE_TYPES
 
 VERSION = 1
 """Of the work that a later run may take up: raise it where a formula changes."""
@@ -107,14 +110,25 @@ def _assemble(plan: QuantizationPlan, place: Workplace, folder: Path, max_shard_
     source, taken = plan.checkpoint.file, {*plan.names}
     with ExitStack() as opened:
         files = [opened.enter_context(closing(place.open_layer(i))) for i in range(len(plan.layers))]
-        origins = {name: source for name in source.tensors if name not in taken}
-        origins |= {name: file for file in files for name in file.tensors}
-        tensors = [_tensor(origins[name], name) for name in sorted(origins, key=_order)]
+        pool = opened.enter_context(ThreadPoolExecutor(1, "copy"))
+        found = {name: _copied(source, name, pool) for name in source.tensors if name not in taken}
+        found |= {name: _made(file, name) for file in files for name in file.tensors}
+        tensors = [found[name] for name in sorted(found, key=_order)]
         write_model(folder, tensors, max_shard_bytes)
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _tensor(file: TensorFiles, name: str) -> SafeTensor:
+def _copied(file: TensorFiles, name: str, pool: ThreadPoolExecutor) -> SafeTensor:
+    """A tensor of the source as it is. Making its bytes raises ModelWriteError for a NaN or an infinity."""
+    info, weight = file.tensors[name], file.source(name)
+    if info.type_name not in DENSE_TYPES or not info.shape:
+        return _made(file, name)
+    return SafeTensor(
+        name, info.type_name, info.shape, lambda: encode(name, plain(weight.make()), info.type_name, None, pool, 1)
+    )
+
+
+def _made(file: TensorFiles, name: str) -> SafeTensor:
     info = file.tensors[name]
     return SafeTensor(name, info.type_name, info.shape, lambda: [file.array(name)])
 
