@@ -196,11 +196,6 @@ def test_a_configuration_that_the_keys_cannot_say(name: str, field: str, tmp_pat
         ),
         ("generation_config.json", {"typical_p": 0.5}, "no key for typical_p, 0.5"),
         ("generation_config.json", {"eos_token_id": [1, 2, 3, 4]}, "GGUF files have 2 keys for them"),
-        (
-            "config.json",
-            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
-            "quantized by",
-        ),
     ],
 )
 def test_what_has_no_place_in_a_gguf_file(file: str, change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -210,6 +205,16 @@ def test_what_has_no_place_in_a_gguf_file(file: str, change: dict[str, object], 
     code, _, error = run(source, tmp_path / "m.gguf")
     assert code != 0
     assert message in error
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
+    save("llama", tmp_path / "model")
+    quantized = CliRunner().invoke(quantize, [str(tmp_path / "model"), str(tmp_path / "fp8"), "--type", "fp8"])
+    assert quantized.exit_code == 0, quantized.stderr
+    code, _, error = run(tmp_path / "fp8", tmp_path / "m.gguf")
+    assert code != 0
+    assert "quantized by compressed-tensors; float weights are needed" in error
     assert not (tmp_path / "m.gguf").exists()
 
 
