@@ -5,7 +5,7 @@
 
 The record is written after each case, and a run goes on with the record that is there. The cases run in a process of
 their own: if one crashes it, the next ones run in a new one. `--smoke` needs no GPU: every case runs at tiny sizes on
-the CPU, kernels under Triton's interpreter. Needs torch and numpy, and no native module of Octavo; its
+the CPU, kernels under Triton's interpreter. Needs torch and numpy, and Octavo's native module only for `offload`; its
 tests with whole models also want transformers, gguf and msgspec. `gpu_report.py` makes the page.
 """
 
@@ -105,11 +105,12 @@ def all_cases() -> list[Case]:
     import gpu_ceilings
     import gpu_kernels
     import gpu_models
+    import gpu_offload
     import gpu_products
     from gpu_cases import Case
 
     first = [Case("tests", "correctness", correctness, 240)]
-    return [*gpu_ceilings.CASES, *first, *gpu_models.CASES, *gpu_products.CASES, *gpu_kernels.CASES]
+    return [*gpu_ceilings.CASES, *first, *gpu_models.CASES, *gpu_products.CASES, *gpu_kernels.CASES, *gpu_offload.CASES]
 
 
 def described() -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from gpu_cases import Case, Figure, Machine, Shapes, WrongResultError
 from gpu_products import random_of
 
-from octavo.backends import ExecutorLimits
+from octavo.backends import Executor, ExecutorLimits
 from octavo.backends.torch import weights as torch_weights
 from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.executor import TorchExecutor
@@ -136,10 +136,13 @@ class Model:
         return (self.executor.weight_bytes - table + cached) / read if read else None
 
 
-def loaded(machine: Machine, type_name: str) -> Model:
-    """The model in this format. One is held at a time."""
+def loaded(machine: Machine, type_name: str, place: Callable[..., Executor] | None = None) -> Model:
+    """The model in this format. One is held at a time.
+
+    place: compiles it from graph, weights and limits, for a place other than the whole device; it is not held.
+    """
     found = machine.held.get("model")
-    if found is not None and found[0] == type_name:
+    if found is not None and found[0] == type_name and place is None:
         assert isinstance(found[1], Model)
         return found[1]
     if found is not None:
@@ -154,7 +157,7 @@ def loaded(machine: Machine, type_name: str) -> Model:
     backend = TorchBackend(machine.device, machine.dtype, capture=CudaReplay if machine.is_gpu else None)
     begin = time.perf_counter()
     with _packed_once():
-        executor = backend.compile(graph, RandomWeights(weight_shapes(s), type_name), limits)
+        executor: Any = (place or backend.compile)(graph, RandomWeights(weight_shapes(s), type_name), limits)
     machine.wait()
     at = time.perf_counter()
     blocks = sequences * -(-(s.context + s.steps + _SPARE_TOKENS) // _BLOCK) + -(-longest // _BLOCK)
@@ -172,7 +175,8 @@ def loaded(machine: Machine, type_name: str) -> Model:
         Figure("memory of cache and graphs", taken * 1e-9, "GB"),
     ]
     model = Model(executor, engine_limits, s, figures)
-    machine.held["model"] = (type_name, model)
+    if place is None:
+        machine.held["model"] = (type_name, model)
     return model
 
 
@@ -203,7 +207,7 @@ def rounds(engine: Engine) -> Iterator[Counter[str]]:
         yield found
 
 
-def _decode_s(model: Model, batch: int) -> float:
+def decode_s(model: Model, batch: int) -> float:
     """Seconds of a step in which each of `batch` sequences gets a token, the host's part included."""
     engine, s = model.engine(), model.shapes
     for i in range(batch):
@@ -246,7 +250,7 @@ def decode(machine: Machine, type_name: str) -> list[Figure]:
     model = loaded(machine, type_name)
     found, model.figures = model.figures, []
     for batch in machine.shapes.batches:
-        found.append(_speed(machine, model, batch, _decode_s(model, batch)))
+        found.append(_speed(machine, model, batch, decode_s(model, batch)))
     return found
 
 
@@ -255,9 +259,9 @@ def modes(machine: Machine, type_name: str) -> list[Figure]:
     model, found = loaded(machine, type_name), []
     many = 32 if machine.is_gpu else 2
     for name, batch in (("eager", 1), ("no overlap", many), ("eager", many)):
-        usual = _decode_s(model, batch)
+        usual = decode_s(model, batch)
         with _changed(model, name):
-            without = _decode_s(model, batch)
+            without = decode_s(model, batch)
         found += [
             Figure(f"{name}, batch {batch}", batch / without, "tokens/s"),
             Figure(f"default over {name}, batch {batch}", without / usual, "x"),
@@ -265,20 +269,25 @@ def modes(machine: Machine, type_name: str) -> list[Figure]:
     return found
 
 
+def prompt_s(model: Model, count: int) -> float:
+    """Seconds from an empty cache to the first token of a prompt, the middle one of three."""
+    times = []
+    for seed in range(3):
+        engine = model.engine()
+        _add(engine, "r", _prompt(count, seed, model.shapes.vocab), 1)
+        begin = time.perf_counter()
+        for _ in rounds(engine):
+            pass
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[1]
+
+
 def prompts(machine: Machine, type_name: str) -> list[Figure]:
     """One prompt from an empty cache to its first token."""
     model, s, found = loaded(machine, type_name), machine.shapes, []
     parameters = sum(shape[0] * shape[1] for shape in weight_shapes(s).values() if len(shape) == 2) - s.vocab * s.hidden
     for count in s.prefills:
-        times = []
-        for seed in range(3):
-            engine = model.engine()
-            _add(engine, "r", _prompt(count, seed, s.vocab), 1)
-            begin = time.perf_counter()
-            for _ in rounds(engine):
-                pass
-            times.append(time.perf_counter() - begin)
-        seconds = sorted(times)[1]
+        seconds = prompt_s(model, count)
         operations = 2.0 * parameters * count + 2.0 * s.heads * s.head_dim * count * count * s.layers
         share = machine.share(operations, "bf16 product", seconds)
         found.append(Figure(f"prompt of {count}", count / seconds, "tokens/s", share))

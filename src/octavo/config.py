@@ -14,6 +14,7 @@ from octavo.errors import UsageError
 KVDtype = Literal["float16", "int8", "fp8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 WeightDtype = Literal["auto", "float32", "float16", "bfloat16"]
+Offload = Literal["auto", "cpu", "stream"]
 DistributedExecutor = Literal["processes", "ray"]
 Quantization = Literal["nf4", "fp4", "int8", "int4", "fp8"]
 # Called with (phase, bytes done, bytes in all) while a model is loaded. The phases are in words for people: `packing`.
@@ -52,6 +53,11 @@ class EngineConfig:
     )
     gpu_layers: int | str = option(
         "auto", "layers on the GPU, the CPU computes the others; auto: as many as fit in the GPU's memory"
+    )
+    gpu_offload: Offload = option(  # noqa: RUF009 - a literal cannot change
+        "auto",
+        "layers that the GPU has no room for: the CPU computes them, or each step streams them to the GPU; auto: what "
+        "takes less time for one user",
     )
     gpu_memory: float | int | str | None = option(
         None, "the GPU's memory to use: a fraction of it, such as 0.8, or a size such as '20GiB'; default: what is free"
@@ -222,7 +228,10 @@ def _check_device(config: EngineConfig) -> None:
         if not 0 <= number < 2**31:
             raise UsageError(f"gpu_layers is {layers!r}; it must be a number of layers from 0 on, or auto")
     config.gpu_memory_part  # noqa: B018 - raises
+    if config.gpu_offload not in get_args(Offload):
+        raise UsageError(f"gpu_offload is {config.gpu_offload!r}; it must be auto, cpu or stream")
     given = {"gpu_layers": layers not in ("auto", 0, "0"), "gpu_memory": config.gpu_memory is not None}
+    given["gpu_offload"] = config.gpu_offload != "auto"
     name = next((name for name, is_given in given.items() if is_given), None)
     if name is not None and (
         device == "cpu" or backend in ("cpu", "reference") or config.num_ranks * config.data_parallel_size > 1

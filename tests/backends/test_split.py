@@ -16,6 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.backends import Executor, default_backend, get_backend
 from octavo.backends.memory import MemoryBudget
 from octavo.backends.placement import Placement, best_placement, parts_of, possible_layers
+from octavo.backends.rates import Rates
 from octavo.backends.split import SplitBackend, SplitExecutor, SplitSizes, cache_room
 from octavo.backends.torch.compile import TorchBackend
 from octavo.cli.plan import memory_needs
@@ -154,7 +155,7 @@ class SmallDevice(TorchBackend):
 
 def backend_with(usable: int, **options: object) -> SplitBackend:
     device = SmallDevice(torch.device("cpu"), torch.float32, usable=usable)
-    return SplitBackend(device, get_backend("cpu"), EngineConfig(max_model_len=64, **options))
+    return SplitBackend(device, get_backend("cpu"), EngineConfig(max_model_len=64, **{"gpu_offload": "cpu", **options}))
 
 
 def logits_of(executor: Executor) -> np.ndarray:
@@ -241,6 +242,59 @@ def native_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+@dataclass(frozen=True, slots=True)
+class RatedDevice(SmallDevice):
+    """With rates that are stated, not measured."""
+
+    link: float = 1e9
+
+    def rates(self) -> Rates:
+        return Rates(1e15, 1e18)
+
+    def copy_rate(self) -> float:
+        return self.link
+
+
+@pytest.mark.parametrize(("link", "streams"), [(1e12, True), (1e3, False)])
+def test_layers_are_streamed_where_that_takes_less_time(
+    link: float, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.backends.cpu.rates", lambda: Rates(1e8, 1e10))
+    graph, weights = tiny_graph("llama")
+    count = len(layer_borders(graph))
+    whole = backend_with(1 << 40).sizes(graph, weights, LIMITS)
+    room = whole.weight_bytes + whole.workspace_bytes + whole.cache.sequence_bytes(64, 16, 512) - 1
+    device = RatedDevice(torch.device("cpu"), torch.float32, usable=room, link=link)
+    backend = SplitBackend(device, get_backend("cpu"), EngineConfig(max_model_len=64))
+    sizes = backend.sizes(graph, weights, LIMITS)
+    assert isinstance(sizes, SplitSizes)
+    assert bool(sizes.placement.streamed_layers) == streams
+    assert ("if layers are streamed" in sizes.reason) != streams
+    assert "a prompt of 1,024 and an answer of 256 tokens takes at least" in sizes.reason
+    held = sizes.on(device=True)
+    assert held.weight_bytes + held.workspace_bytes + held.cache.sequence_bytes(64, 16, 512) <= room
+    if streams:
+        assert sizes.placement.device_layers == count
+        hosted = sizes.on(device=False)
+        assert hosted.weight_bytes == sum(sizes.weights[p] for p in hosted.weights) > 0
+        expected = logits_of(get_backend("torch:cpu").compile(graph, weights, LIMITS))
+        np.testing.assert_array_equal(logits_of(backend.compile(sizes, weights, LIMITS)), expected)
+
+
+def test_the_answers_of_streamed_layers(model: str) -> None:
+    options = {**OPTIONS, "kv_cache_memory": 40 << 10, "backend": "torch:cpu"}
+    with LLM(model, **options) as llm:
+        expected = answers(llm)
+    with LLM(model, gpu_layers=0, gpu_offload="stream", **options) as llm:
+        assert answers(llm) == expected
+        assert llm._session.model().executor._weights.streamed is not None
+    planned = octavo_here(
+        "plan", model, "--ctx", "64", "--backend", "torch:cpu", "--gpu-layers=0", "--gpu-offload=stream"
+    )
+    assert planned.returncode == 0, planned.stderr
+    assert "2 of them are copied there in each step" in " ".join(planned.stdout.split())
+
+
 def test_layers_that_share_a_cache_stay_together() -> None:
     graph = four_layers()
     assert possible_layers(graph) == [0, 4]
@@ -270,6 +324,8 @@ def test_each_part_of_the_cache_finds_room() -> None:
         ({"gpu_memory": -0.5}, "gpu_memory is -0.5; write"),
         ({"gpu_memory": "nan"}, "gpu_memory is 'nan'; write"),
         ({"gpu_memory": "lots"}, "gpu_memory is 'lots'; write a size"),
+        ({"gpu_offload": "disk"}, "gpu_offload is 'disk'; it must be auto, cpu or stream"),
+        ({"device": "cpu", "gpu_offload": "stream"}, "gpu_offload is for a GPU, and device cpu compute on the CPU"),
         ({"device": "tpu"}, "device is 'tpu'; it must be cpu, cuda, or one of several GPUs, such as cuda:1"),
         ({"device": "cuda", "backend": "cpu"}, "device cuda and backend cpu both say where to compute"),
         ({"device": "cpu", "gpu_layers": 2}, "gpu_layers is for a GPU, and device cpu compute on the CPU"),

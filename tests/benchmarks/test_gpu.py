@@ -25,7 +25,8 @@ def test_every_case_runs_at_tiny_sizes_and_is_right(tmp_path: Path) -> None:
     done = run("--smoke", "--json", record)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     cases = json.loads(record.read_text())["cases"]
-    assert {case["group"] for case in cases.values()} == {"correctness", "ceilings", "models", "products", "kernels"}
+    groups = {"correctness", "ceilings", "models", "products", "kernels", "offload"}
+    assert {case["group"] for case in cases.values()} == groups
     for name, case in cases.items():
         assert case["state"] == "done", name
         assert case["figures"], name

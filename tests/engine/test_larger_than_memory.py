@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.backends.cpu.paging import plan_paging, read_rate
+from octavo.backends.cpu.paging import plan_paging
 from octavo.backends.memory import MemoryBudget
+from octavo.backends.rates import read_rate
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
 from octavo.errors import EngineDeadError, InsufficientMemoryError

@@ -183,6 +183,7 @@ def place(smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_pat
         cpu = get_backend("cpu")
         monkeypatch.setattr("octavo.engine.devices.get_backend", lambda n: cpu if n == "cpu" else device)
         options = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 64, "backend": "torch"}
+        options["gpu_offload"] = "cpu"
         configs = {}
         for name, count in layers.items():
             path = tmp_path / f"{name}.gguf"

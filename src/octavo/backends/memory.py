@@ -162,3 +162,26 @@ class Sizes:
             sums[key] = PackedType(*key, stored, packed)
         grown = [t for t in sums.values() if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes]
         return sorted(grown, key=lambda t: -t.packed_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedSizes(Sizes):
+    """Sizes on a device of a graph of which some layers are streamed. weights: also those of streamed layers.
+
+    layers: their indices. hosted: their weights, which lie in main memory or on disk. ring_bytes: of the places on the
+    device to which they are copied in turn.
+    """
+
+    layers: tuple[int, ...]
+    hosted: tuple[Parameter, ...]
+    ring_bytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the weights of streamed layers, which each step copies to the device."""
+        return sum(self.weights[p] for p in self.hosted)
+
+    @property
+    def weight_bytes(self) -> int:
+        """On the device."""
+        return sum(self.weights.values()) - self.host_bytes + self.ring_bytes

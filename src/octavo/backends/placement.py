@@ -17,19 +17,23 @@ from octavo.graph.segments import cut_at, layer_borders
 class Placement:
     """The last `device_layers` of `num_layers`, and the output head, are on the device; the CPU has the rest.
 
-    cpu_experts: of the first so many layers of the device, the CPU computes the experts.
+    cpu_experts: of the first so many layers of the device, the CPU computes the experts. streamed_layers: of those of
+    the device, the layers whose weights are copied to it in each step.
     """
 
     num_layers: int
     device_layers: int
     cpu_experts: int = 0
+    streamed_layers: int = 0
 
     @property
     def is_whole(self) -> bool:
         """True if the device has everything."""
-        return self.device_layers == self.num_layers and not self.cpu_experts
+        return self.device_layers == self.num_layers and not self.cpu_experts and not self.streamed_layers
 
     def __str__(self) -> str:
+        if self.streamed_layers:
+            return f"{self.streamed_layers} of {self.num_layers} layers are copied to the GPU in each step"
         text = f"{self.device_layers} of {self.num_layers} layers on the GPU"
         if self.cpu_experts:
             return f"{text}, without the experts of {self.cpu_experts}"
@@ -88,6 +92,22 @@ def best_placement(graph: Graph, fits: Callable[[Placement], bool]) -> Placement
         pass
     layers = [Placement(count, n) for n in possible_layers(graph) if n < count]
     return layers[_last(layers, fits)]
+
+
+def least_streamed(graph: Graph, fits: Callable[[Placement], bool]) -> Placement:
+    """The placement of all layers on the device with the fewest that are streamed. fits: as of `best_placement`.
+
+    They are a multiple of two or three, so that each place of a ring has as many of them.
+    """
+    count = len(layer_borders(graph))
+    numbers = [k for k in range(count, 0, -1) if k == count or k % 2 == 0 or k % 3 == 0]
+    streamed = [Placement(count, count, streamed_layers=k) for k in numbers]
+    return streamed[_last(streamed, fits)]
+
+
+def spread(count: int, num_layers: int) -> tuple[int, ...]:
+    """`count` of so many layers, as evenly as can be: a copy then runs beside the computing of resident layers too."""
+    return tuple(sorted({(2 * i + 1) * num_layers // (2 * count) for i in range(count)})) if count else ()
 
 
 def _last(placements: list[Placement], fits: Callable[[Placement], bool]) -> int:

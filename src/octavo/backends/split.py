@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits
-from octavo.backends.memory import MemoryBudget, PackedType, Sizes
+from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits, Paging
+from octavo.backends.memory import MemoryBudget, PackedType, Sizes, StreamedSizes
+from octavo.backends.offload import OffloadRates, workload_name
 from octavo.backends.parameters import parameter_info
-from octavo.backends.placement import Placement, best_placement, parts_of, possible_layers
-from octavo.backends.rates import Rates
+from octavo.backends.placement import Placement, best_placement, least_streamed, parts_of, possible_layers, spread
+from octavo.backends.rates import Rates, read_rate
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.cache import CacheSizes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from octavo.backends import PackCacheOptions, Paging, PendingStep, RankGroup
+    from octavo.backends import PackCacheOptions, PendingStep, RankGroup
     from octavo.batch import Batch, Float32, StepOutput
     from octavo.config import EngineConfig, KVDtype, LoadProgress
     from octavo.graph.builder import Graph
@@ -48,6 +50,12 @@ class Device(Backend, Protocol):
     def as_deterministic(self) -> Device:
         """The same, with steps in which a sequence's results do not depend on others. Raises UsageError."""
 
+    def copy_rate(self) -> float:
+        """Bytes per second from main memory, measured now."""
+
+    def streamed(self, sizes: Sizes, layers: Sequence[int]) -> StreamedSizes:
+        """The sizes of a graph whose layers with these indices are streamed. sizes: of the graph without."""
+
 
 class _SharesThreads(Protocol):
     """An executor of the CPU."""
@@ -71,6 +79,7 @@ class SplitSizes(Sizes):
 
     parts: tuple[PartSizes, ...]
     placement: Placement
+    reason: str = ""  # for the choice between layers on the CPU and streamed ones
 
     @property
     def num_cpu_parts(self) -> int:
@@ -78,7 +87,11 @@ class SplitSizes(Sizes):
         return sum(not part.on_device for part in self.parts)
 
     def on(self, *, device: bool) -> Sizes:
-        """The sizes of the parts on the device, or of those on the CPU."""
+        """The sizes of the parts on the device, or of those on the CPU: of streamed layers, their weights there."""
+        if not device and isinstance(streamed := self.parts[0].sizes, StreamedSizes):
+            weights = {p: streamed.weights[p] for p in streamed.hosted}
+            matrices = {p: streamed.matrices[p] for p in streamed.hosted if p in streamed.matrices}
+            return replace(_together(self.graph, []), weights=weights, matrices=matrices)
         here = [part.sizes for part in self.parts if part.on_device == device]
         return here[0] if len(here) == 1 else _together(self.graph, here)
 
@@ -163,54 +176,92 @@ class SplitBackend:
             self._check_memory()
         room = self.device_limit().usable_bytes
 
+        @cache
         def sizes_of(placement: Placement) -> SplitSizes:
+            if placement.streamed_layers:
+                return self._streamed(graph, sizes_of(replace(placement, streamed_layers=0)), placement)
             found = []
             for part in parts_of(graph, placement):
                 backend = self.device if part.on_device else self.cpu
                 sizes = backend.sizes(part.graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
                 found.append(PartSizes(part.on_device, part.graph, sizes))
-            whole = _together(graph, [part.sizes for part in found])
-            return SplitSizes(
-                whole.graph,
-                whole.weights,
-                whole.matrices,
-                whole.workspace_bytes,
-                whole.cache,
-                whole.kv_formats,
-                tuple(found),
-                placement,
-            )
+            return _all_parts(graph, found, placement)
 
         def needed(placement: Placement) -> int:
             return self._device_bytes(sizes_of(placement), limits)
 
-        wanted = self.config.num_gpu_layers
-        if wanted is None:
-            placement = best_placement(graph, lambda p: needed(p) <= room)
+        if self.config.num_gpu_layers is not None:
+            placement = self._asked(graph, self.config.num_gpu_layers, needed, room)
         else:
-            placement = self._asked(graph, wanted)
-            if wanted and (num_bytes := needed(placement)) > room:
-                most = best_placement(graph, lambda p: needed(p) <= room)
+            placement = best_placement(graph, lambda p: needed(p) <= room)
+        if not placement.is_whole and self.config.num_gpu_layers is None:
+            other = least_streamed(graph, lambda p: needed(p) <= room)
+            if needed(other) <= room:
+                return self._cheaper(sizes_of(placement), sizes_of(other), limits)
+            if self.config.gpu_offload == "stream":
                 raise InsufficientMemoryError(
-                    f"gpu_layers {wanted} need {num_bytes / 2**30:.2f} GiB of the GPU's memory with their part of the "
-                    f"cache, and {room / 2**30:.2f} GiB can be used; give auto ({most})"
+                    f"gpu_offload stream: the places of streamed layers need {needed(other) / 2**30:.2f} GiB of the "
+                    f"GPU's memory with the cache, and {room / 2**30:.2f} GiB can be used; lower max_model_len, or "
+                    "leave it out"
                 )
         if placement.is_whole:
             return self.device.sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
         return sizes_of(placement)
 
-    def _asked(self, graph: Graph, wanted: int) -> Placement:
-        possible = possible_layers(graph)
-        if wanted > possible[-1]:
+    def _cheaper(self, beside: SplitSizes, streamed: SplitSizes, limits: ExecutorLimits) -> SplitSizes:
+        """Layers on the CPU, or streamed ones if that is asked for or takes less time, with the reason."""
+        choice = self.config.gpu_offload
+        # A device of tests has no link to copy over. Layers that are read from disk in each step must be asked for.
+        fits = streamed.on(device=False).weight_bytes <= self.cpu_memory().usable_bytes
+        if choice == "stream":
+            return replace(streamed, reason="as gpu_offload says")
+        if choice == "cpu" or not fits or (choice == "auto" and self.device.uses_main_memory):
+            return beside
+        rates, tokens = self.offload_rates(), limits.max_num_batched_tokens
+        generates = beside.graph.generates
+        seconds = [
+            rates.workload_seconds([(p.on_device, p.sizes) for p in sizes.parts], tokens, generates=generates)
+            for sizes in (beside, streamed)
+        ]
+        workload = workload_name(tokens, generates=generates)
+        if seconds[1] < seconds[0]:
+            reason = f"{workload} takes at least {seconds[1]:.3g} s, and {seconds[0]:.3g} s with {beside.placement}"
+            return replace(streamed, reason=reason)
+        reason = f"{workload} takes at least {seconds[0]:.3g} s, and {seconds[1]:.3g} s if layers are streamed"
+        return replace(beside, reason=reason)
+
+    def offload_rates(self) -> OffloadRates:
+        """Measured once a process."""
+        return _measured(cast(Hashable, self.device), cast(Hashable, self.cpu))
+
+    def _streamed(self, graph: Graph, whole: SplitSizes, placement: Placement) -> SplitSizes:
+        """whole: the sizes with all layers on the device."""
+        [part] = whole.parts
+        indices = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
+        layers = [indices[i] for i in spread(placement.streamed_layers, len(indices))]
+        return _all_parts(graph, [replace(part, sizes=self.device.streamed(part.sizes, layers))], placement)
+
+    def _asked(self, graph: Graph, wanted: int, needed: Callable[[Placement], int], room: int) -> Placement:
+        """The placement with so many layers always on the device. Raises UsageError or InsufficientMemoryError."""
+        possible, streams = possible_layers(graph), self.config.gpu_offload == "stream"
+        count = possible[-1]
+        if wanted > count:
             raise UsageError(
-                f"gpu_layers is {wanted}, and the model has {possible[-1]} layers; give at most that many, or auto"
+                f"gpu_layers is {wanted}, and the model has {count} layers; give at most that many, or auto"
             )
-        if wanted not in possible:
+        if wanted not in possible and not streams:
             below, above = (max(n for n in possible if n < wanted), min(n for n in possible if n > wanted))
             raise UsageError(
                 f"gpu_layers is {wanted}, but layers of this model share a cache there; give {below} or {above}"
             )
-        return Placement(possible[-1], wanted)
+        placement = Placement(count, count, streamed_layers=count - wanted) if streams else Placement(count, wanted)
+        if (wanted or streams) and (num_bytes := needed(placement)) > room:
+            most = best_placement(graph, lambda p: needed(p) <= room)
+            raise InsufficientMemoryError(
+                f"gpu_layers {wanted} need {num_bytes / 2**30:.2f} GiB of the GPU's memory with their part of the "
+                f"cache, and {room / 2**30:.2f} GiB can be used; give auto ({most})"
+            )
+        return placement
 
     def _device_bytes(self, sizes: SplitSizes, limits: ExecutorLimits) -> int:
         """The bytes of the parts on the device, with a cache for a request of the wanted length."""
@@ -237,6 +288,8 @@ class SplitBackend:
         if not isinstance(graph, Sizes):
             graph = self.sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
         options = {"num_threads": num_threads, "kv_dtype": kv_dtype, "pack_cache": pack_cache}
+        if isinstance(graph, SplitSizes) and graph.placement.streamed_layers:
+            graph = graph.parts[0].sizes
         if not isinstance(graph, SplitSizes):
             return self.device.compile(graph, weights, limits, progress=progress, **options)  # type: ignore[arg-type]
         if pack_cache is not None and pack_cache.resident_bytes is not None and graph.num_cpu_parts > 1:
@@ -264,7 +317,11 @@ class SplitBackend:
     def expected_paging(
         self, sizes: Sizes, weights: Mapping[str, Weight], pack_cache: PackCacheOptions, sample: Path
     ) -> Paging:
-        """See `octavo.backends.Backend`. sizes: of the part on the CPU."""
+        """See `octavo.backends.Backend`. sizes: of the part on the CPU, or of a model with streamed layers."""
+        if isinstance(sizes, SplitSizes):
+            num_bytes, placement = sizes.on(device=False).weight_bytes, sizes.placement
+            resident = placement.num_layers - placement.streamed_layers
+            return Paging(sample.parent, 0, 0, resident, num_bytes, read_rate(sample))
         return self.cpu.expected_paging(sizes, weights, pack_cache, sample)
 
     def join_group(
@@ -284,12 +341,6 @@ class SplitBackend:
             return free
         return free.without(min(self.device_limit().usable_bytes, free.available_bytes))
 
-    def rates(self, *, on_device: bool) -> Rates:
-        """Of the device or of the CPU, measured now."""
-        if on_device:
-            return self.device.rates()
-        return cast(Device, self.cpu).rates()
-
     def describe(self) -> BackendDescription:
         """See `octavo.backends.Backend`."""
         return self.device.describe()
@@ -302,6 +353,26 @@ class SplitBackend:
         part = executor.sizes.on(device=True)
         left = self.left_on_device(part.weight_bytes, part.workspace_bytes)
         return MemoryBudget(MemoryBudget.with_usable(cache_room(executor.sizes, left, cpu.usable_bytes)))
+
+
+def _all_parts(graph: Graph, parts: Sequence[PartSizes], placement: Placement) -> SplitSizes:
+    whole = _together(graph, [part.sizes for part in parts])
+    return SplitSizes(
+        whole.graph,
+        whole.weights,
+        whole.matrices,
+        whole.workspace_bytes,
+        whole.cache,
+        whole.kv_formats,
+        tuple(parts),
+        placement,
+    )
+
+
+@cache
+def _measured(device: Hashable, cpu: Hashable) -> OffloadRates:
+    gpu = cast(Device, device)
+    return OffloadRates(gpu.rates(), cast(Device, cpu).rates(), gpu.copy_rate())
 
 
 def cache_room(sizes: SplitSizes, device_bytes: int, cpu_bytes: int) -> int:

@@ -307,7 +307,8 @@ def _from_disk(
     if isinstance(sizes, SplitSizes):
         backend = backend_of(config)
         assert isinstance(backend, SplitBackend)
-        memory, num_layers = backend.cpu_memory(), num_layers - sizes.placement.device_layers
+        memory = backend.cpu_memory()
+        num_layers -= 0 if sizes.placement.streamed_layers else sizes.placement.device_layers
         config, sizes = part_in_main_memory(config, sizes)
     try:
         resident = resident_bytes(config, checkpoint.path, sizes, memory, model_len)
@@ -317,7 +318,8 @@ def _from_disk(
         return None, "it does not run from disk either, because workspace and KV cache alone do not fit"
     if problem := disk_problem(config, whole):
         return None, f"it does not run from disk either: {problem}"
-    paging = expected_paging(checkpoint, config, sizes, resident)
+    streams = isinstance(whole, SplitSizes) and bool(whole.placement.streamed_layers)
+    paging = expected_paging(checkpoint, config, whole if streams else sizes, resident)
     return FromDisk(
         memory_bytes=paging.memory_bytes,
         resident_bytes=paging.resident_bytes,
@@ -385,13 +387,16 @@ def _gpu_facts(gpu: DeviceNeeds) -> str:
         f"{size(gpu.gpu_workspace_bytes)}, KV cache {size(gpu.gpu_kv_bytes_per_token)} a token, in "
         f"{size(gpu.limit_bytes)}; "
     )
-    if gpu.cpu_weight_bytes:
+    if gpu.streamed_layers:
+        text += f"{gpu.streamed_layers} of them are copied there in each step, {size(gpu.cpu_weight_bytes)}; "
+    elif gpu.cpu_weight_bytes:
         what = f"the experts of {gpu.cpu_experts} layers" if gpu.cpu_experts else "the other layers"
         text += (
             f"the CPU has {what}, weights {size(gpu.cpu_weight_bytes)}, KV cache "
             f"{size(gpu.cpu_kv_bytes_per_token)} a token; "
         )
-    return f"{text}at most {gpu.tokens_per_s:.3g} tokens/s from rates measured now"
+    reason = f"; {gpu.reason}" if gpu.reason else ""
+    return f"{text}at most {gpu.tokens_per_s:.3g} tokens/s from rates measured now{reason}"
 
 
 def _disk_facts(disk: FromDisk) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.backends.memory import Sizes
+from octavo.backends.placement import Placement
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig
 from octavo.engine.devices import backend_of
-from octavo.graph.cost import graph_cost
-from octavo.graph.ops import StepSizes
 from octavo.graph.segments import layer_borders
 
 
@@ -17,13 +16,16 @@ from octavo.graph.segments import layer_borders
 class DeviceNeeds:
     """A model on a GPU and, where that is too small, on the CPU. Sizes in bytes.
 
-    cpu_experts: layers of the GPU whose experts are on the CPU. limit_bytes: of the GPU's memory that may be used.
-    tokens_per_s: at most, of all users together, from rates measured now.
+    cpu_experts: layers of the GPU whose experts are on the CPU. streamed_layers: those that are copied to the GPU in
+    each step, whose weights are `cpu_weight_bytes`. reason: for the choice between the two. limit_bytes: of the GPU's
+    memory that may be used. tokens_per_s: at most, of all users together, from measured rates.
     """
 
     num_layers: int
     gpu_layers: int
     cpu_experts: int
+    streamed_layers: int
+    reason: str
     limit_bytes: int
     gpu_weight_bytes: int
     gpu_workspace_bytes: int
@@ -39,20 +41,19 @@ def device_needs(config: EngineConfig, sizes: Sizes, users: int, context: int) -
     if not isinstance(backend, SplitBackend):
         return None
     count = len(layer_borders(sizes.graph))
+    placement, reason = Placement(count, count), ""
+    parts: list[tuple[bool, Sizes]] = [(True, sizes)]
+    gpu, cpu = sizes, None
     if isinstance(sizes, SplitSizes):
         parts = [(part.on_device, part.sizes) for part in sizes.parts]
-        gpu, cpu, placement = sizes.on(device=True), sizes.on(device=False), sizes.placement
-        gpu_layers, cpu_experts = placement.device_layers, placement.cpu_experts
-    else:
-        parts, gpu, cpu, gpu_layers, cpu_experts = [(True, sizes)], sizes, None, count, 0
-    seconds, rates = 0.0, {side: backend.rates(on_device=side) for side in {side for side, _ in parts}}
-    for on_device, part in parts:
-        step = StepSizes(users, users, users, context, part.kv_element_bytes)
-        seconds += rates[on_device].seconds(graph_cost(part.graph, step, part.weights))
+        gpu, cpu, placement, reason = sizes.on(device=True), sizes.on(device=False), sizes.placement, sizes.reason
+    seconds = backend.offload_rates().step_seconds(parts, users, users, context)
     return DeviceNeeds(
         num_layers=count,
-        gpu_layers=gpu_layers,
-        cpu_experts=cpu_experts,
+        gpu_layers=placement.device_layers,
+        cpu_experts=placement.cpu_experts,
+        streamed_layers=placement.streamed_layers,
+        reason=reason,
         limit_bytes=backend.device_limit().usable_bytes,
         gpu_weight_bytes=gpu.weight_bytes,
         gpu_workspace_bytes=gpu.workspace_bytes,

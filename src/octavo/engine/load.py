@@ -366,7 +366,7 @@ def _resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, model_len: i
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
         return resident_bytes(config, path, sizes, memory_of_rank(config), model_len)
-    logger.info("%s: %s", path, sizes.placement)
+    logger.info("%s: %s%s", path, sizes.placement, f" ({sizes.reason})" if sizes.reason else "")
     config, here = part_in_main_memory(config, sizes)
     return resident_bytes(config, path, here, backend.cpu_memory(), model_len)
 

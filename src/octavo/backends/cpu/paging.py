@@ -6,15 +6,12 @@ Tables and experts, of which a token needs only a part, are left to the system, 
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.backends import Paging
+from octavo.backends.rates import read_rate
 from octavo.graph.builder import Graph
 from octavo.graph.cost import weight_bytes_read
 from octavo.graph.ops import StepSizes
@@ -22,9 +19,6 @@ from octavo.graph.values import Parameter
 
 _AHEAD_BYTES = 64 << 20
 _ONE_TOKEN = StepSizes(1, 1, 1, 1)
-_READ_BYTES = 8 << 20
-_MAX_READS = 32
-_MAX_READ_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +74,3 @@ def plan_paging(graph: Graph, weight_bytes: Mapping[Parameter, int], memory_byte
     layers |= {n.layer_index: True for n in graph.nodes if n.layer_index is not None and paged & {*n.op.parameters}}
     num_resident = sum(not is_paged for is_paged in layers.values())
     return PagingPlan(tuple(streamed), ahead, memory_bytes, resident, num_resident, from_disk)
-
-
-def read_rate(path: Path) -> float:
-    """Bytes per second of large reads of a file, past the system's cache where the file system allows it.
-
-    The reads are spread over the file: a host may still have a part of it in its own cache.
-    """
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        step = max(os.fstat(file).st_size // _MAX_READS // _READ_BYTES, 1) * _READ_BYTES
-        with mmap.mmap(-1, _READ_BYTES) as buffer:  # on a page, as direct reads need it
-            done, began = 0, time.perf_counter()
-            for i in range(_MAX_READS):
-                count = os.preadv(file, [buffer], i * step)
-                done += count
-                if count < _READ_BYTES or time.perf_counter() - began > _MAX_READ_S:
-                    break
-            return done / (time.perf_counter() - began)
-    finally:
-        os.close(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from octavo.backends import (
     RankGroup,
     check_model_len,
 )
-from octavo.backends.memory import MemoryBudget, Sizes, host_memory
+from octavo.backends.memory import MemoryBudget, Sizes, StreamedSizes, host_memory
 from octavo.backends.parameters import weight_of
 from octavo.backends.rates import Rates
 from octavo.backends.torch.cache import cache_sizes, cache_types
@@ -25,7 +25,8 @@ from octavo.backends.torch.executor import StepMode, TorchExecutor, current, roo
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
 from octavo.backends.torch.rank_group import TorchRankGroup, join_group
-from octavo.backends.torch.rates import measured_rates
+from octavo.backends.torch.rates import measured_copy_rate, measured_rates
+from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
 from octavo.backends.torch.weights import DeviceWeights, held_type, vector_bytes, vector_type
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
@@ -87,7 +88,7 @@ class TorchBackend:
         *,
         num_threads: int = 0,
         progress: LoadProgress | None = None,
-        pack_cache: PackCacheOptions | None = None,  # noqa: ARG002 - nothing is packed
+        pack_cache: PackCacheOptions | None = None,
         kv_dtype: KVDtype = "float16",
     ) -> TorchExecutor:
         """See `octavo.backends.Backend.compile`."""
@@ -98,11 +99,16 @@ class TorchBackend:
             check_operation(node)
         check_model_len(planned.graph, limits)
         with room_for("the weights", planned.weight_bytes):
-            held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
+            if isinstance(planned, StreamedSizes):
+                on_disk = pack_cache is not None and pack_cache.resident_bytes is not None
+                streamed = StreamPlan(planned.layers, on_disk)
+                held = load_streamed(planned.graph, weights, self.dtype, self.device, streamed, progress)
+            else:
+                held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)
         sizes = (planned.cache, planned.workspace_bytes)
         types = cache_types(planned.kv_formats, self.cache_dtype)
-        # Exchanges in captured steps have not been tried: those of a group are launched one by one.
-        capture = None if self.group is not None else self.capture
+        # Copies of other streams are in no graph. Exchanges in captured steps have not been tried.
+        capture = None if self.group is not None or held.streamed is not None else self.capture
         mode = StepMode(self.device, capture, self.deterministic, self.group)
         return TorchExecutor(planned.graph, held, limits, sizes, types, mode)
 
@@ -132,6 +138,27 @@ class TorchBackend:
             cache_sizes(graph, cache_types(formats, self.cache_dtype), vector_type(self.dtype)),
             formats,
         )
+
+    def streamed(self, sizes: Sizes, layers: Sequence[int]) -> StreamedSizes:
+        """See `octavo.backends.split.Device`."""
+        by_layer = [found for found in streamed_parameters(sizes.graph, layers).values() if found]
+        largest = max((sum(-(-sizes.weights[p] // 256) * 256 for p in found) for found in by_layer), default=0)
+        hosted = tuple(p for found in by_layer for p in found)
+        return StreamedSizes(
+            sizes.graph,
+            sizes.weights,
+            sizes.matrices,
+            sizes.workspace_bytes,
+            sizes.cache,
+            sizes.kv_formats,
+            tuple(layers),
+            hosted,
+            largest * places_of(len(by_layer)),
+        )
+
+    def copy_rate(self) -> float:
+        """See `octavo.backends.split.Device`."""
+        return measured_copy_rate(self.device)
 
     def expected_paging(
         self, sizes: Sizes, weights: Mapping[str, Weight], pack_cache: PackCacheOptions, sample: Path

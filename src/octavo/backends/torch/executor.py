@@ -252,7 +252,7 @@ class TorchExecutor:
         return step.values[self._graph.output].float()
 
     def _evaluate(self, step: PagedStep, nodes: Sequence[Node]) -> None:
-        for node in nodes:
+        for node in self._weights.in_turn(nodes):
             step.values[node.output] = evaluate(node, step)
             for value in self._last_use.get(node.output, ()):
                 step.values.pop(value, None)

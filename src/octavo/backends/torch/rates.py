@@ -8,6 +8,7 @@ from octavo.backends.rates import Rates, best_rate
 
 _GPU_BYTES, _CPU_BYTES = 1 << 30, 64 << 20  # beyond every cache
 _GPU_ROWS, _CPU_ROWS = 4096, 512
+_COPY_BYTES = 64 << 20
 
 
 def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
@@ -33,3 +34,17 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
         settled()
 
     return Rates(best_rate(memory.nbytes, read), best_rate(2.0 * rows**3, multiply))
+
+
+def measured_copy_rate(device: torch.device) -> float:
+    """Bytes per second from pinned main memory to the device."""
+    is_gpu = device.type == "cuda"
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=is_gpu)
+    target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+
+    def copy() -> None:
+        target.copy_(source, non_blocking=True)
+        if is_gpu:
+            torch.cuda.synchronize(device)
+
+    return best_rate(source.nbytes, copy)

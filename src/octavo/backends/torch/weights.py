@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +19,9 @@ from octavo.backends.memory import PackedType
 from octavo.backends.parameters import parameter_info, release, weight_of
 from octavo.backends.torch.kernels.planes import Planes, joined_rows, planes_of, rows_apart
 from octavo.backends.torch.quantized import whole
+from octavo.backends.torch.stream import StreamedLayers
 from octavo.config import LoadProgress
-from octavo.graph.builder import Graph
+from octavo.graph.builder import Graph, Node
 from octavo.graph.ops import FusedLinear
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
@@ -121,14 +124,19 @@ class DeviceWeights:
         dtype: torch.dtype,
         device: torch.device,
         progress: LoadProgress | None = None,
+        only: Sequence[Parameter] | None = None,
     ) -> None:
+        """only: these weights of the graph; None: all."""
         self.dtype = dtype
         self._tensors: dict[Parameter, Tensor] = {}
         self.planes: dict[Parameter, Planes] = {}  # the matrices that are held as codes
         self._joined: dict[tuple[Parameter, ...], Planes | Tensor] = {}
-        parameters = graph.parameters
+        self.streamed: StreamedLayers | None = None  # layers whose weights are not always on the device
+        parameters = graph.parameters if only is None else only
         place = {p: i for i, p in enumerate(parameters)}
-        waiting = {max(group, key=place.__getitem__): group for group in products_of(graph)}
+        waiting = {
+            max(group, key=place.__getitem__): group for group in products_of(graph) if place.keys() >= set(group)
+        }
         ends = [*accumulate(parameter_info(weights, p).nbytes for p in parameters)]
         for parameter, loaded in zip(parameters, ends, strict=True):
             kind = dtype if parameter.is_matrix else vector_type(dtype)
@@ -180,8 +188,39 @@ class DeviceWeights:
             return found
         return self._tensors[given[0]] if given else None
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them, views of each other too."""
+        found = [*self._tensors.values(), *(x for x in self._joined.values() if isinstance(x, Tensor))]
+        planes = [*self.planes.values(), *(x for x in self._joined.values() if isinstance(x, Planes))]
+        return found + [tensor for each in planes for tensor in each.tensors.values()]
+
+    def replace_tensors(self, moved: Callable[[Tensor], Tensor]) -> None:
+        """Puts the same numbers elsewhere: another tensor of its shape and type in place of each."""
+
+        def moved_planes(planes: Planes) -> Planes:
+            tensors: dict[str, Any] = {name: moved(tensor) for name, tensor in planes.tensors.items()}
+            return replace(planes, **tensors)
+
+        self._tensors = {p: moved(x) for p, x in self._tensors.items()}
+        self.planes = {p: moved_planes(x) for p, x in self.planes.items()}
+        self._joined = {g: moved_planes(x) if isinstance(x, Planes) else moved(x) for g, x in self._joined.items()}
+
+    def take(self, others: DeviceWeights) -> None:
+        """Has those of others too, of the same graph; `nbytes` does not change."""
+        self._tensors.update(others._tensors)
+        self.planes.update(others.planes)
+        self._joined.update(others._joined)
+
+    def in_turn(self, nodes: Sequence[Node]) -> Iterable[Node]:
+        """The nodes, each when its weights are there."""
+        return nodes if self.streamed is None else self.streamed.in_turn(nodes)
+
     def clear(self) -> None:
         """Frees all of them."""
+        if self.streamed is not None:
+            self.streamed.close()
+            self.streamed = None
         self._joined.clear()
         self._tensors.clear()
         self.planes.clear()

@@ -1,0 +1,56 @@
+"""The least time of a step on a device and beside it: what the choice between two places of layers is made by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.backends.memory import StreamedSizes
+from octavo.graph.cost import graph_cost
+from octavo.graph.ops import StepSizes
+
+if TYPE_CHECKING:
+    from octavo.backends.memory import Sizes
+    from octavo.backends.rates import Rates
+
+# The request of one user by which `gpu_offload auto` decides.
+_PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 256
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadRates:
+    """device, cpu: of their memory and products. copy_bytes_per_s: from main memory to the device."""
+
+    device: Rates
+    cpu: Rates
+    copy_bytes_per_s: float
+
+    def step_seconds(self, parts: Sequence[tuple[bool, Sizes]], tokens: int, requests: int, context: int) -> float:
+        """The least time of a step of all parts, one after another; copies of layers run beside the computing.
+
+        parts: (is on the device, its sizes).
+        """
+        seconds = 0.0
+        for on_device, sizes in parts:
+            step = StepSizes(tokens, requests, requests, context, sizes.kv_element_bytes)
+            own = (self.device if on_device else self.cpu).seconds(graph_cost(sizes.graph, step, sizes.weights))
+            copied = sizes.host_bytes if isinstance(sizes, StreamedSizes) else 0
+            seconds += max(own, copied / self.copy_bytes_per_s)
+        return seconds
+
+    def workload_seconds(self, parts: Sequence[tuple[bool, Sizes]], step_tokens: int, *, generates: bool) -> float:
+        """The least time of a request of 1,024 tokens and its answer of 256 or, without answers, of one full step."""
+        if not generates:
+            return self.step_seconds(parts, step_tokens, 1, step_tokens)
+        tokens = min(step_tokens, _PROMPT_TOKENS)
+        steps = -(-_PROMPT_TOKENS // tokens)
+        prompt = steps * self.step_seconds(parts, tokens, 1, _PROMPT_TOKENS // 2)
+        return prompt + _ANSWER_TOKENS * self.step_seconds(parts, 1, 1, _PROMPT_TOKENS)
+
+
+def workload_name(step_tokens: int, *, generates: bool) -> str:
+    """The workload in words."""
+    if not generates:
+        return f"a step of {step_tokens:,} tokens"
+    return f"a prompt of {_PROMPT_TOKENS:,} and an answer of {_ANSWER_TOKENS} tokens"

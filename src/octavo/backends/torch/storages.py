@@ -1,0 +1,41 @@
+"""The memory of many tensors gathered in one buffer, from which the same tensors can be seen again on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, UntypedStorage
+
+_ALIGNMENT = 256  # bytes, as the kernels' widest reads and torch's own allocations have
+
+
+class Layout:
+    """The place of each tensor's memory in a buffer of `nbytes` bytes. Tensors that share memory share it there too."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.nbytes = 0
+        self._offsets: dict[int, int] = {}  # by the address of the memory
+        self._storages: list[UntypedStorage] = []  # kept, so that no other memory gets such an address
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and storage.data_ptr() not in self._offsets:
+                self._offsets[storage.data_ptr()] = self.nbytes
+                self._storages.append(storage)
+                self.nbytes += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+
+    def write(self, buffer: Tensor) -> None:
+        """Copies all of them to a buffer of uint8."""
+        for storage in self._storages:
+            offset = self._offsets[storage.data_ptr()]
+            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            buffer[offset : offset + storage.nbytes()].copy_(source)
+
+    def view(self, tensor: Tensor, buffer: Tensor) -> Tensor:
+        """One of the tensors, as it lies in a buffer."""
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            return tensor.to(buffer.device)
+        offset = self._offsets[storage.data_ptr()]
+        whole = buffer[offset : offset + storage.nbytes()].view(tensor.dtype)
+        return whole.as_strided(tensor.shape, tensor.stride(), whole.storage_offset() + tensor.storage_offset())

@@ -1,0 +1,222 @@
+"""Layers whose weights lie in main memory or on disk: copied to a ring of places on the device ahead of their use.
+
+Layer number i of those that are streamed always uses place i modulo the number of places, so every tensor has a fixed
+address. When a layer has been computed, the next one for its place is copied; after the last layers of a step these are
+the first ones of the next. (ZeRO-Inference, Accelerate's offload with overlap.)
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.errors import EngineDeadError
+from octavo.graph.builder import Node
+from octavo.graph.values import Value
+
+_READ_BYTES = 16 << 20  # of one call that reads a file
+_STAGED = 2  # layers on their way from the disk
+
+
+@dataclass(slots=True)
+class FileLayer:
+    """The weights of a layer in a file, with the checksum of its bytes, which the first read compares."""
+
+    file: IO[bytes]
+    offset: int
+    num_bytes: int
+    checksum: int
+    was_checked: bool = False
+
+    def read_into(self, buffer: Tensor) -> None:
+        """Raises EngineDeadError if they are not what was written."""
+        view, done = buffer[: self.num_bytes].numpy().data, 0
+        while done < self.num_bytes:
+            count = os.preadv(self.file.fileno(), [view[done : done + _READ_BYTES]], self.offset + done)
+            if not count:
+                raise EngineDeadError("the file of streamed weights ends early; start again")
+            done += count
+        if not self.was_checked:
+            if zlib.crc32(view) != self.checksum:
+                raise EngineDeadError("the disk has not kept the streamed weights as they were written; start again")
+            self.was_checked = True
+
+
+class CopyEngine(Protocol):
+    """Copies beside the computation. Copies run in the order of the calls."""
+
+    def mark(self) -> Any:
+        """A point of the computation: after everything that was submitted so far."""
+
+    def copy(self, place: Tensor, source: Any, after: Any) -> Any:
+        """Begins to copy a layer once the computation has come to the mark `after`; None: at once."""
+
+    def await_copy(self, copy: Any) -> None:
+        """Lets everything that is submitted from now on wait for a copy."""
+
+    def finish(self, copy: Any) -> None:
+        """Returns when a copy is done."""
+
+    def close(self) -> None:
+        """Ends threads, after the copies that have begun."""
+
+
+class HostCopies:
+    """Copies on a thread, for a device whose computation is done when the call that submits it returns."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "octavo-stream")
+
+    def mark(self) -> None:
+        return None
+
+    def copy(self, place: Tensor, source: Tensor, after: None) -> Future[Tensor]:  # noqa: ARG002 - it has passed
+        return self._thread.submit(place[: len(source)].copy_, source)
+
+    def await_copy(self, copy: Future[Tensor]) -> None:
+        copy.result()
+
+    finish = await_copy
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+class StreamCopies:
+    """Copies on a CUDA stream of their own, from pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._stream.device))
+        return event
+
+    def copy(self, place: Tensor, source: Tensor, after: torch.cuda.Event | None) -> torch.cuda.Event:
+        if after is not None:
+            self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            place[: len(source)].copy_(source, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return event
+
+    def await_copy(self, copy: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._stream.device).wait_event(copy)
+
+    def finish(self, copy: torch.cuda.Event) -> None:
+        copy.synchronize()
+
+    def close(self) -> None:
+        self._stream.synchronize()
+
+
+class FileCopies:
+    """Copies from files: a thread reads the next layers into buffers, from which another engine copies them."""
+
+    def __init__(self, copies: CopyEngine, num_bytes: int, *, pinned: bool) -> None:
+        """num_bytes: of the largest layer. pinned: the buffers are, as a GPU's copies need it."""
+        self._copies = copies
+        self._buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(_STAGED)]
+        self._from: list[Any] = [None] * _STAGED  # the latest copy from each buffer
+        self._next = 0
+        self._thread = ThreadPoolExecutor(1, "octavo-read")
+
+    def mark(self) -> Any:
+        return self._copies.mark()
+
+    def copy(self, place: Tensor, source: FileLayer, after: Any) -> Future[Any]:
+        return self._thread.submit(self._staged, place, source, after)
+
+    def _staged(self, place: Tensor, source: FileLayer, after: Any) -> Any:
+        number = self._next
+        self._next = (number + 1) % _STAGED
+        if self._from[number] is not None:
+            self._copies.finish(self._from[number])
+        source.read_into(self._buffers[number])
+        self._from[number] = self._copies.copy(place, self._buffers[number][: source.num_bytes], after)
+        return self._from[number]
+
+    def await_copy(self, copy: Future[Any]) -> None:
+        self._copies.await_copy(copy.result())
+
+    def finish(self, copy: Future[Any]) -> None:
+        self._copies.finish(copy.result())
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._copies.close()
+
+
+class LayerRing:
+    """The places of streamed layers. A layer is computed between `enter` and `leave`."""
+
+    def __init__(self, sources: Sequence[Any], places: Sequence[Tensor], copies: CopyEngine) -> None:
+        """sources: of the layers in the order of a step, as `copies` takes them. places: of uint8, all large enough."""
+        self._sources, self._places, self._copies = sources, places, copies
+        self._holds: list[int | None] = [None] * len(places)  # the layer that is there or on its way
+        self._arrivals: list[Any] = [None] * len(places)
+
+    def enter(self, layer: int) -> None:
+        """Allows what is submitted from now on to use the layer."""
+        count = len(self._places)
+        if self._holds[layer % count] != layer:
+            self._fill(layer, self._copies.mark())
+        for ahead in range(layer + 1, min(layer + count, len(self._sources))):
+            if self._holds[ahead % count] is None:  # only in the first step: `leave` fills places
+                self._fill(ahead, self._copies.mark())
+        self._copies.await_copy(self._arrivals[layer % count])
+
+    def leave(self, layer: int) -> None:
+        """Ends the use of the layer in this step, after what was submitted so far."""
+        following = layer + len(self._places)
+        if following >= len(self._sources):
+            following = layer % len(self._places)
+        if following != layer:
+            self._fill(following, self._copies.mark())
+
+    def _fill(self, layer: int, after: Any) -> None:
+        number = layer % len(self._places)
+        self._holds[number] = None  # as long as it is not known that the copy has begun
+        self._arrivals[number] = self._copies.copy(self._places[number], self._sources[layer], after)
+        self._holds[number] = layer
+
+    def close(self) -> None:
+        """Ends the copies."""
+        self._copies.close()
+
+
+class StreamedLayers:
+    """The streamed layers of a graph as its steps meet them."""
+
+    def __init__(self, ring: LayerRing, layer_of: Callable[[Node], int | None], nodes: Sequence[Node]) -> None:
+        """layer_of: the number of a node's layer among those that are streamed; None: its weights are on the device."""
+        self._ring = ring
+        self._numbers: dict[Value, int | None] = {node.output: layer_of(node) for node in nodes}
+
+    def in_turn(self, nodes: Sequence[Node]) -> Iterator[Node]:
+        """The nodes, each when the weights of its layer are there for what is submitted now."""
+        current: int | None = None
+        for node in nodes:
+            number = self._numbers[node.output]
+            if number != current:
+                if current is not None:
+                    self._ring.leave(current)
+                if number is not None:
+                    self._ring.enter(number)
+                current = number
+            yield node
+        if current is not None:
+            self._ring.leave(current)
+
+    def close(self) -> None:
+        """Ends the copies."""
+        self._ring.close()

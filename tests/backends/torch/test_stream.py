@@ -1,0 +1,239 @@
+"""Streamed layers: no place is overwritten before its use ended, the tokens of the resident model, and the overlap."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.backends import PackCacheOptions
+from octavo.backends.placement import spread
+from octavo.backends.torch.compile import TorchBackend
+from octavo.backends.torch.storages import Layout
+from octavo.backends.torch.stream import FileCopies, FileLayer, HostCopies, LayerRing
+from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
+from octavo.errors import EngineDeadError
+from octavo.graph.passes import optimize
+from octavo.graph.segments import layer_borders
+from tests.models.test_steps import LIMITS, in_chunks
+from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
+
+CPU = torch.device("cpu")
+
+
+class ShuffledStreams:
+    """Two queues of work, of copies and of the computation, whose work is done in any order that the marks allow.
+
+    Implements `CopyEngine`. Work is done only when the test takes a turn; each is done as a whole or, for a copy, in
+    two halves, between which the place holds neither layer.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.done: set[int] = set()
+        self._queues: dict[str, list[tuple[int, int | None, Any]]] = {"copies": [], "compute": []}
+        self._number = 0
+
+    def _put(self, queue: str, after: int | None, work: Any) -> int:
+        self._number += 1
+        self._queues[queue].append((self._number, after, work))
+        return self._number
+
+    def mark(self) -> int:
+        return self._put("compute", None, lambda: None)
+
+    def copy(self, place: Tensor, source: Tensor, after: int | None) -> int:
+        self._put("copies", after, lambda: place.fill_(255))
+        return self._put("copies", None, lambda: place.copy_(source))
+
+    def await_copy(self, copy: int) -> None:
+        self._put("compute", copy, lambda: None)
+
+    def finish(self, copy: int) -> None:
+        while copy not in self.done:
+            self.turn()
+
+    def compute(self, work: Any) -> None:
+        self._put("compute", None, work)
+
+    def turn(self) -> bool:
+        """Does one piece of work; False: there is none."""
+        ready = [q for q in self._queues.values() if q and (q[0][1] is None or q[0][1] in self.done)]
+        if not ready:
+            assert not any(self._queues.values()), "the queues wait for each other"
+            return False
+        number, _, work = self._rng.choice(ready).pop(0)
+        work()
+        self.done.add(number)
+        return True
+
+    def close(self) -> None:
+        while self.turn():
+            pass
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_place_is_overwritten_before_its_use_ended(seed: int) -> None:
+    """Also with steps that end in the middle, and those that are submitted while others are far behind."""
+    rng = random.Random(seed)
+    num_layers, num_places = rng.randint(1, 9), rng.randint(1, 4)
+    streams = ShuffledStreams(rng)
+    places = [torch.full((4,), 254, dtype=torch.uint8) for _ in range(min(num_places, num_layers))]
+    sources = [torch.full((4,), layer, dtype=torch.uint8) for layer in range(num_layers)]
+    ring = LayerRing(sources, places, streams)
+    seen: list[int] = []
+    expected: list[int] = []
+    for _ in range(rng.randint(1, 5)):
+        last = rng.choice([num_layers, num_layers, rng.randint(0, num_layers)])
+        for layer in range(last):
+            ring.enter(layer)
+            for _ in range(rng.randint(1, 3)):
+                place = places[layer % len(places)]
+                streams.compute(lambda place=place: seen.append(int(place.min())))
+                streams.compute(lambda place=place: seen.append(int(place.max())))
+                expected += [layer, layer]
+            if layer == last - 1 < num_layers - 1:
+                break  # the step failed here
+            ring.leave(layer)
+            for _ in range(rng.randint(0, 6)):
+                streams.turn()
+    ring.close()
+    assert seen == expected
+
+
+class Slow(HostCopies):
+    """Each copy takes so many seconds."""
+
+    seconds = 0.0
+
+    def copy(self, place: Tensor, source: Tensor, after: None) -> Any:  # noqa: ARG002
+        def run() -> None:
+            time.sleep(self.seconds)
+            place[: len(source)].copy_(source)
+
+        return self._thread.submit(run)
+
+
+class ClockedStreams:
+    """Copies and a computation that take so many seconds each on a clock of their own. Implements `CopyEngine`."""
+
+    def __init__(self, transfer_s: float) -> None:
+        self.transfer_s, self.copied_at, self.computed_at = transfer_s, 0.0, 0.0
+
+    def mark(self) -> float:
+        return self.computed_at
+
+    def copy(self, place: Tensor, source: Tensor, after: float | None) -> float:  # noqa: ARG002
+        self.copied_at = max(self.copied_at, after or 0.0) + self.transfer_s
+        return self.copied_at
+
+    def await_copy(self, copy: float) -> None:
+        self.computed_at = max(self.computed_at, copy)
+
+    finish = await_copy
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("num_layers", [4, 6, 10, 13, 32, 33, 80])
+@pytest.mark.parametrize(("transfer_s", "compute_s"), [(0.02, 0.005), (0.005, 0.02), (0.015, 0.015), (0.01, 0.009)])
+def test_copies_run_beside_the_computation(transfer_s: float, compute_s: float, num_layers: int) -> None:
+    """A step takes at most 1.10 times the longer of the two sums, once the first step has filled the places."""
+    streams = ClockedStreams(transfer_s)
+    nothing = torch.zeros(1, dtype=torch.uint8)
+    ring = LayerRing([nothing] * num_layers, [nothing] * places_of(num_layers), streams)
+    times = [0.0]
+    for _ in range(12):
+        for layer in range(num_layers):
+            ring.enter(layer)
+            streams.computed_at += compute_s
+            ring.leave(layer)
+        times.append(streams.computed_at)
+    seconds = (times[-1] - times[1]) / (len(times) - 2)
+    assert seconds / (num_layers * max(transfer_s, compute_s)) <= 1.10
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2", "qwen2moe", "bloom", "deepseek3"])
+def test_the_logits_of_the_resident_model(
+    name: str, on_disk: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To the last bit, whichever layers are streamed."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    graph, weights = tiny_graph(name)
+    backend = TorchBackend(CPU, torch.float32)
+    expected = logits_of(backend.compile(graph, weights, LIMITS))
+    count = len(layer_borders(graph))
+    indices = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
+    for number in {1, count}:
+        layers = tuple(indices[i] for i in spread(number, count))
+        sizes = backend.streamed(backend.sizes(graph, weights, LIMITS), layers)
+        assert sizes.host_bytes > 0
+        pack_cache = PackCacheOptions("model", 1 << 30, 0) if on_disk else None
+        executor = backend.compile(sizes, weights, LIMITS, pack_cache=pack_cache)
+        np.testing.assert_array_equal(logits_of(executor), expected)
+
+
+def logits_of(executor: Any) -> np.ndarray:
+    executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16, 32)
+    try:
+        return np.concatenate([in_chunks(executor, [17, 12, 1]), in_chunks(executor, [30])])
+    finally:
+        executor.close()
+
+
+def test_late_copies_change_nothing() -> None:
+    graph, weights = tiny_graph("llama")
+    graph = optimize(graph, ())
+    copies = Slow()
+    copies.seconds = 0.003
+    layers = tuple(sorted({n.layer_index for n in graph.nodes if n.layer_index is not None}))
+    held = load_streamed(graph, weights, torch.float32, CPU, StreamPlan(layers), copies=copies)
+    found = streamed_parameters(graph, layers)
+    assert held.streamed is not None
+    for node in held.streamed.in_turn(graph.nodes):
+        for parameter in node.op.parameters:
+            if any(parameter in each for each in found.values()):
+                np.testing.assert_array_equal(held[parameter].numpy(), weights[parameter.name].dequantize())
+    held.clear()
+
+
+def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "layers"
+    path.write_bytes(bytes(range(200)) * 3)
+    with path.open("rb") as file:
+        place = torch.zeros(200, dtype=torch.uint8)
+        copies = FileCopies(HostCopies(), 200, pinned=False)
+        for layer, error in ((FileLayer(file, 100, 200, 1), "not kept"), (FileLayer(file, 500, 200, 1), "ends early")):
+            with pytest.raises(EngineDeadError, match=error):
+                copies.finish(copies.copy(place, layer, None))
+        copies.close()
+
+
+def test_tensors_keep_their_numbers_strides_and_sharing() -> None:
+    base = torch.arange(60, dtype=torch.float32).reshape(6, 10)
+    given = [base, base[2:4], base.t()[1:3], torch.tensor([1, 2, 3], dtype=torch.int8), torch.empty(0), base[:, 3]]
+    layout = Layout(given)
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    layout.write(buffer)
+    seen = [layout.view(tensor, buffer) for tensor in given]
+    for tensor, view in zip(given, seen, strict=True):
+        assert torch.equal(tensor, view)
+        assert tensor.stride() == view.stride()
+    seen[0][2, 0] = -7.0
+    assert seen[1][0, 0] == -7.0
+    assert base[2, 0] == 20.0
+
+
+@pytest.mark.parametrize("num_layers", [1, 5, 32])
+def test_streamed_layers_are_spread(num_layers: int) -> None:
+    for count in range(num_layers + 1):
+        layers = spread(count, num_layers)
+        assert len(layers) == count
+        assert all(0 <= layer < num_layers for layer in layers)
