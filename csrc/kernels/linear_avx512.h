@@ -114,6 +114,41 @@ struct TileSource : TileUnits<Form> {
     F32x16 half_scales(int half) const { return load(this->tile->half_scales[half]); }
 };
 
+#if defined(OCTAVO_ISA_avx512vnni)
+// Packed units that are left in tiles as they are read, for the rows that come after.
+template <typename F>
+struct KeepingSource : PackedSource<F> {
+    UnitTile<FormOf<F>>* tile;
+    KeepingSource(const Panel& panel, int first, int count, UnitTile<FormOf<F>>* tiles)
+        : PackedSource<F>(panel, first, count), tile(tiles) {}
+    template <int Q>
+    __m512i quad() const {
+        const __m512i w = PackedSource<F>::template quad<Q>();
+        _mm512_storeu_si512(tile->codes + 64 * Q, w);
+        return w;
+    }
+    F32x16 scales() const {
+        const F32x16 s = PackedSource<F>::scales();
+        store(tile->scales, s);
+        return s;
+    }
+    F32x16 mins(int half) const {
+        const F32x16 m = PackedSource<F>::mins(half);
+        store(tile->mins[half], m);
+        return m;
+    }
+    F32x16 half_scales(int half) const {
+        const F32x16 s = PackedSource<F>::half_scales(half);
+        store(tile->half_scales[half], s);
+        return s;
+    }
+    void next() {
+        PackedSource<F>::next();
+        ++tile;
+    }
+};
+#endif
+
 #if !defined(OCTAVO_ISA_amx)
 template <typename F>
 void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
@@ -223,6 +258,14 @@ inline void multiply_units(Source source, int units, const uint8_t* a, const int
     }
     for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);
 }
+
+#if defined(OCTAVO_ISA_avx512vnni)
+template <typename F>
+__attribute__((noinline)) void multiply_group(const Panel& panel, int first, int units, const uint8_t* a,
+                                              const int32_t* terms, float* c, UnitTile<FormOf<F>>* tiles) {
+    multiply_units<ROW_GROUP>(KeepingSource<F>(panel, first, units, tiles), units, a, terms, c);
+}
+#endif
 
 }  // namespace
 }  // namespace octavo

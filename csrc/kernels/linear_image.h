@@ -51,6 +51,11 @@ constexpr bool WHOLE_HALF_SCALES = true;
 #else
 constexpr bool WHOLE_HALF_SCALES = false;
 #endif
+#if defined(OCTAVO_ISA_avx512vnni)
+constexpr bool KEEPS_GROUPS = true;
+#else
+constexpr bool KEEPS_GROUPS = false;
+#endif
 // The scalar kernel subtracts zero points when it unpacks.
 constexpr bool ZERO_BY_TERMS = PACKED_ROWS > 0;
 

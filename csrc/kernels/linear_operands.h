@@ -25,7 +25,9 @@ namespace {
 
 constexpr int FEW_ROWS = 8;      // up to so many rows every worker prepares its own activations: no barrier
 constexpr int BLOCK_ROWS = 128;  // activations of a block stay in the L2 cache
-constexpr int TILE_UNITS = 16;   // units that are unpacked at once: they stay in the L1 cache
+// Units that are unpacked at once: they stay in the L1 cache. Fewer for few groups of rows, whose weights pass through
+// it from memory at the same time.
+constexpr int TILE_UNITS = KEEPS_GROUPS ? 24 : 16, FEW_TILE_UNITS = 16, FEW_GROUPS = 4;
 
 // One fused product. Everything but `weights` may be absent.
 struct Product {

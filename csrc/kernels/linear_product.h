@@ -89,19 +89,32 @@ void accumulate_packed(const Panel& panel, const PanelSums& s, [[maybe_unused]] 
 template <typename F>
 void accumulate_unpacked(const Panel& panel, const uint8_t* next, const PanelSums& s, UnitTile<FormOf<F>>* tiles) {
     const BlockSizes<F> sizes(panel.groups);
-    const int64_t piece_bytes = static_cast<int64_t>(TILE_UNITS) * sizes.block_bytes / sizes.units;
+    const int most = s.groups() <= FEW_GROUPS ? FEW_TILE_UNITS : TILE_UNITS;
+    const int64_t piece_bytes = static_cast<int64_t>(most) * sizes.block_bytes / sizes.units;
     const int64_t slice = align64((piece_bytes + s.groups() - 1) / s.groups());
-    for (int32_t u0 = 0; u0 < s.image.units; u0 += TILE_UNITS) {
-        const int units = s.image.units - u0 < TILE_UNITS ? s.image.units - u0 : TILE_UNITS;
-        PackedSource<F> source(panel, u0, units);
-        for (int u = 0; u < units; ++u, source.next()) unpack_unit<F>(source, tiles[u]);
+    for (int32_t u0 = 0, end; u0 < s.image.units; u0 = end) {
+        const int units = s.image.units - u0 < most ? s.image.units - u0 : most;
+        end = u0 + units;
+        if constexpr (!keeps_group<F>()) {
+            PackedSource<F> source(panel, u0, units);
+            for (int u = 0; u < units; ++u, source.next()) unpack_unit<F>(source, tiles[u]);
+        }
         // The next piece comes from memory while this one is multiplied, a slice with each group: all at once would
         // fill the queue of misses, and the products would wait.
-        const uint8_t* ahead = u0 + units == s.image.units ? next : F::is_grouped ? source.codes() : source.header;
+        const int64_t into_block = F::is_grouped ? end % sizes.units * F::unit_bytes : 0;
+        const uint8_t* ahead =
+            end == s.image.units ? next : panel.data + end / sizes.units * sizes.block_bytes + into_block;
         for (int32_t g = 0; g < s.groups(); ++g, ahead += slice) {
             prefetch_bytes(ahead, slice);
             const ImageGroup a = s.group(g);
-            multiply_tiles(tiles, units, a.from(u0), s.terms_of<F>(g, u0, a.rows), s.sums_of(g));
+            const int32_t* const terms = s.terms_of<F>(g, u0, a.rows);
+            if constexpr (keeps_group<F>()) {
+                if (g == 0) {
+                    multiply_group<F>(panel, u0, units, a.unit(u0), terms, s.sums_of(g), tiles);
+                    continue;
+                }
+            }
+            multiply_tiles(tiles, units, a.from(u0), terms, s.sums_of(g));
         }
     }
 }
@@ -246,7 +259,7 @@ class ProductRun {
             const Panel panel = {run.data(i), type, run.weight.groups};
             const PanelSums s = {run.image, block_, s_.terms[slot], sums_of(slot, i)};
             UnitTile<FormOf<F>>* const tiles = reinterpret_cast<UnitTile<FormOf<F>>*>(s_.tiles);
-            if (p_.x.rows <= packed_rows<F>())
+            if (block_.count <= packed_rows<F>())
                 accumulate_packed<F>(panel, s, tiles);
             else
                 accumulate_unpacked<F>(panel, run.data(i + 1), s, tiles);

@@ -105,6 +105,18 @@ constexpr int packed_rows() {
     return is_rare && PACKED_ROWS > 2 ? 2 : PACKED_ROWS;
 }
 
+// Whether the first group of many rows, a whole one, reads the packed panel and leaves its units in tiles for the
+// others: unpacking takes parts of the core that products leave idle.
+template <typename F>
+constexpr bool keeps_group() {
+    return KEEPS_GROUPS && packed_rows<F>() >= ROW_GROUP;
+}
+
+// c [ROW_GROUP][16] += a * units [first, first + units) of the panel, which stay in `tiles`.
+template <typename F>
+void multiply_group(const Panel& panel, int first, int units, const uint8_t* a, const int32_t* terms, float* c,
+                    UnitTile<FormOf<F>>* tiles);
+
 // c [rows][16] += a * panel
 template <typename F>
 void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
