@@ -290,13 +290,12 @@ def _moe(op: ops.MoE, step: TorchStep) -> Tensor:
     bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
     chosen, weights = choose_experts(op.routing, wide(logits), bias)
     weights = weights if factors is None else weights * wide(factors)[chosen]
-    held = op.gate.shape[0]
-    if held == op.num_experts and (mixed := step.experts(op, x, (chosen, weights))) is not None:
-        return mixed
     chosen = chosen - op.first_expert  # those of other ranks become numbers that no expert here has
+    if (mixed := step.experts(op, x, (chosen, weights))) is not None:
+        return mixed
     weights = weights.to(x.dtype)
     out = torch.zeros_like(x)
-    for expert in range(held):
+    for expert in range(op.gate.shape[0]):
         if step.avoids_host:  # all rows, those of others with weight zero
             weight = torch.where(chosen == expert, weights, 0.0)
             is_chosen = (chosen == expert).any(dim=1, keepdim=True)

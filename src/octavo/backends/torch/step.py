@@ -145,7 +145,10 @@ class TorchStep(ABC):
         return None
 
     def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:  # noqa: ARG002
-        """The output of the experts that rows have chosen, with their weights [rows, top_k] both; None: not done."""
+        """The output of the experts that rows have chosen, with their weights [rows, top_k] both; None: not done.
+
+        Numbers count from the first expert that is here; another rank has those that are out of range.
+        """
         return None
 
     def advanced(self, op: ShortConv | GatedDeltaRule | SelectiveScan) -> Tensor | None:  # noqa: ARG002

@@ -84,10 +84,16 @@ def experts(
     *,
     repeats: bool,
 ) -> Tensor:
-    """x [rows, in] -> [rows, in]. choice: experts and weights of each row [rows, top_k]. Others: of gate, up, down."""
+    """x [rows, in] -> [rows, in]. choice: of `TorchStep.experts`. Others: of gate, up, down."""
     chosen, weights = choice
+    held = op.gate.shape[0]
+    is_part = held < op.num_experts
+    is_here = (chosen >= 0) & (chosen < held)
+    if is_part:  # pairs of others go to one expert more, whose tiles are not computed
+        chosen, weights = torch.where(is_here, chosen, held), torch.where(is_here, weights, 0.0)
     share, factors = chosen.shape[1], weights.reshape(-1).to(x.dtype)
-    places = sort_by_expert(chosen, op.gate.shape[0])
+    places = sort_by_expert(chosen, held + is_part)
+    places = places._replace(expert_of=torch.where(places.expert_of < held, places.expert_of, -1))
     pairs, own = x, share
     if op.routing.on_input:
         pairs, own = (x[:, None] * factors.reshape(-1, share, 1)).flatten(0, 1), 1
@@ -95,6 +101,7 @@ def experts(
     hidden = gated(gate, op.kind, limit=op.limit, offset=op.up_offset, up=up)
     last = None if op.routing.on_input else factors
     out = expert_linear(hidden, matrices[2], places, 1, biases[2], last, torch.float32).reshape(*chosen.shape, -1)
+    out = torch.where(is_here[..., None], out, 0.0) if is_part else out
     # A library's sum may take its order from the number of rows.
     return (reduce(torch.add, out.unbind(1)) if repeats else out.sum(dim=1)).to(x.dtype)
 

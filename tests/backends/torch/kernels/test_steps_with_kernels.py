@@ -12,11 +12,14 @@ import pytest
 import torch
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
+from octavo.backends.parameters import weight_of
 from octavo.backends.torch.compile import PASSES, TorchBackend
 from octavo.batch import token_mask
 from octavo.config import KVDtype
 from octavo.graph.builder import Graph
+from octavo.graph.ops import MoE
 from octavo.graph.passes import optimize
+from octavo.graph.values import Part
 from octavo.quantization.packed import Weight
 from tests.support.batches import Request, step
 from tests.support.quantize import random_weight
@@ -82,6 +85,29 @@ def test_states(name: str) -> None:
 )
 def test_experts(name: str) -> None:
     assert "experts" in assert_same(*tiny_graph(name), 5e-3)
+
+
+def test_the_experts_of_one_of_two_ranks() -> None:
+    """The sums of both ranks are those of all experts; nothing of an expert elsewhere is read."""
+    from octavo.backends.torch import triton_calls
+
+    graph, weights = tiny_graph("mixtral")
+    whole = next(node.op for node in graph.nodes if isinstance(node.op, MoE))
+
+    def part(begin: int, end: int) -> MoE:
+        stacks = [replace(p, shape=(end - begin, *p.shape[1:]), part=Part(0, begin, end)) for p in whole.products]
+        return replace(whole, gate=stacks[0], up=stacks[1], down=stacks[2])
+
+    found = []
+    for op in (whole, part(0, 3), part(3, 4)):
+        matrices = [torch.from_numpy(weight_of(weights, p).dequantize()) for p in (op.gate, op.up, op.down)]
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(5, op.x.cols, generator=generator)
+        shares, chosen = torch.rand(5, op.num_experts, generator=generator).topk(2)
+        choice = (chosen - op.first_expert, shares)
+        found.append(triton_calls.experts(op, x, choice, matrices, [None] * 3, repeats=False))
+    torch.testing.assert_close(found[1] + found[2], found[0], rtol=1e-4, atol=1e-4)
+    assert all((share != found[0]).any() for share in found[1:])
 
 
 def test_sampling_with_all_options_and_plain_products_of_few_rows() -> None:
