@@ -305,6 +305,8 @@ def test_senseless_config(config: object, reason: str, tmp_path: Path) -> None:
         (b'{"a": "\xff"}', "offset 7: not UTF-8"),
         (b'{"model_type": 1, "model_type": 2}', "key 'model_type' appears twice"),
         (b'{"hidden_size": NaN}', "NaN is not JSON"),
+        (b'{"hidden_size": -Infinity}', "-Infinity is not JSON"),
+        (b'{"model_type": "llama", "num_hidden_layers": Infinity}', "num_hidden_layers is inf: must be a whole number"),
         (b'{"hidden_size": ' + b"9" * 10_000 + b"}", "offset 0: .*digits"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,15 @@ def test_hf_refuses(name: str, changes: dict[str, Any], message: str) -> None:
     from_hf(name)
     with pytest.raises(ModelLoadError, match=message):
         from_hf(name, **changes)
+
+
+def test_infinity_as_older_versions_of_transformers_write_it(tmp_path: Path) -> None:
+    model = tiny_model("granitehybrid")
+    model.save_pretrained(tmp_path)
+    values = model.config.to_dict() | {"time_step_limit": [0.0, math.inf]}
+    (tmp_path / "config.json").write_text(json.dumps(values, default=str))
+    assert "Infinity]" in (tmp_path / "config.json").read_text()
+    assert open_checkpoint(tmp_path).config == from_hf("granitehybrid")
 
 
 def test_older_names_of_layers_and_sections() -> None:

@@ -76,6 +76,38 @@ def test_a_group_for_each_kind_of_layer(tmp_path: Path) -> None:
     assert_close(logits_of(checkpoint, "cpu"), expected, NATIVE_TOLERANCE)
 
 
+@pytest.mark.parametrize("case", ["gptq-4", "gptq-4-act-order", "awq-64", "w4a16", "nvfp4", "float-row", "llm-int8"])
+@pytest.mark.parametrize("name", ["qwen2moe", "deepseek3"])
+def test_experts_that_are_stored_one_by_one(name: str, case: str, tmp_path: Path) -> None:
+    """They become stacks. Every expert is chosen, since a rounded activation may choose another one."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 128}
+    count = {"qwen2moe": "num_experts", "deepseek3": "n_routed_experts"}[name]
+    groups = {"shared_expert_intermediate_size": 128} if name == "qwen2moe" else {"topk_group": 4}
+    chosen = getattr(tiny_models.CONFIGS[name](), count)
+    model = tiny_models.tiny_model(name, **sizes, **groups, num_experts_per_tok=chosen)
+    stored: dict[str, torch.Tensor] = {}
+    plain = {tensor: torch.from_numpy(array.copy()) for tensor, array in tiny_models.stored_tensors(model).items()}
+    experts = [tensor for tensor in plain if "experts." in tensor and tensor.endswith("_proj.weight")]
+    for tensor in plain.keys() - experts:
+        stored[tensor] = plain[tensor]
+    for tensor in experts:
+        packed = CASES[case][1](plain[tensor].numpy(), RNG)
+        stem = tensor.removesuffix(".weight")
+        stored |= {f"{stem}.{part}": as_tensor(array).contiguous() for part, array in packed.tensors.items()}
+        plain[tensor] = as_tensor(packed.meaning).float()
+    config = model.config.to_dict()
+    folders = []
+    for folder, tensors, more in (("plain", plain, {}), ("packed", stored, {"quantization_config": CASES[case][0]})):
+        folders.append(tmp_path / folder)
+        folders[-1].mkdir()
+        save_file(tensors, folders[-1] / "model.safetensors")
+        (folders[-1] / "config.json").write_text(json.dumps(config | more, default=str))
+    assert len(experts) >= 3 * chosen
+    expected, checkpoint = logits_of(open_checkpoint(folders[0])), open_checkpoint(folders[1])
+    assert_close(logits_of(checkpoint), expected)
+    assert_close(logits_of(checkpoint, "cpu"), expected, NATIVE_TOLERANCE)
+
+
 @pytest.mark.parametrize("name", ["w8a8", "float-row", "fp8-tensor"])
 def test_static_scales_of_activations_are_not_needed(name: str, tmp_path: Path) -> None:
     """W8A8 with static activations has their scale and zero point beside each weight; the result is the same."""

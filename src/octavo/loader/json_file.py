@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -15,22 +16,24 @@ MAX_ITEMS = 1 << 18
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
-    """The object in a JSON file. Raises ModelLoadError naming file, offset and reason."""
+    """The object in a JSON file, with `Infinity`, as Python writes it. Raises ModelLoadError naming file and reason."""
     with closing(MappedFile(path)) as file:
         if file.size > max_bytes:
             raise ModelLoadError(f"{path}: {file.size} bytes, the limit for this file is {max_bytes}")
-        return parse_json_object(file.data[:], path)
+        return parse_json_object(file.data[:], path, infinity=True)
 
 
-def parse_json_object(text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS) -> dict[str, object]:
+def parse_json_object(
+    text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS, *, infinity: bool = False
+) -> dict[str, object]:
     """The JSON object in `text`, which is at `offset` bytes in `path`; without repeated keys, NaN or infinity.
 
-    max_items: limit on the items of all lists and objects together.
+    max_items: limit on the items of all lists and objects together. infinity: `Infinity` is taken, too.
     """
     if (items := sum(map(text.count, (b",", b"[", b"{")))) > max_items:
         raise ModelLoadError(f"{path}: offset {offset}: JSON of {items} items, the limit is {max_items}")
     try:
-        value = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
+        value = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_infinity if infinity else _refuse)
     except UnicodeDecodeError as error:
         raise ModelLoadError(f"{path}: offset {offset + error.start}: not UTF-8") from error
     except json.JSONDecodeError as error:
@@ -51,6 +54,10 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"key {key!r:.80} appears twice")
     return value
+
+
+def _infinity(constant: str) -> object:
+    return math.inf if constant == "Infinity" else _refuse(constant)
 
 
 def _refuse(constant: str) -> object:
