@@ -172,6 +172,43 @@ def test_a_long_answer_of_a_model_that_is_put_to_sleep_keeps_no_other_from_loadi
     run(test)
 
 
+def test_a_sleeping_model_leaves_its_device_to_others_and_wakes_up(smollm2_tokenizer: Tokenizer) -> None:
+    class OnDevice(CountingLoader):
+        async def estimate(
+            self, _name: str, _config: EngineConfig, _held: ModelMemory, _progress: LoadProgress
+        ) -> ModelMemory:
+            return ModelMemory(1, SIZE)
+
+        async def load(self, name: str, config: EngineConfig, progress: LoadProgress) -> ServedModel:
+            model = await super().load(name, config, progress)
+            model.client.has_device = True  # type: ignore[attr-defined]
+            return model
+
+    async def main() -> None:
+        loader = OnDevice(smollm2_tokenizer)
+        configs = {name: EngineConfig(model=name) for name in "ab"}
+        manager = ModelManager(configs, loader, limit=ModelMemory(10 * SIZE, SIZE))
+        await manager.load("a")
+        async with manager.use("a") as a:
+            sleeping = asyncio.create_task(manager.sleep("a"))
+            await asyncio.sleep(0.01)
+            assert not a.client.is_asleep  # type: ignore[attr-defined]
+        await sleeping
+        assert states(manager) == "a:sleeping b:unloaded"
+        await manager.load("b")  # has the device, and a stays in main memory
+        assert states(manager) == "a:sleeping b:loaded"
+        async with manager.use("a") as again:  # b makes room
+            assert again is a
+            assert not a.client.is_asleep  # type: ignore[attr-defined]
+        assert states(manager) == "a:loaded b:unloaded"
+        assert loader.num_loads == 2
+        await asyncio.gather(manager.sleep("a"), *(_name_of(manager, "a") for _ in range(5)))
+        assert loader.num_loads == 2
+        await manager.close()
+
+    asyncio.run(main())
+
+
 async def _name_of(manager: ModelManager, name: str) -> str:
     async with manager.use(name) as model:
         await asyncio.sleep(0)

@@ -55,6 +55,35 @@ def test_a_server_sleeps_and_a_request_wakes_it(tmp_path: Path) -> None:
         assert "level" in wrong.text
 
 
+def test_a_model_on_a_device_keeps_its_weights_in_main_memory(tmp_path: Path) -> None:
+    """Level 1: the engine's process lives on; answers are equal to the last bit. Level 2 then ends it."""
+    model = tmp_path / "a.gguf"
+    model.write_bytes(tiny_gguf(tensors=tiny_tensors(0)))
+
+    def engines() -> list[int]:
+        return [child.pid for child in server.children() if "octavo.core.main" in " ".join(child.cmdline())]
+
+    options = ("--max-num-seqs", "4", "--backend", "torch:cpu", "--max-model-len", "64")
+    with running_server(f"a={model}", *options) as server, server.client as client:
+        first = client.post("/v1/completions", json=BODY).json()["choices"]
+        before = engines()
+        assert client.post("/sleep").json() == {"is_sleeping": True}
+        assert client.post("/sleep?level=1").json() == {"is_sleeping": True}
+        assert client.get("/v1/models").json()["data"][0]["state"] == "sleeping"
+        assert client.get("/health/ready").status_code == 200
+        assert engines() == before
+        assert client.post("/v1/completions", json=BODY).json()["choices"] == first
+        assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+        assert client.post("/sleep?level=1").json() == {"is_sleeping": True}
+        assert client.post("/wake_up").json() == {"is_sleeping": False}
+        assert client.post("/v1/completions", json=BODY).json()["choices"] == first
+        assert engines() == before
+        assert client.post("/sleep?level=1").json() == {"is_sleeping": True}
+        assert client.post("/sleep?level=2").json() == {"is_sleeping": True}
+        wait_until(lambda: not engines())
+        assert client.post("/v1/completions", json=BODY).json()["choices"] == first
+
+
 def test_only_idle_time_counts(smollm2_tokenizer: Tokenizer) -> None:
     async def run() -> None:
         loader = CountingLoader(smollm2_tokenizer)
@@ -80,7 +109,7 @@ def test_only_idle_time_counts(smollm2_tokenizer: Tokenizer) -> None:
             sleeper.watch(0)
             await asyncio.sleep(0.01)
         assert loader.loaded == []
-        await sleeper.sleep()  # has nothing to do
+        await sleeper.sleep(2)  # has nothing to do
         await sleeper.wake_up()
         assert loader.loaded == ["a"]
         assert not sleeper.is_sleeping
@@ -107,7 +136,7 @@ def test_a_sleep_that_fails_is_reported(smollm2_tokenizer: Tokenizer, caplog: py
         await manager.close()
 
     asyncio.run(run())
-    assert "the models could not be unloaded: the process does not end" in caplog.text
+    assert "the models could not be put to sleep: the process does not end" in caplog.text
 
 
 def test_it_never_sleeps_by_default(smollm2_tokenizer: Tokenizer) -> None:

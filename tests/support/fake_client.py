@@ -69,6 +69,8 @@ class FakeClient:
     texts: TextModel = field(default_factory=TextModel)
     figures: EngineMetrics = field(default_factory=EngineMetrics)
     is_closed: bool = False
+    has_device: bool = False  # whose memory it gives back
+    is_asleep: bool = False
 
     @property
     def info(self) -> ModelInfo:
@@ -96,6 +98,16 @@ class FakeClient:
     @property
     def replicas(self) -> list[FakeClient]:
         return [self]
+
+    async def sleep(self) -> None:
+        if not self.has_device:
+            raise UsageError("it has no device", code="cannot_sleep")
+        await asyncio.sleep(0)
+        self.is_asleep = True
+
+    async def wake_up(self) -> None:
+        await asyncio.sleep(0)
+        self.is_asleep = False
 
     async def restart(self) -> None:
         raise UsageError("it is a fake")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from octavo.errors import UsageError
 from octavo.graph.values import Rows
@@ -167,6 +167,17 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Frees weights, workspace, cache and threads, once no step runs. May be called twice."""
+
+
+@runtime_checkable
+class SleepingExecutor(Protocol):
+    """An executor on a device of its own, whose memory it can give back for a while."""
+
+    def sleep(self) -> None:
+        """Keeps the weights in main memory. Blocks and states lose their content. Between steps."""
+
+    def wake_up(self) -> None:
+        """Has everything on the device again, the weights to the last bit. Raises InsufficientMemoryError."""
 
 
 class RankGroup(Protocol):

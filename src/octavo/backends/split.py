@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits, Paging
+from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits, Paging, SleepingExecutor
 from octavo.backends.memory import MemoryBudget, PackedType, Sizes, StreamedSizes
 from octavo.backends.offload import OffloadRates, workload_name
 from octavo.backends.parameters import parameter_info
@@ -435,6 +435,18 @@ class SplitExecutor:
         if number == len(self.executors) - 1:
             return replace(batch, inputs=inputs)
         return replace(batch, inputs=inputs, sampling=None, return_logits=False, return_hidden_states=False)
+
+    def sleep(self) -> None:
+        """See `octavo.backends.SleepingExecutor`. The parts on the CPU keep their memory."""
+        for executor in self.executors:
+            if isinstance(executor, SleepingExecutor):
+                executor.sleep()
+
+    def wake_up(self) -> None:
+        """See `octavo.backends.SleepingExecutor`."""
+        for executor in self.executors:
+            if isinstance(executor, SleepingExecutor):
+                executor.wake_up()
 
     def close(self) -> None:
         self._thread.shutdown()

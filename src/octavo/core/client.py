@@ -144,6 +144,15 @@ class EngineClient(Protocol):
         Raises UsageError if there is only one, and the error that kept a new one from loading.
         """
 
+    async def sleep(self) -> None:
+        """Gives back the memory of the device, and keeps the weights in main memory; no request may run.
+
+        Raises UsageError (code cannot_sleep) if there is no device.
+        """
+
+    async def wake_up(self) -> None:
+        """Ends a sleep, as a request does too. Raises InsufficientMemoryError."""
+
     async def close(self) -> None:
         """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""
 

@@ -81,6 +81,13 @@ class AskMetrics(_Message):
     question_id: str
 
 
+class Sleep(_Message):
+    """Give back the memory of the device, or take it again. A `Reply` says when that is done."""
+
+    question_id: str
+    is_over: bool
+
+
 # --- from the engine ---
 
 
@@ -114,7 +121,7 @@ class Heartbeat(_Message):
 
 
 class Reply(_Message):
-    """The engine has taken or refused a request, whose id this is, or tells its metrics."""
+    """The engine has taken or refused a request or a sleep, whose id this is, or tells its metrics."""
 
     question_id: str
     problem: Problem | None = None
@@ -142,7 +149,7 @@ class Log(_Message):
 
 
 EngineMessage: TypeAlias = (
-    Start | Submit | Abort | AskMetrics | Loading | Ready | Failed | Heartbeat | Reply | Step | Log
+    Start | Submit | Abort | AskMetrics | Sleep | Loading | Ready | Failed | Heartbeat | Reply | Step | Log
 )
 
 encode = msgspec.msgpack.Encoder().encode

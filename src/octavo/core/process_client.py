@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo, refusal
-from octavo.core.messages import Abort, AskMetrics, EngineMessage, Reply, Step, encode, encode_request, to_error
+from octavo.core.messages import Abort, AskMetrics, EngineMessage, Reply, Sleep, Step, encode, encode_request, to_error
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import Supervisor
 from octavo.engine.metrics import EngineMetrics
@@ -89,6 +89,17 @@ class ProcessClient:
             "--data-parallel-size of at least 2, or unload and load the model",
             code="no_replicas",
         )
+
+    async def sleep(self) -> None:
+        await self._rest(is_over=False)
+
+    async def wake_up(self) -> None:
+        await self._rest(is_over=True)
+
+    async def _rest(self, *, is_over: bool) -> None:
+        self._check_ready()
+        question_id = f"sleep-{next(self._ids)}"
+        await self._ask(question_id, encode(Sleep(question_id, is_over)))
 
     async def close(self) -> None:
         await self._supervisor.close()

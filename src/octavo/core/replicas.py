@@ -17,7 +17,7 @@ from octavo.core.router import RoutedPrompt, Router, Visit
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import settled
 from octavo.engine.metrics import EngineMetrics
-from octavo.errors import EngineDeadError, OctavoError, OverloadedError
+from octavo.errors import EngineDeadError, OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestOutput
 
@@ -124,6 +124,12 @@ class ReplicaClient:
             raise self._refusal()
         found = await asyncio.gather(*(replica.metrics() for replica in serving))
         return functools.reduce(EngineMetrics.plus, found)
+
+    async def sleep(self) -> None:
+        raise UsageError("replicas compute on the CPU, and have no memory of a device", code="cannot_sleep")
+
+    async def wake_up(self) -> None:
+        """Does nothing: they never sleep."""
 
     async def restart(self) -> None:
         """Replaces the replicas one by one, each after its last request. A second call joins the first.

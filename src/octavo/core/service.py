@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -26,6 +26,7 @@ from octavo.core.messages import (
     MalformedMessageError,
     Ready,
     Reply,
+    Sleep,
     Start,
     Step,
     Submit,
@@ -161,10 +162,26 @@ class EngineService:
         elif isinstance(message, AskMetrics):
             metrics = self._session.metrics if self._session is not None else EngineMetrics()
             self.send(Reply(message.question_id, metrics=metrics))
+        elif isinstance(message, Sleep):
+            self._sleep(message)
         elif isinstance(message, Start):
             self._start(message)
         else:
             raise MalformedMessageError(f"{type(message).__name__} is not for the engine")
+
+    def _sleep(self, message: Sleep) -> None:
+        """Replies when the engine's thread has done it."""
+
+        def reply(done: Future[None]) -> None:
+            error = done.exception()
+            problem = to_problem(error) if isinstance(error, Exception) else None
+            self.send(Reply(message.question_id, problem))
+
+        if self._session is None:
+            self.send(Reply(message.question_id, to_problem(EngineDeadError("the model is not loaded"))))
+            return
+        done = self._session.wake_up() if message.is_over else self._session.sleep()
+        done.add_done_callback(reply)
 
     def _start(self, start: Start) -> None:
         if self._owns_process:

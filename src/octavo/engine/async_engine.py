@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 from octavo.engine.engine import Engine, Output, RequestFailure
@@ -37,6 +38,7 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._added: deque[tuple[Request, Sink]] = deque()
         self._aborted: deque[str] = deque()
+        self._calls: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._sinks: dict[str, Sink] = {}  # only the engine's thread touches it
         self._is_closing = False
         self.failure: OctavoError | None = None  # why the thread has ended; None while it runs
@@ -61,6 +63,17 @@ class AsyncEngine:
         with self._wake:
             self._aborted.append(request_id)
             self._wake.notify()
+
+    def call(self, task: Callable[[], None]) -> Future[None]:
+        """Runs a task between two steps, on the engine's thread."""
+        future: Future[None] = Future()
+        with self._wake:
+            if self.failure is not None or self._is_closing:
+                future.set_exception(EngineDeadError("the engine has stopped"))
+            else:
+                self._calls.append((task, future))
+                self._wake.notify()
+        return future
 
     def close(self) -> None:
         """Ends every request with an error, and the thread. May be called twice."""
@@ -94,6 +107,9 @@ class AsyncEngine:
             sinks = [*self._sinks.values(), *(sink for _, sink in self._added)]
             self._sinks.clear()
             self._added.clear()
+            calls, self._calls = self._calls, deque()
+        for _, future in calls:
+            future.set_exception(failure)
         for sink in sinks:
             self._hand_over(sink, failure)
         if self._on_round_end is not None:
@@ -111,20 +127,32 @@ class AsyncEngine:
     def _take_commands(self) -> bool:
         """Waits for work, then executes the callers' submissions and aborts. False: the engine is closed."""
         with self._wake:
-            while not (self._added or self._aborted or self._is_closing or self.engine.has_work):
+            while not (self._added or self._aborted or self._calls or self._is_closing or self.engine.has_work):
                 self._wake.wait()
             if self._is_closing:
                 return False
             self.last_round_at = time.monotonic()
             added, self._added = self._added, deque()
             aborted, self._aborted = self._aborted, deque()
+            calls, self._calls = self._calls, deque()
         for request, sink in added:
             self._add(request, sink)
+        for task, future in calls:
+            self._run_call(task, future)
         for request_id in aborted:
             output = self.engine.abort(request_id)
             if output is not None:
                 self._deliver(output)
         return True
+
+    @staticmethod
+    def _run_call(task: Callable[[], None], future: Future[None]) -> None:
+        try:
+            task()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
 
     def _await_follow_ups(self, num_answered: int) -> None:
         if num_answered and self.engine.has_work:

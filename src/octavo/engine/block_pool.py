@@ -87,3 +87,8 @@ class BlockPool:
         if block_id in self._evictable:
             del self._evictable[block_id]
             self._free.append(block_id)
+
+    def discard_all(self) -> None:
+        """Makes every block unfindable, because no content is valid any more."""
+        for block_id in self._block_of_hash.copy().values():
+            self.discard(block_id)

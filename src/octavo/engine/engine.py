@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from octavo.backends import Executor, PendingStep
+from octavo.backends import Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
@@ -104,6 +104,7 @@ class Engine:
             limits.max_num_batched_tokens,
             limits.num_states,
         )
+        self._kv_cache, self._is_asleep = kv_cache, False
         self.scheduler = Scheduler(
             kv_cache,
             limits,
@@ -128,6 +129,23 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._requests or self._failures or self._in_flight or self._ended)
 
+    # --- sleep ---
+
+    def sleep(self) -> None:
+        """Gives back the memory of the device, and keeps the weights in main memory. Raises UsageError if it cannot."""
+        if self.has_work or not isinstance(self.executor, SleepingExecutor):
+            why = "requests are running" if self.has_work else "its weights are in main memory already"
+            raise UsageError(f"the engine cannot give back the memory of a device: {why}", code="cannot_sleep")
+        self._kv_cache.discard_all()
+        self.executor.sleep()
+        self._is_asleep = True
+
+    def wake_up(self) -> None:
+        """Ends a sleep; does nothing without one. Raises InsufficientMemoryError, and sleeps on."""
+        if self._is_asleep and isinstance(self.executor, SleepingExecutor):
+            self.executor.wake_up()
+            self._is_asleep = False
+
     # --- requests ---
 
     def create_request(self, request_id: str, generation: GenerationRequest) -> Request:
@@ -145,13 +163,14 @@ class Engine:
         self._factory.grammars().prepare()
 
     def add_request(self, request: Request) -> None:
-        """Queues a request. Raises UsageError if its id is in use."""
+        """Queues a request, which ends a sleep. Raises UsageError if its id is in use."""
         if request.request_id in self._requests:
             raise UsageError(
                 f"request id {request.request_id!r} is in use; give each running request its own",
                 param="request_id",
                 code="invalid_value",
             )
+        self.wake_up()
         self.scheduler.add(request)
         self._requests[request.request_id] = request
         if request.is_measured:

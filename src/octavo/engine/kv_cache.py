@@ -278,6 +278,12 @@ class KVCacheManager:
                 if self.states is not None:
                     self.states.discard(block_hash)
 
+    def discard_all(self) -> None:
+        """Forgets all cached prefixes, because the content of blocks and states is lost. No sequence has any."""
+        self.pool.discard_all()
+        if self.states is not None:
+            self.states.pool.discard_all()
+
     def free(self, sequence: Sequence) -> None:
         """Frees all blocks, the last first, so that the start of a prefix is evicted last."""
         for table in sequence.block_tables:

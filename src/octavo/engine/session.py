@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from octavo.backends import Executor
@@ -127,6 +128,14 @@ class Session:
     def prepare_structured_outputs(self) -> None:
         """See `Engine.prepare_structured_outputs`."""
         self.model().engine.prepare_structured_outputs()
+
+    def sleep(self) -> Future[None]:
+        """Gives back the memory of the device, as `Engine.sleep`; a request ends it too."""
+        return self._engine.call(self.model().engine.sleep)
+
+    def wake_up(self) -> Future[None]:
+        """See `Engine.wake_up`."""
+        return self._engine.call(self.model().engine.wake_up)
 
     def close(self) -> None:
         """Ends running requests with an error and frees all memory. May be called twice."""

@@ -53,6 +53,9 @@ class ServerConfig:
     sleep_after: float = option(
         0.0, "time without a request after which the models are unloaded; the next request loads its own; 0: never"
     )
+    sleep_level: int = option(
+        2, "of that sleep: 1: the weights stay in main memory, and a GPU's memory is given back; 2: all is given back"
+    )
     response_store: str | None = option(
         None, "SQLite file that keeps the responses of /v1/responses; default: they are kept in memory"
     )
@@ -65,6 +68,7 @@ class ServerConfig:
             _check_type(field.name, getattr(self, field.name), field.default)
         check_integer("port", self.port, 0, 65535)
         check_integer("max_queue", self.max_queue, 0, 1_000_000)
+        check_integer("sleep_level", self.sleep_level, 1, 2)
         check_integer("max_body_bytes", self.max_body_bytes, 1, 1 << 31)
         check_integer("max_connections", self.max_connections, 1, 1_000_000)
         if self.max_queued_tokens is not None:

@@ -31,7 +31,7 @@ class ServerState:
     sleeper: Sleeper = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sleeper = Sleeper(self.models, self.config.sleep_after or None)
+        self.sleeper = Sleeper(self.models, self.config.sleep_after or None, self.config.sleep_level)
 
 
 def state_of(request: Request) -> ServerState:

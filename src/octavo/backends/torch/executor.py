@@ -154,6 +154,9 @@ class TorchExecutor:
         self._factors = cache_factors(graph, weights.__getitem__, cache_types)
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
+        self._slept_sizes: tuple[int, int, int] | None = (
+            None  # blocks, their size and slots of the cache before a sleep
+        )
         # The tokens that the step before has drawn, by row: the next one may take them from here.
         self._drawn = torch.zeros(max(limits.max_num_outputs, 1), dtype=torch.int64, device=device)
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is Rows.LOGITS), len(graph.nodes))
@@ -286,6 +289,26 @@ class TorchExecutor:
         if drawn is not None:  # a row without an outcome has -1, and the step that takes it is forgotten
             self._drawn[: len(drawn.token_ids)] = drawn.token_ids.clamp(min=0)
         return Results(len(batch.logits_indices), drawn, values)
+
+    def sleep(self) -> None:
+        """See `octavo.backends.SleepingExecutor`."""
+        if self._slept_sizes is None:
+            self._slept_sizes = (self._cache.num_blocks, self._cache.block_size, self._cache.num_states)
+            self._graphs = None
+            self._angles.clear()
+            self._cache = self._new_cache(0, 1, 0)
+            with current(self.device):
+                self._weights.move(torch.device("cpu"))
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+
+    def wake_up(self) -> None:
+        """See `octavo.backends.SleepingExecutor`."""
+        if self._slept_sizes is not None:
+            with room_for("the weights", self.weight_bytes), current(self.device):
+                self._weights.move(self.device)
+            self.allocate_cache(*self._slept_sizes)
+            self._slept_sizes = None
 
     def close(self) -> None:
         if self._group is not None and self._thread is not None:

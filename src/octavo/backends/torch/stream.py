@@ -183,6 +183,16 @@ class LayerRing:
         if following != layer:
             self._fill(following, self._copies.mark())
 
+    def replace_places(self, moved: Callable[[Tensor], Tensor]) -> None:
+        """Goes on with the same bytes elsewhere, after `settle`."""
+        self._places = [moved(place) for place in self._places]
+
+    def settle(self) -> None:
+        """Returns when nothing is on its way."""
+        for arrival in self._arrivals:
+            if arrival is not None:
+                self._copies.finish(arrival)
+
     def _fill(self, layer: int, after: Any) -> None:
         number = layer % len(self._places)
         self._holds[number] = None  # as long as it is not known that the copy has begun
@@ -199,7 +209,7 @@ class StreamedLayers:
 
     def __init__(self, ring: LayerRing, layer_of: Callable[[Node], int | None], nodes: Sequence[Node]) -> None:
         """layer_of: the number of a node's layer among those that are streamed; None: its weights are on the device."""
-        self._ring = ring
+        self.ring = ring
         self._numbers: dict[Value, int | None] = {node.output: layer_of(node) for node in nodes}
 
     def in_turn(self, nodes: Sequence[Node]) -> Iterator[Node]:
@@ -209,14 +219,14 @@ class StreamedLayers:
             number = self._numbers[node.output]
             if number != current:
                 if current is not None:
-                    self._ring.leave(current)
+                    self.ring.leave(current)
                 if number is not None:
-                    self._ring.enter(number)
+                    self.ring.enter(number)
                 current = number
             yield node
         if current is not None:
-            self._ring.leave(current)
+            self.ring.leave(current)
 
     def close(self) -> None:
         """Ends the copies."""
-        self._ring.close()
+        self.ring.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -19,6 +19,7 @@ from octavo.backends.memory import PackedType
 from octavo.backends.parameters import parameter_info, release, weight_of
 from octavo.backends.torch.kernels.planes import Planes, joined_rows, planes_of, rows_apart
 from octavo.backends.torch.quantized import whole
+from octavo.backends.torch.storages import Layout
 from octavo.backends.torch.stream import StreamedLayers
 from octavo.config import LoadProgress
 from octavo.graph.builder import Graph, Node
@@ -194,6 +195,18 @@ class DeviceWeights:
         found = [*self._tensors.values(), *(x for x in self._joined.values() if isinstance(x, Tensor))]
         planes = [*self.planes.values(), *(x for x in self._joined.values() if isinstance(x, Planes))]
         return found + [tensor for each in planes for tensor in each.tensors.values()]
+
+    def move(self, device: torch.device) -> None:
+        """Has all of them on another device, to the last bit. Between steps."""
+        if self.streamed is not None:
+            self.streamed.ring.settle()
+        layout = Layout(self.tensors)
+        is_pinned = device.type == "cpu" and any(tensor.is_cuda for tensor in self.tensors)
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=device, pin_memory=is_pinned)
+        layout.write(buffer)
+        self.replace_tensors(partial(layout.view, buffer=buffer))
+        if self.streamed is not None:
+            self.streamed.ring.replace_places(partial(layout.view, buffer=buffer))
 
     def replace_tensors(self, moved: Callable[[Tensor], Tensor]) -> None:
         """Puts the same numbers elsewhere: another tensor of its shape and type in place of each."""

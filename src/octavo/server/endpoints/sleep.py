@@ -13,19 +13,19 @@ router = APIRouter(tags=["server"])
 
 
 class SleepStatus(BaseModel):
-    """is_sleeping: no model is in memory; the next request loads its own."""
+    """is_sleeping: no model is ready; the next request wakes or loads its own."""
 
     is_sleeping: bool
 
 
 @router.post("/sleep")
-async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 2) -> SleepStatus:  # noqa: ARG001
-    """Unloads all models once their requests are finished, and answers when their memory is free.
+async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1) -> SleepStatus:
+    """Puts all models to sleep once their requests are finished, and answers when their memory is free.
 
-    level: 1 and 2 do the same: a model's files stay in the system's file cache as long as nobody needs the memory.
+    level: 1 keeps the weights in main memory and gives back a GPU's; 2 gives back all. Without a GPU, both unload.
     """
     sleeper = state_of(request).sleeper
-    await sleeper.sleep()
+    await sleeper.sleep(level)
     return SleepStatus(is_sleeping=sleeper.is_sleeping)
 
 
@@ -39,5 +39,5 @@ async def wake_up(request: Request) -> SleepStatus:
 
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request) -> SleepStatus:
-    """True while no model is in memory."""
+    """True while no model is ready."""
     return SleepStatus(is_sleeping=state_of(request).sleeper.is_sleeping)

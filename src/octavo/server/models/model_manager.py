@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_LOAD_S = 10.0
 
-ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading"]
+ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class _Residency:
     def __init__(self, load: Callable[[_Residency], Coroutine[Any, Any, None]]) -> None:
         self.model: ServedModel | None = None
         self.memory = ModelMemory(0)  # that it takes
+        self.awake: ModelMemory | None = None  # that it takes when it does not sleep; None: it does not
         self.num_users = 0  # requests that use it or wait for it
         self.last_used = 0
         self.is_leaving = False  # takes no more users
@@ -102,6 +103,8 @@ class ModelEntry:
             return "unloaded"
         if self.residency.model is None:
             return "loading"
+        if self.residency.awake is not None:
+            return "sleeping"
         return "unloading" if self.residency.is_leaving else "loaded"
 
 
@@ -201,6 +204,38 @@ class ModelManager:
         async with self._switching:
             await self._remove(residency)
 
+    async def sleep(self, name: str) -> None:
+        """Gives back a device's memory, once the model's requests are finished; its weights stay in main memory.
+
+        A model without a device is unloaded.
+        """
+        residency = self.entry(name).residency
+        if residency is None:
+            return
+        await asyncio.wait({residency.task})
+        while residency.model is not None and residency.awake is None and not residency.is_leaving:
+            await residency.idle.wait()
+            async with self._switching:
+                if residency.num_users or residency.is_leaving:
+                    continue
+                residency.awake = residency.memory  # who comes from now on wakes it up
+                try:
+                    await residency.model.client.sleep()
+                    residency.memory = ModelMemory(residency.memory.main + residency.memory.device)
+                except OctavoError as error:
+                    residency.awake = None
+                    logger.info("%s is unloaded: %s", name, error)
+                    residency.is_leaving = True
+                    await self._remove(residency)
+
+    async def _wake_up(self, entry: ModelEntry, residency: _Residency) -> None:
+        async with self._switching:
+            if residency.awake is not None and residency.model is not None:
+                residency.memory = residency.awake
+                await self._make_room(residency, entry.name)
+                await residency.model.client.wake_up()
+                residency.awake = None
+
     def _next_turn(self) -> int:
         self.last_turn += 1
         return self.last_turn
@@ -248,6 +283,11 @@ class ModelManager:
                 task.result()  # raises
         if residency.model is None:
             raise OverloadedError(f"{entry.name} is still being loaded", code="model_loading", retry_after_s=10.0)
+        if residency.awake is not None:
+            try:
+                await asyncio.wait_for(self._wake_up(entry, residency), wait_s)
+            except asyncio.TimeoutError:
+                raise OverloadedError(f"{entry.name} sleeps", code="model_loading", retry_after_s=10.0) from None
         return residency.model
 
     async def _bring_in(self, entry: ModelEntry, residency: _Residency) -> None:
@@ -294,8 +334,8 @@ class ModelManager:
                 f"{name} needs {newcomer.memory}, and models_memory is {self._limit}; raise it, or lower "
                 "kv_cache_memory or max_model_len"
             )
-        while not (_memory_of(self._resident) + newcomer.memory).fits(self._limit):
-            victim = min(self._resident, key=lambda one: (one.num_users > 0, not one.is_leaving, one.last_used))
+        while not (_memory_of(others := self._resident - {newcomer}) + newcomer.memory).fits(self._limit):
+            victim = min(others, key=lambda one: (one.num_users > 0, not one.is_leaving, one.last_used))
             victim.is_leaving = True
             await self._remove(victim)
 

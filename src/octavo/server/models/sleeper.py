@@ -14,11 +14,12 @@ logger = logging.getLogger(__name__)
 class Sleeper:
     """Puts all models to sleep, when asked or after some time without a request.
 
-    after_s: seconds without a request; None: only when asked.
+    after_s: seconds without a request; None: only when asked. level: of that sleep.
     """
 
-    def __init__(self, models: ModelManager, after_s: float | None = None) -> None:
+    def __init__(self, models: ModelManager, after_s: float | None = None, level: int = 2) -> None:
         self._models = models
+        self._level = level
         self._after_s = after_s
         self._busy_at = time.monotonic()
         self._turn = models.last_turn
@@ -26,14 +27,19 @@ class Sleeper:
 
     @property
     def is_sleeping(self) -> bool:
-        """True if no model is in memory although the server has begun."""
-        return self._models.has_begun and all(entry.state == "unloaded" for entry in self._models.entries)
+        """True if no model is ready although the server has begun."""
+        is_asleep = all(entry.state in ("unloaded", "sleeping") for entry in self._models.entries)
+        return self._models.has_begun and is_asleep
 
-    async def sleep(self) -> None:
-        """Unloads all models, each once its requests are finished. Returns when their memory is free."""
-        if not self.is_sleeping:
+    async def sleep(self, level: int) -> None:
+        """Puts each model to sleep once its requests are finished. Returns when the memory is free.
+
+        level: 1: the weights stay in main memory, and a GPU's memory is given back; 2: all is given back.
+        """
+        rest = self._models.sleep if level == 1 else self._models.unload
+        if not self.is_sleeping or (level == 2 and any(entry.state == "sleeping" for entry in self._models.entries)):
             began = time.monotonic()
-            await asyncio.gather(*(self._models.unload(entry.name) for entry in self._models.entries))
+            await asyncio.gather(*(rest(entry.name) for entry in self._models.entries))
             logger.info("asleep after %.2f s; the next request loads its model again", time.monotonic() - began)
 
     async def wake_up(self) -> None:
@@ -49,8 +55,8 @@ class Sleeper:
         idle_s = time.monotonic() - self._busy_at
         if self._after_s is None or idle_s < self._after_s or (self._task is not None and not self._task.done()):
             return
-        logger.info("no request for %g s: the models are unloaded (--sleep-after)", self._after_s)
-        self._task = asyncio.create_task(self.sleep(), name="sleep")
+        logger.info("no request for %g s: sleep of level %d begins (--sleep-after)", self._after_s, self._level)
+        self._task = asyncio.create_task(self.sleep(self._level), name="sleep")
         self._task.add_done_callback(_report_error)
 
     async def close(self) -> None:
@@ -63,4 +69,4 @@ class Sleeper:
 def _report_error(task: asyncio.Task[None]) -> None:
     """Nobody waits for a sleep that begins by itself."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("the models could not be unloaded: %s", error, exc_info=error)
+        logger.error("the models could not be put to sleep: %s", error, exc_info=error)

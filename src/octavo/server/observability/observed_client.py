@@ -29,6 +29,7 @@ class ObservedClient:
         self._serve(client.replicas)
         self.status, self.wait_ready = client.status, client.wait_ready
         self.metrics, self.restart = client.metrics, client.restart
+        self.sleep, self.wake_up = client.sleep, client.wake_up
 
     @property
     def replicas(self) -> Sequence[EngineReplica]:

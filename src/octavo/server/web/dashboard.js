@@ -130,6 +130,7 @@ const STATES = {
   loaded: "Ready",
   loading: "Loading",
   unloading: "Unloading",
+  sleeping: "Sleeping",
   unloaded: "Not loaded",
   restarting: "Restarting",
   stalled: "Stalled",
