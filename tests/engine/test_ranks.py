@@ -13,14 +13,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.backends.memory import MemoryBudget
 from octavo.config import EngineConfig
 from octavo.distributed.connection import Connection
+from octavo.distributed.executor import GroupExecutor
+from octavo.distributed.leader import Leader
 from octavo.distributed.messages import Joining, Setup
+from octavo.distributed.ranks import Ranks
+from octavo.engine import load
 from octavo.engine import rank as rank_module
 from octavo.errors import EngineDeadError, UsageError
 from tests.support.engine_answers import PROMPTS, answers
@@ -220,3 +226,15 @@ def test_nodes_without_a_token(model: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("OCTAVO_CLUSTER_TOKEN", raising=False)
     with pytest.raises(UsageError, match="OCTAVO_CLUSTER_TOKEN, the same secret"):
         LLM(model, nnodes=2, master="127.0.0.1:9", pipeline_parallel_size=2, **OPTIONS)
+
+
+def test_the_smallest_machine_decides_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank says how much it has, and every rank gets as many blocks."""
+    config = EngineConfig(tensor_parallel_size=2)
+    local = SimpleNamespace(
+        mapped_bytes=0, workspace_bytes=0, weight_bytes=1000, num_threads=1, paging=None, cache_sizes=None
+    )
+    monkeypatch.setattr(load, "memory_of_rank", lambda *_: MemoryBudget(5 << 30))
+    for least, expected in ((3 << 30, 3 << 30), (9 << 30, 5 << 30)):
+        executor = GroupExecutor(local, Leader(), Ranks(2), None, None, 2000, least)  # type: ignore[arg-type]
+        assert load._cache_memory(config, executor, 160) == expected

@@ -31,10 +31,11 @@ class GroupExecutor:
         group: RankGroup | None,
         cache_sizes: CacheSizes,
         weight_bytes: int,
+        available_bytes: int,
     ) -> None:
         """group: of the ranks of the last stage; None: rank 0 alone. cache_sizes: the largest of a rank.
 
-        weight_bytes: of all ranks.
+        weight_bytes: of all ranks. available_bytes: the least that one of the others has for its cache.
         """
         self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
         self._number = 0
@@ -42,6 +43,7 @@ class GroupExecutor:
         self._pipeline = Pipeline(local, leader, ranks, self.outcome) if self.num_stages > 1 else None
         self.cache_sizes = cache_sizes
         self.weight_bytes = weight_bytes
+        self.available_bytes = available_bytes
         self.mapped_bytes = local.mapped_bytes
         self.workspace_bytes = local.workspace_bytes
         self.num_threads = local.num_threads

@@ -16,7 +16,7 @@ from octavo import __version__
 from octavo.batch import Batch
 from octavo.config import EngineConfig
 
-PROTOCOL = 3
+PROTOCOL = 4
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32")}
@@ -95,12 +95,16 @@ class Joining(_Message):
 
 
 class Loaded(_Message):
-    """The bytes of a loaded rank. Of the cache: of a token in a block, of a token in all layers, of a state."""
+    """The bytes of a loaded rank. Of the cache: of a token in a block, of a token in all layers, of a state.
+
+    available_bytes: its share of the memory that is free on its machine, where its weights are.
+    """
 
     block_token_bytes: int
     token_bytes: int
     state_bytes: int
     weight_bytes: int
+    available_bytes: int
 
 
 class Allocate(_Message):

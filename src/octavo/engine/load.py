@@ -12,6 +12,7 @@ from octavo.backends import PACKING, Backend, Executor, ExecutorLimits, PackCach
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
+from octavo.distributed.executor import GroupExecutor
 from octavo.engine.devices import backend_of, has_own_memory
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
@@ -196,6 +197,8 @@ def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> i
     available = max(budget.available_bytes - executor.mapped_bytes, 0)
     if config.num_ranks > 1 and has_own_memory(config):
         available = max(available - executor.workspace_bytes, 0)
+    if isinstance(executor, GroupExecutor):  # all ranks have as many blocks: the smallest machine decides
+        available = min(available, executor.available_bytes)
     if executor.paging is not None:
         available = memory_for_cache(config, executor.paging, executor.cache_sizes, budget, model_len)
     if isinstance(backend, SplitBackend):

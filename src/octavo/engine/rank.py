@@ -41,6 +41,7 @@ from octavo.engine.load import (
     compile_graph,
     executor_limits,
     held,
+    memory_of_rank,
     model_graph,
     model_sizes,
 )
@@ -92,7 +93,8 @@ def lead(
             state_bytes=max([sizes.state_bytes, *(each.state_bytes for each in loaded)]),
         )
         weight_bytes = local.weight_bytes + sum(each.weight_bytes for each in loaded)
-        return GroupExecutor(local, leader, ranks, group, largest, weight_bytes)
+        available_bytes = min(each.available_bytes for each in loaded)
+        return GroupExecutor(local, leader, ranks, group, largest, weight_bytes, available_bytes)
     except BaseException as error:
         leader.close()
         remove_segments(name)  # of ranks that were killed before they came together
@@ -305,10 +307,9 @@ class Follower:
         group = join(config, graph, ranks, rank, setup.group)
         limits = executor_limits(config, setup.model_len, whole)
         executor = compile_graph(config, checkpoint, graph, limits, None, group)
-        sizes = executor.cache_sizes
-        self._connection.send(
-            Loaded(sizes.block_token_bytes, sizes.token_bytes, sizes.state_bytes, executor.weight_bytes)
-        )
+        sizes, free = executor.cache_sizes, memory_of_rank(config).available_bytes - executor.mapped_bytes
+        own = executor.weight_bytes
+        self._connection.send(Loaded(sizes.block_token_bytes, sizes.token_bytes, sizes.state_bytes, own, max(free, 0)))
         allocate = self._next(Allocate)
         assert isinstance(allocate, Allocate)
         executor.allocate_cache(allocate.num_blocks, allocate.block_size, allocate.num_states)
