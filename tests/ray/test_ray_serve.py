@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from octavo.config import EngineConfig
 from octavo.errors import UsageError
-from octavo.ray.serve import openai_app
+from octavo.ray.serve import _with_threads, openai_app
 from octavo.server.config import ServerConfig
 
 
@@ -21,6 +22,16 @@ def test_an_open_address_wants_a_key() -> None:
 def test_replicas_do_not_sleep() -> None:
     with pytest.raises(UsageError, match="sleep_after is 60; Ray Serve"):
         openai_app("smollm2", server=ServerConfig(sleep_after=60))
+
+
+def test_the_processes_of_a_replica_share_its_cpus() -> None:
+    config = EngineConfig(tensor_parallel_size=2, data_parallel_size=2)
+    assert _with_threads(config, 9).num_threads == 2
+    assert _with_threads(EngineConfig(num_threads=3), 4).num_threads == 3
+    with pytest.raises(UsageError, match="num_cpus is 3, and each replica has 4 processes"):
+        openai_app("smollm2", num_cpus=3, tensor_parallel_size=2, data_parallel_size=2)
+    with pytest.raises(UsageError, match="2 processes of 2 or more"):
+        openai_app("smollm2", num_cpus=3, tensor_parallel_size=2, num_threads=2)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -8,6 +8,7 @@ serve.run(openai_app("smollm2", num_cpus=4, num_replicas=2))
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,12 +36,13 @@ def openai_app(
 ) -> Any:
     """An application for `serve.run`, at the route prefix `/`.
 
-    num_cpus: that Ray reserves for each replica, which computes with as many threads. server: of its options, those
-    about the address, TLS and connections are Ray's. As `octavo serve`, an application that answers to other names than
-    localhost (`ServerConfig(host="0.0.0.0")`) wants an API key or allow_unauthenticated. options: of `EngineConfig`.
-    Raises UsageError.
+    num_cpus: that Ray reserves for each replica. Its processes (tensor_parallel_size, pipeline_parallel_size and
+    data_parallel_size) share them evenly as threads, unless `num_threads` is among the options. server: of its options,
+    those about the address, TLS and connections are Ray's. As `octavo serve`, an application that answers to other
+    names than localhost (`ServerConfig(host="0.0.0.0")`) wants an API key or allow_unauthenticated. options: of
+    `EngineConfig`. Raises UsageError.
     """
-    config, rules = EngineConfig.resolve(model, {"num_threads": num_cpus, **options}), server or ServerConfig()
+    config, rules = _with_threads(EngineConfig.resolve(model, options), num_cpus), server or ServerConfig()
     if rules.sleep_after:
         raise UsageError(
             f"sleep_after is {rules.sleep_after:g}; Ray Serve starts and ends replicas itself: leave it out"
@@ -61,6 +63,17 @@ def openai_app(
         max_ongoing_requests=config.max_num_seqs + rules.max_queue,
     )
     return deployment(serve.ingress(build)(_Healthy)).bind()
+
+
+def _with_threads(config: EngineConfig, num_cpus: int) -> EngineConfig:
+    """The threads of each process of a replica. Raises UsageError if there are more processes than CPUs."""
+    processes = config.num_ranks * config.data_parallel_size
+    if num_cpus < processes * max(config.num_threads, 1):
+        raise UsageError(
+            f"num_cpus is {num_cpus}, and each replica has {processes} processes of {config.num_threads or 1} or more "
+            "threads: raise it, or lower the number of processes or num_threads"
+        )
+    return config if config.num_threads else replace(config, num_threads=num_cpus // processes)
 
 
 class OpenAIServer:
