@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo.backends import ExecutorLimits, get_backend
-from octavo.backends.torch.cache import PagedCache
+from octavo.backends.torch.cache import CacheNumbers, PagedCache
 from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.executor import TorchExecutor
 from octavo.batch import Batch
@@ -88,10 +88,10 @@ def test_factors_put_keys_and_values_where_e4m3_has_its_bits() -> None:
     errors = []
     for has_factors in (True, False):
         expected, found = (compiled(graph, weights, kind) for kind in ("float16", "fp8"))
-        factors = found._factors
+        factors = dict(found._numbers.factors)
         assert {layer: v < 2.0**-8 < k for layer, (k, v) in factors.items()} == dict.fromkeys(factors, True)
         if not has_factors:
-            factors.clear()
+            found._numbers = CacheNumbers(found._numbers.types, {})
         judged, rounded = (logits_of(executor) for executor in (expected, found))
         errors.append(np.linalg.norm(judged - rounded) / np.linalg.norm(judged))
     assert errors[0] < 0.1 < errors[1]

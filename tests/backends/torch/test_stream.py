@@ -180,6 +180,16 @@ def test_the_logits_of_the_resident_model(
         np.testing.assert_array_equal(logits_of(executor), expected)
 
 
+def test_the_fp8_cache_of_streamed_layers() -> None:
+    """Its factors come from weights that are not on the device when they are computed."""
+    graph, weights = tiny_graph("llama")
+    backend = TorchBackend(CPU, torch.float32)
+    expected = logits_of(backend.compile(graph, weights, LIMITS, kv_dtype="fp8"))
+    layers = tuple(sorted({n.layer_index for n in graph.nodes if n.layer_index is not None}))
+    sizes = backend.streamed(backend.sizes(graph, weights, LIMITS, kv_dtype="fp8"), layers)
+    np.testing.assert_array_equal(logits_of(backend.compile(sizes, weights, LIMITS, kv_dtype="fp8")), expected)
+
+
 def logits_of(executor: Any) -> np.ndarray:
     executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16, 32)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,13 @@ class LayerPages:
     value_scales: Tensor | None = None
     key_factor: float = 1.0
     value_factor: float = 1.0
+
+
+class CacheNumbers(NamedTuple):
+    """The keys and values of each layer: their types, and the factors of `LayerPages` where these are not 1."""
+
+    types: Mapping[int, torch.dtype]
+    factors: Mapping[int, tuple[float, float]]
 
 
 class PagedCache:

@@ -20,7 +20,9 @@ from octavo.backends import (
 from octavo.backends.memory import MemoryBudget, Sizes, StreamedSizes, host_memory
 from octavo.backends.parameters import weight_of
 from octavo.backends.rates import Rates
-from octavo.backends.torch.cache import cache_sizes, cache_types
+from octavo.backends.torch.cache import CacheNumbers, cache_sizes, cache_types
+from octavo.backends.torch.cache_factors import cache_factors
+from octavo.backends.torch.eager import dequantized
 from octavo.backends.torch.executor import StepMode, TorchExecutor, current, room_for, triton_calls
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
@@ -110,7 +112,10 @@ class TorchBackend:
         # Copies of other streams are in no graph. Exchanges in captured steps have not been tried.
         capture = None if self.group is not None or held.streamed is not None else self.capture
         mode = StepMode(self.device, capture, self.deterministic, self.group)
-        return TorchExecutor(planned.graph, held, limits, sizes, types, mode)
+        # Streamed layers have no numbers on the device yet.
+        source = held.__getitem__ if held.streamed is None else dequantized(weights, keep=False)
+        numbers = CacheNumbers(types, cache_factors(planned.graph, source, types))
+        return TorchExecutor(planned.graph, held, limits, sizes, numbers, mode)
 
     def sizes(
         self,

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from octavo.backends import ExecutorLimits, Paging
 from octavo.backends.sampling import raise_row_errors
-from octavo.backends.torch.cache import PagedCache
-from octavo.backends.torch.cache_factors import cache_factors
+from octavo.backends.torch.cache import CacheNumbers, PagedCache
 from octavo.backends.torch.checks import check_batch
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
 from octavo.backends.torch.operations import evaluate
@@ -132,10 +131,10 @@ class TorchExecutor:
         weights: DeviceWeights,
         limits: ExecutorLimits,
         sizes: tuple[CacheSizes, int],
-        cache_types: Mapping[int, torch.dtype],
+        numbers: CacheNumbers,
         mode: StepMode,
     ) -> None:
-        """sizes: of the cache, and bytes of the workspace. cache_types: of keys and values, by layer."""
+        """sizes: of the cache, and bytes of the workspace. numbers: of the cache."""
         device = mode.device
         # On the CPU, a step is computed by the call that submits it.
         self.max_in_flight = 2 if device.type == "cuda" else 1
@@ -145,13 +144,12 @@ class TorchExecutor:
         self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
         self.device = device
         self._graph, self._weights, self._limits = graph, weights, limits
-        self._cache_types, self._capture, self._repeats = cache_types, mode.capture, mode.repeats
+        self._numbers, self._capture, self._repeats = numbers, mode.capture, mode.repeats
         self._group, self._widths = mode.group, gathered_widths(graph, mode.group)
         # A step waits for other ranks, which begin it after the call that submits it here.
         self._thread = None if mode.group is None else ThreadPoolExecutor(1, "octavo-rank")
         self.calls = triton_calls(device)
         self._graphs: DecodeGraphs | None = None
-        self._factors = cache_factors(graph, weights.__getitem__, cache_types)
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
         self._slept_sizes: tuple[int, int, int] | None = (
@@ -186,8 +184,8 @@ class TorchExecutor:
     def _new_cache(self, *sizes: int) -> PagedCache:
         blocks, block_size, states = sizes
         state_dtype = vector_type(self._weights.dtype)
-        shape, types = (blocks, block_size, states), self._cache_types
-        return PagedCache(self._graph, shape, self.device, types, state_dtype, self._factors)
+        shape, (types, factors) = (blocks, block_size, states), self._numbers
+        return PagedCache(self._graph, shape, self.device, types, state_dtype, factors)
 
     def submit(self, batch: Batch) -> TorchPendingStep:
         check_batch(self._graph, self._limits, batch, self._cache)
