@@ -248,6 +248,35 @@ def test_bitsandbytes_dequantizes_the_same_numbers(type_name: str, source: Path,
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("case", ["gptq-4", "gptq-3", "gptq-8", "gptq-order", "rtn", "awq"])
+def test_gptqmodel_reads_it(case: str, source: Path, tmp_path: Path) -> None:
+    """The library through which transformers reads GPTQ and AWQ, on the CPU: its modules' own dequantization."""
+    pytest.importorskip("gptqmodel")
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
+
+    type_name, options, _ = CASES[case]
+    options = tuple(source / o if o == "calibration.md" else o for o in options)
+    assert run(source, tmp_path / "out", "--type", type_name, *options)[0] == 0
+    config = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+
+    def theirs(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        if type_name == "awq":
+            return dequantize_gemm(parts["qweight"], parts["qzeros"], parts["scales"], 4, config["group_size"])
+        rows, columns = len(parts["g_idx"]), parts["scales"].shape[1]
+        module = TorchLinear(config["bits"], config["group_size"], config["sym"], config["desc_act"], rows, columns)
+        module.load_state_dict(parts)
+        convert_gptq_v1_to_v2_format_module(module, config["bits"], torch.int32)
+        return module.eval().dequantize_weight()
+
+    with closing(open_checkpoint(tmp_path / "out")) as checkpoint:
+        for stem, parts in parts_of(tmp_path / "out")[0].items():
+            found = checkpoint.weights[f"{stem.removeprefix('model.')}.weight"].dequantize()
+            expected = theirs(parts).T.float().numpy()
+            np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
+
+
 def test_the_table_of_scales_is_bitsandbytes() -> None:
     table = dynamic_table()
     assert len(table) == len(set(table.tolist())) == 256
