@@ -1,7 +1,8 @@
 // Blocks of 256 values whose codes are indices into a grid of vectors: the IQ2 and IQ3 types.
 //
 // For a scale s, the error of grid vector g at values x with weights w is, up to a constant, s * (s * B - 2 * A) with
-// A = sum of w x g and B = sum of w g g. Neither depends on s, so one pass over the whole grid judges many scales.
+// A = sum of w x g and B = sum of w g g. Neither depends on s, so one pass over the whole grid judges many scales, and
+// the later passes over it find A again.
 #pragma once
 
 #include "../iq_grids.h"
@@ -49,12 +50,14 @@ struct IQ3S {
     }
 };
 
-// The grid by place in its vectors, and the weighted squares of its vectors for every index of 256 columns.
+// The grid by place in its vectors, and for every index of 256 columns the weighted squares of its vectors (B) and, of
+// one block at a time, their products with the values (-2 * A).
 template <class T>
 struct GridTables {
     static constexpr int vectors = SUPER / T::width;
     float grid[T::width][T::entries];
     float squares[vectors][T::entries];
+    float products[vectors][T::entries];
     float largest;
 
     void fill_grid() {
@@ -108,9 +111,9 @@ struct Unsigned {
     }
 };
 
-// The least of s * B - 2 * A over the grid for each of Count scales s, by lane.
+// The least of s * B - 2 * A over the grid for each of Count scales s, by lane. Keeps -2 * A.
 template <class T, int Count>
-void scan_grid(const GridTables<T>& tables, const float* wx, int vector, const F32x16 (&scales)[Count],
+void scan_grid(GridTables<T>& tables, const float* wx, int vector, const F32x16 (&scales)[Count],
                F32x16 (&least)[Count]) {
     F32x16 twice[T::width];
 #pragma GCC unroll 16
@@ -121,6 +124,7 @@ void scan_grid(const GridTables<T>& tables, const float* wx, int vector, const F
         F32x16 a = twice[0] * load(tables.grid[0] + e);
 #pragma GCC unroll 16
         for (int i = 1; i < T::width; ++i) a = fma(twice[i], load(tables.grid[i] + e), a);
+        store(tables.products[vector] + e, a);
         const F32x16 b = load(tables.squares[vector] + e);
 #pragma GCC unroll 16
         for (int k = 0; k < Count; ++k) least[k] = min(fma(scales[k], b, a), least[k]);
@@ -132,14 +136,12 @@ struct GridPick {
     int index;
 };
 
-// The same with the indices.
+// The same with the indices, of a vector that `scan_grid` has seen.
 template <class T, int Count>
-void pick_from_grid(const GridTables<T>& tables, const float* wx, int vector, const float (&scales)[Count],
+void pick_from_grid(const GridTables<T>& tables, int vector, const float (&scales)[Count],
                     GridPick (&picks)[Count]) {
     static constexpr float IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    F32x16 twice[T::width], least[Count], index[Count], s[Count];
-#pragma GCC unroll 16
-    for (int i = 0; i < T::width; ++i) twice[i] = broadcast(-2 * wx[T::width * vector + i]);
+    F32x16 least[Count], index[Count], s[Count];
 #pragma GCC unroll 16
     for (int k = 0; k < Count; ++k) {
         s[k] = broadcast(scales[k]);
@@ -148,10 +150,7 @@ void pick_from_grid(const GridTables<T>& tables, const float* wx, int vector, co
     }
     F32x16 number = load(IOTA);
     for (int e = 0; e < T::entries; e += LANES, number = number + broadcast(16.0f)) {
-        F32x16 a = twice[0] * load(tables.grid[0] + e);
-#pragma GCC unroll 16
-        for (int i = 1; i < T::width; ++i) a = fma(twice[i], load(tables.grid[i] + e), a);
-        const F32x16 b = load(tables.squares[vector] + e);
+        const F32x16 a = load(tables.products[vector] + e), b = load(tables.squares[vector] + e);
 #pragma GCC unroll 16
         for (int k = 0; k < Count; ++k) {
             const F32x16 score = fma(s[k], b, a);
@@ -194,7 +193,7 @@ struct GridCodes {
 
 // The best scale of each scaled group alone.
 template <class T>
-void search_grid_scales(const GridTables<T>& tables, const Unsigned& u, float (&scales)[SUPER / T::scaled]) {
+void search_grid_scales(GridTables<T>& tables, const Unsigned& u, float (&scales)[SUPER / T::scaled]) {
     constexpr int per_group = T::scaled / T::width;
     for (int group = 0; group < SUPER / T::scaled; ++group) {
         float far = 0;
@@ -221,25 +220,24 @@ void search_grid_scales(const GridTables<T>& tables, const Unsigned& u, float (&
     }
 }
 
-// Scales of groups and indices for a scale of the block. around: the scales of groups that come into question.
-template <class T>
-void choose_grid_codes(const GridTables<T>& tables, const Unsigned& u, const float (&around)[SUPER / T::scaled],
-                       GridCodes<T>& out) {
-    constexpr int per_group = T::scaled / T::width, NEAR = 3;
+// Scales of groups and indices for a scale of the block. around: the scales of groups of which the Near nearest are tried.
+template <int Near, class T>
+void choose_grid_codes(const GridTables<T>& tables, const float (&around)[SUPER / T::scaled], GridCodes<T>& out) {
+    constexpr int per_group = T::scaled / T::width, below = Near / 2, highest = 15 - below;
     out.score = 0;
     for (int group = 0; group < GridCodes<T>::groups; ++group) {
         const float unit = T::step * out.block, at = unit > 0 ? around[group] / unit - 0.5f : 0;
-        int middle = at > 14 ? 14 : at < 1 ? 1 : static_cast<int>(at + 0.5f);
-        float s[NEAR], scores[NEAR] = {};
-        for (int k = 0; k < NEAR; ++k) s[k] = unit * (static_cast<float>(middle + k - 1) + 0.5f);
-        GridPick picks[per_group][NEAR];
+        const int first = (at > highest ? highest : at < below ? below : static_cast<int>(at + 0.5f)) - below;
+        float s[Near], scores[Near] = {};
+        for (int k = 0; k < Near; ++k) s[k] = unit * (static_cast<float>(first + k) + 0.5f);
+        GridPick picks[per_group][Near];
         for (int v = 0; v < per_group; ++v) {
-            pick_from_grid(tables, u.wx, per_group * group + v, s, picks[v]);
-            for (int k = 0; k < NEAR; ++k) scores[k] += s[k] * picks[v][k].score;
+            pick_from_grid(tables, per_group * group + v, s, picks[v]);
+            for (int k = 0; k < Near; ++k) scores[k] += s[k] * picks[v][k].score;
         }
         int best = 0;
-        for (int k = 1; k < NEAR; ++k) best = scores[k] < scores[best] ? k : best;
-        out.scales[group] = middle + best - 1;
+        for (int k = 1; k < Near; ++k) best = scores[k] < scores[best] ? k : best;
+        out.scales[group] = first + best;
         out.score += scores[best];
         for (int v = 0; v < per_group; ++v) out.indices[per_group * group + v] = picks[v][best].index;
     }
@@ -267,7 +265,7 @@ inline float as_half(float value) {
 }
 
 template <class T>
-GridCodes<T> search_grid(const GridTables<T>& tables, const Unsigned& u, const float* weights) {
+GridCodes<T> search_grid(GridTables<T>& tables, const Unsigned& u, const float* weights) {
     float scales[SUPER / T::scaled], largest = 0;
     search_grid_scales(tables, u, scales);
     for (const float scale : scales) largest = scale > largest ? scale : largest;
@@ -276,17 +274,15 @@ GridCodes<T> search_grid(const GridTables<T>& tables, const Unsigned& u, const f
         best.score = 0;
         return best;
     }
-    float block = as_half(largest / (15.5f * T::step));
-    for (int round = 0; round < 2; ++round) {
-        GridCodes<T> codes;
-        codes.block = block;
-        choose_grid_codes(tables, u, scales, codes);
-        if (codes.score < best.score) best = codes;
-        block = as_half(refit_grid(tables, u, weights, codes));
-        for (int i = 0; i < GridCodes<T>::groups; ++i)
-            scales[i] = block * T::step * (static_cast<float>(codes.scales[i]) + 0.5f);
-    }
-    return best;
+    best.block = as_half(largest / (15.5f * T::step));
+    choose_grid_codes<3>(tables, scales, best);
+    // Once more with the scale of the block that is best for these codes; the scales of groups keep their places.
+    GridCodes<T> again;
+    again.block = as_half(refit_grid(tables, u, weights, best));
+    for (int i = 0; i < GridCodes<T>::groups; ++i)
+        scales[i] = again.block * T::step * (static_cast<float>(best.scales[i]) + 0.5f);
+    choose_grid_codes<1>(tables, scales, again);
+    return again.score < best.score ? again : best;
 }
 
 inline void put_word(uint8_t* out, const uint8_t* signs, int scale) {

@@ -140,6 +140,19 @@ def test_a_codebook_with_eight_bit_scales() -> None:
         replace(weight, row_scales=np.ones((1, 1), np.float32))
 
 
+def test_every_half() -> None:
+    """Each bit pattern becomes the same float32: subnormal numbers, signs of zero, infinities and NaN too."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = halves[np.isfinite(halves)]
+    np.testing.assert_array_equal(
+        DenseWeight(finite).dequantize().view(np.uint32), finite.astype(np.float32).view(np.uint32)
+    )
+    every_second = halves.reshape(256, 256)[:, ::2]
+    np.testing.assert_array_equal(DenseWeight(every_second).dequantize(), every_second.astype(np.float32))
+    assert DenseWeight(np.zeros((0, 3), np.float16)).dequantize().shape == (0, 3)
+    assert DenseWeight(np.ones((), np.float16)).dequantize() == 1
+
+
 def float8_value(kind: str, byte: int) -> float:
     """By the definition of the format: sign, exponent, mantissa."""
     sign = -1.0 if byte & 128 else 1.0

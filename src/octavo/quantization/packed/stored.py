@@ -21,6 +21,25 @@ DENSE_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
 _CHUNK_VALUES = 1 << 20
 
 
+_HALF_TO_SINGLE = np.float32(2.0**112)  # between the biases of the exponents
+_BEYOND_HALVES = np.float32(65536)
+
+
+def _from_halves(data: NDArray[np.float16]) -> NDArray[np.float32]:
+    """data.astype(float32), in half the time: sign, exponent and mantissa are moved to their places.
+
+    A product then gives the exponent its bias, of subnormal numbers too. Infinity and NaN would become finite.
+    """
+    bits = np.asarray(data).view(np.int16).astype(np.int32, order="C")
+    np.left_shift(bits, 13, out=bits)
+    np.bitwise_and(bits, np.int32(-0x70000001), out=bits)  # the copies of the sign below it
+    values = bits.view(np.float32)
+    np.multiply(values, _HALF_TO_SINGLE, out=values)
+    if values.size and (values.max() >= _BEYOND_HALVES or values.min() <= -_BEYOND_HALVES):
+        return data.astype(np.float32)
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class DenseWeight(Weight):
     """Plain numbers: float32, float16, or bfloat16 kept as its uint16 bits."""
@@ -47,7 +66,7 @@ class DenseWeight(Weight):
     def dequantize(self) -> NDArray[np.float32]:
         if self.data.dtype == np.uint16:
             return (self.data.astype(np.uint32) << 16).view(np.float32)
-        return self.data.astype(np.float32)
+        return _from_halves(self.data) if self.data.dtype == np.float16 else self.data.astype(np.float32)
 
     def converted(self, type_name: str) -> DenseWeight:
         """The numbers in another of `DENSE_TYPES`, rounded to the nearest, halves to even; a part at a time.
