@@ -138,8 +138,7 @@ struct GridPick {
 
 // The same with the indices, of a vector that `scan_grid` has seen.
 template <class T, int Count>
-void pick_from_grid(const GridTables<T>& tables, int vector, const float (&scales)[Count],
-                    GridPick (&picks)[Count]) {
+void pick_from_grid(const GridTables<T>& tables, int vector, const float (&scales)[Count], GridPick (&picks)[Count]) {
     static constexpr float IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     F32x16 least[Count], index[Count], s[Count];
 #pragma GCC unroll 16
@@ -220,7 +219,8 @@ void search_grid_scales(GridTables<T>& tables, const Unsigned& u, float (&scales
     }
 }
 
-// Scales of groups and indices for a scale of the block. around: the scales of groups of which the Near nearest are tried.
+// Scales of groups and indices for a scale of the block. around: the scales of groups of which the Near nearest are
+// tried.
 template <int Near, class T>
 void choose_grid_codes(const GridTables<T>& tables, const float (&around)[SUPER / T::scaled], GridCodes<T>& out) {
     constexpr int per_group = T::scaled / T::width, below = Near / 2, highest = 15 - below;
