@@ -66,7 +66,9 @@ class DenseWeight(Weight):
     def dequantize(self) -> NDArray[np.float32]:
         if self.data.dtype == np.uint16:
             return (self.data.astype(np.uint32) << 16).view(np.float32)
-        return _from_halves(self.data) if self.data.dtype == np.float16 else self.data.astype(np.float32)
+        if self.data.dtype == np.float16:
+            return _from_halves(self.data.view(np.float16))
+        return self.data.astype(np.float32)
 
     def converted(self, type_name: str) -> DenseWeight:
         """The numbers in another of `DENSE_TYPES`, rounded to the nearest, halves to even; a part at a time.
