@@ -2,7 +2,8 @@
 // they fit. A pair of products is at most 2 * code * 127, and a sum over n quads n times that: 8 quads of codes below
 // 16, 4 of codes below 32, 2 of codes below 64. Where a zero point is subtracted the sum may pass beyond int16 on the
 // way, as additions wrap around and the end fits: 16 * 16 * 127 and 8 * 32 * 127 are below 2^15.
-// Byte codes are multiplied as |w| * (sign(w) a): no sum of two pairs fits.
+// Byte codes are multiplied as |w| * (sign(w) a): no sum of two pairs fits. In a tile the sign is a mask m, 0 or -1, and
+// |w| * (a ^ m) is w a, less |w| where w is negative; a core executes more `xor` than `sign` at once.
 #pragma once
 
 #include "linear_units.h"
@@ -177,13 +178,39 @@ struct KeepingSource {
     }
 };
 
+// Byte codes of a unit as magnitudes and signs, and the sums of the negative ones.
+template <typename F>
+void unpack_signed(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
+    constexpr int PART = FormOf<F>::has_float_scales ? QUADS / 2 : QUADS;  // quads of a sum
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i start[2];
+    unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
+        constexpr int Q = decltype(q)::value;
+        const __m256i w[2] = {source.template quad<Q, 0>(), source.template quad<Q, 1>()};
+        for (int h = 0; h < 2; ++h) {
+            const __m256i size = _mm256_abs_epi8(w[h]), minus = _mm256_cmpgt_epi8(zero, w[h]);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * h), size);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.minus + 64 * Q + 32 * h), minus);
+            const __m256i pairs = _mm256_maddubs_epi16(_mm256_and_si256(size, minus), _mm256_set1_epi8(1));
+            const __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            start[h] = Q % PART == 0 ? sum : _mm256_add_epi32(start[h], sum);
+            if (Q % PART == PART - 1)
+                _mm256_store_si256(reinterpret_cast<__m256i*>(tile.starts[Q / PART] + 8 * h), start[h]);
+        }
+    });
+}
+
 template <typename F>
 void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     const KeepingSource<F> keeping{source, tile};
-    unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
-        keeping.template quad<decltype(q)::value, 0>();
-        keeping.template quad<decltype(q)::value, 1>();
-    });
+    if constexpr (FormOf<F>::is_wide) {
+        unpack_signed<F>(source, tile);
+    } else {
+        unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
+            keeping.template quad<decltype(q)::value, 0>();
+            keeping.template quad<decltype(q)::value, 1>();
+        });
+    }
     keeping.scales();
     for (int j = 0; j < F::mins; ++j) keeping.mins(j);
     for (int j = 0; F::has_half_scales && j < 2; ++j) keeping.half_scales(j);
@@ -266,6 +293,28 @@ __attribute__((always_inline)) inline void unit_sums_signed(const Source& source
     });
 }
 
+// The same of a tile.
+template <int R, int First, int Count, typename Form>
+__attribute__((always_inline)) inline void unit_sums_signed(const TileSource<Form>& source, const int8_t* a,
+                                                            __m256i (&acc)[R][2]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int r = 0; r < R; ++r)
+        for (int h = 0; h < 2; ++h) acc[r][h] = load_bytes(source.tile->starts[First / Count] + 8 * h);
+    unroll<Count>([&](auto q) __attribute__((always_inline)) {
+        constexpr int Q = First + decltype(q)::value;
+        const uint8_t* const signs = source.tile->minus + 64 * Q;
+        const __m256i size[2] = {source.template quad<Q, 0>(), source.template quad<Q, 1>()};
+        const __m256i minus[2] = {load_bytes(signs), load_bytes(signs + 32)};
+        for (int r = 0; r < R; ++r) {
+            const __m256i x = broadcast_i32(a + 32 * r + 4 * Q);
+            for (int h = 0; h < 2; ++h) {
+                const __m256i p = _mm256_maddubs_epi16(size[h], _mm256_xor_si256(x, minus[h]));
+                acc[r][h] = pin(_mm256_add_epi32(acc[r][h], _mm256_madd_epi16(p, ones)));
+            }
+        }
+    });
+}
+
 inline F32x16 to_floats(const __m256i (&sum)[2]) { return {_mm256_cvtepi32_ps(sum[0]), _mm256_cvtepi32_ps(sum[1])}; }
 
 // I of linear_format.h, if scales of half units are floats.
@@ -335,7 +384,12 @@ void multiply_keeping(PackedSource<F>& source, int units, ImageGroup a, const in
                       UnitTile<FormOf<F>>* tiles) {
     for (int u = 0; u < units; ++u, source.next(), terms += FormOf<F>::term_count * ROW_GROUP) {
         source.prefetch();
-        multiply_unit<ROW_GROUP>(KeepingSource<F>{source, tiles[u]}, a.unit(u), terms, c);
+        if constexpr (FormOf<F>::is_wide) {
+            unpack_unit<F>(source, tiles[u]);
+            multiply_unit<ROW_GROUP>(TileSource<FormOf<F>>{tiles + u}, a.unit(u), terms, c);
+        } else {
+            multiply_unit<ROW_GROUP>(KeepingSource<F>{source, tiles[u]}, a.unit(u), terms, c);
+        }
     }
 }
 

@@ -56,6 +56,12 @@ constexpr bool KEEPS_GROUPS = true;
 #else
 constexpr bool KEEPS_GROUPS = false;
 #endif
+// Wide codes of a tile are magnitudes with signs beside them.
+#if defined(OCTAVO_ISA_avx2)
+constexpr bool SIGNS_APART = true;
+#else
+constexpr bool SIGNS_APART = false;
+#endif
 // The scalar kernel subtracts zero points when it unpacks.
 constexpr bool ZERO_BY_TERMS = PACKED_ROWS > 0;
 

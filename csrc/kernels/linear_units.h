@@ -141,9 +141,19 @@ struct HalfScaleType<true> {
 template <typename Form>
 using HalfScale = typename HalfScaleType<Form::has_float_scales>::type;
 
+// Of a tile whose codes are magnitudes: 255 where a code is negative, and the sums of the magnitudes there, of the halves
+// of a unit if these have float scales, else of the unit, the first.
+template <bool IsApart>
+struct TileSigns {};
+template <>
+struct alignas(64) TileSigns<true> {
+    TileCode minus[PANEL_COLS * UNIT_K];
+    int32_t starts[2][PANEL_COLS];
+};
+
 // One unit unpacked, reused for many rows.
 template <typename Form>
-struct alignas(64) UnitTile {
+struct alignas(64) UnitTile : TileSigns<Form::is_wide && SIGNS_APART> {
     TileCode codes[PANEL_COLS * UNIT_K];
     float scales[PANEL_COLS];
     float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
