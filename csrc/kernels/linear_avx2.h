@@ -2,8 +2,8 @@
 // they fit. A pair of products is at most 2 * code * 127, and a sum over n quads n times that: 8 quads of codes below
 // 16, 4 of codes below 32, 2 of codes below 64. Where a zero point is subtracted the sum may pass beyond int16 on the
 // way, as additions wrap around and the end fits: 16 * 16 * 127 and 8 * 32 * 127 are below 2^15.
-// Byte codes are multiplied as |w| * (sign(w) a): no sum of two pairs fits. In a tile the sign is a mask m, 0 or -1, and
-// |w| * (a ^ m) is w a, less |w| where w is negative; a core executes more `xor` than `sign` at once.
+// Byte codes are multiplied as |w| * (sign(w) a): no sum of two pairs fits. In a tile the sign is a mask m, 0 or -1,
+// and |w| * (a ^ m) is w a, less |w| where w is negative; a core executes more `xor` than `sign` at once.
 #pragma once
 
 #include "linear_units.h"

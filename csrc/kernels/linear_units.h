@@ -141,8 +141,8 @@ struct HalfScaleType<true> {
 template <typename Form>
 using HalfScale = typename HalfScaleType<Form::has_float_scales>::type;
 
-// Of a tile whose codes are magnitudes: 255 where a code is negative, and the sums of the magnitudes there, of the halves
-// of a unit if these have float scales, else of the unit, the first.
+// Of a tile whose codes are magnitudes: 255 where a code is negative, and the sums of the magnitudes there, of the
+// halves of a unit if these have float scales, else of the unit, the first.
 template <bool IsApart>
 struct TileSigns {};
 template <>

@@ -13,6 +13,7 @@ from octavo.errors import UsageError
 
 KVDtype = Literal["float16", "int8", "fp8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
+CPU_KV_DTYPES: tuple[KVDtype, ...] = ("float16", "int8")  # those of every backend
 WeightDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Offload = Literal["auto", "cpu", "stream"]
 DistributedExecutor = Literal["processes", "ray"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from octavo import models
 from octavo.backends import ExecutorLimits, get_backend
-from octavo.config import KV_DTYPES, KVDtype
+from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.errors import GraphError, ModelLoadError
 from octavo.models import _rope as rope
 from octavo.models import build_graph, known_architectures, load_architecture
@@ -96,7 +96,7 @@ def test_both_formats_agree() -> None:
         )
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", CPU_KV_DTYPES)
 def test_gguf_with_values_of_another_width(kv_dtype: KVDtype) -> None:
     """The model's graph gives the same logits in numpy and on the cpu, which stores float16 or int8."""
     rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.cpu.compile import layer_bytes_per_token
-from octavo.config import KV_DTYPES, KVDtype
+from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.graph.ops import AttentionParams
 from octavo.graph.ops.kv_rounding import round_values
 from tests.backends.cpu.conftest import available_isas
@@ -197,7 +197,7 @@ def test_copied_blocks_attend_alike() -> None:
 
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (64, 96), (20, 6), (48, 80), (256, 256)])
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", CPU_KV_DTYPES)
 def test_sizes_that_python_knows(head_dim: int, value_dim: int, kv_dtype: KVDtype) -> None:
     params = attention_params(6, 2, head_dim, value_dim=value_dim)
     native = NativeAttention(params, Extras(), Setup(kv_dtype=kv_dtype))

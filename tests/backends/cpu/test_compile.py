@@ -10,7 +10,7 @@ from octavo.backends import ExecutorLimits, cpu, reference
 from octavo.backends.cpu import CompileOptions, CpuExecutor, choose_isa
 from octavo.backends.cpu.compile import cache_sizes
 from octavo.batch import Batch, SamplingBatch, greedy_rows
-from octavo.config import KV_DTYPES, KVDtype
+from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import LayerFormat
@@ -109,7 +109,7 @@ def test_a_small_model_agrees_with_the_reference(isa, threads, optimized):
         np.testing.assert_allclose(executor.submit(each).wait().logits, expected, atol=4e-3 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", CPU_KV_DTYPES)
 def test_the_cache_rounds_as_the_reference_does(isa, kv_dtype):
     """Closer to it than to a reference with an exact cache, where the rounding is coarse enough to be seen."""
     exact, judge = (reference.compile(tiny_llama(), tiny_weights(), LIMITS, kv_dtype=k) for k in (None, kv_dtype))
@@ -123,7 +123,7 @@ def test_the_cache_rounds_as_the_reference_does(isa, kv_dtype):
             assert np.abs(found - expected).mean() < np.abs(unrounded - expected).mean()
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", CPU_KV_DTYPES)
 def test_bytes_of_the_cache_are_known_before_it_is_compiled(kv_dtype):
     executor = compiled(kv_dtype=kv_dtype)
     formats = dict.fromkeys(range(LAYERS), LayerFormat(kv_dtype))

@@ -15,8 +15,8 @@ and each contributes operands under its name, by the type that it declares.
 | a nested dataclass   | its fields, in place                                                       | each as None    |
 
 An operation that keeps a paged cache gets two more operands after its fields: the int `kv_type`, an index in
-`KV_DTYPES`, and the weight `key_mean`. `Program.add_record` compares the names with the kernel's signature. So a new
-operation needs a class in `graph/ops` and a file in csrc/kernels, and nothing here.
+`CPU_KV_DTYPES`, and the weight `key_mean`. `Program.add_record` compares the names with the kernel's signature. So a
+new operation needs a class in `graph/ops` and a file in csrc/kernels, and nothing here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from octavo.config import KV_DTYPES
+from octavo.config import CPU_KV_DTYPES
 from octavo.errors import GraphError
 from octavo.graph import passes
 from octavo.graph.cache import KVCache
@@ -73,7 +73,7 @@ def lower(op: Op, layer_format: LayerFormat | None = None) -> Operands:
     if isinstance(op.cache, KVCache):
         layer_format = layer_format or LayerFormat("float16")
         mean = layer_format.key_mean
-        operands.ints.append(("kv_type", KV_DTYPES.index(layer_format.kv_dtype)))
+        operands.ints.append(("kv_type", CPU_KV_DTYPES.index(layer_format.kv_dtype)))
         operands.weights.append(("key_mean", None if mean is None else tuple(mean.tolist())))
     return operands
 
