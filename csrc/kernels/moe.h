@@ -122,7 +122,7 @@ class MoeRun {
           few_(static_cast<int64_t>(m.x.rows) * m.top_k <= FEW_PAIRS),
           memory_(few_ ? s.few : s.many),
           hidden_stride_(m.intermediate + PANEL_COLS),
-          num_pairs_(m.x.rows * m.top_k),
+          num_pairs_(0),
           pairs_(s.pairs) {}
 
     void run() {
@@ -150,6 +150,7 @@ class MoeRun {
                            weights + r * m_.top_k);
         if (!few_) worker_.barrier();
         pairs_.sort(chosen, weights, m_.x.rows, m_);
+        num_pairs_ = pairs_.starts[m_.experts];
     }
 
     ExpertProduct gate_up(int32_t expert) const {
@@ -374,7 +375,7 @@ class MoeRun {
     const bool few_;
     const PairMemory& memory_;
     const int64_t hidden_stride_;
-    const int32_t num_pairs_;
+    int32_t num_pairs_;  // once rows are routed
     MoePairs pairs_;
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 OCTAVO_SIGNATURE(Moe, (x, router_x),
                  (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias, expert_scale),
-                 (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind),
+                 (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind, first_expert),
                  (scale, limit, up_offset));
 
 struct MoeOperands {
@@ -18,6 +18,7 @@ struct MoeOperands {
     Weight gate_up[2], gate_up_bias[2];
     Weight down, down_bias;
     int32_t experts, intermediate, top_k;
+    int32_t first_expert, held;  // of the experts, those that are here: of a rank, or all
     int64_t kind;
     float limit, up_offset;
     Routing routing;
@@ -35,6 +36,8 @@ struct MoeOperands {
           experts(router.packed->n),
           intermediate(down.packed->k),
           top_k(int32(args, Moe::top_k)),
+          first_expert(int32(args, Moe::first_expert)),
+          held(down.packed->n / args.output.cols),
           kind(args.ints[Moe::kind]),
           limit(args.floats[Moe::limit]),
           up_offset(args.floats[Moe::up_offset]),
@@ -95,7 +98,8 @@ struct ExpertProduct {
     ExpertProduct& operator=(const ExpertProduct&) = delete;
 };
 
-// The pairs of a row and an expert that it chose: by expert, then by row.
+// The pairs of a row and an expert that it chose and that is here: by expert, then by row. Experts count from the first
+// that is here.
 struct MoePairs {
     int32_t* starts;  // [experts + 2]: the first pair of each expert, then the number of pairs
     int32_t* used;    // experts with pairs
@@ -109,10 +113,15 @@ struct MoePairs {
     void sort(const int32_t* chosen, const float* chosen_weights, int32_t num_rows, const MoeOperands& m) {
         // One place further than its expert, so that each becomes the end of its expert's pairs.
         for (int32_t e = 0; e < m.experts + 2; ++e) starts[e] = 0;
-        for (int32_t i = 0; i < num_rows * m.top_k; ++i) ++starts[chosen[i] + 2];
+        const auto is_here = [&](int32_t i) {
+            return chosen[i] >= m.first_expert && chosen[i] < m.first_expert + m.held;
+        };
+        for (int32_t i = 0; i < num_rows * m.top_k; ++i)
+            if (is_here(i)) ++starts[chosen[i] - m.first_expert + 2];
         for (int32_t e = 0; e < m.experts; ++e) starts[e + 2] += starts[e + 1];
         for (int32_t i = 0; i < num_rows * m.top_k; ++i) {
-            const int32_t pair = starts[chosen[i] + 1]++;
+            if (!is_here(i)) continue;
+            const int32_t pair = starts[chosen[i] - m.first_expert + 1]++;
             rows[pair] = i / m.top_k;
             weights[pair] = chosen_weights[i];
         }

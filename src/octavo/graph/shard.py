@@ -244,7 +244,7 @@ class _Sharder:
         stacks = {name: stack for name in names if (stack := getattr(op, name)) is not None}
         ((begin, end),) = split.ranges[self._rank]
         parts: dict[str, Any] = {name: _part(stack, 0, begin, end) for name, stack in stacks.items()}
-        return replace(op, **parts)
+        return replace(op, first_expert=begin, **parts)
 
     def _head_linear(self, op: HeadLinear, output: Value) -> tuple[Value, _Layout]:
         heads, out_features, in_features = op.weight.shape

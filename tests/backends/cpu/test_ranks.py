@@ -42,6 +42,16 @@ def logits_of(graphs: list[Graph], run: Callable[[int, Graph], CpuExecutor]) -> 
 )
 @pytest.mark.parametrize("size", [2, 3])
 def test_native_ranks_make_the_logits_of_one_program(name: str, size: int) -> None:
+    assert_ranks_agree(name, size, whole_experts=False)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2moe", "deepseek2-groups", "gpt-oss", "llama4-short"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_native_ranks_with_whole_experts(name: str, size: int) -> None:
+    assert_ranks_agree(name, size, whole_experts=True)
+
+
+def assert_ranks_agree(name: str, size: int, *, whole_experts: bool) -> None:
     graph, weights = tiny_graph(name)
     group = secrets.token_hex(8)
 
@@ -50,7 +60,8 @@ def test_native_ranks_make_the_logits_of_one_program(name: str, size: int) -> No
         return joined.compile(part, weights, LIMITS, num_threads=1)
 
     whole = logits_of([graph], lambda _, each: cpu.compile(each, weights, LIMITS, num_threads=1))
-    for found, (expected,) in zip(logits_of(ranks_of(graph, weights, size), of_rank), whole, strict=True):
+    parts = ranks_of(graph, weights, size, whole_experts=whole_experts)
+    for found, (expected,) in zip(logits_of(parts, of_rank), whole, strict=True):
         for logits in found:
             np.testing.assert_array_equal(logits, found[0])
         # Keys and values are rounded to float16, which takes the last bits of sums in another order further apart.

@@ -27,7 +27,7 @@ from octavo.errors import GraphError, UsageError
 from octavo.graph.cache import CacheSizes, KVCache, StateCache
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
-from octavo.graph.ops import Embedding, Input, MoE
+from octavo.graph.ops import Embedding, Input
 from octavo.graph.passes import Pass, optimize
 from octavo.graph.values import Parameter, Rows
 
@@ -199,11 +199,6 @@ def _check_kernels(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op.name not in known and not isinstance(node.op, Input):
             raise GraphError(f"{node.layer}: {node.op.name}: the cpu backend has no kernel for this operation")
-        if isinstance(node.op, MoE) and node.op.gate.shape[0] < node.op.num_experts:
-            raise UsageError(
-                f"{node.layer}: enable_expert_parallel: the kernels of the cpu take mixtures with all their experts; "
-                "leave it out: ranks then have a part of every expert"
-            )
 
 
 def _make_program(

@@ -107,6 +107,7 @@ class MoE(Op):
     down_bias: Parameter | None = None  # [experts, hidden], plain
     expert_scale: Parameter | None = None  # [experts]
     router_x: Value | None = None  # what the router reads; None: x
+    first_expert: int = 0  # that is here, of all
 
     def infer_shape(self) -> tuple[Rows, int]:
         require_activation(self.kind)
@@ -149,12 +150,6 @@ class MoE(Op):
     def num_experts(self) -> int:
         """All among which the router chooses."""
         return self.router.shape[0]
-
-    @property
-    def first_expert(self) -> int:
-        """The first that is here, of all."""
-        part = self.gate.part
-        return part.begin if part is not None and part.dimension == 0 else 0
 
     @property
     def products(self) -> tuple[Parameter, ...]:
