@@ -61,7 +61,7 @@ def test_a_recorded_model_needs_no_hub(tmp_path: Path) -> None:
     """It stays at its commit until it is pulled again."""
     hub = Behaviour(FILES)
     with serve(hub) as endpoint:
-        assert run(tmp_path, endpoint, "show", "org/name").returncode == 0
+        assert run(tmp_path, endpoint, "pull", "org/name").returncode == 0
         num_requests = len(hub.requests)
         assert run(tmp_path, endpoint, "show", "org/name").returncode == 0
         assert len(hub.requests) == num_requests
@@ -117,7 +117,7 @@ def test_damaged_records_are_passed_over(tmp_path: Path) -> None:
         for text in ("", "{}", '{"label": "org/name", "files": [], "commit": "", "snapshot": "/"}', "[" * 5000):
             file.write_text(text)
             assert listed(tmp_path) == {}
-        assert run(tmp_path, endpoint, "show", "org/name").returncode == 0
+        assert run(tmp_path, endpoint, "pull", "org/name").returncode == 0
     assert list(listed(tmp_path)) == ["org/name"]
 
 

@@ -30,6 +30,7 @@ class Behaviour:
     status_of_files: int = 200
     cut_once_at: int | None = None  # bytes after which the first download breaks off
     seconds_per_chunk: float = 0.0
+    has_ranges: bool = True  # else every answer is the whole file
     redirect_to: str | None = None  # base of another host that files are taken from
     requests: list[tuple[str, str, dict[str, str]]] = field(
         default_factory=list
@@ -93,10 +94,13 @@ class _Handler(BaseHTTPRequestHandler):
             headers |= {"Location": f"{self.behaviour.redirect_to}/files/{name}"}
             self._send(b"", with_body, status=302, headers=headers)
             return
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        self._send(content[start:], with_body, status=206 if start else 200, headers=headers, is_file=True)
+        start, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        piece = content[int(start) : int(last) + 1 if last else None]
+        if self.behaviour.has_ranges and (int(start) or last):
+            headers["Content-Range"] = f"bytes {start}-{int(start) + len(piece) - 1}/{len(content)}"
+            self._send(piece, with_body, status=206, headers=headers, is_file=True)
+        else:
+            self._send(content, with_body, headers=headers, is_file=True)
 
     def _send(
         self,

@@ -13,7 +13,7 @@ from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_plan_options
 from octavo.cli.show import experts_read, parameters
-from octavo.cli.terminal import find_model, write_facts, write_json
+from octavo.cli.terminal import find_headers, write_facts, write_json
 from octavo.config import EngineConfig
 from octavo.engine.progress import size
 from octavo.errors import InsufficientMemoryError, UsageError
@@ -93,7 +93,7 @@ def plan(
 ) -> None:
     """Show how much memory a model needs, and how much context fits this machine. Reads only the headers.
 
-    MODEL is a path, a hub id or a short name.
+    MODEL is a path, a hub id or a short name; of a model that is not downloaded yet, the headers are fetched.
     A model larger than the memory runs from disk: the plan says how fast, from a measurement of the disk.
     The exit code is 3 if the model cannot run with the context given by --ctx or, without --ctx, with any.
     """
@@ -101,14 +101,17 @@ def plan(
     from octavo.loader.checkpoint import open_checkpoint
 
     EngineConfig.resolve(model, engine_options)  # an error comes before a download
-    path, options = find_model(model, engine_options)
-    with closing(open_checkpoint(path)) as checkpoint:
+    with (
+        find_headers(model, engine_options) as (path, place, options),
+        closing(open_checkpoint(path)) as checkpoint,
+    ):
         config = EngineConfig.resolve(model, options)
         if simulated is not None:
             context = _checked_context(ctx or checkpoint.config.max_position_embeddings)
             simulate.write_simulation(checkpoint, config, simulated, context, users, as_json=as_json)
             return
         needs = memory_needs(checkpoint, ctx, users, free_memory(config), config)
+        needs = needs if place is None else replace(needs, model=place)
     if as_json:
         write_json(asdict(needs))
     else:

@@ -13,7 +13,7 @@ import click
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_model_options
-from octavo.cli.terminal import find_model, write, write_facts, write_json
+from octavo.cli.terminal import find_headers, write, write_facts, write_json
 from octavo.config import EngineConfig
 from octavo.engine.progress import size
 from octavo.errors import OctavoError
@@ -33,14 +33,17 @@ _ORIGIN = {"name": "name", "organization": "made by", "size_label": "size label"
 def show(*, model: str, as_json: bool, engine_options: Options) -> None:
     """Describe a model: architecture, formats, sizes, context, template, licence. Reads only its headers.
 
-    MODEL is a path, a hub id or a short name.
+    MODEL is a path, a hub id or a short name; of a model that is not downloaded yet, the headers are fetched.
     """
     from octavo.loader.checkpoint import open_checkpoint
 
     EngineConfig.resolve(model, engine_options)  # an error comes before a download
-    path, options = find_model(model, engine_options)
-    with closing(open_checkpoint(path)) as checkpoint:
+    with (
+        find_headers(model, engine_options) as (path, place, options),
+        closing(open_checkpoint(path)) as checkpoint,
+    ):
         description = describe(checkpoint, EngineConfig.resolve(model, options))
+        description["path"] = place or description["path"]
     if as_json:
         write_json(description)
     else:

@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -41,6 +42,26 @@ def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[
             progress=lambda file, done, total: progress.update(f"downloading {file}", done, total),
         )
     return path, left
+
+
+@contextmanager
+def find_headers(model: str, options: Options) -> Iterator[tuple[Path, str | None, Options]]:
+    """The files of a model as far as `open_checkpoint` reads them, with nothing but headers if they are not here yet.
+
+    Yields the file or directory, the place of one that is not here, and the options that remain as `find_model` does.
+    """
+    from octavo.loader.remote_headers import remote_headers
+
+    with ExitStack() as context:
+        with ProgressBar(in_bytes=True, announced=True, transient=True) as progress:
+            progress.update("reading headers", 0, 0)
+            path = context.enter_context(remote_headers(model, options.get("revision")))
+        if path is None:
+            here, left = find_model(model, options)
+            yield here, None, left
+            return
+        left = {name: value for name, value in options.items() if name != "revision"}
+        yield path, f"{model}, not downloaded yet", left
 
 
 def check_folder(path: Path) -> None:

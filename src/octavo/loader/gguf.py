@@ -71,6 +71,14 @@ def open_gguf(path: Path) -> TensorFiles:
     return TensorFiles(files, tensors, headers[0].metadata, headers[0].number_types)
 
 
+def header_bytes(path: Path) -> int:
+    """The length of the header of one file. Raises ModelLoadError naming file, offset and reason."""
+    with closing(MappedFile(path)) as file:
+        reader = _HeaderReader(file)
+        reader.read()
+        return reader.position
+
+
 def part_names(name: str, exists: Callable[[str], bool]) -> list[str]:
     """All parts of the model that the file `name` belongs to, in order; only itself if it is not named like a part.
 

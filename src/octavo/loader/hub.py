@@ -126,12 +126,12 @@ def _from_hub(wanted: Reference, offline: bool, progress: DownloadProgress | Non
     repository = wanted.repository
     if not offline:
         try:
-            commit, checksums = _list_files(repository, _LIST_S, wanted.revision)
-        except _UnreachableError as error:
+            commit, checksums = list_files(repository, revision=wanted.revision)
+        except UnreachableError as error:
             logger.warning("%s; looking among the models downloaded before", error)
         else:
-            files = _files_of(wanted, checksums)
-            paths = [_download(repository, name, commit, None, progress) for name in files]
+            files = files_of(wanted, checksums)
+            paths = [download(repository, name, commit, None, progress) for name in files]
             snapshot = paths[0].parents[files[0].count("/")]
             record = library.store(wanted.label, commit, snapshot, files)
             _check_content(record, checksums)
@@ -139,7 +139,8 @@ def _from_hub(wanted: Reference, offline: bool, progress: DownloadProgress | Non
     return _from_hub_cache(wanted)
 
 
-def _files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
+def files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
+    """The files of a repository that a reference means, the one to open first. Raises ModelLoadError."""
     if wanted.file is None:
         return choose_files(wanted.repository, names, wanted.variant)
     if wanted.file not in (names := list(names)) or not _is_harmless(wanted.file):
@@ -173,7 +174,7 @@ def _from_hub_cache(wanted: Reference) -> Path:
         snapshot = revision.snapshot_path
         names = [file.file_path.relative_to(snapshot).as_posix() for file in revision.files]
         try:
-            files = _files_of(wanted, names)
+            files = files_of(wanted, names)
         except ModelLoadError:  # another variant
             continue
         return snapshot if files[0] == "config.json" else snapshot / files[0]
@@ -184,16 +185,18 @@ def _from_hub_cache(wanted: Reference) -> Path:
     )
 
 
-class _UnreachableError(ModelLoadError):
+class UnreachableError(ModelLoadError):
     """The hub did not answer, as opposed to answering with a refusal."""
 
 
-def _list_files(repository: str, timeout_s: float, revision: str | None = None) -> tuple[str, dict[str, str | None]]:
+def list_files(
+    repository: str, timeout_s: float = _LIST_S, revision: str | None = None
+) -> tuple[str, dict[str, str | None]]:
     """The commit of a revision of a repository, and its files with the SHA-256 of the large ones.
 
     revision: None is the newest.
 
-    Raises ModelLoadError; _UnreachableError if the hub does not answer in time.
+    Raises ModelLoadError; UnreachableError if the hub does not answer in time.
     """
     from multiprocessing.pool import ThreadPool
 
@@ -212,23 +215,26 @@ def _list_files(repository: str, timeout_s: float, revision: str | None = None) 
                 f"{repository}: no such repository, or access must be granted first; check the name, and if it is "
                 "private or gated accept its terms, then set HF_TOKEN or run `hf auth login`"
             ) from error
-        raise ModelLoadError(f"{repository}: the hub refused: {_one_line(error)}") from error
+        raise ModelLoadError(f"{repository}: the hub refused: {one_line(error)}") from error
     except Exception as error:  # the exceptions of its HTTP library change from version to version
-        raise _UnreachableError(
-            f"{repository}: the hub cannot be reached within {timeout_s:g} s ({_one_line(error)})"
+        raise UnreachableError(
+            f"{repository}: the hub cannot be reached within {timeout_s:g} s ({one_line(error)})"
         ) from error
     return str(info.sha), {file.rfilename: file.lfs.sha256 if file.lfs else None for file in info.siblings or []}
 
 
 def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | None) -> Path:
-    _list_files(alias.repository, _REACH_S)  # fails fast without a network
-    return _download(alias.repository, alias.filename, alias.revision, directory, progress)
+    list_files(alias.repository, _REACH_S)  # fails fast without a network
+    return download(alias.repository, alias.filename, alias.revision, directory, progress)
 
 
-def _download(
+def download(
     repository: str, name: str, revision: str, directory: Path | None, progress: DownloadProgress | None
 ) -> Path:
-    """Downloads one file into `directory`, or into the hub's own cache. A broken download is resumed."""
+    """Downloads one file into `directory`, or into the hub's own cache. A broken download is resumed.
+
+    Raises ModelLoadError.
+    """
     from huggingface_hub import hf_hub_download
 
     try:
@@ -236,7 +242,7 @@ def _download(
         return Path(hf_hub_download(repository, name, revision=revision, local_dir=directory, tqdm_class=bar))
     except Exception as error:  # as above; also a full disk, which is an OSError
         raise ModelLoadError(
-            f"{repository}: {name} could not be downloaded ({_one_line(error)}); check the network and the free space "
+            f"{repository}: {name} could not be downloaded ({one_line(error)}); check the network and the free space "
             "of the disk and try again, complete files are kept"
         ) from error
 
@@ -266,6 +272,7 @@ def _is_harmless(name: str) -> bool:
     return all(p not in ("", ".", "..") and len(p) <= 255 for p in pieces) and not re.search(r"[\0\\:]", name)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The text of an error for the middle of a sentence."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:200]
