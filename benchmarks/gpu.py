@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib.util
 import json
 import os
 import re
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from gpu_cases import Case, Figure, Machine
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [str(ROOT), str(ROOT / "src")]  # Octavo need not be installed, and the tests' helpers never are
+# Octavo need not be installed, and the tests' helpers never are. An installed one has its native library.
+SOURCES = [str(ROOT), *([] if importlib.util.find_spec("octavo") else [str(ROOT / "src")])]
 TESTS = ("tests/backends/torch/kernels", "tests/backends/torch/test_tokens.py")
 PAGE = ROOT / "docs" / "performance_gpu.md"
 _BROKEN_DEVICE = 3  # exit status of a worker whose device takes no more work

@@ -6,7 +6,6 @@ each piece waits for a delay in the proxy, and some of them for a retransmission
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
 import socket
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,7 +118,7 @@ def test_a_link_that_delays_stalls_and_breaks(
     proxy = Proxy(host, port)
     flags = ["--nnodes", "2", "--node-rank", "1", "--master", proxy.address, "--pipeline-parallel-size", "2"]
     command = [*there, sys.executable, "-m", "octavo", "serve", model, *flags]
-    helper = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": pythonpath()})
+    helper = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     options: dict[str, Any] = {"nnodes": 2, "master": f"127.0.0.1:{port}", "pipeline_parallel_size": 2, **OPTIONS}
     try:
         with LLM(model, **options) as llm:
@@ -138,7 +136,3 @@ def test_a_link_that_delays_stalls_and_breaks(
         proxy.close()
         helper.terminate()
         helper.wait(20)
-
-
-def pythonpath() -> str:
-    return os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])

@@ -96,7 +96,7 @@ def test_the_experts_of_one_of_two_ranks() -> None:
 
     def part(begin: int, end: int) -> MoE:
         stacks = [replace(p, shape=(end - begin, *p.shape[1:]), part=Part(0, begin, end)) for p in whole.products]
-        return replace(whole, gate=stacks[0], up=stacks[1], down=stacks[2])
+        return replace(whole, gate=stacks[0], up=stacks[1], down=stacks[2], first_expert=begin)
 
     found = []
     for op in (whole, part(0, 3), part(3, 4)):
