@@ -30,6 +30,7 @@ from tests.backends.test_shared_caches import four_layers
 from tests.models.test_steps import LIMITS, in_chunks
 from tests.support.engine_answers import answers
 from tests.support.processes import octavo_here
+from tests.support.small_device import SmallDevice
 from tests.support.text_models import save_decoder
 from tests.support.tiny_gguf import wide_gguf
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
@@ -134,23 +135,6 @@ def test_a_real_model_in_two_places(smollm2_path: Path) -> None:
                 [o.outputs[0].token_ids for o in llm.generate(["The sun is a star, and", "One, two,"], params)]
             )
     assert found[0] == found[1]
-
-
-@dataclass(frozen=True, slots=True)
-class SmallDevice(TorchBackend):
-    """With so many bytes of memory that can be used."""
-
-    usable: int = 1 << 40
-
-    @property
-    def uses_main_memory(self) -> bool:
-        return False
-
-    def total_memory(self) -> int:
-        return MemoryBudget.with_usable(self.usable)
-
-    def memory(self) -> MemoryBudget:
-        return MemoryBudget(MemoryBudget.with_usable(self.usable))
 
 
 def backend_with(usable: int, **options: object) -> SplitBackend:

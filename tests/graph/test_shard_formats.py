@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from octavo.backends.parameters import weight_of
 from octavo.engine.load import model_graph
@@ -19,7 +17,7 @@ from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.graph.test_shard import assert_same, logits_of, ranks_of
 from tests.support.quantize import random_weight
-from tests.support.quantized_checkpoints import CASES, SLOWER, Packer, write
+from tests.support.quantized_checkpoints import CASES, SLOWER, Packer, tiny_model, write
 
 STAGES = [range(1), range(1, 2)]
 GGML = [name for name, (values, _) in BLOCK_SIZES.items() if values > 1]
@@ -76,25 +74,6 @@ def test_types_of_gguf(type_name: str) -> None:
     assert_ranks_and_stages_agree(graph, weights, "float64")
 
 
-def tiny_model() -> PreTrainedModel:
-    torch.manual_seed(1)
-    config = Qwen2Config(
-        vocab_size=96,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
-            parameter += float("norm" in name)
-    return model
-
-
 LAYOUTS: dict[str, tuple[dict[str, object], Packer]] = {
     **CASES,
     **{name: (config, packer) for name, (config, packer, _, _) in SLOWER.items()},
@@ -104,7 +83,7 @@ LAYOUTS: dict[str, tuple[dict[str, object], Packer]] = {
 @pytest.mark.parametrize("name", with_slow(LAYOUTS, FAST_CASES))
 def test_quantized_checkpoints(name: str, tmp_path: Path) -> None:
     """GPTQ, AWQ, bitsandbytes, compressed-tensors, float8, MXFP4, NVFP4 and HQQ, as their files are."""
-    quantized = write(tiny_model(), tmp_path, *LAYOUTS[name])
+    quantized = write(tiny_model(256, 768, 8, 4), tmp_path, *LAYOUTS[name])
     checkpoint = open_checkpoint(tmp_path)
     graph = model_graph(checkpoint, 64)
     assert {p.name for p in graph.parameters} >= quantized

@@ -22,11 +22,10 @@ from octavo.models import build_graph
 from octavo.quantization.at_load import METHODS, quantized, quantized_like
 from octavo.quantization.packed import CodebookWeight, DenseWeight, Float8Weight, GroupedWeight, Weight
 from tests.models.test_parity import TOKENS, assert_close, logits_of
-from tests.quantization.test_checkpoints import tiny_model
 from tests.support import converted_gguf, tiny_models
 from tests.support.at_load_formulas import FORMULAS
 from tests.support.processes import octavo_here
-from tests.support.quantized_checkpoints import CASES, write
+from tests.support.quantized_checkpoints import CASES, tiny_model, write
 from tests.support.tiny_gguf import plain_tensors, tiny_gguf
 
 Floats = NDArray[np.float32]

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+from transformers import PreTrainedModel
 
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
@@ -20,31 +19,12 @@ from octavo.quantization.checkpoints import Lowered, lowered
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.support import quantized_checkpoints, tiny_models
 from tests.support.processes import octavo_here
-from tests.support.quantized_checkpoints import CASES, as_tensor, write
+from tests.support.quantized_checkpoints import CASES, as_tensor, tiny_model, write
 
 RNG = np.random.default_rng(5)
 # Kernels quantize activations to eight bits.
 NATIVE_TOLERANCE = 4e-2
 NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
-
-
-def tiny_model() -> PreTrainedModel:
-    torch.manual_seed(1)
-    config = Qwen2Config(
-        vocab_size=96,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
-            parameter += float("norm" in name)
-    return model
 
 
 def opened(path: Path, name: str) -> tuple[PreTrainedModel, Checkpoint, set[str]]:

@@ -18,9 +18,9 @@ from octavo.engine.load import growth_notes, model_sizes
 from octavo.engine.progress import size
 from octavo.loader.checkpoint import open_checkpoint
 from tests.models.test_parity import TOKENS, assert_close, logits_of
-from tests.quantization.test_checkpoints import NATIVE_TOLERANCE, RNG, layer_file, tiny_model
+from tests.quantization.test_checkpoints import NATIVE_TOLERANCE, RNG, layer_file
 from tests.support import quantized_checkpoints, tiny_models
-from tests.support.quantized_checkpoints import CASES, SLOWER, Packer, as_tensor, compressed, write
+from tests.support.quantized_checkpoints import CASES, SLOWER, Packer, as_tensor, compressed, tiny_model, write
 
 # Part of a layer's name -> its group's configuration, and its packer.
 LAYOUTS: dict[str, tuple[dict[str, object], Packer]] = {

@@ -15,7 +15,6 @@ import torch
 from octavo.backends import get_backend
 from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.backends.split import SplitSizes
-from octavo.backends.torch.compile import TorchBackend
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.load import model_sizes
 from octavo.engine.model_memory import PROCESS_BYTES, MemoryShares, ModelMemory, machine_memory
@@ -30,6 +29,7 @@ from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script, fake_model
+from tests.support.small_device import SmallDevice
 from tests.support.tiny_gguf import tiny_gguf, wide_gguf
 
 MIB = 1 << 20
@@ -131,21 +131,13 @@ def test_an_engine_that_cannot_keeps_nobody_from_asking(smollm2_tokenizer: Token
 
 
 @dataclass(frozen=True, slots=True)
-class SharedDevice(TorchBackend):
-    """A GPU of tests, whose memory all models share. held: bytes of those that are loaded, by name."""
+class SharedDevice(SmallDevice):
+    """One whose memory all models share. held: bytes of those that are loaded, by name."""
 
-    usable: int = 1 << 40
     held: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def uses_main_memory(self) -> bool:
-        return False
-
-    def total_memory(self) -> int:
-        return MemoryBudget.with_usable(self.usable)
-
     def memory(self) -> MemoryBudget:
-        return MemoryBudget(MemoryBudget.with_usable(self.usable) - sum(self.held.values()))
+        return MemoryBudget(self.total_memory() - sum(self.held.values()))
 
 
 class PlacingLoader(ModelLoader):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 Floats = NDArray[np.float32]
 Tensors = dict[str, Any]
@@ -30,6 +30,26 @@ class Packed:
 
     tensors: Tensors
     meaning: Floats
+
+
+def tiny_model(width: int = 128, inner: int = 256, heads: int = 4, kv_heads: int = 2) -> PreTrainedModel:
+    """A Qwen 2 of two layers with random weights. width, inner: columns of the values and within the MLP."""
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=96,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=64,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+            parameter += float("norm" in name)
+    return model
 
 
 Rng = np.random.Generator

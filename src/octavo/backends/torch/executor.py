@@ -152,9 +152,8 @@ class TorchExecutor:
         self._graphs: DecodeGraphs | None = None
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
-        self._slept_sizes: tuple[int, int, int] | None = (
-            None  # blocks, their size and slots of the cache before a sleep
-        )
+        # Blocks, their size and slots of the cache before a sleep.
+        self._slept_sizes: tuple[int, int, int] | None = None
         # The tokens that the step before has drawn, by row: the next one may take them from here.
         self._drawn = torch.zeros(max(limits.max_num_outputs, 1), dtype=torch.int64, device=device)
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is Rows.LOGITS), len(graph.nodes))
