@@ -66,9 +66,13 @@ class PyPendingStep {
   public:
     // Reads and checks everything but the numbers of the batch, which `Program` has limits for.
     PyPendingStep(nb::object owner, Program& program, nb::handle batch, int32_t result, nb::handle output,
-                  nb::handle errors, const ArrayList& copies, const ArrayList& inputs)
+                  nb::handle errors, const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens)
         : owner_(std::move(owner)), arrays_(batch), output_(nb::borrow(output)), errors_(nb::borrow(errors)) {
         pending_.step = arrays_.step();
+        if (!earlier_tokens.is_none()) {
+            sources_.emplace(batch, earlier_tokens, pending_.step);
+            pending_.earlier_tokens = sources_->earlier_tokens();
+        }
         pending_.result = result;
         pending_.copies = transfers(program, copies);
         pending_.inputs = transfers(program, inputs);
@@ -84,12 +88,12 @@ class PyPendingStep {
         }
     }
 
-    // Starts the step; waits for one that is in flight.
+    // Starts the step, or lets it follow the one in flight; waits while there are two.
     void submit(Program& program) {
-        std::unique_lock<std::mutex> lock = program.try_lock();
+        std::unique_lock<std::mutex> lock = program.try_lock_for_step();
         if (!lock) {
             const nb::gil_scoped_release release;
-            lock = program.lock();
+            lock = program.lock_for_step();
         }
         const std::string error = check_step(pending_.step, program.limits());
         if (!error.empty()) throw std::invalid_argument(error);
@@ -141,6 +145,7 @@ class PyPendingStep {
 
     nb::object owner_;
     StepArrays arrays_;
+    std::optional<TokenSources> sources_;
     std::optional<SamplingArrays> sampling_;
     nb::object output_, errors_;
     std::vector<nb::object> kept_;
@@ -216,11 +221,12 @@ class PyProgram {
 
     // Starts one step: the block copies, all records that lead to the value `result`, the sampling of `batch.sampling`
     // from it into `output`. `inputs` are values that are written before, `copies` those that are read afterwards.
+    // `earlier_tokens` are those of the step before, for `batch.token_sources`.
     std::unique_ptr<PyPendingStep> submit(nb::handle batch, int32_t result, nb::handle output, nb::handle errors,
-                                          const ArrayList& copies, const ArrayList& inputs) {
+                                          const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens) {
         if (program_.closed()) throw std::runtime_error("the executor is closed");
-        auto step =
-            std::make_unique<PyPendingStep>(nb::find(this), program_, batch, result, output, errors, copies, inputs);
+        auto step = std::make_unique<PyPendingStep>(nb::find(this), program_, batch, result, output, errors, copies,
+                                                    inputs, earlier_tokens);
         step->submit(program_);
         return step;
     }
@@ -302,7 +308,7 @@ void bind_program(nb::module_& module) {
             },
             "num_blocks"_a, "block_size"_a, "num_states"_a = 0)
         .def("submit", &PyProgram::submit, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
-             "copies"_a = ArrayList(), "inputs"_a = ArrayList())
+             "copies"_a = ArrayList(), "inputs"_a = ArrayList(), "earlier_tokens"_a.none() = nb::none())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
         .def("start_profile", &PyProgram::start_profile)
         .def("profile", &PyProgram::profile)

@@ -93,6 +93,21 @@ Step StepArrays::step() const {
     return s;
 }
 
+TokenSources::TokenSources(nb::handle batch, nb::handle earlier_tokens, Step& step)
+    : rows_(read_array<int32_t>(batch, "token_sources", step.num_tokens)),
+      output_(nb::borrow(earlier_tokens), "earlier_tokens"),
+      tokens_(step.token_ids, step.token_ids + step.num_tokens) {
+    const int32_t count = static_cast<int32_t>(output_.shape(0));
+    for (int32_t i = 0; i < step.num_tokens; ++i) {
+        const int32_t row = rows_.data()[i];
+        if (row < -1 || row >= count)
+            throw nb::value_error(("token_sources[" + std::to_string(i) + "] is " + std::to_string(row) +
+                                   "; the step before has rows 0 to " + std::to_string(count - 1))
+                                      .c_str());
+    }
+    step.token_ids = tokens_.data();
+}
+
 SamplingRows::SamplingRows(nb::handle array, size_t count) {
     // The dtype itself, as octavo.batch made it; the module that was imported lives as long as the interpreter.
     static const nb::handle dtype = nb::object(nb::module_::import_("octavo.batch").attr("SAMPLING_ROW")).release();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "bindings.h"
+#include "program.h"
 #include "sampling.h"
 
 namespace octavo {
@@ -20,6 +21,18 @@ class StepArrays {
     Buffer<int32_t, 2> slot_mapping_, block_copies_, state_copies_, state_saves_;
     Buffer<int32_t, 1> state_slots_;
     Buffer<int32_t, 3> block_tables_;
+};
+
+// Batch.token_sources and the tokens of the step before, kept alive. That step may still write them.
+class TokenSources {
+  public:
+    // Throws ValueError for a row that the step before does not have. The tokens of `step` are here from now on.
+    TokenSources(nanobind::handle batch, nanobind::handle earlier_tokens, Step& step);
+    EarlierTokens earlier_tokens() { return {rows_.data(), output_.data(), tokens_.data()}; }
+
+  private:
+    Buffer<int32_t, 1> rows_, output_;
+    std::vector<int32_t> tokens_;
 };
 
 // A contiguous array of dtype SAMPLING_ROW, kept alive.

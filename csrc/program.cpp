@@ -227,9 +227,15 @@ std::unique_lock<std::mutex> Program::lock() {
     return lock;
 }
 
-std::unique_lock<std::mutex> Program::try_lock() {
+std::unique_lock<std::mutex> Program::lock_for_step() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!has_room()) pool_->wait(pool_->last_job() - (stream_ ? 0 : 1));
+    return lock;
+}
+
+std::unique_lock<std::mutex> Program::try_lock_for_step() {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (lock && pool_ && !pool_->is_done(pool_->last_job())) lock.unlock();
+    if (lock && !has_room()) lock.unlock();
     return lock;
 }
 
@@ -279,8 +285,9 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
     const auto start = Clock::now();
     if (position == 0) {
         if (pending.changes_rows_ || pending.step.num_block_copies > 0 || pending.step.num_state_copies > 0 ||
-            !pending.inputs.empty()) {
+            !pending.inputs.empty() || pending.earlier_tokens.rows) {
             if (pending.changes_rows_ && worker.index == 0) update_rows(pending.step);
+            if (pending.earlier_tokens.rows && worker.index == 0) pending.earlier_tokens.take(pending.step.num_tokens);
             copy_blocks(pending.step, worker);
             copy_states(pending.step, worker);
             transfer_in(pending, worker);

@@ -1,6 +1,7 @@
 // A compiled graph: a list of records that every worker walks, with a barrier after each.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -49,6 +50,20 @@ struct RecordSpec {
     int64_t state_size = 0;  // floats of a sequence's state
 };
 
+// Tokens that come from the output of the step before, which may still run: token i of the step is that of `rows[i]`,
+// unless that is -1. `tokens` are those of the step.
+struct EarlierTokens {
+    const int32_t* rows = nullptr;  // null: there are none
+    const int32_t* output = nullptr;
+    int32_t* tokens = nullptr;
+
+    // A row without an outcome has token -1: its step is repeated, and this one too.
+    void take(int32_t num_tokens) const {
+        for (int32_t i = 0; i < num_tokens; ++i)
+            if (rows[i] >= 0) tokens[i] = std::max(output[rows[i]], 0);
+    }
+};
+
 class Program {
   public:
     Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes);
@@ -94,6 +109,7 @@ class Program {
         void (*finale)(void* context, Worker& worker, int32_t first_row, int32_t end_row) = nullptr;
         void* finale_context = nullptr;
         std::vector<Transfer> inputs, copies;
+        EarlierTokens earlier_tokens;
         double seconds = 0;  // from the start of the first worker to its end; once `wait` has returned
 
         // Returns when the step is done. Throws std::runtime_error for what checked mode found, or after a fork.
@@ -112,13 +128,15 @@ class Program {
         uint32_t job_ = 0;
         std::string error_;
     };
-    // Starts a step that has been checked, and returns at once. Callers hold `lock()`.
+    // Starts a step that has been checked, after the one that runs, and returns at once. Callers hold `lock_for_step`.
     void submit(PendingStep& pending);
 
-    // Whoever holds it has the program to himself: no step runs. `lock` waits for a step that does; `try_lock` owns
-    // nothing if it would have to wait.
+    // Whoever holds it has the program to himself: no step runs. Waits for those that do.
     std::unique_lock<std::mutex> lock();
-    std::unique_lock<std::mutex> try_lock();
+    // Whoever holds it may submit one step: at most one runs. `try_lock_for_step` owns nothing if it would have to
+    // wait.
+    std::unique_lock<std::mutex> lock_for_step();
+    std::unique_lock<std::mutex> try_lock_for_step();
     void close();
     bool closed() const { return pool_ == nullptr; }
 
@@ -170,6 +188,8 @@ class Program {
     size_t num_parts(const PendingStep& pending) const {
         return pending.end_ - pending.in_turns_ + pending.num_turns_ * (pending.in_turns_ + 1);
     }
+    // One step beside another one is prepared while that one runs, unless both would use what exists once.
+    bool has_room() const { return !pool_ || (stream_ ? pool_->is_done(pool_->last_job()) : pool_->has_room()); }
     bool is_broken() const { return group_ && !group_->exchange()->met; }
     Part part_of(const PendingStep& pending, size_t part) const;
     void run_record(const PendingStep& pending, const Part& part, Worker& worker);

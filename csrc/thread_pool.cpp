@@ -121,21 +121,39 @@ void ThreadPool::check_process() const {
 }
 
 void ThreadPool::begin(Job job, void* context, int members, Waiter waiter) {
-    check_process();
     job_ = job;
     context_ = context;
     members_ = members;
     position_ = 0;
-    waiter_.store(waiter, std::memory_order_release);
+    waiter_.store(of_job(job_number_.value.load(std::memory_order_relaxed) + 1, waiter), std::memory_order_release);
     advance(job_number_);
 }
 
 uint32_t ThreadPool::start(Job job, void* context) {
-    begin(job, context, std::max(options_.count - 1, 1), absent);
-    return last_job();
+    check_process();
+    const std::lock_guard<std::mutex> guard(queue_mutex_);
+    const uint32_t number = last_job() + 1;
+    const bool is_idle = is_done(last_job());
+    last_job_.store(number, std::memory_order_relaxed);
+    if (is_idle)
+        begin(job, context, std::max(options_.count - 1, 1), absent);
+    else
+        queued_ = Queued{job, context};
+    return number;
+}
+
+// By the last worker at the end of a job.
+void ThreadPool::end() {
+    const std::lock_guard<std::mutex> guard(queue_mutex_);
+    advance(finished_);
+    if (!queued_) return;
+    begin(queued_->job, queued_->context, std::max(options_.count - 1, 1), absent);
+    queued_.reset();
 }
 
 void ThreadPool::run(Job job, void* context) {
+    check_process();
+    last_job_.store(last_job() + 1, std::memory_order_relaxed);
     begin(job, context, options_.count, admitted);
     if (options_.tiles) load_tile_configuration();
     take_part(options_.count - 1, 0);
@@ -149,9 +167,10 @@ bool ThreadPool::is_done(uint32_t number) const {
 
 void ThreadPool::wait(uint32_t number) {
     if (is_done(number)) return;
+    if (!is_done(number - 1)) wait(number - 1);
     check_process();
-    uint32_t expected = absent;
-    if (waiter_.compare_exchange_strong(expected, asking, std::memory_order_seq_cst) && join()) {
+    uint32_t expected = of_job(number, absent);
+    if (waiter_.compare_exchange_strong(expected, of_job(number, asking), std::memory_order_seq_cst) && join(number)) {
         if (options_.tiles) load_tile_configuration();
         take_part(options_.count - 1, position_);
         if (options_.tiles) release_tiles();
@@ -167,13 +186,14 @@ void ThreadPool::wait(uint32_t number) {
 }
 
 // Waits for the next boundary of the job; false if the job ended before. A pool of one worker has nobody to wait for.
-bool ThreadPool::join() {
+bool ThreadPool::join(uint32_t number) {
     if (threads_.empty()) return true;
+    Spin spin(options_.barrier_spin_us);
     for (;;) {
         const uint32_t generation = generation_.value.load(std::memory_order_acquire);
         const uint32_t waiter = waiter_.load(std::memory_order_acquire);
-        if (waiter != asking) return waiter == admitted;
-        wait_for_change(generation_, generation, workers_[options_.count - 1].spin, false);
+        if (waiter != of_job(number, asking)) return waiter == of_job(number, admitted);
+        wait_for_change(generation_, generation, spin, false);
     }
 }
 
@@ -205,19 +225,21 @@ void ThreadPool::barrier(int index, Place place, size_t position) {
     const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
     const uint32_t members = static_cast<uint32_t>(members_);  // may change once all have arrived
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < members) {
-        wait_for_change(generation_, generation, workers_[index].spin, false);
+        // From the end on, another thread may be this worker, in the next job.
+        if (place != Place::end) wait_for_change(generation_, generation, workers_[index].spin, false);
         return;
     }
     arrived_.store(0, std::memory_order_relaxed);
     taken_ = 0;
-    if (place == Place::between && waiter_.load(std::memory_order_seq_cst) == asking) {
+    const uint32_t number = job_number_.value.load(std::memory_order_relaxed);
+    if (place == Place::between && waiter_.load(std::memory_order_seq_cst) == of_job(number, asking)) {
         position_ = position;
         members_ = options_.count;
-        waiter_.store(admitted, std::memory_order_release);
+        waiter_.store(of_job(number, admitted), std::memory_order_release);
     }
-    if (place == Place::end) waiter_.store(too_late, std::memory_order_seq_cst);
+    if (place == Place::end) waiter_.store(of_job(number, too_late), std::memory_order_seq_cst);
     advance(generation_);
-    if (place == Place::end) advance(finished_);
+    if (place == Place::end) end();
 }
 
 void ThreadPool::advance(Signal& signal) {

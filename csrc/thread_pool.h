@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -40,27 +41,31 @@ class ThreadPool {
     // Gives every worker private scratch of at least this size, aligned to 64 bytes. Not during a job.
     void reserve_scratch(size_t bytes_per_worker);
 
-    // Starts a job and returns its number at once. `context` must live until the job is done. One job at a time: the
-    // one before must be done. A pool of one worker runs the job in `wait`. Throws std::runtime_error in a process that
-    // was forked after the pool was made: threads do not survive a fork.
+    // Starts a job and returns its number at once; while another runs, it starts when that one ends, without a thread
+    // that has to ask for it. `context` must live until the job is done. `has_room` must be true. A pool of one worker
+    // runs jobs in `wait`. Throws std::runtime_error in a process that was forked after the pool was made: threads do
+    // not survive a fork.
     uint32_t start(Job job, void* context);
 
-    // Takes part in the job of that number and returns when it is done. Any thread may wait, for any job; of several,
-    // one takes part. Throws like `start` if the job was running when the process was forked.
+    // False while one job runs and another one waits.
+    bool has_room() const { return is_done(last_job() - 1); }
+
+    // Takes part in the job of that number, and in the one before it, and returns when it is done. Any thread may wait,
+    // for any job; of several, one takes part. Throws like `start` if the job was running when the process was forked.
     void wait(uint32_t number);
 
     // True if `wait` would return at once.
     bool is_done(uint32_t number) const;
 
-    // Runs a job on all workers from its start.
+    // Runs a job on all workers from its start. No other one may run.
     void run(Job job, void* context);
 
     // A barrier between two parts of a job. All workers of the job call it with the same `position` > 0, the next part:
     // the waiting thread may come in here, which changes `worker.count`.
     void boundary(Worker& worker, size_t position);
 
-    // The number of the job that was started last.
-    uint32_t last_job() const { return job_number_.value.load(std::memory_order_relaxed); }
+    // The number of the job that `start` or `run` had last.
+    uint32_t last_job() const { return last_job_.load(std::memory_order_relaxed); }
 
   private:
     // On its own cache line: neighbours are written by other threads.
@@ -81,14 +86,21 @@ class ThreadPool {
 
     // The thread that waits for the job: not there, wants to take part, takes part, or too late.
     enum Waiter : uint32_t { absent, asking, admitted, too_late };
+    // As `waiter_` holds it, together with the job: whoever comes late must not get into the next one.
+    static uint32_t of_job(uint32_t number, Waiter waiter) { return number << 2 | waiter; }
+    struct Queued {
+        Job job;
+        void* context;
+    };
     // Of a barrier: inside a part of the job, between two, or after the last.
     enum class Place { inside, between, end };
 
     void check_process() const;
     void begin(Job job, void* context, int members, Waiter waiter);
+    void end();
     void work(int index);
     void take_part(int index, size_t position);
-    bool join();
+    bool join(uint32_t number);
     void stop();
     void barrier(int index, Place place, size_t position = 0);
     static void wait_for_change(Signal& signal, uint32_t old, Spin& spin, bool tiles);
@@ -102,9 +114,12 @@ class ThreadPool {
     int members_ = 0;      // workers that take part
     size_t position_ = 0;  // of the boundary at which the waiting thread came in
     bool stopping_ = false;
-    Signal job_number_;  // jobs started
-    Signal finished_;    // jobs done
-    Signal generation_;  // barriers passed
+    std::mutex queue_mutex_;
+    std::optional<Queued> queued_;       // starts when the running job ends
+    std::atomic<uint32_t> last_job_{0};  // jobs that were taken, the queued one included
+    Signal job_number_;                  // jobs started
+    Signal finished_;                    // jobs done
+    Signal generation_;                  // barriers passed
     alignas(64) std::atomic<uint32_t> waiter_{absent};
     alignas(64) std::atomic<uint32_t> arrived_{0};
     alignas(64) int64_t taken_ = 0;  // of Worker::take

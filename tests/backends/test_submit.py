@@ -91,3 +91,23 @@ def test_more_steps_than_fit_wait_for_their_turn(executor: Executor) -> None:
     steps = [executor.submit(prompt([3 * (i % 2), 4, 5 + i])) for i in range(executor.max_in_flight + 3)]
     for pending in reversed(steps):
         np.testing.assert_array_equal(pending.wait().logits, expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch:cpu"])
+def test_a_step_takes_tokens_from_the_one_in_flight(backend: str) -> None:
+    graph, weights = tiny_graph("llama")
+    executor = get_backend(backend).compile(graph, weights, LIMITS)
+    executor.allocate_cache(16, 8)
+    first = replace(prompt([0, 1, 2], 21), return_logits=False, sampling=sampling_batch(21))
+    drawn = executor.submit(first).wait().token_ids
+    sources = np.array([20], np.int32)
+    pending = executor.submit(first)
+    second = replace(prompt([0, 1, 2], 1, 21), token_ids=np.array([0], np.int32), token_sources=sources)
+    found = executor.submit(second).wait().logits
+    np.testing.assert_array_equal(pending.wait().token_ids, drawn)
+    expected = logits_of(executor, replace(second, token_ids=drawn[20:], token_sources=None))
+    np.testing.assert_array_equal(found, expected)
+    executor.submit(first)
+    with pytest.raises(ValueError, match="token_sources"):
+        executor.submit(replace(second, token_sources=np.array([33], np.int32)))
+    executor.close()

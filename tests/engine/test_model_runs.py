@@ -32,7 +32,9 @@ class Tokenizer(FakeTokenizer):
 
 
 def exact_executor(backend: str, graph: Graph, weights: Mapping[str, Weight], limits: ExecutorLimits) -> Executor:
-    """On `reference` or `torch`, in float64 and with a cache that does not round."""
+    """On `reference` or `torch`, in float64 and with a cache that does not round; or on `cpu`, as it is."""
+    if backend == "cpu":
+        return get_backend("cpu").compile(graph, weights, limits, num_threads=2)
     if backend == "reference":
         return reference.compile(optimize(graph, PASSES), weights, limits, dtype="float64")
     return TorchBackend(torch.device("cpu"), torch.float64, torch.float64).compile(graph, weights, limits)
@@ -56,10 +58,12 @@ def tiny_engine(
     graph, weights = tiny_graph(name)
     limits = ExecutorLimits(max_num_batched_tokens, max_num_seqs, max_num_seqs + 4, 64)
     executor = exact_executor(backend, graph, weights, limits)
-    executor.allocate_cache(num_blocks, 4, 2 * max_num_seqs)
+    block_size = 8 if backend == "cpu" else 4
+    executor.allocate_cache(num_blocks, block_size, 2 * max_num_seqs)
     num_states = 2 * max_num_seqs if executor.cache_sizes.state_bytes else 0
+    rows = max_num_seqs + 4
     engine_limits = EngineLimits(
-        64, max_num_seqs, max_num_batched_tokens, max_num_seqs + 4, 4, num_blocks, VOCAB_SIZE, num_states=num_states
+        64, max_num_seqs, max_num_batched_tokens, rows, block_size, num_blocks, VOCAB_SIZE, num_states=num_states
     )
     return Engine(executor, Tokenizer(), engine_limits)
 

@@ -143,7 +143,7 @@ class Executor(Protocol):
     """A compiled graph with its weights, its workspace and its paged cache."""
 
     # Steps that run or are queued at once; one more `submit` blocks until there is room. Above 1, a step may take its
-    # tokens from the one before: `Batch.token_sources`.
+    # tokens from the one before: `Batch.token_sources`. May change with each step.
     max_in_flight: int
     num_stages: int  # of a pipeline, which computes so many steps of different sequences at the same time
     cache_sizes: CacheSizes  # groups of layers with block tables of their own, and bytes of a token in them

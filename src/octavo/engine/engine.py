@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from octavo.backends import Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
@@ -66,6 +68,7 @@ class _Step:
     """A submitted step. started_at: the time at which its scheduling began. result: None while it is in flight."""
 
     schedule: Schedule
+    batch: Batch
     pending: PendingStep
     started_at: float
     result: StepOutput | SamplingError | None = None
@@ -229,17 +232,23 @@ class Engine:
         """
         if len(self._in_flight) != 1 or self.executor.num_stages > 1:  # there the next one is of other sequences
             return
-        last = self._in_flight[0].schedule
-        if self.executor.max_in_flight > 1:
+        last, takes_two = self._in_flight[0], self.executor.max_in_flight > 1
+        if takes_two:
             self._take()
-            if can_be_foreseen(last) and not self.scheduler.would_preempt:
-                self._submit_ahead(last)
-            return
-        schedule = self.scheduler.schedule_ahead(last)
-        self._prepared = None if schedule is None else (schedule, self._batch_builder.build(schedule))
-
-    def _submit_ahead(self, last: Schedule) -> None:
         started_at = time.perf_counter()
+        schedule = self.scheduler.schedule_ahead(last.schedule)
+        batch = None if schedule is None else self._batch_builder.follow(last.batch, schedule)
+        self._prepared = None
+        if schedule is not None and batch is not None:
+            if takes_two:
+                batch.token_sources = np.arange(len(batch.token_ids), dtype=np.int32)
+                self._submit(schedule, batch, started_at)
+            else:
+                self._prepared = schedule, batch
+        elif takes_two and can_be_foreseen(last.schedule) and not self.scheduler.would_preempt:
+            self._submit_ahead(last.schedule, started_at)
+
+    def _submit_ahead(self, last: Schedule, started_at: float) -> None:
         with as_if_done(last) as sources:
             schedule = self.scheduler.schedule(is_ahead=True)
             if schedule.scheduled:
@@ -279,7 +288,7 @@ class Engine:
         return outputs
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
-        self._in_flight.append(_Step(schedule, self.executor.submit(batch), started_at))
+        self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at))
         self.scheduler.stages.begin(schedule)
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:

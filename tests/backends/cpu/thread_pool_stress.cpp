@@ -12,16 +12,19 @@ namespace {
 
 constexpr int PHASES = 5;
 
+// `order` is shared: jobs run one after the other, in the order in which they were started.
 struct Board {
     octavo::ThreadPool* pool = nullptr;
     std::vector<long> slots;
     long round = 0, played = 0;
+    std::vector<const Board*>* order = nullptr;
     std::vector<int> failures;
 };
 
 // The thread that waits comes in at any of the boundaries.
 void play(void* context, octavo::Worker& worker, size_t position) {
     Board& board = *static_cast<Board*>(context);
+    if (board.order && worker.index == 0 && position == 0) board.order->push_back(&board);
     for (long phase = static_cast<long>(position); phase < PHASES; ++phase) {
         const long value = board.round * PHASES + phase;
         board.slots[worker.index] = value;
@@ -31,6 +34,42 @@ void play(void* context, octavo::Worker& worker, size_t position) {
         if (worker.index == 0) ++board.played;
         board.pool->boundary(worker, phase + 1);
     }
+}
+
+// A job is started while the one before still runs, and nobody waits for that one, or somebody does in either order.
+int stress_queue(octavo::ThreadPool& pool, int workers, int rounds) {
+    std::vector<const Board*> order;
+    Board boards[3];
+    for (Board& board : boards) {
+        board.pool = &pool;
+        board.order = &order;
+        board.slots.assign(workers, -1);
+        board.failures.assign(workers, 0);
+    }
+    int failures = 0;
+    uint32_t jobs[3] = {};
+    for (long round = 0; round < rounds; ++round) {
+        const int i = static_cast<int>(round % 3);
+        if (round >= 2) {
+            if (round % 5 == 0) {  // another thread waits for the later one at the same time
+                std::thread other([&pool, job = jobs[(i + 2) % 3]] { pool.wait(job); });
+                pool.wait(jobs[(i + 1) % 3]);
+                other.join();
+            } else {
+                pool.wait(jobs[(i + (round % 11 == 0 ? 2 : 1)) % 3]);
+            }
+        }
+        while (workers > 1 && round % 7 == 0 && !pool.is_done(pool.last_job())) usleep(1);
+        if (!pool.has_room()) ++failures;
+        boards[i].round = round;
+        jobs[i] = pool.start(play, &boards[i]);
+    }
+    pool.wait(pool.last_job());
+    for (size_t i = 0; i < order.size(); ++i) failures += order[i] != &boards[i % 3];
+    failures += order.size() != static_cast<size_t>(rounds);
+    for (const Board& board : boards)
+        for (int f : board.failures) failures += f;
+    return failures;
 }
 
 int stress(int workers, int rounds, octavo::PoolOptions options) {
@@ -57,8 +96,9 @@ int stress(int workers, int rounds, octavo::PoolOptions options) {
         pool.wait(job);
         if (board.round > 0) pool.wait(job - 1);  // long done
     }
+    const int queue_failures = stress_queue(pool, workers, rounds);
     pool.start([](void*, octavo::Worker&, size_t) { usleep(100); }, nullptr);  // the destructor waits for it
-    int failures = board.played != static_cast<long>(rounds) * PHASES;
+    int failures = queue_failures + (board.played != static_cast<long>(rounds) * PHASES);
     for (int f : board.failures) failures += f;
     return failures;
 }

@@ -232,10 +232,12 @@ class Program:
         errors: NDArray[np.int32] | None,
         copies: list[tuple[int, NDArray[np.float32]]] = ...,
         inputs: list[tuple[int, NDArray[np.float32]]] = ...,
+        earlier_tokens: NDArray[np.int32] | None = None,
     ) -> PendingStep:
         """Starts the block copies, the records that lead to the value `result` (-1: all), and sampling from it if the
-        batch asks. inputs: values that are written before; copies: values that are read afterwards. Blocks while
-        another step runs. Raises ValueError for a batch that does not fit."""
+        batch asks. inputs: values that are written before; copies: values that are read afterwards.
+        earlier_tokens: of the step before, which may still run, for `batch.token_sources`. Blocks while two steps are
+        in flight. Raises ValueError for a batch that does not fit."""
     def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
     def start_profile(self) -> None:
         """Counts from zero from now on."""

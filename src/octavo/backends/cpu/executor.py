@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from octavo.graph.values import Parameter, Value
 
 
+SHORT_STEP_S = 0.01  # the time between two steps is 0.1 ms, so beside longer ones it hardly counts
 _BYTES_OF_FLOATS = 1.5  # a weight of fewer bytes than this is quantized: its products are integers
 
 _Arrays = list[tuple[int, "Float32"]]  # values of the program
@@ -39,9 +41,16 @@ class CpuPendingStep:
     """Implements `octavo.backends.PendingStep`. Holds the batch and the output while native threads use them."""
 
     def __init__(
-        self, step: _native.PendingStep, output: StepOutput, errors: Int32, guard: _native.MappingGuard | None = None
+        self,
+        step: _native.PendingStep,
+        output: StepOutput,
+        errors: Int32,
+        on_end: Callable[[float], None],
+        guard: _native.MappingGuard | None = None,
     ) -> None:
-        """errors: [R], written by the step: the reason why a row has no outcome. guard: of mapped weights."""
+        """errors: [R], written by the step: the reason why a row has no outcome. on_end: called with the seconds of the
+        step by whoever waits for it. guard: of mapped weights."""
+        self._on_end = on_end
         self._guard = guard
         self._step = step
         self._output = output
@@ -49,6 +58,7 @@ class CpuPendingStep:
 
     def wait(self) -> StepOutput:
         self._step.wait()
+        self._on_end(self._step.seconds)
         if self._guard is not None and self._guard.is_damaged:
             raise EngineDeadError(
                 f"{self._guard.path}: the packed weights could not be read: the file was truncated, or the disk has an "
@@ -61,6 +71,8 @@ class CpuPendingStep:
 class CpuExecutor:
     """Implements `octavo.backends.Executor`. Safe to share between threads: steps run one after the other."""
 
+    # 2 while steps are short: then the next one starts without Python. Beside a long one, what the engine does between
+    # steps takes no time that counts, and a request that comes meanwhile would have to wait for both.
     max_in_flight = 1
     num_stages = 1
 
@@ -94,6 +106,8 @@ class CpuExecutor:
         self.num_threads = num_threads
         self.paging: Paging | None = None
         self.guard: _native.MappingGuard | None = None  # of mapped weights
+        self._short_tokens = 0  # steps of so many tokens are short
+        self._last_tokens: Int32 | None = None  # those that the last step draws
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""
@@ -112,8 +126,19 @@ class CpuExecutor:
         result, copies, inputs = self._logits, _NONE, _NONE
         if self._is_segment or batch.inputs or batch.return_logits or batch.return_hidden_states:
             result, copies, inputs = self._transfers(batch, output)
-        step = self._program.submit(batch, result, output, errors, copies, inputs)
-        return CpuPendingStep(step, output, errors, self.guard)
+        earlier_tokens = None if batch.token_sources is None else self._last_tokens
+        step = self._program.submit(batch, result, output, errors, copies, inputs, earlier_tokens)
+        self._last_tokens, num_tokens = output.token_ids, len(batch.token_ids)
+        self.max_in_flight = 2 if num_tokens <= self._short_tokens else 1
+        return CpuPendingStep(step, output, errors, partial(self._observe, num_tokens), self.guard)
+
+    def _observe(self, num_tokens: int, seconds: float) -> None:
+        if self._is_segment or self.paging is not None:  # no step follows another one by itself
+            return
+        if seconds <= SHORT_STEP_S:
+            self._short_tokens = max(self._short_tokens, num_tokens)
+        else:
+            self._short_tokens = min(self._short_tokens, num_tokens - 1)
 
     def _transfers(self, batch: Batch, output: StepOutput) -> tuple[int, _Arrays, _Arrays]:
         """The value that the step ends with, values that it gives back in `output`, and those that the batch brings."""
