@@ -122,6 +122,28 @@ class PyPendingStep {
         return values;
     }
 
+    // Logits of several ranks are sampled from candidates, unless somebody wants to see them all or no row can be.
+    void sample_on_ranks(const Program& program) {
+        const auto ranks = program.gathered_logits(pending_.result);
+        const SamplingBatch& batch = task_.batch;
+        if (!ranks || !pending_.copies.empty() || needs_all_logits(batch, pending_.step.num_outputs, *ranks->exchange))
+            return;
+        parts_ = {task_,         program.values().at(ranks->part).cols, ranks->first, ranks->exchange,
+                  ranks->gather, program.value_data(pending_.result),   nullptr};
+        parts_.task.logits = program.value_data(ranks->part);
+        is_open_.resize(static_cast<size_t>(pending_.step.num_outputs));
+        pending_.result = ranks->part;
+        kernel_ = find_kernel("sample_parts", program.isa())->run;
+        pending_.finale = [](void* context, Worker& worker, int32_t first_row, int32_t end_row) {
+            PyPendingStep& step = *static_cast<PyPendingStep*>(context);
+            PartsTask parts = step.parts_;
+            parts.task.first_row = first_row;
+            parts.task.end_row = end_row;
+            parts.is_open = step.is_open_.data();
+            sample_parts(step.kernel_, parts, worker);
+        };
+    }
+
     void read_sampling(Program& program, nb::handle sampling) {
         const ProgramValue& value = program.values().at(pending_.result);
         if (value.rows == RowSymbol::tokens) throw nb::value_error("only output rows are sampled");
@@ -141,6 +163,7 @@ class PyPendingStep {
             task.end_row = end_row;
             sample_rows(step.kernel_, task, worker);
         };
+        sample_on_ranks(program);
     }
 
     nb::object owner_;
@@ -151,6 +174,8 @@ class PyPendingStep {
     std::vector<nb::object> kept_;
     KernelFn kernel_ = nullptr;
     SamplingTask task_{};
+    PartsTask parts_{};             // on one of several ranks
+    std::vector<uint8_t> is_open_;  // see there
     Program::PendingStep pending_;
 };
 
@@ -296,7 +321,8 @@ void bind_program(nb::module_& module) {
                  int32_t widest = 0;  // any value of output rows may be sampled
                  for (const ProgramValue& value : p.program().values())
                      if (value.rows != RowSymbol::tokens) widest = std::max(widest, value.cols);
-                 p.program().finish(sampling_scratch_bytes(widest));
+                 const size_t of_ranks = parts_scratch_bytes(widest, p.program().num_ranks());
+                 p.program().finish(sampling_scratch_bytes(widest) + of_ranks);
              })
         .def(
             "cache_block_bytes", [](PyProgram& p, int32_t n) { return p.program().cache_block_bytes(n); },

@@ -12,10 +12,11 @@ namespace octavo {
 struct Exchange {
     static constexpr size_t HEADER_BYTES = 64;  // of a half, before its numbers: an int64, the columns of the rank
     int32_t rank, size;
-    char* const* halves;  // [2, size]
-    size_t bytes;         // of a half without its header
-    uint32_t turn;        // barriers passed; turn % 2 is the half to write next
-    bool met;             // false: a rank is gone, and what the kernel reads is worthless; the step ends
+    char* const* halves;   // [2, size]
+    size_t bytes;          // of a half without its header
+    uint32_t turn;         // barriers passed; turn % 2 is the half to write next
+    bool met;              // false: a rank is gone, and what the kernel reads is worthless; the step ends
+    uint64_t given_bytes;  // that this rank has written for the others so far
     bool (*barrier)(Exchange&);
     void* group;
     __attribute__((always_inline)) char* half(int32_t of_rank, uint32_t at) const {

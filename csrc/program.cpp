@@ -221,6 +221,17 @@ size_t Program::end_of(int32_t output) const {
     return records_.size();
 }
 
+std::optional<Program::GatheredLogits> Program::gathered_logits(int32_t value) const {
+    const size_t end = group_ ? end_of(value) : 0;
+    if (end == 0 || values_.at(value).rows != RowSymbol::logits) return std::nullopt;
+    const Record& record = *records_[end - 1];
+    if (record.spec.output != value || record.spec.kernel != "all_gather") return std::nullopt;
+    const std::vector<std::string>& names = record.spec.names.ints;
+    const auto begin = std::find(names.begin(), names.end(), "begin") - names.begin();
+    return GatheredLogits{record.spec.inputs.at(0), static_cast<int32_t>(record.spec.ints.at(begin)),
+                          record.kernel->run, group_->exchange()};
+}
+
 std::unique_lock<std::mutex> Program::lock() {
     std::unique_lock<std::mutex> lock(mutex_);
     if (pool_) pool_->wait(pool_->last_job());
@@ -476,25 +487,6 @@ void Program::close() {
     workspace_.clear();
     caches_.clear();
     shared_scratch_ = Memory();
-}
-
-void Program::start_profile() {
-    if (closed()) throw std::runtime_error("the executor is closed");
-    clocked_.assign(pool_->count(), std::vector<Clocked>(records_.size() + 1));
-}
-
-std::vector<Program::Timing> Program::profile() const {
-    std::vector<Timing> timings;
-    if (clocked_.empty()) return timings;
-    for (size_t i = 0; i <= records_.size(); ++i) {
-        const bool is_finale = i == records_.size();
-        Timing timing{is_finale ? "sampling: sample" : records_[i]->spec.label,
-                      is_finale ? "sample" : records_[i]->spec.kernel, clocked_[0][i].calls, clocked_[0][i].nanoseconds,
-                      0};
-        for (const auto& of_worker : clocked_) timing.busy_nanoseconds += of_worker[i].busy_nanoseconds;
-        timings.push_back(std::move(timing));
-    }
-    return timings;
 }
 
 }  // namespace octavo

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,7 @@ class Program {
     // The group that operations between ranks exchange their values in. To be called before records are added; the
     // group must outlive the program.
     void join(CollectiveGroup* group) { group_ = group; }
+    int32_t num_ranks() const { return group_ ? group_->size() : 1; }
 
     // Computes on the threads of `other` from now on, and ends its own; the two never run a step at the same time.
     // Throws std::invalid_argument if they have different numbers of threads. Not during a step.
@@ -92,6 +94,15 @@ class Program {
     size_t cache_block_bytes(int32_t block_size) const;
     // And slots for the states of so many sequences.
     void allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num_states);
+
+    // Logits that an AllGather makes of those of several ranks.
+    struct GatheredLogits {
+        int32_t part;     // the value with this rank's columns
+        int32_t first;    // its first column
+        KernelFn gather;  // the kernel
+        Exchange* exchange;
+    };
+    std::optional<GatheredLogits> gathered_logits(int32_t value) const;
 
     // A value of the program and memory of its size outside.
     struct Transfer {

@@ -78,11 +78,33 @@ struct SamplingTask {
     StepOutput output;
 };
 
+struct Exchange;
+
+// The same on one of several ranks, which have a part of the logits each. The first rank samples, from the best
+// candidates of each (sample_plan.h), and of rows for which these do not suffice from all logits.
+struct PartsTask {
+    SamplingTask task;    // logits: [end_row - first_row, part] of this rank; vocab: of all. output: of the first rank
+    int32_t part, first;  // this rank's logits, and the token of the first one
+    Exchange* exchange;
+    KernelFn gather;   // the kernel of AllGather
+    float* gathered;   // [end_row - first_row, vocab]
+    uint8_t* is_open;  // [rows of the batch], for the workers: candidates did not suffice
+};
+
 // Scratch that each worker needs to sample from `vocab` logits.
 size_t sampling_scratch_bytes(int32_t vocab);
 
 // Samples the rows of the task. Every worker calls it; they share the rows out by worker.index.
 // sample_kernel: the registered kernel "sample" of the instruction set to run on.
 void sample_rows(KernelFn sample_kernel, const SamplingTask& task, Worker& worker);
+
+// And beside it, to sample with so many ranks.
+size_t parts_scratch_bytes(int32_t vocab, int32_t num_ranks);
+
+// True if no row of the batch can be sampled from candidates: then all logits are gathered first.
+bool needs_all_logits(const SamplingBatch& batch, int32_t num_rows, const Exchange& exchange);
+
+// Samples the rows of the task together with all other ranks. sample_kernel: the kernel "sample_parts".
+void sample_parts(KernelFn sample_kernel, PartsTask& task, Worker& worker);
 
 }  // namespace octavo

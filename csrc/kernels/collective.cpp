@@ -1,28 +1,15 @@
 // AllReduce and AllGather between the processes of a group, piece by piece through their shared memory (collective.h).
 #include "elementwise.h"
-#include "exchange.h"
+#include "meeting.h"
 
 namespace octavo {
 namespace {
 
 OCTAVO_SIGNATURE(AllReduce, (x), (), (size), ());
-OCTAVO_SIGNATURE(AllGather, (x), (), (size, cols), ());
+OCTAVO_SIGNATURE(AllGather, (x), (), (size, cols, begin), ());
 
 constexpr int64_t ONE_PHASE_FLOATS =
     1 << 14;  // of a piece that every rank adds up by itself, if there are more than two
-
-inline float* numbers(const Exchange& e, int32_t rank, uint32_t turn) {
-    return reinterpret_cast<float*>(e.half(rank, turn) + Exchange::HEADER_BYTES);
-}
-
-// True on all workers if all ranks have come; what they wrote to their halves of this turn may then be read.
-inline bool meet(Exchange& e, uint32_t& turn, Worker& worker) {
-    worker.barrier();
-    if (worker.index == 0) e.met = e.barrier(e);
-    worker.barrier();
-    ++turn;
-    return e.met;
-}
 
 inline void copy(float* to, const float* from, int64_t count, const Worker& worker) {
     const Range part = share(count, worker);
@@ -57,7 +44,7 @@ void all_reduce(const Args& args, const Step&, Worker& worker) {
     for (int64_t at = 0; at < size; at += most) {
         const int64_t count = size - at < most ? size - at : most;
         copy(numbers(e, e.rank, turn), x + at, count, worker);
-        if (!meet(e, turn, worker)) return;
+        if (!meet(e, turn, worker, sizeof(float) * count)) return;
         if (e.size == 2 || count <= ONE_PHASE_FLOATS) {
             add_ranks(e, turn - 1, 0, share(count, worker), x + at, out + at);
             continue;
@@ -69,7 +56,7 @@ void all_reduce(const Args& args, const Step&, Worker& worker) {
         };
         const int64_t begin = border(e.rank), length = border(e.rank + 1) - begin;
         add_ranks(e, turn - 1, begin, share(length, worker), x + at + begin, numbers(e, e.rank, turn));
-        if (!meet(e, turn, worker)) return;
+        if (!meet(e, turn, worker, sizeof(float) * length)) return;
         for (int32_t r = 0; r < e.size; ++r)
             copy(out + at + border(r), numbers(e, r, turn - 1), border(r + 1) - border(r), worker);
     }
@@ -85,7 +72,7 @@ void all_gather(const Args& args, const Step&, Worker& worker) {
         const int64_t rows = out.rows - at < most ? out.rows - at : most;
         if (worker.index == 0) *reinterpret_cast<int64_t*>(e.half(e.rank, turn)) = x.cols;
         copy(numbers(e, e.rank, turn), x.data + at * x.cols, rows * x.cols, worker);
-        if (!meet(e, turn, worker)) return;
+        if (!meet(e, turn, worker, sizeof(float) * rows * x.cols)) return;
         const Range mine = share(rows, worker);
         int64_t column = 0;
         for (int32_t r = 0; r < e.size; ++r) {

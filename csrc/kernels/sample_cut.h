@@ -241,9 +241,8 @@ inline void keep_top_k(Weights& w, Histogram& histogram, int32_t k, Cut& cut, Ro
     keep_prefix<false>(w, histogram, order, k, histogram.guess(order, false, k), cut, buffers);
 }
 
-inline void keep_mass(Weights& w, Histogram& histogram, const Order& order, float share, Cut& cut,
+inline void keep_mass(Weights& w, Histogram& histogram, const Order& order, double target, Cut& cut,
                       RowBuffers& buffers) {
-    const double target = share * w.total();
     keep_prefix<true>(w, histogram, order, target, histogram.guess(order, true, target), cut, buffers);
 }
 

@@ -17,6 +17,8 @@ inline float reached_by(const Logits& logits, int32_t k, Candidates& c, const Se
     return border > -LARGEST ? border : NONE;
 }
 
+constexpr double TOP_P_MARGIN = 1.000001;  // the sums of parts round another way than that of the whole
+
 // Two rounds of the splitmix64 finalizer; see `uniform` in backends/sampling.py.
 inline uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -28,8 +30,10 @@ inline double uniform(uint64_t seed, uint64_t counter) {
     return static_cast<double>(mix(mix(seed + step) + (counter + 1) * step) >> 11) * 0x1p-53;
 }
 
-// Stages 3 to 5.
-inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row, RowBuffers& buffers) {
+// Stages 3 to 5: the place of the token among the logits. mass: of the weights of all tokens, where the logits are
+// those of the likeliest and top-p is the only filter; 0: they are all that count. -1: top-p keeps more tokens than
+// these.
+inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row, RowBuffers& buffers, double mass = 0) {
     const float temperature = b.rows[row].temperature, min_p = b.rows[row].min_p;
     if (temperature <= 0) return largest_id(logits);
     Softening soft{logits.max, temperature, SMALLEST_X};
@@ -44,26 +48,28 @@ inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row,
     Cut cut;
     if (k > 0 || typical || top_p) {
         // All that weigh so little are together less than what top-p drops.
-        const bool only_top_p = k == 0 && !typical;
+        const bool only_top_p = k == 0 && !typical && mass == 0;
+        if (mass > 0 && w.total() < TOP_P_MARGIN * b.rows[row].top_p * mass) return -1;
         const double negligible = only_top_p ? 0.999 * (1.0 - b.rows[row].top_p) * w.total() / logits.size : 0.0;
         Histogram histogram(w, buffers.bins, static_cast<float>(negligible));
         if (k > 0) keep_top_k(w, histogram, k, cut, buffers);
         if (typical) {
             cut.apply(w);
-            keep_mass(w, histogram, {true, mean_x(w)}, b.rows[row].typical_p, cut, buffers);
+            keep_mass(w, histogram, {true, mean_x(w)}, b.rows[row].typical_p * w.total(), cut, buffers);
         }
-        if (top_p) keep_mass(w, histogram, Order{}, b.rows[row].top_p, cut, buffers);
+        if (top_p) keep_mass(w, histogram, Order{}, b.rows[row].top_p * (mass > 0 ? mass : w.total()), cut, buffers);
     }
     const Place place = draw_panel(w, uniform(b.rows[row].seed, b.rows[row].counter));
     cut.apply(w, place.panel);
     return draw_token(w, place);
 }
 
-inline int32_t rank_of(const Logits& raw, int32_t token) {
-    const float logit = raw.data[token];
+// The number of logits that precede one, and one more.
+inline int32_t rank_of(const Logits& raw, int32_t at) {
+    const float logit = raw.data[at];
     int32_t before = 0;
-    for (int32_t i = 0; i < token; ++i) before += raw.data[i] >= logit;
-    for (int32_t i = token + 1; i < raw.size; ++i) before += raw.data[i] > logit;
+    for (int32_t i = 0; i < at; ++i) before += raw.data[i] >= logit;
+    for (int32_t i = at + 1; i < raw.size; ++i) before += raw.data[i] > logit;
     return before + 1;
 }
 
@@ -84,14 +90,19 @@ inline void collect_likeliest(const Logits& logits, int32_t k, RowBuffers& buffe
     if (c.count > k) keep_until(c, find_border(c, false, k, buffers.select));
 }
 
-// Stage 0: the token's log-probability and rank, and the most likely tokens.
-inline void report_logprobs(const Logits& raw, int32_t num_logprobs, int32_t row, RowBuffers& buffers,
-                            const StepOutput& out) {
+// The sum of exp(logit - largest).
+inline double mass_of(const Logits& raw, RowBuffers& buffers) {
     Weights all = make_weights(raw, {raw.max, 1.0f, SMALLEST_X}, buffers);
     weigh(all, NONE);
-    const double normalizer = static_cast<double>(raw.max) + __builtin_log(all.total());
-    const auto logprob_of = [&](int32_t id) { return static_cast<float>(raw.data[id] - normalizer); };
-    const int32_t token = out.token_ids[row];
+    return all.total();
+}
+
+// Stage 0: the token's log-probability and rank, and the most likely tokens. token: its place in `raw`. mass: see
+// `mass_of`. ids: of the tokens in `raw`, ascending; null: their places.
+inline void report_logprobs(const Logits& raw, const int32_t* ids, int32_t token, double mass, int32_t num_logprobs,
+                            int32_t row, RowBuffers& buffers, const StepOutput& out) {
+    const double normalizer = static_cast<double>(raw.max) + __builtin_log(mass);
+    const auto logprob_of = [&](int32_t at) { return static_cast<float>(raw.data[at] - normalizer); };
     out.logprobs[row] = logprob_of(token);
     out.ranks[row] = rank_of(raw, token);
     if (num_logprobs <= 0) return;
@@ -101,9 +112,9 @@ inline void report_logprobs(const Logits& raw, int32_t num_logprobs, int32_t row
     sort_positions(c, buffers.select.active, c.count);
     const int64_t to = static_cast<int64_t>(row) * out.num_top;
     for (int32_t i = 0; i < c.count && i < out.num_top; ++i) {
-        const int32_t id = c.ids[buffers.select.active[i]];
-        out.top_ids[to + i] = id;
-        out.top_logprobs[to + i] = logprob_of(id);
+        const int32_t at = c.ids[buffers.select.active[i]];
+        out.top_ids[to + i] = ids ? ids[at] : at;
+        out.top_logprobs[to + i] = logprob_of(at);
     }
 }
 

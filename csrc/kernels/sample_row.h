@@ -1,8 +1,8 @@
 // One row of logits: its maxima, and what bias, mask and penalties make of it. Meaning: backends/sampling.py.
 #pragma once
 
+#include "sample_plan.h"
 #include "sample_select.h"
-#include "sampling.h"
 #include "simd.h"
 
 namespace octavo {
@@ -14,7 +14,7 @@ constexpr float NONE = -__builtin_huge_valf();
 
 enum RowError : int32_t { ROW_OK, ROW_NAN_LOGITS, ROW_NOTHING_ALLOWED, ROW_TOKEN_ID_OUT_OF_RANGE };
 
-// Logits with the maxima of their panels.
+// Logits of consecutive tokens, with the maxima of their panels.
 struct Logits {
     const float* data;
     int32_t size;
@@ -90,13 +90,6 @@ inline bool ids_in_range(const int32_t* ids, int32_t begin, int32_t end, int32_t
     return true;
 }
 
-inline bool changes_logits(const SamplingBatch& b, int32_t row) {
-    const bool penalties = b.rows[row].repetition_penalty != 1.0f || b.rows[row].presence_penalty != 0.0f ||
-                           b.rows[row].frequency_penalty != 0.0f;
-    return b.allowed_mask || b.bias_start[row + 1] > b.bias_start[row] ||
-           (penalties && b.history_start[row + 1] > b.history_start[row]);
-}
-
 // The words of the row's mask; null: everything is allowed.
 inline const uint32_t* allowed_words(const SamplingBatch& b, int32_t row, int32_t vocab) {
     return b.allowed_mask ? b.allowed_mask + static_cast<int64_t>(row) * ((vocab + 31) / 32) : nullptr;
@@ -132,28 +125,32 @@ inline bool copy_allowed(const Logits& raw, const uint32_t* words, float* to, Lo
 }
 
 // Stage 1 but for the mask, and stage 2: changes single logits of `data`, which `logits` is about. Their panels'
-// maxima become NaN.
-inline void change_logits(const SamplingBatch& b, int32_t row, float* data, Logits& logits) {
-    const uint32_t* words = allowed_words(b, row, logits.size);
-    const auto set = [&](int32_t id, float logit) {
-        data[id] = logit < LARGEST ? logit : LARGEST;
-        logits.panel_max[id / PANEL] = __builtin_nanf("");
+// maxima become NaN. first: the token of the first logit, of a vocabulary of `vocab`; others are left out.
+inline void change_logits(const SamplingBatch& b, int32_t row, int32_t first, int32_t vocab, float* data,
+                          Logits& logits) {
+    const uint32_t* words = allowed_words(b, row, vocab);
+    const auto is_here = [&](int32_t id) { return id >= first && id - first < logits.size; };
+    const auto set = [&](int32_t at, float logit) {
+        data[at] = logit < LARGEST ? logit : LARGEST;
+        logits.panel_max[at / PANEL] = __builtin_nanf("");
         logits.min = logit > NONE && logit < logits.min ? logit : logits.min;
     };
     for (int32_t i = b.bias_start[row]; i < b.bias_start[row + 1]; ++i) {
         const int32_t id = b.bias_ids[i];
-        if (!words || words[id / 32] >> (id % 32) & 1u) data[id] += b.bias_values[i];
+        if (is_here(id) && (!words || words[id / 32] >> (id % 32) & 1u)) data[id - first] += b.bias_values[i];
     }
     const float repetition = b.rows[row].repetition_penalty;
     for (int32_t i = b.history_start[row]; i < b.history_start[row + 1]; ++i) {
-        float logit = data[b.history_ids[i]];
+        if (!is_here(b.history_ids[i])) continue;
+        float logit = data[b.history_ids[i] - first];
         const int32_t count = b.history_counts[i];
         if (repetition != 1.0f) logit = logit > 0 ? logit / repetition : logit * repetition;
         logit -= b.rows[row].frequency_penalty * static_cast<float>(count);
         if (count > 0) logit -= b.rows[row].presence_penalty;
-        set(b.history_ids[i], logit);
+        set(b.history_ids[i] - first, logit);
     }
-    for (int32_t i = b.bias_start[row]; i < b.bias_start[row + 1]; ++i) set(b.bias_ids[i], data[b.bias_ids[i]]);
+    for (int32_t i = b.bias_start[row]; i < b.bias_start[row + 1]; ++i)
+        if (is_here(b.bias_ids[i])) set(b.bias_ids[i] - first, data[b.bias_ids[i] - first]);
 }
 
 // The maxima that change_logits left open, and the maximum of all.

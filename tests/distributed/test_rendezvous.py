@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import fields, replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,14 +21,19 @@ from octavo.distributed.messages import (
     Joining,
     MalformedRankMessageError,
     RankFailed,
+    RunStep,
     StageValues,
     Tensor,
+    batch_of,
     decode,
     encode,
     hello,
+    step_message,
 )
 from octavo.distributed.rendezvous import HELLO_BYTES, accept_ranks, address_of, connect
 from octavo.errors import EngineDeadError, UsageError
+from tests.support.batches import Request, step
+from tests.support.sampling_batches import sampling_batch
 
 TOKEN = "a secret of the cluster"
 
@@ -169,6 +176,28 @@ def test_messages_are_checked() -> None:
     for data in (b"", b"\x91\xa1x", b"\xff" * 9, encode(message)[:-1]):
         with pytest.raises(MalformedRankMessageError):
             decode(data)
+
+
+def test_sampling_options_of_a_step() -> None:
+    rng = np.random.default_rng(0)
+    sampling = replace(
+        sampling_batch(3, temperature=0.7, top_k=5, seed=rng.integers(0, 2**63, 3, dtype=np.uint64)),
+        history_start=np.array([0, 2, 2, 3], np.int32),
+        history_ids=np.array([1, 2, 3], np.int32),
+        history_counts=np.array([0, 1, 2], np.int32),
+        allowed_mask=rng.integers(0, 2**32, (3, 4), dtype=np.uint32),
+    )
+    batch = replace(step([(Request([1, 2, 3], [0]), 3)], block_size=16, num_groups=1), sampling=sampling)
+    message = decode(encode(step_message(1, batch, with_sampling=True)))
+    assert isinstance(message, RunStep)
+    found = batch_of(message, (), is_last=True).sampling
+    assert found is not None
+    for field in fields(sampling):
+        np.testing.assert_array_equal(getattr(found, field.name), getattr(sampling, field.name))
+    assert batch_of(step_message(1, batch), (), is_last=True).sampling is None
+    for wrong in (message.sampling[:-2], message.sampling[1:]):
+        with pytest.raises(MalformedRankMessageError):
+            batch_of(msgspec.structs.replace(message, sampling=wrong), (), is_last=True)
 
 
 def test_messages_of_any_size_in_both_directions() -> None:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplingParams, StructuredOutputsParams
 from octavo.backends.memory import MemoryBudget
 from octavo.config import EngineConfig
 from octavo.distributed.connection import Connection
@@ -61,6 +61,36 @@ def test_the_answers_of_one_rank(model: str, of_one_rank: list[object], tensor: 
     assert answers_of_ranks(model, tensor, pipeline) == of_one_rank
     assert not children()
     assert not segments()
+
+
+BIASES = {"logit_bias": {3: 2.0, 7: -100.0}, "repetition_penalty": 1.3, "presence_penalty": 0.4}
+SAMPLED = [
+    {"temperature": 0, "logprobs": 5},
+    {"temperature": 0, "logprobs": 3, **BIASES},
+    {"temperature": 1.0, "top_k": 10, "top_p": 0.9, "logprobs": 4},
+    {"temperature": 0.8, "top_p": 0.9, **BIASES},
+    {"temperature": 1.2, "min_p": 0.1, "logprobs": 0},
+    {"temperature": 1.0, "prompt_logprobs": 2},
+    {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(regex="[a-z ]{12}")},
+]
+
+
+def test_sampled_tokens_of_one_rank(model: str) -> None:
+    """Each row by its own options, from the candidates of the ranks or from all logits."""
+    params = [SamplingParams(seed=at, max_tokens=24, **options) for at, options in enumerate(SAMPLED)]  # type: ignore[arg-type]
+    found = []
+    for size in (1, 2):
+        with LLM(model, tensor_parallel_size=size, **OPTIONS) as llm:
+            found.append([output.outputs[0] for output in llm.generate([PROMPTS[0]] * len(params), params)])
+    for one, two in zip(*found, strict=True):
+        assert two.token_ids == one.token_ids
+        for expected, sampled in zip(one.logprobs or [], two.logprobs or [], strict=True):
+            assert {token: each.rank for token, each in sampled.items()} == {
+                token: each.rank for token, each in expected.items()
+            }
+            assert [each.logprob for each in sampled.values()] == pytest.approx(
+                [each.logprob for each in expected.values()], abs=1e-4
+            )
 
 
 def children() -> list[int]:

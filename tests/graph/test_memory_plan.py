@@ -10,6 +10,7 @@ from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
 from octavo.graph.passes import optimize
+from octavo.graph.shard import shard
 from octavo.graph.values import Rows
 from tests.graph.test_passes import random_graph
 from tests.support.tiny_models import CONFIGS, tiny_graph
@@ -52,6 +53,19 @@ def test_models(name: str) -> None:
 def test_random_graphs(choices: list[tuple[int, int, int]]) -> None:
     graph, _ = random_graph(choices)
     check(graph, plan(graph, ROWS, 4))
+
+
+def test_what_turns_of_logits_read_is_kept() -> None:
+    """The gathered logits of several ranks do not lie where the output head of the next turn reads its rows."""
+    graph, weights = tiny_graph("llama")
+    part = optimize(shard(graph, 0, 2, lambda p: weights[p.name].column_step), PASSES)
+    memory, read = plan(part, ROWS, 4), part.hidden_states
+    begin, logits = memory.offsets[read.id], [node.output for node in part.nodes if node.output.rows is Rows.LOGITS]
+    assert len(logits) == 2
+    for value in logits:
+        start = memory.offsets[value.id]
+        size = ROWS[Rows.LOGITS] * value.cols * 4
+        assert start + size <= begin or begin + ROWS[Rows.OUTPUTS] * read.cols * 4 <= start
 
 
 def test_residual_stream_stays_in_place() -> None:

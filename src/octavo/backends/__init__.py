@@ -181,7 +181,12 @@ class SleepingExecutor(Protocol):
 
 
 class RankGroup(Protocol):
-    """The ranks that compute parts of the same layers, and exchange values in the middle of a step."""
+    """The ranks that compute parts of the same layers, and exchange values in the middle of a step.
+
+    samples_together: all ranks take part in sampling and need `Batch.sampling`; else only the first one.
+    """
+
+    samples_together: bool
 
     @property
     def error(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from octavo.distributed.messages import Allocate, Allocated, step_message
 from octavo.distributed.pipeline import Pipeline, PipelinedStep
 from octavo.errors import EngineDeadError
@@ -59,17 +61,25 @@ class GroupExecutor:
 
     def submit(self, batch: Batch) -> PendingStep:
         self._leader.check()
-        message = step_message(self._number + 1, batch)
         if self._pipeline is not None:
-            self._number += 1
-            staged = PipelinedStep(self._number, batch)
-            self._leader.send(message)
+            staged = PipelinedStep(self._number + 1, batch)
+            self._tell(batch)
             self._pipeline.submit(staged)
             return staged
         step = self._local.submit(batch)  # which checks it
-        self._number += 1
-        self._leader.send(message)
+        self._tell(batch)
         return _GroupStep(self, step.wait)
+
+    def _tell(self, batch: Batch) -> None:
+        """Sends the step to all ranks. Those of the last stage get the sampling options, if they sample together."""
+        self._number += 1
+        together = self._group is not None and self._group.samples_together and not batch.return_logits
+        message = step_message(self._number, batch, with_sampling=together)
+        last = self._ranks.of_stage(self.num_stages - 1)
+        earlier = range(last.stop, self._ranks.count)
+        if earlier:
+            self._leader.send(msgspec.structs.replace(message, sampling=[]), earlier)
+        self._leader.send(message, last[1:])
 
     def outcome(self, compute: Callable[[], StepOutput]) -> StepOutput:
         """The result of `compute`. Raises EngineDeadError if a rank is gone."""

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import __version__
-from octavo.batch import Batch
+from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 4
+PROTOCOL = 5
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
-_TYPES = {name: np.dtype(name) for name in ("int32", "float32")}
+_TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
 _BATCH = (
     "token_ids",
     "positions",
@@ -32,6 +32,7 @@ _BATCH = (
     "state_copies",
 )
 _OPTIONAL = ("state_slots", "state_saves", "token_types")
+_SAMPLING = ("history_start", "history_ids", "history_counts", "bias_start", "bias_ids", "bias_values")
 
 
 class MalformedRankMessageError(Exception):
@@ -120,12 +121,16 @@ class Allocated(_Message):
 
 
 class RunStep(_Message):
-    """A step: its number, which counts up by one, and the arrays of its batch."""
+    """A step: its number, which counts up by one, and the arrays of its batch.
+
+    sampling: the rows as bytes and the other arrays of the options, for ranks that sample together.
+    """
 
     number: int
     arrays: list[Tensor]
     optional: list[Tensor | None]
     return_hidden_states: bool
+    sampling: list[Tensor] = []
 
 
 class StageValues(_Message):
@@ -166,15 +171,36 @@ def decode(data: bytes) -> RankMessage:
         raise MalformedRankMessageError(str(error)) from None
 
 
-def step_message(number: int, batch: Batch) -> RunStep:
-    """The part of a batch that ranks other than the sampling one need."""
+def step_message(number: int, batch: Batch, *, with_sampling: bool = False) -> RunStep:
+    """The part of a batch that ranks other than the sampling one need. with_sampling: they sample together with it."""
     optional = [getattr(batch, name) for name in _OPTIONAL]
     return RunStep(
         number,
         [Tensor.of(getattr(batch, name)) for name in _BATCH],
         [None if array is None else Tensor.of(array) for array in optional],
         batch.return_hidden_states,
+        _sampling_tensors(batch.sampling) if with_sampling and batch.sampling is not None else [],
     )
+
+
+def _sampling_tensors(sampling: SamplingBatch) -> list[Tensor]:
+    rows = np.ascontiguousarray(sampling.rows)
+    arrays: list[NDArray[Any]] = [rows.view(np.uint8).reshape(len(rows), SAMPLING_ROW.itemsize)]
+    arrays += [getattr(sampling, name) for name in _SAMPLING]
+    arrays += [] if sampling.allowed_mask is None else [sampling.allowed_mask]
+    return [Tensor.of(array) for array in arrays]
+
+
+def _sampling_of(tensors: list[Tensor]) -> SamplingBatch | None:
+    if not tensors:
+        return None
+    rows, *arrays = [tensor.array() for tensor in tensors]
+    if rows.ndim != 2 or rows.dtype != np.uint8 or rows.shape[1] != SAMPLING_ROW.itemsize:
+        raise MalformedRankMessageError(f"{rows.dtype} of shape {rows.shape} are no rows of sampling options")
+    if len(arrays) - len(_SAMPLING) not in (0, 1):
+        raise MalformedRankMessageError("sampling options with other arrays")
+    fields: dict[str, Any] = dict(zip((*_SAMPLING, "allowed_mask"), arrays, strict=False))
+    return SamplingBatch(rows.view(SAMPLING_ROW)[:, 0] if len(rows) else np.zeros(0, SAMPLING_ROW), **fields)
 
 
 def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...], *, is_last: bool) -> Batch:
@@ -184,6 +210,7 @@ def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...], *, is_la
     found: dict[str, Any] = {name: tensor.array() for name, tensor in zip(_BATCH, message.arrays, strict=True)}
     for name, tensor in zip(_OPTIONAL, message.optional, strict=True):
         found[name] = None if tensor is None else tensor.array()
+    found["sampling"] = _sampling_of(message.sampling)
     return Batch(**found, inputs=inputs, return_hidden_states=message.return_hidden_states and is_last)
 
 

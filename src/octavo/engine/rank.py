@@ -50,6 +50,7 @@ from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Collective, MoE
 from octavo.graph.shard_wishes import Steps
+from octavo.graph.values import Rows
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.hub import resolve_model
 
@@ -212,7 +213,7 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
     for rank in range(ranks.count):
         graph = rank_graph(whole, ranks, rank, steps)
         sizes = model_sizes(checkpoint, config, context, graph)
-        ops = [node.op for node in graph.nodes if isinstance(node.op, Collective)]
+        exchanged = exchanges_of(graph)
         is_last = ranks.stage(rank) == ranks.pipeline_parallel - 1
         mixtures = [node.op for node in graph.nodes if isinstance(node.op, MoE)] if ranks.whole_experts else []
         found.append(
@@ -224,13 +225,19 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
                 sizes.cache.token_bytes,
                 sizes.cache.seat_bytes,
                 sizes.workspace_bytes,
-                len(ops),
-                _FLOAT_BYTES * sum(op.x.cols for op in ops),
+                len(exchanged),
+                _FLOAT_BYTES * sum(exchanged),
                 0 if is_last else _FLOAT_BYTES * sum(value.cols for value in graph.outputs),
                 (mixtures[0].first_expert, mixtures[0].gate.shape[0]) if mixtures else None,
             )
         )
     return found
+
+
+def exchanges_of(graph: Graph) -> list[int]:
+    """The columns of each exchange of a rank's step. Of logits only a few candidates are exchanged: they count 0."""
+    nodes = [node for node in graph.nodes if isinstance(node.op, Collective)]
+    return [0 if node.output.rows is Rows.LOGITS else node.op.inputs[0].cols for node in nodes]
 
 
 class Follower:

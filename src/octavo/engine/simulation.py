@@ -14,10 +14,10 @@ from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.engine.load import model_graph, model_sizes
-from octavo.engine.rank import steps_of
+from octavo.engine.rank import exchanges_of, steps_of
 from octavo.errors import UsageError
 from octavo.graph.cost import graph_cost
-from octavo.graph.ops import Collective, StepSizes
+from octavo.graph.ops import StepSizes
 from octavo.loader.checkpoint import Checkpoint
 
 _FLOAT_BYTES = 4
@@ -140,7 +140,7 @@ class _Model:
             )
             graph = rank_graph(self._graph, ranks, ranks.of_stage(stage)[0], self._steps)
             sizes = model_sizes(self._checkpoint, config, self.context, graph)
-            exchanged = [node.op.x.cols for node in graph.nodes if isinstance(node.op, Collective)]
+            exchanged = exchanges_of(graph)
             handed_on = sum(v.cols for v in graph.outputs) if stage < ranks.pipeline_parallel - 1 else 0
             self._parts[ranks, stage] = _Part(sizes, exchanged, handed_on)
         return self._parts[ranks, stage]

@@ -39,6 +39,9 @@ def plan(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> MemoryPl
     last_use = {node.output: index for index, node in enumerate(graph.nodes)}
     for index, node in enumerate(graph.nodes):
         last_use.update(dict.fromkeys(node.op.inputs, index))
+        if node.output.rows is Rows.LOGITS:  # made in turns: what it reads is needed in the next one, too
+            again = [value for value in node.op.inputs if value.rows is not Rows.LOGITS]
+            last_use.update(dict.fromkeys(again, len(graph.nodes)))
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))  # they outlive the step's last operation
 
     buffers: list[_Buffer] = []

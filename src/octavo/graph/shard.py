@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import lcm
 from typing import Any
 
@@ -144,11 +145,10 @@ class _Sharder:
         if isinstance(layout, _Addend):
             return self._emit(AllReduce(local, self._size))
         assert layout is not None
-        total = sum(layout.width(rank) for rank in range(self._size))
-        gathered = self._emit(AllGather(local, self._size, total))
+        *starts, total = accumulate((layout.width(rank) for rank in range(self._size)), initial=0)
+        gathered = self._emit(AllGather(local, self._size, total, starts[self._rank]))
         if layout.in_order(value.cols):
             return gathered
-        starts = [sum(layout.width(r) for r in range(rank)) for rank in range(self._size)]
         pieces, column = [], 0
         while column < value.cols:  # from the first rank that has it
             rank, end = next((r, b) for r, ranges in enumerate(layout.ranges) for a, b in ranges if a <= column < b)

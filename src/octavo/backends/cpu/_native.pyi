@@ -163,6 +163,22 @@ class CollectiveGroup:
     def all_gather(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """The columns of x of all ranks side by side in out: [rows, cols] -> [rows, cols of all]. As `all_reduce`."""
 
+    def sample(
+        self,
+        isa: str,
+        logits: NDArray[np.float32],
+        first: int,
+        vocab: int,
+        sampling: object,
+        output: object,
+        errors: NDArray[np.int32],
+    ) -> None:
+        """As the function `sample`, for logits [rows, part] of the tokens from `first` on; rank 0 gets the output."""
+
+    @property
+    def given_bytes(self) -> int:
+        """That this rank has written for the others so far."""
+
     def fail(self, reason: str) -> None:
         """This rank takes part no more: exchanges of all ranks fail. From any thread."""
 

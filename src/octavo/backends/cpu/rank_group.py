@@ -18,12 +18,19 @@ from octavo.errors import EngineDeadError
 class CpuRankGroup:
     """Implements `octavo.backends.RankGroup`."""
 
+    samples_together = True
+
     def __init__(self, group: _native.CollectiveGroup) -> None:
         self._group = group
 
     @property
     def error(self) -> str:
         return self._group.error
+
+    @property
+    def given_bytes(self) -> int:
+        """That this rank has written for the others so far."""
+        return self._group.given_bytes
 
     def fail(self, reason: str) -> None:
         self._group.fail(reason)

@@ -30,6 +30,7 @@ _WAIT = timedelta(seconds=120)  # for ranks to come, and in a step for each othe
 class TorchRankGroup:
     """Implements `octavo.backends.RankGroup`. On a GPU, exchanges are queued like kernels; nothing waits for them."""
 
+    samples_together = False  # the logits are gathered whole
     compile: Callable[..., Executor]  # as `TorchBackend.compile`, for the graph of this rank; set by the backend
 
     def __init__(self, group: Any, place: tuple[int, int], device: torch.device) -> None:

@@ -60,10 +60,15 @@ class AllGather(Collective):
     """The columns of x of all ranks side by side, in their order; ranks may have different numbers of them."""
 
     cols: int  # of all ranks
+    begin: int = 0  # those of earlier ranks
 
     def infer_shape(self) -> tuple[Rows, int]:
-        fits = self.size > 0 and self.x.cols + self.size - 1 <= self.cols
-        require(fits, f"{self.size} ranks have {self.cols} columns, this one x {describe(self.x)}")
+        fits = (
+            self.size > 0
+            and self.begin >= 0
+            and max(self.begin + self.x.cols, self.x.cols + self.size - 1) <= self.cols
+        )
+        require(fits, f"{self.size} ranks have {self.cols} columns, this one x {describe(self.x)} from {self.begin}")
         return self.x.rows, self.cols
 
     def combine(self, parts: Sequence[Array]) -> Array:
