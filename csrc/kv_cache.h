@@ -6,7 +6,8 @@
 //           dimension of 16 keys, so scores need no horizontal sums;
 //   values  [block_size][value_dim rounded up to 16], the padding is zero.
 //
-// float16 keeps 11 bits, x86 converts it in the load; values beyond its range saturate to +-65504, NaN stays NaN.
+// float16 keeps 11 bits, x86 converts it in the load; values beyond its range saturate to +-65504; NaN and
+// infinity are NaN.
 //
 // int8 is a code from -127 to 127 times a scale: one for each 32 dimensions of a key, one for a whole value. The
 // scales follow the codes: those of the keys [block_size / group][key_dim / 32, rounded up][group], those of the

@@ -74,6 +74,9 @@ inline F32x16 load_scales(const Scale* p) { return load_bf16(p); }
 // The variable second: NaN stays NaN (see max and min in simd.h).
 inline F32x16 clamp(F32x16 x, float limit) { return max(broadcast(-limit), min(broadcast(limit), x)); }
 
+// The range of half floats; NaN for infinity, as for NaN, so that a broken weight is noticed.
+inline F32x16 clamp_to_half(F32x16 x) { return clamp(x, 65504.0f) + (x - x); }
+
 inline F32x16 load_some(const float* p, int32_t n) { return n >= 16 ? load(p) : load_partial(p, n); }
 
 // The smallest bfloat16 from `x`, which is not negative, up.
@@ -167,7 +170,7 @@ inline void write_key(HalfCache, const HeadCache& cache, int32_t slot, const flo
     Half* to = token_column<Half>(at.block, at, dim);
     for (int32_t d = 0; d < dim; d += 16) {
         Half lanes[16];
-        store_f16(lanes, clamp(load_some(key + d, dim - d), 65504.0f));
+        store_f16(lanes, clamp_to_half(load_some(key + d, dim - d)));
         for (int i = 0; i < 16 && d + i < dim; ++i) to[(d + i) * at.group] = lanes[i];
     }
 }
@@ -176,7 +179,7 @@ inline void write_value(HalfCache, const HeadCache& cache, int32_t slot, const f
     const TokenPlace at = place_of(cache, slot);
     Half* to = reinterpret_cast<Half*>(at.block + cache.at.values) + at.offset * cache.padded_dim;
     for (int32_t d = 0; d < cache.dims.value; d += 16)
-        store_f16(to + d, clamp(load_some(value + d, cache.dims.value - d), 65504.0f));
+        store_f16(to + d, clamp_to_half(load_some(value + d, cache.dims.value - d)));
 }
 
 inline void write_key(Int8Cache, const HeadCache& cache, int32_t slot, float* key) {

@@ -59,7 +59,7 @@ def test_what_is_no_number_stays_no_number(bad: float) -> None:
 
 
 def test_float16_saturates_and_none_changes_nothing() -> None:
-    x = np.array([[1e9, -1e9, 1.0002, np.nan]])
+    x = np.array([[1e9, -1e9, 1.0002, np.nan, np.inf, -np.inf]])
     for round_to in (round_keys, round_values):
-        np.testing.assert_array_equal(round_to(x, "float16"), [[65504.0, -65504.0, 1.0, np.nan]])
+        np.testing.assert_array_equal(round_to(x, "float16"), [[65504.0, -65504.0, 1.0, np.nan, np.nan, np.nan]])
         np.testing.assert_array_equal(round_to(x, None), x)

@@ -28,18 +28,21 @@ def other(tiny: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def damaged(tiny: Path) -> Path:
-    """Its logits are NaN."""
-    path = tiny.with_name("damaged.gguf")
+def spoilt(tiny: Path, name: str, value: float) -> Path:
+    """The tiny model, with this number all over one tensor."""
+    path = tiny.with_name(f"{name}-{value}.gguf")
     tensors = [
-        Tensor(t.name, t.type_name, t.shape, np.full(t.shape, np.nan, np.float32).tobytes())
-        if t.name == "output_norm.weight"
-        else t
+        Tensor(t.name, t.type_name, t.shape, np.full(t.shape, value, np.float32).tobytes()) if t.name == name else t
         for t in plain_tensors()
     ]
     path.write_bytes(tiny_gguf(tensors=tensors))
     return path
+
+
+@pytest.fixture(scope="session")
+def damaged(tiny: Path) -> Path:
+    """Its weights are numbers, its logits NaN: the sums overflow."""
+    return spoilt(tiny, "output_norm.weight", 3e38)
 
 
 @pytest.fixture

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from octavo import LLM, SamplingParams
 from octavo.backends import ExecutorLimits, reference
-from octavo.errors import UsageError
+from octavo.cli.evaluate import evaluate
+from octavo.errors import NumericalError, UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import build_graph
 from octavo.quality.evaluation import ReferenceOptions, WindowOptions, evaluate_text
@@ -21,7 +24,7 @@ from octavo.quality.scorer import Scorer, scorer_config
 from octavo.quality.texts import read_text
 from octavo.quality.windows import Window, chunk_windows, strided_windows
 from octavo.tokenizer import load_tokenizer
-from tests.quality.conftest import TEXT
+from tests.quality.conftest import TEXT, spoilt
 from tests.support.batches import Request, step
 from tests.support.processes import octavo_here
 from tests.support.text_models import save_encoder
@@ -200,6 +203,25 @@ def test_models_that_cannot_be_scored(tiny: Path, damaged: Path, text: Path, tmp
         assert "makes no logits: it is an encoder or a reranker" in done.stderr
     missing = octavo_here("eval", tiny, "--text", tmp_path / "none.txt")
     assert "No such file" in missing.stderr
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["blk.0.attn_v.weight", "blk.0.ffn_gate.weight", "output_norm.weight"])
+def test_weights_that_are_no_numbers_are_named(name: str, value: float, tiny: Path, tmp_path: Path) -> None:
+    """Also those whose infinity would not reach the logits."""
+    path = spoilt(tiny, name, value)
+    for command in (("--window", "16"), ("--task", _task(tmp_path))):
+        result = CliRunner().invoke(evaluate, [str(path), *map(str, command)])
+        assert isinstance(result.exception, NumericalError)
+        assert re.search(r"tensor '.*' has a NaN or an infinity.*; take an intact model", str(result.exception))
+        assert "\n" not in str(result.exception)
+
+
+def test_infinite_values_of_a_model_are_noticed(tiny: Path) -> None:
+    """A value beyond float32, of weights that are numbers, is no large number in the cache."""
+    path = spoilt(tiny, "blk.0.attn_v.weight", 3e38)
+    with LLM(str(path), max_model_len=64) as llm, pytest.raises(NumericalError, match="logits contain NaN"):
+        llm.generate("abcd", SamplingParams(max_tokens=4))
 
 
 def _task(folder: Path) -> Path:

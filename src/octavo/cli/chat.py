@@ -26,7 +26,7 @@ from octavo.cli.options import (
 )
 from octavo.cli.terminal import is_terminal, load_model, parts_of, say_limit, write
 from octavo.cli.word_wrap import WordWrap
-from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.errors import EngineDeadError, ModelWriteError, OctavoError, UsageError
 from octavo.tokenizer.turns import fit_turns
 
 if TYPE_CHECKING:
@@ -143,11 +143,13 @@ class _Conversation:
         write(f"{name} is now {getattr(self._params, name)}\n")
 
     def _save(self, file: str) -> None:
+        from octavo.loader.atomic_file import write_text
+
         path = _file(file, "/save")
         try:
-            path.write_text(json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n", "utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}") from error
+            write_text(path, json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n")
+        except ModelWriteError as error:
+            raise UsageError(str(error)) from error
         write(f"{len(self._messages)} messages are in {path}\n")
 
     def _load(self, file: str) -> None:

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 from octavo import env
-from octavo.errors import UsageError
+from octavo.errors import ModelWriteError, UsageError
 
 _VARIABLE = env.COMPLETION_VARIABLE
 # Where each shell looks, and what is left to do.
@@ -28,11 +28,15 @@ def install_completion(command: click.Command, shell: str | None) -> str:
     file, remark = _FILES[name]
     path = Path(file).expanduser()
     script = found(command, {}, "octavo", _VARIABLE).source()
+    from octavo.loader.atomic_file import write_text  # numpy, which completing does without
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script)
+        write_text(path, script)
     except OSError as error:
         raise UsageError(f"--install-completion: {path}: {error.strerror}") from error
+    except ModelWriteError as error:
+        raise UsageError(f"--install-completion: {error}") from error
     return f"{path} is written{f'; {remark}' if remark else ''}. New shells complete `octavo`."
 
 

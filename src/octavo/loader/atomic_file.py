@@ -32,7 +32,7 @@ class AtomicFile:
         self.partial = path.with_name(f"{path.name}.partial")
         self._magic = magic
         self.position = 0
-        with _errors_of(self.partial):
+        with _errors_of(path):
             self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         self._is_complete = False
         try:

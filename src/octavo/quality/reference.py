@@ -20,7 +20,7 @@ from octavo import env
 from octavo.batch import Float32, Int32
 from octavo.engine.progress import size
 from octavo.errors import OctavoError, UsageError
-from octavo.loader.atomic_file import check_free_space, mapped_array
+from octavo.loader.atomic_file import check_free_space, mapped_array, write_text
 from octavo.quality.figures import PositionFigures, kl_divergence, log_softmax
 from octavo.quality.scorer import TokenScores
 from octavo.quality.windows import Window
@@ -105,7 +105,8 @@ class ReferenceStore:
         with _new_folder(self._folder, key) as folder:
             shape = (num_rows, vocab_size)
             kept = mapped_array(folder / _FILES[0], np.dtype(np.float16), shape)
-            logprobs, top1 = np.empty(num_rows, np.float32), np.empty(num_rows, np.int32)
+            logprobs = mapped_array(folder / _FILES[1], np.dtype(np.float32), (num_rows,))
+            top1 = mapped_array(folder / _FILES[2], np.dtype(np.int32), (num_rows,))
             row = 0
             for window, scores in scored:
                 assert scores.logits is not None
@@ -114,12 +115,11 @@ class ReferenceStore:
                 with np.errstate(over="ignore"):
                     kept[rows] = log_softmax(scores.logits)
                 logprobs[rows], top1[rows] = scores.logprobs, scores.logits.argmax(axis=1)
-            kept.flush()
-            del kept
-            np.save(folder / _FILES[1], logprobs)
-            np.save(folder / _FILES[2], top1)
+            for array in (kept, logprobs, top1):
+                array.flush()
+            del kept, logprobs, top1, array
             entries = [[window.token_ids, window.first, window.start] for window in windows]
-            (folder / _FILES[3]).write_text(json.dumps({"format": _FORMAT, "windows": entries}))
+            write_text(folder / _FILES[3], json.dumps({"format": _FORMAT, "windows": entries}))
         made = self.find(key)
         if made is None:
             raise OctavoError(f"{self._folder / key} was removed while it was written; run the command again")

@@ -13,6 +13,7 @@ from octavo.batch import Batch, Float32, Int32, SamplingBatch, StepOutput, greed
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.errors import InsufficientMemoryError, NumericalError, UsageError
+from octavo.loader.finite_weights import check_weights
 from octavo.quality.windows import Window
 
 # A step gives back at most so many rows of logits, 300 MB of them with a vocabulary of 150,000.
@@ -44,7 +45,9 @@ class Scorer:
     """A loaded model that scores windows. It has a cache of its own, of which nothing is kept from window to window."""
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
-        """config: made by `scorer_config`. Raises what `load_engine` raises, and UsageError for an encoder."""
+        """config: made by `scorer_config`. Raises what `load_engine` and `check_weights` raise, and UsageError for an
+        encoder."""
+        check_weights(config.model, config.revision)
         self._loaded: LoadedModel = load_engine(config, progress)
         engine = self._loaded.engine
         self.limits = engine.limits
@@ -60,8 +63,8 @@ class Scorer:
     def score(self, windows: Sequence[Window], *, wants_logits: bool = False) -> Iterator[tuple[Window, TokenScores]]:
         """The scores of each window, in order.
 
-        Raises NumericalError naming the place if logits contain NaN, and InsufficientMemoryError if the cache cannot
-        hold the longest window.
+        Raises NumericalError naming the place if logits contain NaN or give a token no probability, and
+        InsufficientMemoryError if the cache cannot hold the longest window.
         """
         parts: dict[int, list[TokenScores]] = {}
         for pieces in self._steps(windows):
@@ -110,12 +113,11 @@ class Scorer:
         try:
             output = self._loaded.executor.submit(batch).wait()
         except SamplingError as error:
-            starts = np.cumsum([0, *counts])
             row = min(error.errors)
-            index = int(np.searchsorted(starts, row, side="right")) - 1
-            window = windows[pieces[index].window]
-            place = window.start + max(pieces[index].begin - window.first + 1, 0) + row - int(starts[index])
-            raise NumericalError(f"token {place} of the text cannot be scored: {error.errors[row].reason}") from None
+            raise _unscored(windows, pieces, counts, row, error.errors[row].reason) from None
+        if (infinite := np.flatnonzero(~np.isfinite(output.logprobs))).size:
+            reason = "its log-probability is infinite"
+            raise _unscored(windows, pieces, counts, int(infinite[0]), reason)
         row = 0
         for piece, count in zip(pieces, counts, strict=True):
             yield piece, _scores(output, slice(row, row + count))
@@ -181,6 +183,17 @@ def scorer_config(model: str, window: int, options: dict[str, object]) -> Engine
     if config.max_model_len is not None and config.max_model_len < window:
         raise UsageError(f"max_model_len is {config.max_model_len}, less than a window of {window} tokens")
     return config
+
+
+def _unscored(
+    windows: Sequence[Window], pieces: Sequence[_Piece], counts: Sequence[int], row: int, reason: str
+) -> NumericalError:
+    """The error for a row of logits, which names the token of the text."""
+    starts = np.cumsum([0, *counts])
+    index = int(np.searchsorted(starts, row, side="right")) - 1
+    window = windows[pieces[index].window]
+    place = window.start + max(pieces[index].begin - window.first + 1, 0) + row - int(starts[index])
+    return NumericalError(f"token {place} of the text cannot be scored: {reason}")
 
 
 def _scores(output: StepOutput, rows: slice) -> TokenScores:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.cpu import _native
+from octavo.config import KVDtype
 from octavo.graph.ops import AttentionParams, RopeParams
 from tests.support.native_attention import (
     Extras,
@@ -240,6 +241,19 @@ def test_values_beyond_float16_saturate() -> None:
     s.v[:] = np.array([1e6, -1e6] * 8, np.float32)
     advance(NativeAttention(params, Extras(), setup), [(s, 1)])
     assert s.outputs[0].tolist() == [[65504.0, -65504.0] * 8]
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_infinite_keys_and_values_are_noticed(part: str, bad: float, kv_dtype: KVDtype) -> None:
+    """They must not become large numbers: the model would go on with nonsense."""
+    params = attention_params(1, 1, 16)
+    setup = Setup(fused=False, kv_dtype=kv_dtype)
+    (s,) = random_sequences(np.random.default_rng(0), params, [2], 16, setup.num_blocks)
+    getattr(s, part)[0, ..., 3] = bad
+    advance(NativeAttention(params, Extras(), setup), [(s, 2)])
+    assert np.isnan(s.outputs[0]).any(axis=1).all()
 
 
 def test_stale_garbage_in_a_block_is_not_seen() -> None:

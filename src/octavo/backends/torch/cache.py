@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -120,7 +121,8 @@ class PagedCache:
                 codes = (new.float() / factor).clamp(-limit, limit).to(pages_of.dtype).view(torch.uint8)
                 pages_of.view(torch.uint8)[block, :, token] = codes
                 continue
-            pages_of[block, :, token] = new.clamp(-limit, limit).to(pages_of.dtype)
+            limited = torch.where(new.isfinite(), new.clamp(-limit, limit), math.nan)
+            pages_of[block, :, token] = limited.to(pages_of.dtype)
 
     def read(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [n, tokens, heads, dim] of blocks [n, width]."""

@@ -34,13 +34,13 @@ def round_keys(keys: Array, kv_dtype: KVDtype | None, mean: Array | None = None)
 
 
 def round_values(values: Array, kv_dtype: KVDtype | None) -> Array:
-    """The same for values. int8: rounded with one scale for all of head_dim."""
+    """The same for values. int8: rounded with one scale for all of head_dim. float16: infinity becomes NaN."""
     if kv_dtype is None:
         return values
     if kv_dtype == "int8":
         return _round_to_int8(values.astype(np.float32)).astype(values.dtype)
-    rounded: Array = np.clip(values, -_FLOAT16_MAX, _FLOAT16_MAX).astype(np.float16).astype(values.dtype)
-    return rounded
+    rounded = np.clip(values, -_FLOAT16_MAX, _FLOAT16_MAX).astype(np.float16).astype(values.dtype)
+    return np.where(np.isfinite(values), rounded, values.dtype.type(np.nan))
 
 
 def _powers_of_two(n: int) -> Iterator[slice]:

@@ -166,10 +166,10 @@ def test_rotation_alone_and_queries_of_another_layers_keys(device: torch.device)
 
 def test_float16_is_limited_to_its_largest_number(device: torch.device) -> None:
     cache = CacheView(torch.zeros(1, 1, 1, 4, dtype=torch.float16, device=device), None)
-    keys = torch.tensor([[[1e6, -1e6, float("nan"), 2.0]]], device=device)
+    keys = torch.tensor([[[1e6, -1e6, float("nan"), float("-inf")]]], device=device)
     write_cache(keys, None, cache, torch.tensor([0], dtype=torch.int32, device=device))
     torch.testing.assert_close(
-        cache.keys[0, 0, 0].cpu().float(), torch.tensor([65504, -65504, float("nan"), 2]), equal_nan=True
+        cache.keys[0, 0, 0].cpu().float(), torch.tensor([65504, -65504, float("nan"), float("nan")]), equal_nan=True
     )
 
 

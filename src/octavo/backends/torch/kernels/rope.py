@@ -73,7 +73,7 @@ def _stored(x, pointers, scales, scale_at, mask, factor, KIND: tl.constexpr):
         tl.store(scales + scale_at, scale)
     else:
         if pointers.dtype.element_ty == tl.float16:
-            x = tl.where(x != x, x, tl.minimum(tl.maximum(x, -65504.0), 65504.0))
+            x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), float("nan"))
         tl.store(pointers, x.to(pointers.dtype.element_ty), mask)
 
 

@@ -1,0 +1,42 @@
+"""Weights that are no numbers: an error before a model is judged by what they make of its answers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import NumericalError
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.hub import resolve_model
+from octavo.quantization.packed import DenseWeight
+
+_PIECE = 1 << 18  # numbers, whose bits stay in the processor's cache
+# By the type: the integers that its bits are read as, the bits without the sign, and those of infinity.
+_BITS = {"F32": ("<u4", 0x7FFFFFFF, 0x7F800000), "F16": ("<u2", 0x7FFF, 0x7C00), "BF16": ("<u2", 0x7FFF, 0x7F80)}
+
+
+def check_weights(model: str, revision: str | None = None) -> None:
+    """Raises NumericalError naming the first tensor of floats with a NaN or an infinity.
+
+    Not all of them reach the logits: a gate of minus infinity is zero, and a row of the embedding may not be read.
+    The scales of quantized tensors are not looked at.
+    """
+    with closing(open_checkpoint(resolve_model(model, revision=revision))) as checkpoint:
+        for name in checkpoint.weights:
+            if checkpoint.weights.info(name).type_name not in _BITS:
+                continue
+            weight = checkpoint.weights[name]
+            if isinstance(weight, DenseWeight) and not _is_finite(weight):
+                raise NumericalError(
+                    f"{checkpoint.path}: tensor {name!r} has a NaN or an infinity, so the model cannot be judged; take "
+                    "an intact model"
+                )
+
+
+def _is_finite(weight: DenseWeight) -> bool:
+    kind, magnitude, infinity = _BITS[weight.type_name]
+    bits: NDArray[np.unsignedinteger] = weight.data.reshape(-1).view(kind)
+    pieces = (bits[start : start + _PIECE] for start in range(0, bits.size, _PIECE))
+    return all((piece & magnitude).max() < infinity for piece in pieces)
