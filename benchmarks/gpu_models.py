@@ -394,4 +394,5 @@ CASES = [
               ("kernels of a step", profile, 25), ("many requests", requests, 40), ("equal runs", repeats, 25)),
     *cases_of("I4_128_Z", ("decode", decode, 90), ("prompts", prompts, 20), ("kernels of a step", profile, 25)),
     *cases_of("F8_E4M3_128X128", ("decode", decode, 90), ("prompts", prompts, 20)),
+    *cases_of("I8_ROW", ("decode", decode, 90), ("prompts", prompts, 20)),
 ]  # fmt: skip

@@ -13,22 +13,29 @@ from gpu_cases import Case, Figure, Machine, check, in_turns, seconds_of
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.backends.torch.kernels.dense import dense_linear, int8_linear
+from octavo.backends.torch.coded import CodedRows
+from octavo.backends.torch.kernels.dense import dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
+from octavo.backends.torch.kernels.gate import coded_rows
 from octavo.backends.torch.kernels.linear import linear
 from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.backends.torch.products import linear as product
 from octavo.quantization.packed import CodebookWeight, Float8Weight, GroupedWeight, Weight
 from tests.support.canonical import random_grouped
 from tests.support.quantize import random_weight
 
 _BASE = 64  # rows of random codes, repeated to the height of a matrix; the widths are real
 FORMATS = ("I4_128_Z", "Q4_K", "F8_E4M3_128X128", "Q8_0", "Q6_K", "NF4_64", "MXFP4", "Q2_K", "I8_ROW")
+CODED = ("I8_ROW", "F8_E4M3_ROW", "F8_E4M3_128X128")
 _TABLE = tuple(np.linspace(-1, 1, 16).tolist())
 
 
 def random_of(type_name: str, shape: tuple[int, int], seed: int = 1) -> Weight:
-    """Random legal codes of a canonical type; those that models have are about as large as trained ones."""
+    """Random legal codes of a canonical type; those that models have are about as large as trained ones.
+
+    Those of eight bits have their inputs rounded, too.
+    """
     rows, width = shape
     rng = np.random.default_rng(seed)
     if type_name == "I4_128_Z":
@@ -36,11 +43,12 @@ def random_of(type_name: str, shape: tuple[int, int], seed: int = 1) -> Weight:
         zeros = rng.integers(6, 10, scales.shape, dtype=np.uint8)
         return GroupedWeight(4, 128, rng.integers(0, 256, (rows, width // 2), dtype=np.uint8), scales, zeros=zeros)
     if type_name == "I8_ROW":
-        return random_grouped(shape, seed, bits=8, group=None)
-    if type_name == "F8_E4M3_128X128":
+        return replace(random_grouped(shape, seed, bits=8, group=None), inputs="int8")
+    if type_name.startswith("F8_E4M3"):
         codes = rng.integers(0, 0x7E, shape, dtype=np.uint8) | rng.integers(0, 2, shape, dtype=np.uint8) << 7
-        blocks = (-(-rows // 128), -(-width // 128))
-        return Float8Weight("E4M3", codes, rng.uniform(5e-5, 2e-4, blocks).astype(np.float32), 128, 128)
+        sides = (128, 128) if type_name.endswith("128X128") else (1, None)
+        blocks = (-(-rows // sides[0]), -(-width // (sides[1] or width)))
+        return Float8Weight("E4M3", codes, rng.uniform(5e-5, 2e-4, blocks).astype(np.float32), *sides, "e4m3")
     if type_name == "NF4_64":
         scales = rng.uniform(0.5, 1, (rows, width // 64)).astype(np.float32)
         return CodebookWeight("NF4", _TABLE, 64, rng.integers(0, 256, (rows, width // 2), dtype=np.uint8), scales)
@@ -139,23 +147,35 @@ def written_out(machine: Machine) -> list[Figure]:
     return found
 
 
-def int8(machine: Machine) -> list[Figure]:
-    """Int8 rows with int8 weights."""
+def coded(machine: Machine, type_name: str) -> list[Figure]:
+    """Rows as codes with weights as codes, and the rows made of a norm's sums, as a step has both."""
     s, found = machine.shapes, []
     out, width = s.widest
-    for rows in (8, 1024) if machine.is_gpu else (3,):
-        x, w = (
-            torch.randint(-127, 128, size, dtype=torch.int8, device=machine.device)
-            for size in ((rows, width), (out, width))
-        )
-        scales = [torch.rand(n, device=machine.device) + 0.5 for n in (rows, out)]
-        call = partial(int8_linear, (x, scales[0]), w, scales[1], dtype=machine.dtype)
-        some = w[:_BASE].double() * scales[1][:_BASE, None].double()
-        check(f"int8, rows {rows}", call()[:, :_BASE], (x.double() * scales[0][:, None].double()) @ some.T, 1e-2)
-        seconds = seconds_of(machine, [call])
-        floor = _floor_s(machine, w.nbytes, 2.0 * rows * out * width, "int8 product")
+    base = random_of(type_name, (_BASE, width))
+    small = planes_of(base)
+    assert small is not None
+    assert small.inputs is not None
+    ceiling = "int8 product" if small.inputs.kind == "int8" else "fp8 product"
+    for rows in (1, 8, 32, 128, 1024, 8192) if machine.is_gpu else (1, 3):
+
+        def make(p: Planes = small, count: int = rows) -> Callable[[], Tensor]:
+            assert p.inputs is not None
+            x = coded_rows(machine.normal(count, width), p.inputs)
+            return partial(product, x, _tall(p, out, machine), None, None, dtype=None, overwrites=False, repeats=False)
+
+        calls = in_turns(machine, make, small.nbytes * out / _BASE)
+        x = calls[0].args[0]  # type: ignore[attr-defined]
+        numbers = CodedRows(x.codes[:4], x.scales[:4], x.form, x.dtype).numbers()
+        ours = calls[0]()
+        assert isinstance(ours, Tensor)
+        expected = numbers @ torch.from_numpy(base.dequantize()).to(machine.device).float().T
+        check(f"{type_name} codes, rows {rows}", ours[:4, -_BASE:], expected, 1e-2)
+        seconds = seconds_of(machine, calls)
+        floor = _floor_s(machine, small.nbytes * out / _BASE, 2.0 * rows * out * width, ceiling)
         share = None if floor is None else floor / seconds
         found.append(Figure(f"gate and up, rows {rows}", seconds * 1e6, "microseconds", share))
+        made = [partial(coded_rows, machine.normal(rows, width), small.inputs)]
+        found.append(Figure(f"codes of rows {rows}", seconds_of(machine, made) * 1e6, "microseconds"))
     return found
 
 
@@ -194,7 +214,7 @@ def experts(machine: Machine) -> list[Figure]:
 CASES = [
     Case("products, plain", "products", plain, 40),
     *(Case(f"products, {name}", "products", partial(quantized, type_name=name), 45) for name in FORMATS[:5]),
-    Case("products, int8 rows", "products", int8, 15),
+    *(Case(f"products of codes, {name}", "products", partial(coded, type_name=name), 20) for name in CODED),
     Case("products, experts", "products", experts, 20),
     Case("weights written out", "products", written_out, 30),
     *(Case(f"products, {name}", "products", partial(quantized, type_name=name), 45) for name in FORMATS[5:]),

@@ -54,7 +54,7 @@ def compiled(arch: int, only: Collection[str]) -> Iterator[tuple[str, Any]]:
     JITFunction.run = compile_only
     from tests.support import kernel_cases
 
-    for case, call in kernel_cases.cases():
+    for case, call in kernel_cases.cases(arch):
         if only and case not in only:
             continue
         found.clear()

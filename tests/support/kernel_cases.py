@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import numpy as np
 import torch
 
+from octavo.backends.torch.coded import CodeForm
 from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
-from octavo.backends.torch.kernels.dense import dense_linear, int8_linear, one_tile_linear
+from octavo.backends.torch.kernels.coded_linear import coded_linear
+from octavo.backends.torch.kernels.dense import dense_linear, one_tile_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import Sorted, expert_linear
-from octavo.backends.torch.kernels.gate import gated, gated_int8
+from octavo.backends.torch.kernels.gate import coded_rows, empty_codes, gated
 from octavo.backends.torch.kernels.linear import linear
-from octavo.backends.torch.kernels.norm import layer_norm, rms_norm
+from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes, planes_of
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate
 from octavo.backends.torch.kernels.sample import Entries, RowOptions, gather_tokens, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
 from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
-from octavo.quantization.packed import Weight
+from octavo.quantization.packed import Float8Weight, Weight
 from tests.support.canonical import random_grouped
 from tests.support.quantize import random_weight
 
 Case = tuple[str, Callable[[], object]]
 _IN = 4096
+_FORMS = (CodeForm("int8"), CodeForm("e4m3"), CodeForm("e4m3", 128))
 
 
 def _planes(weight: Weight) -> Planes:
@@ -41,6 +46,10 @@ def _weights() -> Iterator[tuple[str, Planes]]:
 
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _name(form: CodeForm) -> str:
+    return form.kind + (f" {form.group}" if form.group else "")
 
 
 def _products() -> Iterator[Case]:
@@ -96,11 +105,13 @@ def _rowwise() -> Iterator[Case]:
     x, weight = _empty(32, _IN), _empty(_IN)
     yield "rotate", lambda: rotate(x, 128, _empty(8192, 2, 64, dtype=torch.float32), _ints(32))
     yield "rms_norm", lambda: rms_norm(x, weight, 1e-6, residual=x)
-    yield "rms_norm int8", lambda: rms_norm(x, weight, 1e-6, residual=x, to_int8_rows=True)
+    for form in _FORMS:
+        yield f"rms_norm {_name(form)}", lambda f=form: rms_norm_coded(x, weight, 1e-6, f, x)
     yield "layer_norm", lambda: layer_norm(x, weight, weight, 1e-6, residual=x)
     for kind in ("silu", "gelu", "gelu_tanh"):
         yield f"gated {kind}", lambda k=kind: gated(_empty(32, 28672), k)
-    yield "gated int8", lambda: gated_int8(_empty(32, 14336), "silu", _empty(32, 14336))
+    for form in _FORMS:
+        yield f"gated {_name(form)}", lambda f=form: coded_rows(_empty(32, 14336), f, "silu", _empty(32, 14336))
 
 
 def _further_products() -> Iterator[Case]:
@@ -110,10 +121,22 @@ def _further_products() -> Iterator[Case]:
         yield f"experts {name}", lambda w=weight: expert_linear(_empty(32, _IN), w, places, 2)
     yield "dense 1", lambda: dense_linear(_empty(1, _IN), _empty(_IN, _IN))
     yield "one tile 32", lambda: one_tile_linear(_empty(32, _IN), _empty(_IN, _IN), None, _empty(32, _IN))
-    codes, scales = _empty(_IN, _IN, dtype=torch.int8), _empty(_IN, dtype=torch.float32)
-    for rows in (8, 1024):
-        taken = (codes[:rows], scales[:rows])
-        yield f"int8 {rows}", lambda t=taken: int8_linear(t, codes, scales)
+
+
+def _coded_products() -> Iterator[Case]:
+    int8 = random_grouped((256, _IN), 1, bits=8, group=None)
+    row = Float8Weight("E4M3", np.ones((256, _IN), np.uint8), np.ones((256, 1), np.float32), 1)
+    weights = {
+        "int8": replace(int8, inputs="int8"),
+        "e4m3": replace(row, inputs="e4m3"),
+        "e4m3 128": replace(row, scales=np.ones((2, 32), np.float32), block_rows=128, block_columns=128, inputs="e4m3"),
+    }
+    for name, weight in weights.items():
+        planes = _planes(weight)
+        assert planes.inputs is not None
+        for rows in (1, 8, 48, 1024):
+            x = empty_codes(_empty(rows, _IN), _IN, planes.inputs)
+            yield f"coded {name} {rows}", lambda x=x, p=planes: coded_linear(x, p)
 
 
 def _sampling() -> Iterator[Case]:
@@ -147,7 +170,9 @@ def _states() -> Iterator[Case]:
     )
 
 
-def cases() -> Iterator[Case]:
-    """(name, call) of every case."""
-    for group in (_states, _rowwise, _further_products, _sampling, _attention, _products):
-        yield from group()
+def cases(arch: int) -> Iterator[Case]:
+    """(name, call) of every case on a GPU of this compute capability."""
+    for group in (_states, _rowwise, _further_products, _coded_products, _sampling, _attention, _products):
+        for name, call in group():
+            if arch >= 89 or not name.startswith("coded e4m3"):  # has no such products
+                yield name, call

@@ -118,7 +118,7 @@ def outputs_of(graph: Graph, source: WeightSource, texts: Texts, inputs: Sequenc
     last_use = {value: index for index, node in enumerate(graph.nodes) for value in node.op.inputs}
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
     for index, node in enumerate(graph.nodes):
-        step.values[node.output] = evaluate(node, step)
+        evaluate(node, step)
         for value in node.op.inputs:  # what is kept for gradients is kept by autograd
             if last_use[value] == index:
                 step.values.pop(value, None)

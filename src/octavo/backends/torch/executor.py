@@ -19,6 +19,7 @@ from octavo.backends import ExecutorLimits, Paging
 from octavo.backends.sampling import raise_row_errors
 from octavo.backends.torch.cache import CacheNumbers, PagedCache
 from octavo.backends.torch.checks import check_batch
+from octavo.backends.torch.coded import fed_products
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
 from octavo.backends.torch.operations import evaluate
 from octavo.backends.torch.paged_step import PagedStep, StepKernels
@@ -160,6 +161,7 @@ class TorchExecutor:
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._last_use = _last_uses(graph)
         self._spent = _spent_values(graph, self._last_use)
+        self._feeds = fed_products(graph)
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self._graphs = None  # those of an earlier cache have its addresses
@@ -243,6 +245,7 @@ class TorchExecutor:
             repeats=self._repeats,
             group=self._group,
             widths=self._widths,
+            feeds=self._feeds,
         )
 
     def _captured_logits(self, host: HostArrays, flat: Tensor) -> Tensor:
@@ -253,9 +256,10 @@ class TorchExecutor:
 
     def _evaluate(self, step: PagedStep, nodes: Sequence[Node]) -> None:
         for node in self._weights.in_turn(nodes):
-            step.values[node.output] = evaluate(node, step)
+            evaluate(node, step)
             for value in self._last_use.get(node.output, ()):
                 step.values.pop(value, None)
+                step.codes.pop(value, None)
 
     def _finish(self, step: PagedStep, batch: Batch) -> Results:
         """The output head and sampling, for so many rows at a time as may hold logits at once."""

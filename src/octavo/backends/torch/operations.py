@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.backends.torch.attention import attend_text, rotate
+from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.plain import ACTIVATIONS, wide
 from octavo.backends.torch.state import delta_rule, selective_scan, short_conv
 from octavo.backends.torch.step import TorchStep, constant
@@ -21,14 +22,18 @@ from octavo.graph.builder import Node
 from octavo.graph.values import Parameter
 
 OpType = TypeVar("OpType", bound=ops.Op)
-Form = Callable[[OpType, TorchStep], Tensor]
+Form = Callable[[OpType, TorchStep], Tensor | CodedRows]
 FORMS: dict[type[ops.Op], Form[Any]] = {}
 
 
-def evaluate(node: Node, step: TorchStep) -> Tensor:
-    """The output of one operation [rows, cols]. Raises GraphError naming one without a torch form."""
+def evaluate(node: Node, step: TorchStep) -> None:
+    """Gives the step the output of one operation. Raises GraphError naming one without a torch form."""
     check_operation(node)
-    return FORMS[type(node.op)](node.op, step)
+    found = FORMS[type(node.op)](node.op, step)
+    if isinstance(found, CodedRows):
+        step.codes[node.output] = found
+    else:
+        step.values[node.output] = found
 
 
 def check_operation(node: Node) -> None:
@@ -79,7 +84,7 @@ def _token_type_embedding(op: ops.TokenTypeEmbedding, step: TorchStep) -> Tensor
 
 @_form(ops.Linear)
 def _plain_linear(op: ops.Linear, step: TorchStep) -> Tensor:
-    return step.linear(step.values[op.x], (op.weight,), (op.bias,))
+    return step.linear(step.rows_of(op.x), (op.weight,), (op.bias,))
 
 
 @_form(ops.HeadLinear)
@@ -103,16 +108,16 @@ def _select_rows(op: ops.SelectRows, step: TorchStep) -> Tensor:
 
 
 @_form(ops.FusedLinear)
-def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor:
-    x = step.values[op.x]
+def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor | CodedRows:
+    x = step.rows_of(op.x)
     if op.norm is not None:
-        x = step.normed(x, step.weight(op.norm), x.shape[-1], op.eps)
+        x = step.normed_for(step.values[op.x], op.norm, op.eps, op.weights)
     residual = None if op.residual is None else step.values[op.residual]
     if op.kind is None:
         return step.linear(x, op.weights, op.biases, residual, overwrites=op.residual in step.spent)
     gate, up = torch.chunk(step.linear(x, op.weights, op.biases), 2, dim=-1)
-    out = step.gated(gate, up, op.kind)
-    return out if residual is None else out + residual
+    out = step.gated(gate, up, op)
+    return out + residual if residual is not None and isinstance(out, Tensor) else out
 
 
 @_form(ops.Add)
@@ -136,8 +141,8 @@ def _activation(op: ops.Activation, step: TorchStep) -> Tensor:
 
 
 @_form(ops.GatedActivation)
-def _gated_activation(op: ops.GatedActivation, step: TorchStep) -> Tensor:
-    return step.gated(step.values[op.gate], step.values[op.up], op.kind)
+def _gated_activation(op: ops.GatedActivation, step: TorchStep) -> Tensor | CodedRows:
+    return step.gated(step.values[op.gate], step.values[op.up], op)
 
 
 @_form(ops.Softcap)

@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo.backends import ExecutorLimits
 from octavo.backends.torch.attention import Queries, attend, scaled_queries
 from octavo.backends.torch.cache import LayerPages, PagedCache
+from octavo.backends.torch.coded import CodedRows, CodeForm
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.plain import linear
 from octavo.backends.torch.quantized import dequantized, matrix_of, product
@@ -28,8 +29,11 @@ from octavo.graph.ops import (
     AllReduce,
     AttentionParams,
     FusedAttention,
+    FusedLinear,
+    GatedActivation,
     GatedDeltaRule,
     MoE,
+    Op,
     RopeParams,
     SelectiveScan,
     ShortConv,
@@ -42,7 +46,7 @@ class StepKernels(Protocol):
 
     def linear(
         self,
-        x: Tensor,
+        x: Tensor | CodedRows,
         matrix: Planes | Tensor,
         bias: Tensor | None,
         residual: Tensor | None,
@@ -56,7 +60,9 @@ class StepKernels(Protocol):
 
     def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor: ...
 
-    def gated_product(self, gate: Tensor, up: Tensor, kind: str) -> Tensor: ...
+    def normed_codes(self, x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows: ...
+
+    def gated_product(self, gate: Tensor, up: Tensor, kind: str, form: CodeForm | None) -> Tensor | CodedRows: ...
 
     def prepared_queries(
         self,
@@ -112,7 +118,8 @@ class PagedStep(TorchStep):
     """A step over the paged cache. calls: the Triton kernels; None: plain torch. small: `arrays` in int32, for kernels.
 
     angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share. group: of the ranks of a
-    part of a graph; widths: the columns of each rank in a value that they gather.
+    part of a graph; widths: the columns of each rank in a value that they gather. feeds: of
+    `octavo.backends.torch.coded.fed_products`.
     """
 
     weights: DeviceWeights = field(kw_only=True)
@@ -124,6 +131,7 @@ class PagedStep(TorchStep):
     angles: dict[RopeParams, Tensor] = field(default_factory=dict)
     group: TorchRankGroup | None = None
     widths: Mapping[AllGather, Sequence[int]] = field(default_factory=dict)
+    feeds: Mapping[Op, tuple[Parameter, ...]] = field(default_factory=dict)
 
     def weight(self, parameter: Parameter) -> Tensor:
         return self.weights[parameter]
@@ -136,7 +144,7 @@ class PagedStep(TorchStep):
 
     def linear(
         self,
-        x: Tensor,
+        x: Tensor | CodedRows,
         weights: Sequence[Parameter],
         biases: Sequence[Parameter | None],
         residual: Tensor | None = None,
@@ -154,6 +162,7 @@ class PagedStep(TorchStep):
         if self.calls is not None:
             options = {"overwrites": overwrites, "repeats": self.repeats}
             return self.calls.linear(x, found, bias, residual, dtype=dtype, **options)
+        assert isinstance(x, Tensor)
         if isinstance(found, Tensor):
             return linear(x, found, bias, residual, dtype=dtype, overwrites=overwrites)
         out = product(x, found)
@@ -192,8 +201,22 @@ class PagedStep(TorchStep):
         calls = self.calls
         return TorchStep.normed(self, x, weight, group, eps) if calls is None else calls.normed(x, weight, group, eps)
 
-    def gated(self, gate: Tensor, up: Tensor, kind: str) -> Tensor:
-        return TorchStep.gated(self, gate, up, kind) if self.calls is None else self.calls.gated_product(gate, up, kind)
+    def _form_for(self, weights: Sequence[Parameter]) -> CodeForm | None:
+        """The codes that the product with these weights takes."""
+        found = self.weights.matrix(weights) if weights else None
+        return found.inputs if isinstance(found, Planes) else None
+
+    def normed_for(self, x: Tensor, norm: Parameter, eps: float, weights: Sequence[Parameter]) -> Tensor | CodedRows:
+        form = self._form_for(weights)
+        if self.calls is None or form is None:
+            return TorchStep.normed_for(self, x, norm, eps, weights)
+        return self.calls.normed_codes(x, self.weight(norm), eps, form)
+
+    def gated(self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation) -> Tensor | CodedRows:
+        if self.calls is None:
+            return TorchStep.gated(self, gate, up, op)
+        assert op.kind is not None
+        return self.calls.gated_product(gate, up, op.kind, self._form_for(self.feeds.get(op, ())))
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:
         if self.calls is None:

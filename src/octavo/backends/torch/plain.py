@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.backends.torch.coded import CodedRows
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -43,6 +45,19 @@ def linear(
         return functional.linear(x, weight, bias)
     product = residual.addmm_(x, weight.T) if overwrites else torch.addmm(residual, x, weight.T)
     return product if bias is None else product + bias
+
+
+def scaled_linear(
+    x: CodedRows, codes: Tensor, scales: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """The library's product of E4M3 codes [rows, in] and [out, in or more], both with a scale a row, in bfloat16."""
+    kind = torch.float8_e4m3fn
+    left, right = x.codes.view(kind), codes.view(kind)[:, : x.codes.shape[1]]
+    out = torch._scaled_mm(left, right.T, x.scales, scales.reshape(1, -1), out_dtype=torch.bfloat16)
+    for term in (bias, residual):
+        if term is not None:
+            out += term
+    return out
 
 
 def wide(x: Tensor) -> Tensor:

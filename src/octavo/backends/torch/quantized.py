@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.backends.torch.coded import rounded
 from octavo.backends.torch.kernels.planes import BLOCK, Planes
 
 _TILE = 1 << 22  # numbers that are dequantized at a time
@@ -57,7 +58,8 @@ def whole(p: Planes, dtype: torch.dtype) -> Tensor:
 
 
 def product(x: Tensor, p: Planes) -> Tensor:
-    """x [rows, in] times the transpose of a matrix [out, in]."""
+    """x [rows, in] times the transpose of a matrix [out, in]; x is rounded if the matrix asks for codes."""
+    x = x if p.inputs is None else rounded(x, p.inputs)
     x, (features, width) = p.ordered(x), p.shape
     step = max(_TILE // width, 1)
     tiles = [
@@ -68,6 +70,8 @@ def product(x: Tensor, p: Planes) -> Tensor:
 
 def _codes(plane: Tensor, bits: int) -> Tensor:
     """One plane's codes, one a byte: see `octavo.backends.torch.kernels.planes`."""
+    if bits == 8:
+        return plane
     sets = 8 // bits
     blocks: Tensor = plane.reshape(*plane.shape[:-1], -1, 1, BLOCK // sets)
     shifts = torch.arange(sets, dtype=torch.uint8, device=plane.device)[:, None] * bits

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.plain import ACTIVATIONS, rms_norm
 from octavo.errors import GraphError
 from octavo.graph.cache import StateCache
@@ -20,6 +21,8 @@ from octavo.graph.ops import (
     AllReduce,
     AttentionParams,
     FusedAttention,
+    FusedLinear,
+    GatedActivation,
     GatedDeltaRule,
     MoE,
     RopeParams,
@@ -55,7 +58,7 @@ class StepRows:
 
 @dataclass(slots=True)
 class TorchStep(ABC):
-    """One step. inputs: of a segment of a graph. values: computed, [rows, cols].
+    """One step. inputs: of a segment of a graph. values: computed, [rows, cols]. codes: in place of those of a product.
 
     avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured. spent:
     residuals that nothing needs after the product to which they are added, and that share no memory with others.
@@ -65,10 +68,15 @@ class TorchStep(ABC):
     rows: StepRows
     inputs: Sequence[Tensor] = ()
     values: dict[Value, Tensor] = field(default_factory=dict)
+    codes: dict[Value, CodedRows] = field(default_factory=dict)
     rotations: dict[RopeParams, tuple[Tensor, Tensor]] = field(default_factory=dict)
     avoids_host: bool = False
     spent: Set[Value] = frozenset()
     repeats: bool = False
+
+    def rows_of(self, value: Value) -> Tensor | CodedRows:
+        """The input of a product."""
+        return self.codes[value] if value in self.codes else self.values[value]
 
     @abstractmethod
     def weight(self, parameter: Parameter) -> Tensor:
@@ -105,7 +113,7 @@ class TorchStep(ABC):
 
     def linear(
         self,
-        x: Tensor,
+        x: Tensor | CodedRows,
         weights: Sequence[Parameter],
         biases: Sequence[Parameter | None],
         residual: Tensor | None = None,
@@ -115,8 +123,10 @@ class TorchStep(ABC):
     ) -> Tensor:
         """x [rows, in] times the transposes of matrices, side by side, each + its bias, + residual.
 
-        dtype: of the result, else that of x. overwrites: the residual is not needed afterwards.
+        x: codes only of `normed_for` and `gated`. dtype: of the result, else that of x. overwrites: the residual is not
+        needed afterwards.
         """
+        assert isinstance(x, Tensor)
         parts = [self.product(x, weight) for weight in weights]
         for i, bias in enumerate(biases):
             parts[i] = parts[i] if bias is None else parts[i] + self.weight(bias).to(parts[i].dtype)
@@ -136,9 +146,14 @@ class TorchStep(ABC):
         """x [rows, cols] with RMSNorm over groups of columns."""
         return rms_norm(x, weight, group, eps)
 
-    def gated(self, gate: Tensor, up: Tensor, kind: str) -> Tensor:
-        """kind(gate) * up"""
-        return ACTIVATIONS[kind](gate) * up
+    def normed_for(self, x: Tensor, norm: Parameter, eps: float, weights: Sequence[Parameter]) -> Tensor | CodedRows:  # noqa: ARG002
+        """x [rows, cols] with RMSNorm, as the product with these weights takes it."""
+        return self.normed(x, self.weight(norm), x.shape[-1], eps)
+
+    def gated(self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation) -> Tensor | CodedRows:
+        """op.kind(gate) * up, as the product that reads the output of `op` takes it."""
+        assert op.kind is not None
+        return ACTIVATIONS[op.kind](gate) * up
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:  # noqa: ARG002
         """The queries of `op` with norm and rotation, its keys and values already in the cache; None: not done."""

@@ -13,19 +13,18 @@ from torch import Tensor
 
 from octavo.backends import ExecutorLimits
 from octavo.backends.torch.cache import LayerPages
+from octavo.backends.torch.coded import CodedRows, CodeForm
 from octavo.backends.torch.kernels.attention import PART_TOKENS, Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
-from octavo.backends.torch.kernels.dense import dense_linear, one_tile_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
-from octavo.backends.torch.kernels.gate import gated
-from octavo.backends.torch.kernels.linear import linear as packed_linear
-from octavo.backends.torch.kernels.norm import rms_norm
+from octavo.backends.torch.kernels.gate import coded_rows, gated
+from octavo.backends.torch.kernels.norm import rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
 from octavo.backends.torch.kernels.sample import Entries, row_options, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
-from octavo.backends.torch.plain import linear as library_linear
+from octavo.backends.torch.products import linear as linear
 from octavo.backends.torch.sampler import Samples, foreign_rows
 from octavo.backends.torch.step import constant
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks, sent
@@ -42,37 +41,6 @@ from octavo.graph.ops import (
 )
 
 HeadTensors = tuple[Tensor | None, Tensor | None, Tensor | None]
-
-_FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
-_MANY_ROWS = 512  # from here on a matrix of codes is written out once and multiplied by the library
-
-
-def linear(
-    x: Tensor,
-    matrix: Planes | Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    *,
-    dtype: torch.dtype | None,
-    overwrites: bool,
-    repeats: bool,
-) -> Tensor:
-    """See `octavo.backends.torch.plain.linear`: one product, with bias and residual added where it ends.
-
-    repeats: a row's result depends on no other row, nor on how many there are.
-    """
-    if repeats:
-        if isinstance(matrix, Planes):
-            return packed_linear(matrix.ordered(x), matrix, bias, residual, dtype=dtype, deterministic=True)
-        return one_tile_linear(x, matrix, bias, residual, dtype=dtype)
-    if isinstance(matrix, Planes):
-        x = matrix.ordered(x)
-        if len(x) < _MANY_ROWS:
-            return packed_linear(x, matrix, bias, residual, dtype=dtype)
-        matrix = dequantize(matrix, x.dtype)
-    elif len(x) <= _FEW_ROWS:
-        return dense_linear(x, matrix, bias, residual, dtype=dtype)
-    return library_linear(x, matrix, bias, residual, dtype=dtype, overwrites=overwrites)
 
 
 def experts(
@@ -158,9 +126,14 @@ def normed(x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
     return rms_norm(x, weight, eps, group=group)[0]
 
 
-def gated_product(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    """kind(gate) * up"""
-    return gated(gate, kind, up=up)
+def normed_codes(x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows:
+    """The codes of x [rows, cols] with RMSNorm."""
+    return rms_norm_coded(x, weight, eps, form)[0]
+
+
+def gated_product(gate: Tensor, up: Tensor, kind: str, form: CodeForm | None) -> Tensor | CodedRows:
+    """kind(gate) * up, or its codes."""
+    return gated(gate, kind, up=up) if form is None else coded_rows(gate, form, kind, up)
 
 
 def prepared_queries(

@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo.backends import PACKING
 from octavo.backends.memory import PackedType
 from octavo.backends.parameters import parameter_info, release, weight_of
+from octavo.backends.torch.coded import has_products_of
 from octavo.backends.torch.kernels.planes import Planes, joined_rows, planes_of, rows_apart
 from octavo.backends.torch.quantized import whole
 from octavo.backends.torch.storages import Layout
@@ -148,6 +149,8 @@ class DeviceWeights:
             if planes is None:
                 self._tensors[parameter] = _tensor(weight, kind, device)
             else:
+                if planes.inputs is not None and not has_products_of(planes.inputs.kind, device):
+                    planes = replace(planes, inputs=None)
                 self.planes[parameter] = planes.to(device)
             release(weights, parameter)
             if parameter in waiting:

@@ -174,8 +174,11 @@ def block_shape(config: ConfigReader, key: str) -> tuple[int, int] | None:
     return value[0], value[1]
 
 
-def float8(layer: Layer, part: str, block: tuple[int, int] | None) -> Lowered:
-    """Eight-bit floats with the scales in `part`: one in all, one a row, or one a block of rows and columns."""
+def float8(layer: Layer, part: str, block: tuple[int, int] | None, *, rounds_inputs: bool) -> Lowered:
+    """Eight-bit floats with the scales in `part`: one in all, one a row, or one a block of rows and columns.
+
+    rounds_inputs: the checkpoint has the rows by which they are multiplied in eight bits, too.
+    """
     rows, columns = layer.matrix("weight", "F8_E4M3", "F8_E5M2")
     kind: Literal["E4M3", "E5M2"] = "E5M2" if layer.type_name("weight") == "F8_E5M2" else "E4M3"
     layouts: dict[tuple[int, ...], tuple[int | None, int | None]] = {(rows,): (1, None), (rows, 1): (1, None)}
@@ -188,7 +191,8 @@ def float8(layer: Layer, part: str, block: tuple[int, int] | None) -> Lowered:
     layout, shape = layouts[found], (*found, 1, 1)[: max(2, len(found))]
 
     def make(data: NDArray[Any], scales: NDArray[Any]) -> Weight:
-        return Float8Weight(kind, data, scales.astype(np.float32).reshape(shape), *layout)
+        inputs: Literal["e4m3"] | None = "e4m3" if rounds_inputs else None
+        return Float8Weight(kind, data, scales.astype(np.float32).reshape(shape), *layout, inputs)
 
     like = make(hollow(rows, columns), hollow(*shape))
     return layer.lower(like, lambda: make(layer.array("weight"), layer.array(part)))

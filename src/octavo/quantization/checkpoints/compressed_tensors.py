@@ -1,7 +1,8 @@
 """Checkpoints of llm-compressor: packed or plain integers, FP8, NVFP4 and MXFP4, by groups of layers.
 
-scale * (code - zero). Codes and zeros are signed; packed ones are stored plus half their range. Scales of activations
-are not used: the backend chooses how it computes with a weight.
+scale * (code - zero). Codes and zeros are signed; packed ones are stored plus half their range. `input_activations` of
+a group says whether its inputs are rounded, too. Scales of them that a file may have are not used: the backend makes
+finer ones.
 Source: compressed-tensors, https://github.com/vllm-project/compressed-tensors.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +57,10 @@ class Format:
         weights = group.section("weights")
         stored = layer.type_name("weight_packed" if "weight_packed" in layer.parts else "weight")
         if stored.startswith("F8"):
-            yield float8(layer, "weight_scale", block_shape(weights, "block_structure"))
+            block = block_shape(weights, "block_structure")
+            yield float8(layer, "weight_scale", block, rounds_inputs=_has_inputs_of(group, "float"))
         else:
-            yield _four_bit_floats(layer) if stored == "U8" else _integers(layer, weights)
+            yield _four_bit_floats(layer) if stored == "U8" else _integers(layer, group, weights)
 
     def _group(self, name: str) -> ConfigReader:
         """The group of a layer: names and patterns of names come before classes, of which all here are `Linear`."""
@@ -78,7 +80,13 @@ class Format:
         return of_class
 
 
-def _integers(layer: Layer, config: ConfigReader) -> Lowered:
+def _has_inputs_of(group: ConfigReader, kind: str) -> bool:
+    """True if the inputs of these layers are rounded to eight bits of this kind, `int` or `float`."""
+    inputs = group.section("input_activations") if group.has("input_activations") else None
+    return inputs is not None and inputs.integer("num_bits") == 8 and inputs.text("type", "int") == kind
+
+
+def _integers(layer: Layer, section: ConfigReader, config: ConfigReader) -> Lowered:
     bits, half = (n := config.integer("num_bits", low=2, high=8)), 1 << n - 1
     is_packed, has_zeros = ("weight_packed" in layer.parts), ("weight_zero_point" in layer.parts)
     if is_packed:
@@ -97,6 +105,7 @@ def _integers(layer: Layer, config: ConfigReader) -> Lowered:
     elif has_zeros:
         layer.check("weight_zero_point", found, "I8")
     order = column_order(layer, "weight_g_idx", width, group)
+    inputs: Literal["int8"] | None = "int8" if bits == 8 and _has_inputs_of(section, "int") else None
 
     def codes() -> NDArray[np.uint8]:
         if not is_packed:
@@ -113,11 +122,13 @@ def _integers(layer: Layer, config: ConfigReader) -> Lowered:
 
     def make() -> Weight:
         scales = np.broadcast_to(layer.array("weight_scale"), (out, groups))
-        return GroupedWeight(bits, group, codes(), scales, half, zeros() if has_zeros else None, column_order=order)
+        found = zeros() if has_zeros else None
+        return GroupedWeight(bits, group, codes(), scales, half, found, column_order=order, inputs=inputs)
 
     empty, scales = hollow(out, -(-width * bits // 8)), layer.scales_like("weight_scale", out, groups)
     no_zeros = hollow(out, groups) if has_zeros else None
-    return layer.lower(GroupedWeight(bits, group, empty, scales, half, no_zeros, column_order=order), make)
+    like = GroupedWeight(bits, group, empty, scales, half, no_zeros, column_order=order, inputs=inputs)
+    return layer.lower(like, make)
 
 
 def _four_bit_floats(layer: Layer) -> Lowered:

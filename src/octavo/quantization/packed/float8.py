@@ -20,7 +20,8 @@ from octavo.quantization.packed.base import RowIndex, Weight, check_columns
 class Float8Weight(Weight):
     """data * scale in float32. The last block of rows or columns may be shorter than the others.
 
-    block_rows, block_columns: rows and columns with one scale; None: all of them.
+    block_rows, block_columns: rows and columns with one scale; None: all of them. inputs: the checkpoint has the rows
+    by which this is multiplied rounded to E4M3, too (`octavo.quantization.packed.inputs`).
     """
 
     kind: Literal["E4M3", "E5M2"]
@@ -28,6 +29,7 @@ class Float8Weight(Weight):
     scales: NDArray[np.float32]  # [*, blocks of rows, blocks of columns]
     block_rows: int | None = None
     block_columns: int | None = None
+    inputs: Literal["e4m3"] | None = None
 
     def __post_init__(self) -> None:
         if self.data.ndim < 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd, lcm
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ class GroupedWeight(Weight):
 
     bits: of a code, 2 to 8. group: columns with one scale, a power of two; None: the whole row. zero: the code of the
     number zero, where it is the same for all groups. Codes of a row follow each other without gaps, from the lowest
-    bits up. Column j of the codes is column column_order[j] of the weight.
+    bits up. Column j of the codes is column column_order[j] of the weight. inputs: the checkpoint has the rows by which
+    this is multiplied rounded to int8, too (`octavo.quantization.packed.inputs`).
     """
 
     bits: int
@@ -31,6 +33,7 @@ class GroupedWeight(Weight):
     zeros: NDArray[np.uint8] | None = None  # [*, out, groups], in place of `zero`
     minima: Scales | None = None  # [*, out, groups], in place of zeros
     column_order: NDArray[np.int32] | None = None  # [*, in]
+    inputs: Literal["int8"] | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:

@@ -1,4 +1,4 @@
-"""Products of experts, of few rows and of int8 rows against float64."""
+"""Products of experts and of few rows against float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.backends.torch.kernels.dense import dense_linear, int8_linear
+from octavo.backends.torch.kernels.dense import dense_linear
 from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.planes import Planes, planes_of
 from octavo.quantization.packed import stack
@@ -78,15 +78,3 @@ def test_few_rows_of_plain_weights(rows: int, device: torch.device) -> None:
     expected = x.double() @ weight.double().T + bias.double() + residual.double()
     assert (found.double() - expected).norm() / expected.norm() < 1e-6
     assert torch.equal(dense_linear(x[:1], weight, bias, residual[:1])[0], found[0])
-
-
-@pytest.mark.parametrize("rows", [1, 16, 45])
-def test_int8_products_are_exact_but_for_the_scales(rows: int, device: torch.device) -> None:
-    rng = np.random.default_rng(2)
-    x, weight = (torch.from_numpy(rng.integers(-127, 128, (n, 300)).astype(np.int8)).to(device) for n in (rows, 50))
-    x_scales, scales = torch.rand(rows, device=device), torch.rand(50, device=device)
-    bias = torch.randn(50, device=device)
-    expected = (x.double() @ weight.double().T) * x_scales.double()[:, None] * scales.double() + bias.double()
-    for deterministic in (False, True):
-        found = int8_linear((x, x_scales), weight, scales, bias, dtype=torch.float32, deterministic=deterministic)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-3)

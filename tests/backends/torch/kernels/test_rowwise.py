@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.backends.torch.coded import CodeForm, rounded
 from octavo.backends.torch.kernels.cache_view import CacheView
-from octavo.backends.torch.kernels.gate import activated, gated, gated_int8
-from octavo.backends.torch.kernels.norm import layer_norm, rms_norm
+from octavo.backends.torch.kernels.gate import activated, coded_rows, gated
+from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate, write_cache
 from octavo.graph.ops import AttentionParams, RopeParams, rowwise
 from octavo.graph.ops import attention as attention_ops
 from octavo.quantization.packed.float8 import e4m3, e4m3_values
+from octavo.quantization.packed.inputs import coded_inputs, rounded_inputs
 
 
 def _random(*shape: int, device: torch.device) -> torch.Tensor:
@@ -29,7 +31,7 @@ def _near(found: torch.Tensor, expected: np.ndarray, tolerance: float = 3e-6) ->
 def test_rms_norm(cols: int, group: int, weights: int, device: torch.device) -> None:
     x = _random(5, cols + 3, device=device)[:, :cols]
     weight = _random(weights, device=device) if weights else None
-    found, same, _ = rms_norm(x, weight, 1e-5, group=group)
+    found, same = rms_norm(x, weight, 1e-5, group=group)
     wide = None if weight is None else weight.cpu().double().numpy()
     _near(found, rowwise.rms_norm(x.cpu().double().numpy(), wide, group or cols, 1e-5))
     assert same is x
@@ -38,38 +40,52 @@ def test_rms_norm(cols: int, group: int, weights: int, device: torch.device) -> 
 def test_the_residual_is_added_before_the_norm_and_kept(device: torch.device) -> None:
     x, residual, weight = (_random(*s, device=device) for s in ((3, 72), (3, 72, 1), (72,)))
     residual = residual[..., 0].double()
-    found, total, _ = rms_norm(x, weight, 1e-6, residual=residual.float())
+    found, total = rms_norm(x, weight, 1e-6, residual=residual.float())
     summed = x.cpu().double().numpy() + residual.cpu().numpy()
     _near(total, summed)
     _near(found, rowwise.rms_norm(summed, weight.cpu().double().numpy(), 72, 1e-6))
-    _, halves, _ = rms_norm(x.half(), weight, 1e-6, residual=residual.half())
+    _, halves = rms_norm(x.half(), weight, 1e-6, residual=residual.half())
     assert halves.dtype == torch.float16
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_layer_norm(has_bias: bool, device: torch.device) -> None:
     x, weight, bias = (_random(*s, device=device) for s in ((4, 70), (70,), (1, 70)))
-    found, _, _ = layer_norm(x + 50, weight, bias[0] if has_bias else None, 1e-5)
+    found, _ = layer_norm(x + 50, weight, bias[0] if has_bias else None, 1e-5)
     expected = torch.nn.functional.layer_norm(
         (x + 50).double(), (70,), weight.double(), bias[0].double() if has_bias else None, 1e-5
     )
     _near(found, expected.cpu().numpy(), 2e-5)
 
 
-def test_int8_rows_after_a_norm_and_an_activation(device: torch.device) -> None:
-    x = _random(4, 70, device=device)
+@pytest.mark.parametrize("form", [CodeForm("int8"), CodeForm("e4m3"), CodeForm("e4m3", 64)])
+@pytest.mark.parametrize("cols", [70, 128, 200])
+def test_codes_of_rows_after_a_norm_and_an_activation(form: CodeForm, cols: int, device: torch.device) -> None:
+    """A code more or less where a number lies between two: the numbers before it are rounded otherwise by numpy."""
+    x = _random(5, cols + 9, device=device)[:, :cols]
     x[2] = 0
-    plain, _, _ = rms_norm(x, None, 1e-5)
-    codes, _, scales = rms_norm(x, None, 1e-5, to_int8_rows=True)
-    assert scales is not None
-    for wide, (c, s) in [
-        (plain, (codes, scales)),
-        (x, gated_int8(x)),
-        (gated(x, "silu", up=plain), gated_int8(x, "silu", plain)),
+    weight = _random(cols, device=device)
+    plain, _ = rms_norm(x, weight, 1e-5)
+    coded, same = rms_norm_coded(x, weight, 1e-5, form)
+    assert same is x
+    for wide, rows in [
+        (plain, coded),
+        (x, coded_rows(x, form)),
+        (gated(x, "silu", up=plain), coded_rows(x, form, "silu", plain)),
     ]:
-        assert c.dtype == torch.int8
-        assert torch.allclose(c.float() * s[:, None], wide, atol=wide.abs().max().item() / 250)
-        assert torch.equal(c[2], torch.zeros_like(c[2]))
+        codes, scales = coded_inputs(wide.cpu().numpy(), *form)
+        assert (rows.form, rows.dtype, len(rows)) == (form, x.dtype, 5)
+        np.testing.assert_allclose(rows.scales.cpu().numpy(), scales, rtol=1e-6)
+        assert (codes == rows.codes.cpu().numpy().view(np.uint8)).mean() > 0.99
+        numbers = rounded(wide, form).cpu().numpy()
+        np.testing.assert_allclose(rounded_inputs(wide.cpu().numpy(), *form), numbers, rtol=1e-6)
+        wide_scales = np.repeat(scales, form.group or cols, axis=1)[:, :cols]
+        limit = wide_scales / 2 if form.kind == "int8" else np.abs(wide.cpu().numpy()) / 16 + wide_scales / 1024
+        assert (np.abs(numbers - wide.cpu().numpy()) <= limit * 1.001).all()
+    added, total = rms_norm_coded(x, None, 1e-5, form, residual=plain)
+    expected, summed = rms_norm(x, None, 1e-5, residual=plain)
+    assert torch.equal(total, summed)
+    assert (coded_inputs(expected.cpu().numpy(), *form)[0] == added.codes.cpu().numpy().view(np.uint8)).mean() > 0.99
 
 
 @pytest.mark.parametrize("kind", rowwise.ACTIVATIONS)

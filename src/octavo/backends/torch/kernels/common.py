@@ -104,15 +104,34 @@ def from_e5m2(bits):
 
 
 @triton.jit
-def int8_scale(largest):
-    """The scale with which magnitudes up to `largest` become -127 to 127: `largest` / 127, or 1 for nothing."""
-    return tl.where(largest > 0, largest / 127.0, 1.0)
+def coded(x, scale, KIND: tl.constexpr):
+    """The codes of x / scale: int8 for -127 to 127, or the bits of E4M3."""
+    if KIND == "int8":
+        return tl.minimum(tl.maximum(rint(x / scale), -127.0), 127.0).to(tl.int8)
+    else:
+        tl.static_assert(KIND == "e4m3", "unknown codes")
+        return to_e4m3(x / scale)
 
 
 @triton.jit
-def to_int8(x, scale):
-    """The codes (int8) of x / scale, rounded to the nearest."""
-    return tl.minimum(tl.maximum(rint(x / scale), -127.0), 127.0).to(tl.int8)
+def code_scale(largest, KIND: tl.constexpr):
+    """The scale with which magnitudes up to `largest` fill the codes, or 1 for nothing."""
+    LARGEST: tl.constexpr = 127.0 if KIND == "int8" else 448.0
+    return tl.where(largest > 0, largest / LARGEST, 1.0)
+
+
+@triton.jit
+def store_coded(out, scales, value, mask, groups, KIND: tl.constexpr, GROUP: tl.constexpr):
+    """Stores a row's codes at out and the scales of its groups of columns. value: zero outside of the mask."""
+    BLOCK: tl.constexpr = value.shape[0]
+    COUNT: tl.constexpr = BLOCK // GROUP
+    parts = tl.reshape(value, (COUNT, GROUP))
+    # The difference is zero, or not a number where one is not finite: the product's result is then not finite either.
+    scale = code_scale(tl.max(tl.abs(parts), 1), KIND) + tl.sum(parts - parts, 1)
+    g = tl.arange(0, COUNT)
+    tl.store(scales + g, scale, g < groups)
+    codes = tl.reshape(coded(parts, scale[:, None], KIND), (BLOCK,))
+    tl.store(out + tl.arange(0, BLOCK), codes, mask)
 
 
 def grid_of(*counts: int) -> tuple[int, ...]:

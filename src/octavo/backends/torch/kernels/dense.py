@@ -1,6 +1,6 @@
 """Products with plain weights where libraries lack a good kernel.
 
-These are few rows of floats, int8 rows with int8 weights, and rows whose sums may not depend on how many there are.
+These are few rows, and rows whose sums may not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from octavo.backends.torch.kernels.common import operand, require_columns, tile
 
 _VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 16, "BK": 64})
 _ONE = tile({"BM": 64, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}, {"BM": 16, "BK": 64})
-_INT8 = tile({"BM": 128, "BN": 128, "BK": 128, "num_warps": 8, "num_stages": 3}, {"BM": 32, "BN": 32, "BK": 64})
-_INT8_FEW = tile({"BM": 16, "BN": 64, "BK": 256, "num_warps": 4, "num_stages": 3}, {"BK": 64})
 
 
 @triton.jit
@@ -105,54 +103,4 @@ def one_tile_linear(
         grid = (-(-features // _ONE["BN"]), -(-rows // _ONE["BM"]))
         strides = (x.stride(0), weight.stride(0), features, 0 if residual is None else residual.stride(0))
         _matrix[grid](out, x, weight, bias, residual, rows, features, width, *strides, **_ONE)
-    return out
-
-
-@triton.jit
-def _int8(
-    out, x, x_scales, w, w_scales, bias, M, N, K, x_row, w_row, out_row, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)
-    columns = tl.program_id(0) * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), tl.int32)
-    x_at = x + rows.to(tl.int64)[:, None] * x_row
-    w_at = w + columns.to(tl.int64)[None, :] * w_row
-    for first in range(0, K, BK):
-        k = first + tl.arange(0, BK)
-        xs = tl.load(x_at + k[None, :], (rows < M)[:, None] & (k < K)[None, :], 0)
-        ws = tl.load(w_at + k[:, None], (columns < N)[None, :] & (k < K)[:, None], 0)
-        acc = tl.dot(xs, ws, acc, out_dtype=tl.int32)
-    scaled = acc.to(tl.float32) * tl.load(x_scales + rows, rows < M, 0)[:, None]
-    scaled *= tl.load(w_scales + columns, columns < N, 0).to(tl.float32)[None, :]
-    if bias is not None:
-        scaled += tl.load(bias + columns, columns < N, 0).to(tl.float32)[None, :]
-    at = rows.to(tl.int64)[:, None] * out_row + columns[None, :]
-    tl.store(out + at, scaled.to(out.dtype.element_ty), (rows < M)[:, None] & (columns < N)[None, :])
-
-
-def int8_linear(
-    rows: tuple[Tensor, Tensor],
-    weight: Tensor,
-    scales: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    deterministic: bool = False,
-) -> Tensor:
-    """(x * x_scales) @ (weight * scales).T + bias -> [M, out], with sums in int32.
-
-    rows: int8 [M, in] and their scales, float32 [M] (`norm.rms_norm`, `gate.gated_int8`). weight: int8 [out, in],
-    scales: [out]. Sums of whole numbers are exact, so `deterministic` changes nothing but the tile.
-    """
-    x, x_scales = rows
-    require_columns(x, weight)
-    count, width = x.shape
-    features = weight.shape[0]
-    out = torch.empty((count, features), dtype=dtype, device=x.device)
-    chosen = _INT8 if deterministic or count > 16 else _INT8_FEW
-    if count:
-        grid = (-(-features // chosen["BN"]), -(-count // chosen["BM"]))
-        sizes = (count, features, width, x.stride(0), weight.stride(0), features)
-        _int8[grid](out, x, x_scales, weight, scales, bias, *sizes, **chosen)
     return out

@@ -1,4 +1,4 @@
-"""Activations, alone or times a second half of the columns, and the int8 rows of the product after them."""
+"""Activations, alone or times a second half of the columns, and the codes of the rows of the product after them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.backends.torch.coded import CodedRows, CodeForm
 from octavo.backends.torch.kernels.common import (
     INTERPRETED,
     activation,
-    int8_scale,
     power_of_two,
     require_columns,
+    store_coded,
     tile,
-    to_int8,
 )
 
 _TILE = tile({"BLOCK": 1024, "num_warps": 4})
@@ -41,15 +41,18 @@ def _gate(out, x, up, limit, offset, row, up_row, N, KIND: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def _gate_int8(out, scales, x, up, row, up_row, N, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_coded(
+    out, scales, x, up, row, up_row, N, groups, KIND: tl.constexpr, CODES: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.arange(0, BLOCK)
+    mask = at < N
     token = tl.program_id(0).to(tl.int64)
-    value = tl.load(x + token * row + at, at < N, 0).to(tl.float32)
+    value = tl.load(x + token * row + at, mask, 0).to(tl.float32)
     if up is not None:
-        value = _gated(value, tl.load(up + token * up_row + at, at < N, 0).to(tl.float32), None, 0.0, KIND)
-    scale = int8_scale(tl.max(tl.abs(value)))
-    tl.store(scales + token, scale)
-    tl.store(out + token * N + at, to_int8(value, scale), at < N)
+        value = _gated(value, tl.load(up + token * up_row + at, mask, 0).to(tl.float32), None, 0.0, KIND)
+        value = tl.where(mask, value, 0.0)
+    store_coded(out + token * N, scales + token * groups, value, mask, groups, CODES, GROUP)
 
 
 def gated(x: Tensor, kind: str, *, limit: float | None = None, offset: float = 0.0, up: Tensor | None = None) -> Tensor:
@@ -80,15 +83,24 @@ def _launch(x: Tensor, up: Tensor | None, kind: str, limit: float | None, offset
     return out
 
 
-def gated_int8(x: Tensor, kind: str = "", up: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(int8 rows [T, cols], their scales [T]) of kind(x) * up, or of x itself."""
+def empty_codes(x: Tensor, cols: int, form: CodeForm) -> CodedRows:
+    """Room for as many rows as x has, of `cols` columns, whose numbers have its type."""
+    kind = torch.int8 if form.kind == "int8" else torch.uint8
+    codes = torch.empty((len(x), cols), dtype=kind, device=x.device)
+    groups = -(-cols // form.group) if form.group else 1
+    return CodedRows(codes, torch.empty((len(x), groups), dtype=torch.float32, device=x.device), form, x.dtype)
+
+
+def coded_rows(x: Tensor, form: CodeForm, kind: str = "", up: Tensor | None = None) -> CodedRows:
+    """The codes of kind(x) * up [T, cols], or of x itself. Any row strides."""
     rows, cols = x.shape
     require_columns(x, up)
-    out = torch.empty((rows, cols), dtype=torch.int8, device=x.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block = power_of_two(cols)
+    out = empty_codes(x, cols, form)
+    block = power_of_two(cols, form.group)
     warps = {} if INTERPRETED else {"num_warps": min(max(block // 512, 1), 16)}
     if rows:
         strides = (x.stride(0), 0 if up is None else up.stride(0))
-        _gate_int8[(rows,)](out, scales, x, up, *strides, cols, KIND=kind, BLOCK=block, **warps)
-    return out, scales
+        sizes = (*strides, cols, out.scales.shape[1])
+        meta = {"KIND": kind, "CODES": form.kind, "GROUP": form.group or block, "BLOCK": block}
+        _gate_coded[(rows,)](out.codes, out.scales, x, up, *sizes, **meta, **warps)
+    return out

@@ -1,19 +1,24 @@
-"""Norms of rows, with the addition to the residual stream before them and the int8 rows of a product after them."""
+"""Norms of rows, with the addition to the residual stream before them and the codes of a product's rows after them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import INTERPRETED, int8_scale, power_of_two, require_columns, to_int8
+from octavo.backends.torch.coded import CodedRows, CodeForm
+from octavo.backends.torch.kernels.common import INTERPRETED, power_of_two, require_columns, store_coded
+from octavo.backends.torch.kernels.gate import empty_codes
 
 
 @triton.jit
 def _norm(
     out, total, scales, x, residual, weight, bias, eps, x_row, residual_row, out_row, N: tl.constexpr,
-    BLOCK: tl.constexpr, GROUPS: tl.constexpr, WEIGHTS: tl.constexpr, CENTERED: tl.constexpr,
+    BLOCK: tl.constexpr, GROUPS: tl.constexpr, WEIGHTS: tl.constexpr, CENTERED: tl.constexpr, KIND: tl.constexpr,
+    CODE_GROUP: tl.constexpr, CODE_GROUPS: tl.constexpr,
 ):  # fmt: skip
     row, group = tl.program_id(0).to(tl.int64) // GROUPS, tl.program_id(0) % GROUPS
     c = tl.arange(0, BLOCK)
@@ -33,59 +38,65 @@ def _norm(
     if bias is not None:
         value += tl.load(bias + at, mask, 0).to(tl.float32)
     if scales is not None:
-        scale = int8_scale(tl.max(tl.where(mask, tl.abs(value), 0.0)))
-        tl.store(scales + row, scale)
-        tl.store(out + row * out_row + at, to_int8(value, scale), mask)
+        value = tl.where(mask, value, 0.0)
+        at_scales = scales + row * CODE_GROUPS
+        store_coded(out + row * out_row, at_scales, value, mask, CODE_GROUPS, KIND, CODE_GROUP)
     else:
         tl.store(out + row * out_row + at, value.to(out.dtype.element_ty), mask)
 
 
 def rms_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    *,
-    group: int = 0,
-    residual: Tensor | None = None,
-    to_int8_rows: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(norm of x + residual [T, cols], x + residual in the type of the residual, scales [T] of int8 rows).
+    x: Tensor, weight: Tensor | None, eps: float, *, group: int = 0, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(norm of x + residual [T, cols], x + residual in the type of the residual).
 
     x, residual: [T, cols], any row stride. weight: [n], repeated over the columns; None: none. group: columns that are
-    normalized together; 0: all of them. Without a residual the second is x itself. to_int8_rows: the first is int8,
-    each row to be multiplied by its scale; all columns are one group.
+    normalized together; 0: all of them. Without a residual the second is x itself.
     """
-    return _launch((x, residual), (weight, None), eps, group or x.shape[1], to_int8_rows, is_centered=False)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return out, _launch(out, None, (x, residual), (weight, None), eps, group or x.shape[1], is_centered=False)
+
+
+def rms_norm_coded(
+    x: Tensor, weight: Tensor | None, eps: float, form: CodeForm, residual: Tensor | None = None
+) -> tuple[CodedRows, Tensor]:
+    """The same as `rms_norm` of whole rows, whose result is codes."""
+    out = empty_codes(x, x.shape[1], form)
+    return out, _launch(out.codes, out, (x, residual), (weight, None), eps, x.shape[1], is_centered=False)
 
 
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, residual: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """The same as `rms_norm` with (x - mean) / sqrt(variance + eps) * weight + bias."""
-    return _launch((x, residual), (weight, bias), eps, x.shape[1], False, is_centered=True)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return out, _launch(out, None, (x, residual), (weight, bias), eps, x.shape[1], is_centered=True)
 
 
 def _launch(
+    out: Tensor,
+    coded: CodedRows | None,
     values: tuple[Tensor, Tensor | None],
     weights: tuple[Tensor | None, Tensor | None],
     eps: float,
     group: int,
-    to_int8_rows: bool,
     *,
     is_centered: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> Tensor:
+    """Writes the norm to `out`, whose scales are those of `coded`, and returns the sum with the residual."""
     (x, residual), (weight, bias) = values, weights
     rows, cols = x.shape
     require_columns(x, residual)
-    out = torch.empty((rows, cols), dtype=torch.int8 if to_int8_rows else x.dtype, device=x.device)
     total = x if residual is None else torch.empty((rows, cols), dtype=residual.dtype, device=x.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device) if to_int8_rows else None
-    block = power_of_two(group)
+    block = power_of_two(group, 1 if coded is None else coded.form.group)
+    codes: dict[str, Any] = {"KIND": "", "CODE_GROUP": 1, "CODE_GROUPS": 1}
+    if coded is not None:
+        codes = {"KIND": coded.form.kind, "CODE_GROUP": coded.form.group or block, "CODE_GROUPS": coded.scales.shape[1]}
     warps = {} if INTERPRETED else {"num_warps": min(max(block // 512, 1), 16)}
     if rows:
         _norm[(rows * (cols // group),)](
-            out, total, scales, x, residual, weight, bias, eps, x.stride(0),
+            out, total, None if coded is None else coded.scales, x, residual, weight, bias, eps, x.stride(0),
             0 if residual is None else residual.stride(0), cols, N=group, BLOCK=block, GROUPS=cols // group,
-            WEIGHTS=1 if weight is None else weight.shape[0], CENTERED=is_centered, **warps,
+            WEIGHTS=1 if weight is None else weight.shape[0], CENTERED=is_centered, **codes, **warps,
         )  # fmt: skip
-    return out, total, scales
+    return total

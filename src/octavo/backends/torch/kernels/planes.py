@@ -17,13 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.backends.torch.coded import CodeForm
 from octavo.backends.torch.kernels.ggml_planes import fields_of
 from octavo.quantization.packed import CodebookWeight, Float8Weight, GGMLWeight, GroupedWeight, Weight
 from octavo.quantization.packed.grouped import unpacked
 
 BLOCK = 128
 
-_PLAIN_FIELDS = ("type_name", "bits", "group", "decode", "high_bits", "scale_bits", "super_group", "zero")
+_PLAIN_FIELDS = ("type_name", "bits", "group", "decode", "high_bits", "scale_bits", "super_group", "zero", "inputs")
+
+_INPUT_GROUPS = (32, 64, 128)  # columns with one scale, of codes that are multiplied by codes
 
 # Widths of the two planes of a code.
 _SPLIT = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
@@ -35,12 +38,13 @@ class Planes:
 
     decode: the value of a code: `integer` itself, `table` an entry, `e4m3` or `e5m2` the number of these bits.
     The scale of a column is scales[column // group], times supers[column // super_group] if there are any; the minimum
-    likewise. scale_bits: scales are `plain` numbers, `e4m3` bits, or `e8m0` exponents.
+    likewise. scale_bits: scales are `plain` numbers, `e4m3` bits, or `e8m0` exponents. inputs: the form of the rows by
+    which the checkpoint has it multiplied; None: they are not rounded.
     """
 
     type_name: str
     shape: tuple[int, ...]
-    codes: Tensor  # uint8 [*, out, blocks * 16 * bits]
+    codes: Tensor  # uint8 [*, out, blocks * 16 * bits]; int8 where they are multiplied as they are
     bits: int
     scales: Tensor  # float16, float32, int8 or uint8 [*, out, groups]
     group: int
@@ -56,6 +60,7 @@ class Planes:
     super_minima: Tensor | None = None
     table: Tensor | None = None  # float32 [16]
     column_order: Tensor | None = field(default=None)  # int64 [in]: column j of the codes is this one of the weight
+    inputs: CodeForm | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -157,6 +162,12 @@ def _grouped(w: GroupedWeight) -> Planes | None:
     width = w.shape[-1]
     group = w.group or width
     order = w.column_order
+    codes = _coded(unpacked(w.codes, w.bits), w.bits)
+    inputs, zero = None, 0 if w.minima is not None else w.zero
+    is_plain = all(x is None for x in (w.group, w.zeros, w.minima, order))
+    if w.inputs is not None and len(w.shape) == 2 and is_plain:
+        inputs, zero = CodeForm(w.inputs), 0
+        codes["codes"] = (codes["codes"] ^ w.zero).view(torch.int8)
     if group < 16 or (order is not None and order.ndim > 1 and (order != order.reshape(-1, width)[0]).any()):
         return None
     return Planes(
@@ -164,11 +175,12 @@ def _grouped(w: GroupedWeight) -> Planes | None:
         w.shape,
         scales=_tensor(w.scales),
         group=group,
-        zero=0 if w.minima is not None else w.zero,
+        zero=zero,
         zeros=None if w.zeros is None else _tensor(w.zeros),
         minima=None if w.minima is None else _tensor(w.minima),
         column_order=None if order is None else _tensor(order.reshape(-1, width)[0].astype(np.int64)),
-        **_coded(unpacked(w.codes, w.bits), w.bits),
+        inputs=inputs,
+        **codes,
     )
 
 
@@ -196,7 +208,11 @@ def _float8(w: Float8Weight) -> Planes | None:
     if group % 16:
         return None
     scales = np.repeat(w.scales, w.block_rows or rows, axis=-2)[..., :rows, :]
-    return Planes(w.type_name, w.shape, scales=_tensor(scales), group=group, decode=w.kind.lower(), **_coded(w.data, 8))
+    inputs = None
+    if w.inputs is not None and w.kind == "E4M3" and len(w.shape) == 2 and (group >= width or group in _INPUT_GROUPS):
+        inputs = CodeForm(w.inputs, 0 if group >= width else group)
+    fields: dict[str, Any] = {"scales": _tensor(scales), "group": group, "decode": w.kind.lower(), "inputs": inputs}
+    return Planes(w.type_name, w.shape, **fields, **_coded(w.data, 8))
 
 
 def _ggml(w: GGMLWeight) -> Planes | None:

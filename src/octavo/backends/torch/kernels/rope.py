@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.backends.torch.kernels.cache_view import CacheView, cache_operands
-from octavo.backends.torch.kernels.common import int8_scale, power_of_two, require_columns, tile, to_e4m3, to_int8
+from octavo.backends.torch.kernels.common import code_scale, coded, power_of_two, require_columns, tile, to_e4m3
 from octavo.graph.ops import AttentionParams
 
 _TILE = tile({"num_warps": 2})
@@ -68,8 +68,8 @@ def _stored(x, pointers, scales, scale_at, mask, factor, KIND: tl.constexpr):
         # A NaN would be carried into the sign.
         tl.store(pointers, (tl.where(x != x, 0x7E00, rounded) >> 8).to(tl.uint8), mask)
     elif KIND == 3:
-        scale = int8_scale(tl.max(tl.where(mask, tl.abs(x), 0.0)))
-        tl.store(pointers, to_int8(x, scale), mask)
+        scale = code_scale(tl.max(tl.where(mask, tl.abs(x), 0.0)), "int8")
+        tl.store(pointers, coded(x, scale, "int8"), mask)
         tl.store(scales + scale_at, scale)
     else:
         if pointers.dtype.element_ty == tl.float16:

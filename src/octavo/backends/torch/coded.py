@@ -1,0 +1,87 @@
+"""Rows as codes of eight bits with their scales: the inputs of products whose weights ask for them.
+
+Their numpy meaning is `octavo.quantization.packed.inputs`. A device whose products have no such codes computes with the
+rows as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import FusedLinear, GatedActivation, Linear, Op
+from octavo.graph.values import Parameter, Value
+from octavo.quantization.packed.inputs import LARGEST, InputKind
+
+
+class CodeForm(NamedTuple):
+    """kind: of the codes. group: columns with one scale; 0: all of a row."""
+
+    kind: InputKind
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CodedRows:
+    """codes: int8 or uint8 (the bits of E4M3) [rows, cols]. scales: float32 [rows, groups]. dtype: of the numbers."""
+
+    codes: Tensor
+    scales: Tensor
+    form: CodeForm
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def numbers(self) -> Tensor:
+        """The numbers that the codes mean, in float32."""
+        codes = self.codes if self.form.kind == "int8" else self.codes.view(torch.float8_e4m3fn)
+        cols = codes.shape[1]
+        return codes.float() * self.scales.repeat_interleave(self.form.group or cols, dim=1)[:, :cols]
+
+
+def has_products_of(kind: InputKind, device: torch.device) -> bool:
+    """True if the device multiplies codes with codes: int8 from compute capability 8.0 on, E4M3 from 8.9 on."""
+    if device.type != "cuda":
+        return True  # in plain torch or under the interpreter, where only the numbers matter
+    return torch.cuda.get_device_capability(device) >= ((8, 9) if kind == "e4m3" else (8, 0))
+
+
+def rounded(x: Tensor, form: CodeForm) -> Tensor:
+    """The numbers of x [rows, cols] after rounding, in its type."""
+    cols = x.shape[1]
+    step = form.group or max(cols, 1)
+    groups = torch.nn.functional.pad(x.float(), (0, -cols % step)).reshape(len(x), -1, step)
+    largest = groups.abs().amax(dim=-1, keepdim=True)
+    scales = torch.where(largest == 0, 1.0, largest / LARGEST[form.kind])
+    scaled = groups / scales
+    codes = scaled.round().clamp(-127, 127) if form.kind == "int8" else scaled.to(torch.float8_e4m3fn).float()
+    return (codes * scales).reshape(len(x), -1)[:, :cols].to(x.dtype)
+
+
+def fed_products(graph: Graph) -> Mapping[Op, tuple[Parameter, ...]]:
+    """The gates whose output only one product reads, with its weights: it may leave them as that product's codes."""
+    readers: dict[Value, list[Op]] = {}
+    for node in graph.nodes:
+        for value in node.op.inputs:
+            readers.setdefault(value, []).append(node.op)
+    kept = {*graph.outputs, *([graph.hidden_states] if graph.makes_logits else [])}
+    found: dict[Op, tuple[Parameter, ...]] = {}
+    for node in graph.nodes:
+        op, value = node.op, node.output
+        is_gate = isinstance(op, GatedActivation) or (
+            isinstance(op, FusedLinear) and op.kind is not None and op.residual is None
+        )
+        if not is_gate or value in kept or len(readers.get(value, ())) != 1:
+            continue
+        [reader] = readers[value]
+        if isinstance(reader, Linear):
+            found[op] = (reader.weight,)
+        elif isinstance(reader, FusedLinear) and reader.norm is None and reader.residual != value:
+            found[op] = reader.weights
+    return found

@@ -1,0 +1,77 @@
+"""The choice between the products of the kernels and the library's, by the weight, its inputs and the number of rows.
+
+Imported only where kernels run. The same input always takes the same way, so that results repeat.
+
+| rows | plain weight | codes, inputs in 16 bits | codes of int8 | codes of E4M3 |
+|---|---|---|---|---|
+| 1 | each row by itself | one row | each row by itself | each row by itself |
+| 2 to 4 | each row by itself | few rows, in parts of the columns | each row by itself | each row by itself |
+| 5 to 16 | library | few rows, in parts of the columns | tile of 16 rows | tile of 16 rows |
+| 17 to 64 | library | tile of 64 rows | tile of 64 rows | library, or tile of 64 rows |
+| 65 to 511 | library | tile of 64 rows | tile of 128 rows | library, or tile of 128 rows |
+| 512 and more | library | written out once, then the library | tile of 128 rows | library, or tile of 128 rows |
+
+The library's product of E4M3 codes has scales of whole rows and bfloat16 results, and is taken on compute capability 9
+and 10. Where rows may not depend on how many there are (`repeats`), each column has one tile for all of them and no
+library. The tiles are constants beside their kernels (`kernels/dense.py`, `linear.py`, `coded_linear.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.backends.torch.coded import CodedRows
+from octavo.backends.torch.kernels.coded_linear import coded_linear
+from octavo.backends.torch.kernels.dense import dense_linear, one_tile_linear
+from octavo.backends.torch.kernels.dequantize import dequantize
+from octavo.backends.torch.kernels.gate import coded_rows
+from octavo.backends.torch.kernels.linear import linear as packed_linear
+from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.plain import linear as library_linear
+from octavo.backends.torch.plain import scaled_linear
+
+_FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
+_SCALED_ROWS = 17  # from here on the library multiplies codes of E4M3
+_MANY_ROWS = 512  # from here on a matrix of codes is written out once and multiplied by the library
+
+
+def linear(
+    x: Tensor | CodedRows,
+    matrix: Planes | Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    *,
+    dtype: torch.dtype | None,
+    overwrites: bool,
+    repeats: bool,
+) -> Tensor:
+    """See `octavo.backends.torch.plain.linear`: one product, with bias and residual added where it ends.
+
+    x: codes only where the matrix asks for them. repeats: a row's result depends on no other row, nor on how many there
+    are.
+    """
+    if isinstance(matrix, Planes) and matrix.inputs is not None:
+        rows = x if isinstance(x, CodedRows) else coded_rows(x, matrix.inputs)
+        if not repeats and _suits_library(rows, matrix, dtype):
+            return scaled_linear(rows, matrix.codes, matrix.scales, bias, residual)
+        return coded_linear(rows, matrix, bias, residual, dtype=dtype, deterministic=repeats)
+    assert isinstance(x, Tensor)
+    if isinstance(matrix, Planes):
+        x = matrix.ordered(x)
+        if repeats or len(x) < _MANY_ROWS:
+            return packed_linear(x, matrix, bias, residual, dtype=dtype, deterministic=repeats)
+        matrix = dequantize(matrix, x.dtype)
+    elif repeats:
+        return one_tile_linear(x, matrix, bias, residual, dtype=dtype)
+    elif len(x) <= _FEW_ROWS:
+        return dense_linear(x, matrix, bias, residual, dtype=dtype)
+    return library_linear(x, matrix, bias, residual, dtype=dtype, overwrites=overwrites)
+
+
+def _suits_library(x: CodedRows, p: Planes, dtype: torch.dtype | None) -> bool:
+    """True if the library has the product of these codes; not tried for types and devices that it refuses."""
+    if x.form != ("e4m3", 0) or len(x) < _SCALED_ROWS or (dtype or x.dtype) != torch.bfloat16:
+        return False
+    is_even = all(size % 16 == 0 for size in p.shape)
+    return is_even and x.codes.is_cuda and torch.cuda.get_device_capability(x.codes.device)[0] in (9, 10)
