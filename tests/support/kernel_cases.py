@@ -14,7 +14,7 @@ from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.coded_linear import coded_linear
 from octavo.backends.torch.kernels.dense import dense_linear, one_tile_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
-from octavo.backends.torch.kernels.experts import Sorted, expert_linear
+from octavo.backends.torch.kernels.experts import Gate, Sorted, expert_gate, expert_linear
 from octavo.backends.torch.kernels.gate import coded_rows, empty_codes, gated
 from octavo.backends.torch.kernels.linear import linear
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
@@ -119,6 +119,10 @@ def _further_products() -> Iterator[Case]:
     experts = {"plain": _empty(8, 256, _IN), "Q4_0": _planes(random_weight("Q4_0", (8, 64, _IN), 1))}
     for name, weight in experts.items():
         yield f"experts {name}", lambda w=weight: expert_linear(_empty(32, _IN), w, places, 2)
+        yield (
+            f"gate and up of experts {name}",
+            lambda w=weight: expert_gate(_empty(32, _IN), (w, w), places, 2, (None, None), Gate("silu")),
+        )
     yield "dense 1", lambda: dense_linear(_empty(1, _IN), _empty(_IN, _IN))
     yield "one tile 32", lambda: one_tile_linear(_empty(32, _IN), _empty(_IN, _IN), None, _empty(32, _IN))
 

@@ -13,7 +13,7 @@ from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.torch.compile import PASSES, TorchBackend
 from octavo.backends.torch.plain import linear
 from octavo.backends.torch.quantized import whole
-from octavo.backends.torch.weights import DeviceWeights, products_of
+from octavo.backends.torch.weights import DeviceWeights, plain_types, products_of
 from octavo.graph.builder import Graph
 from octavo.graph.ops import FusedLinear
 from octavo.graph.passes import optimize
@@ -118,3 +118,28 @@ def test_one_product_of_the_library(dtype: torch.dtype | None, *, has_bias: bool
         found = linear(x, weight, bias, kept, dtype=dtype, overwrites=overwrites)
         torch.testing.assert_close(found.double(), expected + residual.double(), rtol=1e-5, atol=1e-5)
         assert overwrites or torch.equal(kept, residual)
+
+
+def test_biases_are_held_in_the_type_of_their_product() -> None:
+    """No step converts them: those of logits are float32, and norms, too."""
+    graph, weights = tiny_graph("llama-tied-biased")
+    backend = TorchBackend(torch.device("cpu"), torch.bfloat16)
+    sizes = backend.sizes(graph, weights, LIMITS)
+    executor = backend.compile(sizes, weights, LIMITS)
+    assert executor.weight_bytes == sizes.weight_bytes
+    held = DeviceWeights(sizes.graph, weights, torch.bfloat16, torch.device("cpu"))
+    kinds = {p.name: held[p].dtype for p in sizes.graph.parameters}
+    biases = [kind for name, kind in kinds.items() if name.endswith("bias")]
+    assert set(biases) == {torch.bfloat16}
+    assert len(biases) >= 7 * 2  # q, k, v, o, gate, up and down of two layers
+    assert {kind for name, kind in kinds.items() if "norm" in name} == {torch.float32}
+    executor.allocate_cache(8, 8)
+    logits = executor.submit(step([(Request(PROMPT, [0, 1, 2]), len(PROMPT))], block_size=8)).wait().logits
+    wide = get_backend("torch:cpu").compile(graph, weights, LIMITS)
+    wide.allocate_cache(8, 8)
+    expected = wide.submit(step([(Request(PROMPT, [0, 1, 2]), len(PROMPT))], block_size=8)).wait().logits
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=5e-2 * np.abs(expected).max())
+    g = Graph({"embed.weight": (8, 4), "head.weight": (8, 4), "head.bias": (8,)})
+    g.output = g.logits(g.select_rows(g.embedding("embed")), "head", "head.bias")
+    types = plain_types(g, torch.bfloat16)
+    assert [types[p] for p in g.parameters] == [torch.bfloat16, torch.bfloat16, torch.float32]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from octavo.backends.torch.operations import check_operation
 from octavo.backends.torch.rank_group import TorchRankGroup, join_group
 from octavo.backends.torch.rates import measured_copy_rate, measured_rates
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
-from octavo.backends.torch.weights import DeviceWeights, held_type, vector_bytes, vector_type
+from octavo.backends.torch.weights import DeviceWeights, held_type, plain_types, vector_type
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
 from octavo.graph import passes
@@ -130,7 +131,9 @@ class TorchBackend:
         graph = optimize(graph, PASSES)
         formats = layer_formats(graph, lambda p: weight_of(weights, p).dequantize(), kv_dtype)
         matrices = {p: held_type(weights, p, self.dtype) for p in graph.parameters if p.is_matrix}
-        held = {p: matrices[p].packed_bytes if p in matrices else vector_bytes(p, self.dtype) for p in graph.parameters}
+        types = plain_types(graph, self.dtype)
+        held = {p: prod(p.shape) * types[p].itemsize for p in graph.parameters}
+        held |= {p: found.packed_bytes for p, found in matrices.items()}
         values = plan(graph, limits.rows, self.dtype.itemsize).total_bytes
         logits = max((limits.rows[v.rows] * v.cols for v in graph.outputs), default=0) if graph.makes_logits else 0
         calls = triton_calls(self.device)

@@ -34,13 +34,12 @@ def linear(
     """x [rows, in] @ weight [out, in].T + bias [out] + residual [rows, out], one product of the library.
 
     dtype: of the result, else that of x; on a GPU the product's sums themselves have it. overwrites: the residual's
-    memory becomes the result, without a pass of its own.
+    memory becomes the result, without a pass of its own. bias: in the type of the result.
     """
     if dtype not in (None, x.dtype):
         product = torch.mm(x, weight.T, out_dtype=dtype) if x.is_cuda else functional.linear(x, weight).to(dtype)
         added = [term for term in (bias, residual) if term is not None]
         return sum(added, product)
-    bias = None if bias is None else bias.to(x.dtype)
     if residual is None:
         return functional.linear(x, weight, bias)
     product = residual.addmm_(x, weight.T) if overwrites else torch.addmm(residual, x, weight.T)

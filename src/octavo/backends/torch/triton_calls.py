@@ -17,7 +17,7 @@ from octavo.backends.torch.coded import CodedRows, CodeForm
 from octavo.backends.torch.kernels.attention import PART_TOKENS, Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.dequantize import dequantize
-from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
+from octavo.backends.torch.kernels.experts import Gate, expert_gate, expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.gate import coded_rows, gated
 from octavo.backends.torch.kernels.norm import rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes
@@ -65,10 +65,10 @@ def experts(
     pairs, own = x, share
     if op.routing.on_input:
         pairs, own = (x[:, None] * factors.reshape(-1, share, 1)).flatten(0, 1), 1
-    gate, up = (expert_linear(pairs, m, places, own, b) for m, b in zip(matrices[:2], biases[:2], strict=True))
-    hidden = gated(gate, op.kind, limit=op.limit, offset=op.up_offset, up=up)
+    (gate, up, down), gate_of = matrices, Gate(op.kind, op.limit, op.up_offset)
+    hidden = expert_gate(pairs, (gate, up), places, own, (biases[0], biases[1]), gate_of)
     last = None if op.routing.on_input else factors
-    out = expert_linear(hidden, matrices[2], places, 1, biases[2], last, torch.float32).reshape(*chosen.shape, -1)
+    out = expert_linear(hidden, down, places, 1, biases[2], last, torch.float32).reshape(*chosen.shape, -1)
     out = torch.where(is_here[..., None], out, 0.0) if is_part else out
     # A library's sum may take its order from the number of rows.
     return (reduce(torch.add, out.unbind(1)) if repeats else out.sum(dim=1)).to(x.dtype)

@@ -24,7 +24,7 @@ from octavo.backends.torch.storages import Layout
 from octavo.backends.torch.stream import StreamedLayers
 from octavo.config import LoadProgress
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import FusedLinear
+from octavo.graph.ops import FusedLinear, Linear, MoE
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
 from octavo.quantization.packed import (
@@ -98,9 +98,22 @@ def vector_type(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def vector_bytes(parameter: Parameter, dtype: torch.dtype) -> int:
-    """Bytes of a vector beside matrices of `dtype`."""
-    return prod(parameter.shape) * vector_type(dtype).itemsize
+def plain_types(graph: Graph, dtype: torch.dtype) -> dict[Parameter, torch.dtype]:
+    """The types of weights that are held as numbers beside values of `dtype`.
+
+    Those of matrices are `dtype`, and those of the biases that end products in `dtype`, so that no step converts them.
+    Other vectors, such as norms, have at least float32, as the biases of logits do.
+    """
+    biases: set[Parameter | None] = set()
+    for op in (node.op for node in graph.nodes):
+        if isinstance(op, Linear):
+            biases.add(op.bias)
+        elif isinstance(op, FusedLinear):
+            biases.update(op.biases)
+        elif isinstance(op, MoE):
+            biases.add(op.router_bias)
+    wide = vector_type(dtype)
+    return {p: dtype if p.is_matrix or p in biases else wide for p in graph.parameters}
 
 
 def products_of(graph: Graph) -> list[tuple[Parameter, ...]]:
@@ -135,19 +148,19 @@ class DeviceWeights:
         self._joined: dict[tuple[Parameter, ...], Planes | Tensor] = {}
         self.streamed: StreamedLayers | None = None  # layers whose weights are not always on the device
         parameters = graph.parameters if only is None else only
+        types = plain_types(graph, dtype)
         place = {p: i for i, p in enumerate(parameters)}
         waiting = {
             max(group, key=place.__getitem__): group for group in products_of(graph) if place.keys() >= set(group)
         }
         ends = [*accumulate(parameter_info(weights, p).nbytes for p in parameters)]
         for parameter, loaded in zip(parameters, ends, strict=True):
-            kind = dtype if parameter.is_matrix else vector_type(dtype)
             weight = weight_of(weights, parameter)
             planes = None
             if parameter.is_matrix and _row_of_planes(weight.type_name, weight.shape) is not None:
                 planes = planes_of(weight)
             if planes is None:
-                self._tensors[parameter] = _tensor(weight, kind, device)
+                self._tensors[parameter] = _tensor(weight, types[parameter], device)
             else:
                 if planes.inputs is not None and not has_products_of(planes.inputs.kind, device):
                     planes = replace(planes, inputs=None)

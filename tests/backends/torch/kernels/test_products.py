@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo.backends.torch.kernels.dense import dense_linear
-from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
+from octavo.backends.torch.kernels.experts import Gate, expert_gate, expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.planes import Planes, planes_of
 from octavo.quantization.packed import stack
 from tests.support.quantize import random_weight
@@ -61,6 +61,34 @@ def test_products_of_experts(kind: str, rows: int, device: torch.device) -> None
     halves = expert_linear(x.half(), weight.half() if isinstance(weight, torch.Tensor) else weight, places, top_k)
     assert halves.dtype == torch.float16
     assert (halves.double() + bias.double()[flat] - wide).norm() / wide.norm() < 3e-3
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("plain", "plain"), ("plain", "Q4_K")])
+@pytest.mark.parametrize("rows", [1, 21])
+def test_gate_and_up_of_experts_in_one_launch(kinds: tuple[str, str], rows: int, device: torch.device) -> None:
+    """Also of two types; codes beside numbers take a launch each."""
+    weights: list[Planes | torch.Tensor] = []
+    numbers = []
+    for seed, kind in enumerate(kinds):
+        stacked = stack([random_weight("Q4_K" if kind == "plain" else kind, (40, 256), seed * 4 + i) for i in range(4)])
+        numbers.append(torch.from_numpy(stacked.dequantize()).to(device))
+        planes = planes_of(stacked)
+        assert planes is not None
+        weights.append(numbers[-1] if kind == "plain" else planes.to(device))
+    chosen, x = _chosen(rows, 4, 2, device), torch.randn(rows, 256, device=device) / 16
+    biases = [torch.randn(4, 40, device=device) for _ in range(2)]
+    flat, spread = chosen.reshape(-1), x.double().repeat_interleave(2, 0)
+    gate, up = (
+        torch.einsum("pk,pnk->pn", spread, n.double()[flat]) + b.double()[flat]
+        for n, b in zip(numbers, biases, strict=True)
+    )
+    for end in (Gate("silu"), Gate("gelu", 1.5, 1.0)):
+        limit = float("inf") if end.limit is None else end.limit
+        kind = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}[end.kind]
+        expected = kind(gate.clamp(max=limit)) * (up.clamp(-limit, limit) + end.offset)
+        places = sort_by_expert(chosen, 4)
+        found = expert_gate(x, (weights[0], weights[1]), places, 2, (biases[0], biases[1]), end)
+        assert (found.double() - expected).norm() / expected.norm() < 1e-5
 
 
 def test_no_rows(device: torch.device) -> None:

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.backends.torch.kernels.common import LOAD_F32, operand, require_columns, tile
+from octavo.backends.torch.kernels.gate import gated, gated_values
 from octavo.backends.torch.kernels.linear import chunks_of, product_tile
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.tiles import constants, operands
@@ -57,52 +58,83 @@ def sort_by_expert(chosen: Tensor, num_experts: int, tile_rows: int = 16) -> Sor
 
 
 @triton.jit
-def _finish(out, acc, rows, pair, mask, expert, N, out_row, bias, factors):
-    """Stores acc [rows of the weight, pairs] as rows of pairs, + bias, times the factor of the pair."""
+def _with_bias(acc, bias, expert, rows, N):
+    """acc [rows of the weight, pairs] + bias [experts, N]."""
     if bias is not None:
         acc += tl.load(bias + expert.to(tl.int64) * N + rows, rows < N, 0).to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
+def _store(out, acc, rows, pair, N, out_row, factors):
+    """Stores acc [rows of the weight, pairs] as rows of pairs, times the factor of the pair."""
     if factors is not None:
         acc *= tl.load(factors + pair, pair >= 0, 0).to(tl.float32)[None, :]
     at = pair.to(tl.int64)[None, :] * out_row + rows[:, None]
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask)
+    tl.store(out + at, acc.to(out.dtype.element_ty), (rows < N)[:, None] & (pair >= 0)[None, :])
 
 
 @triton.jit
 def _packed_experts(
-    out, x, w, pairs, expert_of, bias, factors, N, width, x_row, out_row, SHARE: tl.constexpr, FORMAT: tl.constexpr,
-    C: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    out, x, w, up, pairs, expert_of, bias, up_bias, factors, limit, offset, N, width, x_row, out_row,
+    SHARE: tl.constexpr, KIND: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr, UP_FORMAT: tl.constexpr,
+    UP_C: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_of + tl.program_id(1))
     if expert >= 0:
         pair = tl.load(pairs + tl.program_id(1) * BM + tl.arange(0, BM))
         rows = tl.program_id(0) * BN + tl.arange(0, BN)
-        has_row = pair >= 0
-        acc = tl.zeros((BN, BM), tl.float32)
         at = (pair // SHARE).to(tl.int64) * x_row
-        weight_rows = expert.to(tl.int64) * w.rows + rows
-        acc = product_tile(acc, x, at, has_row, w, weight_rows, rows < N, 0, tl.cdiv(width, 128), width, FORMAT, C)
-        _finish(out, acc, rows, pair, (rows < N)[:, None] & has_row[None, :], expert, N, out_row, bias, factors)
+        blocks = tl.cdiv(width, 128)
+        own = expert.to(tl.int64) * w.rows + rows
+        acc = tl.zeros((BN, BM), tl.float32)
+        acc = product_tile(acc, x, at, pair >= 0, w, own, rows < N, 0, blocks, width, FORMAT, C)
+        acc = _with_bias(acc, bias, expert, rows, N)
+        if up is not None:
+            other = tl.zeros((BN, BM), tl.float32)
+            other = product_tile(other, x, at, pair >= 0, up, own, rows < N, 0, blocks, width, UP_FORMAT, UP_C)
+            acc = gated_values(acc, _with_bias(other, up_bias, expert, rows, N), limit, offset, KIND)
+        _store(out, acc, rows, pair, N, out_row, factors)
+
+
+@triton.jit
+def _plain_tile(acc, x_at, has_row, w_at, is_row, width, BK: tl.constexpr):
+    """acc [rows of the weight, pairs] + w @ x.T, of pointers to the first column of each row."""
+    for first in range(0, width, BK):
+        k = first + tl.arange(0, BK)
+        xs = operand(tl.load(x_at[None, :] + k[:, None], has_row[None, :] & (k < width)[:, None], 0))
+        ws = operand(tl.load(w_at[:, None] + k[None, :], is_row[:, None] & (k < width)[None, :], 0))
+        acc = tl.dot(ws, xs if LOAD_F32 else xs.to(ws.dtype), acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
 def _plain_experts(
-    out, x, w, pairs, expert_of, bias, factors, N, width, x_row, out_row, w_expert, w_row, SHARE: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    out, x, w, up, pairs, expert_of, bias, up_bias, factors, limit, offset, N, width, x_row, out_row, w_expert, w_row,
+    up_expert, up_row, SHARE: tl.constexpr, KIND: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_of + tl.program_id(1))
     if expert >= 0:
         pair = tl.load(pairs + tl.program_id(1) * BM + tl.arange(0, BM))
         rows = tl.program_id(0) * BN + tl.arange(0, BN)
-        has_row = pair >= 0
-        acc = tl.zeros((BN, BM), tl.float32)
+        wide = rows.to(tl.int64)
         x_at = x + (pair // SHARE).to(tl.int64) * x_row
-        w_at = w + expert.to(tl.int64) * w_expert + rows.to(tl.int64) * w_row
-        for first in range(0, width, BK):
-            k = first + tl.arange(0, BK)
-            xs = operand(tl.load(x_at[None, :] + k[:, None], has_row[None, :] & (k < width)[:, None], 0))
-            ws = operand(tl.load(w_at[:, None] + k[None, :], (rows < N)[:, None] & (k < width)[None, :], 0))
-            acc = tl.dot(ws, xs if LOAD_F32 else xs.to(ws.dtype), acc, input_precision="ieee")
-        _finish(out, acc, rows, pair, (rows < N)[:, None] & has_row[None, :], expert, N, out_row, bias, factors)
+        acc = tl.zeros((BN, BM), tl.float32)
+        acc = _plain_tile(acc, x_at, pair >= 0, w + expert.to(tl.int64) * w_expert + wide * w_row, rows < N, width, BK)
+        acc = _with_bias(acc, bias, expert, rows, N)
+        if up is not None:
+            up_at = up + expert.to(tl.int64) * up_expert + wide * up_row
+            other = _plain_tile(tl.zeros((BN, BM), tl.float32), x_at, pair >= 0, up_at, rows < N, width, BK)
+            acc = gated_values(acc, _with_bias(other, up_bias, expert, rows, N), limit, offset, KIND)
+        _store(out, acc, rows, pair, N, out_row, factors)
+
+
+class Gate(NamedTuple):
+    """The end of a product with gate and up: kind(min(gate, limit)) * (clip(up, limit) + offset)."""
+
+    kind: str
+    limit: float | None = None
+    offset: float = 0.0
 
 
 def expert_linear(
@@ -119,22 +151,55 @@ def expert_linear(
     x: [rows, in], of which all pairs of a row take the same; or [rows * top_k, in], one row a pair. weight: of shape
     [experts, out, in]. bias: [experts, out]. factors: [rows * top_k], by which the results are multiplied.
     """
-    require_columns(x, weight if isinstance(weight, Tensor) else None)
-    _, features, width = weight.shape
-    pairs = (places.pairs, places.expert_of, bias, factors)
-    count = x.shape[0] if top_k == 1 else None
-    share = top_k
-    total = count if count is not None else x.shape[0] * top_k
-    out = torch.empty((total, features), dtype=dtype or x.dtype, device=x.device)
-    if total == 0:
+    out = torch.empty((x.shape[0] * top_k, weight.shape[1]), dtype=dtype or x.dtype, device=x.device)
+    return _launch(out, x, (weight, None), places, top_k, (bias, None), factors, Gate(""))
+
+
+def expert_gate(
+    x: Tensor,
+    weights: tuple[Planes | Tensor, Planes | Tensor],
+    places: Sorted,
+    top_k: int,
+    biases: tuple[Tensor | None, Tensor | None],
+    gate: Gate,
+) -> Tensor:
+    """The same with two matrices, gate and up, in one launch -> [rows * top_k, out], in the type of x."""
+    first, second = weights
+    if isinstance(first, Planes) != isinstance(second, Planes):  # codes beside numbers: a launch each
+        a, b = (expert_linear(x, w, places, top_k, bias) for w, bias in zip(weights, biases, strict=True))
+        return gated(a, gate.kind, limit=gate.limit, offset=gate.offset, up=b)
+    out = torch.empty((x.shape[0] * top_k, first.shape[1]), dtype=x.dtype, device=x.device)
+    return _launch(out, x, weights, places, top_k, biases, None, gate)
+
+
+def _launch(
+    out: Tensor,
+    x: Tensor,
+    weights: tuple[Planes | Tensor, Planes | Tensor | None],
+    places: Sorted,
+    top_k: int,
+    biases: tuple[Tensor | None, Tensor | None],
+    factors: Tensor | None,
+    gate: Gate,
+) -> Tensor:
+    """out, which it writes."""
+    weight, up = weights
+    require_columns(x, *(w for w in weights if isinstance(w, Tensor)))
+    if not len(out):
         return out
-    sizes = (features, width, x.stride(0), out.stride(0))
+    rest = (places.pairs, places.expert_of, *biases, factors, gate.limit, gate.offset)
+    sizes = (*weight.shape[1:], x.stride(0), out.stride(0))
     chosen = _TILE if isinstance(weight, Planes) else _DENSE
-    grid = (-(-features // chosen["BN"]), places.expert_of.shape[0])
-    meta = chosen | {"BM": places.tile_rows, "SHARE": share}
+    grid = (-(-weight.shape[1] // chosen["BN"]), places.expert_of.shape[0])
+    meta = chosen | {"BM": places.tile_rows, "SHARE": top_k, "KIND": gate.kind}
     if isinstance(weight, Planes):
+        second = weight if up is None else up
+        assert isinstance(second, Planes)
         form = constants(weight) | {"C": chunks_of(weight, 128)}
-        _packed_experts[grid](out, x, operands(weight), *pairs, *sizes, **form, **meta)
+        form |= {"UP_FORMAT": constants(second)["FORMAT"], "UP_C": chunks_of(second, 128)}
+        upper = None if up is None else operands(second)
+        _packed_experts[grid](out, x, operands(weight), upper, *rest, *sizes, **form, **meta)
     else:
-        _plain_experts[grid](out, x, weight, *pairs, *sizes, *weight.stride()[:2], **meta)
+        strides = (*weight.stride()[:2], *(up.stride()[:2] if isinstance(up, Tensor) else (0, 0)))
+        _plain_experts[grid](out, x, weight, up, *rest, *sizes, *strides, **meta)
     return out

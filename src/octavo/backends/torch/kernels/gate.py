@@ -21,7 +21,8 @@ _TILE = tile({"BLOCK": 1024, "num_warps": 4})
 
 
 @triton.jit
-def _gated(gate, up, limit, offset, KIND: tl.constexpr):
+def gated_values(gate, up, limit, offset, KIND: tl.constexpr):
+    """KIND(min(gate, limit)) * (clip(up, limit) + offset) of float32; no limit: None."""
     if limit is not None:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
@@ -34,7 +35,7 @@ def _gate(out, x, up, limit, offset, row, up_row, N, KIND: tl.constexpr, BLOCK: 
     token = tl.program_id(0).to(tl.int64)
     value = tl.load(x + token * row + at, at < N, 0).to(tl.float32)
     if up is not None:
-        value = _gated(value, tl.load(up + token * up_row + at, at < N, 0).to(tl.float32), limit, offset, KIND)
+        value = gated_values(value, tl.load(up + token * up_row + at, at < N, 0).to(tl.float32), limit, offset, KIND)
     else:
         value = activation(value, KIND)
     tl.store(out + token * N + at, value.to(out.dtype.element_ty), at < N)
@@ -50,7 +51,7 @@ def _gate_coded(
     token = tl.program_id(0).to(tl.int64)
     value = tl.load(x + token * row + at, mask, 0).to(tl.float32)
     if up is not None:
-        value = _gated(value, tl.load(up + token * up_row + at, mask, 0).to(tl.float32), None, 0.0, KIND)
+        value = gated_values(value, tl.load(up + token * up_row + at, mask, 0).to(tl.float32), None, 0.0, KIND)
         value = tl.where(mask, value, 0.0)
     store_coded(out + token * N, scales + token * groups, value, mask, groups, CODES, GROUP)
 
