@@ -279,11 +279,12 @@ class PyProgram {
     }
 
     void close() {
+        std::unique_lock<std::mutex> lock;
         {
             nb::gil_scoped_release release;
-            const auto lock = program_.lock();
-            program_.close();
+            lock = program_.lock();
         }
+        program_.close();  // no step runs; and no other Python thread, which may ask for the progress
         kept_.clear();
     }
 
@@ -339,6 +340,7 @@ void bind_program(nb::module_& module) {
         .def("start_profile", &PyProgram::start_profile)
         .def("profile", &PyProgram::profile)
         .def("close", &PyProgram::close)
+        .def_prop_ro("progress", [](PyProgram& p) { return p.program().progress(); })
         .def_prop_ro("closed", [](PyProgram& p) { return p.program().closed(); })
         .def_prop_ro("workspace_bytes", [](PyProgram& p) { return p.program().workspace_bytes(); });
 }

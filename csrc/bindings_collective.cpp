@@ -107,7 +107,8 @@ void bind_collective(nb::module_& module) {
         .def("sample", &sample_part, "isa"_a, "logits"_a, "first"_a, "vocab"_a, "sampling"_a, "output"_a, "errors"_a)
         .def_prop_ro("given_bytes", [](CollectiveGroup& group) { return group.exchange()->given_bytes; })
         .def("fail", &CollectiveGroup::fail, "reason"_a)
-        .def_prop_ro("error", &CollectiveGroup::error);
+        .def_prop_ro("error", &CollectiveGroup::error)
+        .def_prop_ro("is_waiting", &CollectiveGroup::is_waiting);
 }
 
 }  // namespace octavo

@@ -180,9 +180,11 @@ bool CollectiveGroup::wait(uint32_t target) {
     if (own.failed.load(std::memory_order_acquire)) return false;
     own.arrived.store(target);
     if (own.sleepers.load() > 0) syscall(SYS_futex, &own.arrived, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-    for (int32_t i = 1; i < options_.size; ++i)
-        if (!wait_for((options_.rank + i) % options_.size, target)) return false;
-    return true;
+    bool all_came = true;
+    for (int32_t i = 1; i < options_.size && all_came; ++i)
+        all_came = wait_for((options_.rank + i) % options_.size, target);
+    is_waiting_.store(false, std::memory_order_relaxed);
+    return all_came;
 }
 
 bool CollectiveGroup::wait_for(int32_t peer, uint32_t target) {
@@ -195,6 +197,7 @@ bool CollectiveGroup::wait_for(int32_t peer, uint32_t target) {
             pause_cpu();
         }
     } while (Clock::now() < spin_end);
+    is_waiting_.store(true, std::memory_order_relaxed);
     const int64_t start = now_ms();
     int64_t heard = start;
     uint32_t beat = other.heartbeat.load(std::memory_order_relaxed);

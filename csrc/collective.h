@@ -58,6 +58,8 @@ class CollectiveGroup {
     void fail(const std::string& reason);
     // Why exchanges fail; empty: they do not.
     std::string error() const;
+    // True while an exchange waits for another rank, apart from the first moments. Safe from any thread.
+    bool is_waiting() const { return is_waiting_.load(std::memory_order_relaxed); }
 
   private:
     struct Segment;
@@ -73,7 +75,7 @@ class CollectiveGroup {
     std::vector<Segment*> segments_;  // by rank
     std::vector<char*> halves_;       // [2, size]
     size_t segment_bytes_ = 0;
-    std::atomic<bool> stopping_{false};
+    std::atomic<bool> stopping_{false}, is_waiting_{false};
     mutable std::mutex mutex_;
     std::string error_;
     std::thread heart_;

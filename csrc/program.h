@@ -150,6 +150,8 @@ class Program {
     std::unique_lock<std::mutex> try_lock_for_step();
     void close();
     bool closed() const { return pool_ == nullptr; }
+    // A number that changes with every record of a step. Not during `close`.
+    uint32_t progress() const { return pool_ ? pool_->progress() : 0; }
 
     float* value_data(int32_t value) const;
     int32_t value_rows(int32_t value, const Step& step) const;

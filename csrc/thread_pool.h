@@ -64,6 +64,9 @@ class ThreadPool {
     // the waiting thread may come in here, which changes `worker.count`.
     void boundary(Worker& worker, size_t position);
 
+    // Counts barriers: it changes as long as jobs get on.
+    uint32_t progress() const { return generation_.value.load(std::memory_order_relaxed); }
+
     // The number of the job that `start` or `run` had last.
     uint32_t last_job() const { return last_job_.load(std::memory_order_relaxed); }
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
+from octavo.backends.progress import WatchedExecutor
 from octavo.backends.sampling import SamplingError
 from octavo.batch import Batch
 from octavo.errors import UsageError
@@ -37,6 +38,19 @@ def logits_of(executor: Executor, batch: Batch) -> np.ndarray:
     logits = executor.submit(batch).wait().logits
     assert logits is not None
     return logits
+
+
+def test_progress_of_a_step() -> None:
+    """The native executor's changes with each operation, and can be asked for once it is closed."""
+    graph, weights = tiny_graph("llama")
+    executor = get_backend("cpu").compile(graph, weights, LIMITS, num_threads=1)
+    executor.allocate_cache(16, 8)
+    assert isinstance(executor, WatchedExecutor)
+    before = executor.progress()
+    logits_of(executor, prompt([0, 1, 2]))
+    assert executor.progress() - before > 10
+    executor.close()
+    executor.progress()
 
 
 def test_a_row_without_an_outcome_is_an_error_of_wait(executor: Executor) -> None:

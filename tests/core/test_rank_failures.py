@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ from octavo.core.process_client import ProcessClient
 from octavo.errors import EngineDeadError
 from octavo.sampling_params import SamplingParams
 from tests.support.engine_clients import SOON_S, collect, engine_process, request, tokens, wait_until
+from tests.support.witness import faulty
 
 SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
@@ -50,5 +53,40 @@ def test_a_killed_process_ends_requests_and_the_engine_comes_back(tiny_config: E
             assert new.pid != rank.pid
             assert await answer(client) == before
         await wait_until(lambda: not new.is_running(), SOON_S)
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_waits_for_a_slow_disk(
+    tiny_config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of its steps takes six seconds, for which the engine's process computes nothing: it has not stalled."""
+    (tmp_path / "file").write_bytes(os.urandom(1 << 19))
+    os.sync()
+    for name, value in faulty("rank_step:read:3").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OCTAVO_TEST_FILE", str(tmp_path / "file"))
+
+    async def run() -> None:
+        async with engine_process(replace(tiny_config, tensor_parallel_size=2)) as client:
+            start = time.monotonic()
+            assert len(await answer(client)) == 4
+            assert time.monotonic() - start > 5
+            assert client.status().num_restarts == 0
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_is_stuck_ends_requests_by_name(tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in faulty("rank_step:spin:3").items():
+        monkeypatch.setenv(name, value)
+
+    async def run() -> None:
+        async with engine_process(replace(tiny_config, tensor_parallel_size=2)) as client:
+            start = time.monotonic()
+            with pytest.raises(EngineDeadError):
+                await answer(client)
+            assert time.monotonic() - start < 7
+            await wait_until(lambda: client.status().num_restarts == 1, SOON_S)
 
     asyncio.run(run())

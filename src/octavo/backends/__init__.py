@@ -192,6 +192,10 @@ class RankGroup(Protocol):
     def error(self) -> str:
         """The reason why steps of the group fail; empty: they do not."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while this rank waits for another one in the middle of a step. From any thread."""
+
     def fail(self, reason: str) -> None:
         """Ends the running step of all ranks with an error, and every later one. From any thread."""
 

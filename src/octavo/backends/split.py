@@ -13,6 +13,7 @@ from octavo.backends.memory import MemoryBudget, PackedType, Sizes, StreamedSize
 from octavo.backends.offload import OffloadRates, workload_name
 from octavo.backends.parameters import parameter_info
 from octavo.backends.placement import Placement, best_placement, least_streamed, parts_of, possible_layers, spread
+from octavo.backends.progress import WatchedExecutor
 from octavo.backends.rates import Rates, read_rate
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.cache import CacheSizes
@@ -406,6 +407,7 @@ class SplitExecutor:
         self.sizes = sizes
         self.executors = tuple(executors)
         self._thread = ThreadPoolExecutor(1, "octavo-split")
+        self._num_parts_done = 0
         self.cache_sizes = sizes.cache
         self.workspace_bytes = sum(each.workspace_bytes for each in executors)
         self.weight_bytes = sum(each.weight_bytes for each in executors)
@@ -426,6 +428,7 @@ class SplitExecutor:
         last = len(self.executors) - 1
         for number in range(last):
             outputs = step.wait().values
+            self._num_parts_done += 1
             values.update(zip(self.sizes.parts[number].graph.outputs, outputs, strict=True))
             step = self.executors[number + 1].submit(self._batch(number + 1, batch, values))
         return step.wait()
@@ -447,6 +450,12 @@ class SplitExecutor:
         for executor in self.executors:
             if isinstance(executor, SleepingExecutor):
                 executor.wake_up()
+
+    def progress(self) -> int:
+        """See `octavo.backends.progress.WatchedExecutor`. Parts on the device count as they end."""
+        return self._num_parts_done + sum(
+            executor.progress() for executor in self.executors if isinstance(executor, WatchedExecutor)
+        )
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -45,6 +45,7 @@ class Connection:
         self._closed = threading.Event()
         self._end: float | None = None
         self.heard_at = time.monotonic()
+        self.heard = Alive()  # the last sign of life
         with suppress(OSError):  # a local one has no such options
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
@@ -82,10 +83,11 @@ class Connection:
             self.heard_at = time.monotonic()
             if not isinstance(message, Alive):
                 return message
+            self.heard = message
 
-    def stay_alive(self) -> None:
+    def stay_alive(self, state: Callable[[], Alive] = Alive) -> None:
         """Sends signs of life from a thread until the connection ends."""
-        threading.Thread(target=self._beat, name="octavo-alive", daemon=True).start()
+        threading.Thread(target=self._beat, args=(state,), name="octavo-alive", daemon=True).start()
 
     def settimeout(self, seconds: float | None) -> None:
         """Of everything that is read from now on, together, and of each write; None: no limit."""
@@ -99,10 +101,10 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _beat(self) -> None:
+    def _beat(self, state: Callable[[], Alive]) -> None:
         with suppress(ConnectionEndedError):
             while not self._closed.wait(ALIVE_S):
-                self.send(Alive())
+                self.send(state())
 
     def _ready(self) -> Callable[[int], bytes]:
         """Reads the next message: from the ring if one is there, else from the socket."""
@@ -137,4 +139,5 @@ class Connection:
             if read == 0:
                 raise ConnectionEndedError("it has ended")
             at += read
+            self.heard_at = time.monotonic()  # a large message takes a while, and signs of life wait behind it
         return bytes(data)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo.backends.progress import WatchedExecutor
 from octavo.distributed.messages import Allocate, Allocated, step_message
 from octavo.distributed.pipeline import Pipeline, PipelinedStep
 from octavo.errors import EngineDeadError
@@ -61,6 +62,7 @@ class GroupExecutor:
 
     def submit(self, batch: Batch) -> PendingStep:
         self._leader.check()
+        self._leader.begin(batch)
         if self._pipeline is not None:
             staged = PipelinedStep(self._number + 1, batch)
             self._tell(batch)
@@ -90,6 +92,11 @@ class GroupExecutor:
                 raise
             self._leader.fail(None, self._group.error)
             raise EngineDeadError(str(self._leader.failure or self._group.error)) from None
+
+    def progress(self) -> int:
+        """See `octavo.backends.progress.WatchedExecutor`. It changes, too, while another rank computes."""
+        own = self._local.progress() if isinstance(self._local, WatchedExecutor) else 0
+        return own + self._leader.progress
 
     def close(self) -> None:
         if self._pipeline is not None:

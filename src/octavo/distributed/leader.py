@@ -12,13 +12,17 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from octavo import errors
-from octavo.distributed.connection import SILENCE_S, Connection, ConnectionEndedError
-from octavo.distributed.messages import RankFailed, RankMessage
+from octavo.distributed.connection import ALIVE_S, SILENCE_S, Connection, ConnectionEndedError
+from octavo.distributed.messages import Alive, RankFailed, RankMessage
+from octavo.distributed.patience import LEAST_S, Patience
 from octavo.distributed.ring import Ring
 from octavo.errors import EngineDeadError, OctavoError
+
+if TYPE_CHECKING:
+    from octavo.batch import Batch
 
 M = TypeVar("M")
 
@@ -42,6 +46,17 @@ class RemoteRank:
         self.inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._on_end = on_end
         self._stopped_at: float | None = None
+        self._alive, self._changed_at = Alive(), 0.0
+
+    def stuck_s(self, now: float, patience: Patience) -> float:
+        """For how long it has computed without a sign that its step gets on. 0: it gets on, or computes nothing."""
+        alive, quiet_s = self.connection.heard, now - self._changed_at
+        if alive == self._alive:
+            return quiet_s if alive.is_busy else 0.0
+        if self._alive.is_busy:
+            patience.note(max(quiet_s - ALIVE_S, 0.0))
+        self._alive, self._changed_at = alive, now
+        return 0.0
 
     def stopped_s(self, now: float) -> float:
         """For how long its process has been seen stopped; 0: it runs, or is not a child of this one."""
@@ -55,6 +70,7 @@ class RemoteRank:
         """Counts its silence and its stop from now on."""
         self.connection.heard_at = max(self.connection.heard_at, now)
         self._stopped_at = None
+        self._changed_at = now
 
     def read(self) -> None:
         """Receives until the connection ends."""
@@ -84,6 +100,9 @@ class Leader:
         self._closed = threading.Event()
         self._silence_s = _LOADING_SILENCE_S
         self._is_watching = False
+        self._is_computing = False  # ranks may
+        self.patience: Patience | None = None  # with ranks that compute; set before `watch`
+        self.progress = 0  # changes as long as a rank computes, and is not stuck
 
     def spawn(self, ranks: Iterable[int]) -> None:
         """Starts processes for these ranks on this machine. Raises EngineDeadError if the system provides none."""
@@ -104,9 +123,15 @@ class Leader:
         threading.Thread(target=remote.read, name=f"octavo-rank-{rank}", daemon=True).start()
 
     def watch(self) -> None:
-        """From now on, ranks that are silent for longer than while loading count as dead."""
+        """From now on ranks compute: those that are silent for longer than while loading, or stuck, count as dead."""
         self._see_again()
         self._silence_s = SILENCE_S
+        self._is_computing = True
+
+    def begin(self, batch: Batch) -> None:
+        """To be told of each step."""
+        if self.patience is not None:
+            self.patience.begin(batch)
 
     def send(self, message: RankMessage, ranks: Iterable[int] | None = None) -> None:
         """To these ranks, or to all. Raises the failure."""
@@ -224,6 +249,17 @@ class Leader:
                     self.fail(rank, f"it has died or was stopped: no sign of life for {silence:.1f} s")
                 elif (stopped := remote.stopped_s(now)) > _STOPPED_S:
                     self.fail(rank, f"its process has been stopped for {stopped:.1f} s")
+                elif self._is_computing and self.patience is not None:
+                    self._look_for_progress(rank, now, self.patience)
+
+    def _look_for_progress(self, rank: int, now: float, patience: Patience) -> None:
+        remote = self._ranks[rank]
+        stuck_s = remote.stuck_s(now, patience)
+        if not remote.connection.heard.is_busy:
+            return
+        if stuck_s > LEAST_S and stuck_s > patience.limit_s():
+            self.fail(rank, f"it lives, but has been stuck in a step for {stuck_s:.1f} s")
+        self.progress += 1
 
 
 def _state_of(pid: int) -> str:

@@ -16,7 +16,7 @@ from octavo import __version__
 from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 5
+PROTOCOL = 6
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
@@ -141,7 +141,10 @@ class StageValues(_Message):
 
 
 class Alive(_Message):
-    """A sign of life."""
+    """A sign of life. progress: changes while a step gets on. is_busy: it computes, and waits for no other rank."""
+
+    progress: int = 0
+    is_busy: bool = False
 
 
 class RankFailed(_Message):

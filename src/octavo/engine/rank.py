@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo import env
-from octavo.backends import ExecutorLimits, RankGroup
+from octavo.backends import Executor, ExecutorLimits, RankGroup
 from octavo.backends.parameters import column_step
+from octavo.backends.progress import WatchedExecutor, work_done
 from octavo.backends.rank_segments import remove_segments
 from octavo.batch import Array
 from octavo.config import EngineConfig, LoadProgress
@@ -22,6 +23,7 @@ from octavo.distributed.connection import Connection, ConnectionEndedError
 from octavo.distributed.executor import GroupExecutor
 from octavo.distributed.leader import Leader
 from octavo.distributed.messages import (
+    Alive,
     Allocate,
     Allocated,
     Joining,
@@ -34,6 +36,7 @@ from octavo.distributed.messages import (
     Tensor,
     batch_of,
 )
+from octavo.distributed.patience import Patience
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import accept_ranks, address_of, connect
 from octavo.engine.devices import backend_of, of_rank
@@ -95,6 +98,7 @@ def lead(
         )
         weight_bytes = local.weight_bytes + sum(each.weight_bytes for each in loaded)
         available_bytes = min(each.available_bytes for each in loaded)
+        leader.patience = Patience((node.op for node in part.nodes), ranks.pipeline_parallel)
         return GroupExecutor(local, leader, ranks, group, largest, weight_bytes, available_bytes)
     except BaseException as error:
         leader.close()
@@ -249,10 +253,13 @@ class Follower:
         self._model = model
         self._inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._values: queue.SimpleQueue[StageValues] = queue.SimpleQueue()  # those of several steps may be under way
+        self._group: RankGroup | None = None
+        self._executor: Executor | None = None  # once it is loaded
+        self._is_in_step = False
 
     def run(self) -> None:
         """Returns never normally: the process ends with the connection."""
-        self._connection.stay_alive()
+        self._connection.stay_alive(self._state)
         threading.Thread(target=self._read, name="octavo-leader", daemon=True).start()
         try:
             self._serve()
@@ -268,6 +275,14 @@ class Follower:
             logger.exception("this rank failed")
             self._say(RankFailed("EngineDeadError", f"{type(error).__name__}: {error}"))
         os._exit(1)  # native threads may wait for ranks that are gone
+
+    def _state(self) -> Alive:
+        """For the leader, which gives up on a rank that is busy and does not get on."""
+        executor = self._executor
+        if not isinstance(executor, WatchedExecutor):  # of which that is not known
+            return Alive()
+        is_waiting = self._group is not None and self._group.is_waiting
+        return Alive(work_done(executor), self._is_in_step and not is_waiting)
 
     def _say(self, message: RankMessage) -> None:
         try:
@@ -311,9 +326,9 @@ class Follower:
         graph = rank_graph(whole, ranks, rank, steps_of(checkpoint, config, whole))
         self._connection.send(Joining())
         self._next(Joining)  # a rank of another machine may have to download the model first
-        group = join(config, graph, ranks, rank, setup.group)
+        self._group = group = join(config, graph, ranks, rank, setup.group)
         limits = executor_limits(config, setup.model_len, whole)
-        executor = compile_graph(config, checkpoint, graph, limits, None, group)
+        self._executor = executor = compile_graph(config, checkpoint, graph, limits, None, group)
         sizes, free = executor.cache_sizes, memory_of_rank(config).available_bytes - executor.mapped_bytes
         own = executor.weight_bytes
         self._connection.send(Loaded(sizes.block_token_bytes, sizes.token_bytes, sizes.state_bytes, own, max(free, 0)))
@@ -335,6 +350,8 @@ class Follower:
                     raise OctavoError(f"this rank is at step {number}, the values are of step {values.number}")
                 inputs = tuple(tensor.array() for tensor in values.arrays)
             batch = batch_of(step, inputs, is_last=stage == ranks.pipeline_parallel - 1)
+            self._is_in_step = True
             output = executor.submit(batch).wait()
+            self._is_in_step = False
             if stage < ranks.pipeline_parallel - 1 and ranks.part(rank) == 0:
                 self._connection.send(StageValues(number, [Tensor.of(value) for value in output.values]))

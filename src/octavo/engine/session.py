@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from octavo.backends import Executor
+from octavo.backends.progress import work_done
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.load import LoadedModel, load_engine
@@ -60,6 +61,7 @@ class Session:
         self.submit, self.abort, self.encode = self._engine.submit, self._engine.abort, self._prompts.encode
         self.render_chat = self._prompts.render_chat
         self._ids = itertools.count()
+        self._work, self._worked_at = 0, 0.0  # see `stalled_s`
 
     def plan_scores(
         self,
@@ -117,8 +119,14 @@ class Session:
 
     @property
     def stalled_s(self) -> float:
-        """The seconds that requests have waited for a step; 0.0 while nothing waits."""
-        return time.monotonic() - self._engine.last_round_at if self._engine.engine.has_work else 0.0
+        """The seconds that requests have waited without a sign that a step gets on; 0.0 while nothing waits.
+
+        For one thread: the signs are counted from one call to the next.
+        """
+        now, work = time.monotonic(), work_done(self._loaded.executor) if self._loaded is not None else 0
+        if work != self._work:
+            self._work, self._worked_at = work, now
+        return now - max(self._engine.last_round_at, self._worked_at) if self._engine.engine.has_work else 0.0
 
     @property
     def last_round_age_s(self) -> float:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -71,6 +72,26 @@ def test_sums_and_gathered_columns(size: int) -> None:
             np.testing.assert_array_equal(found[rank][at][0], total)
             np.testing.assert_array_equal(found[rank][at][1], columns)
     assert_nothing_left(name)
+
+
+def wait_for_the_last(name: str, rank: int, size: int, pipe: Connection) -> None:
+    """Rank 0 sums at once and says whether it waits; the other one comes a second later."""
+    group, found = join(name, rank, size), []
+    found.append(group.is_waiting)
+    if rank == 0:
+        timer = threading.Timer(0.5, lambda: found.append(group.is_waiting))
+        timer.start()
+    else:
+        time.sleep(1)
+    group.all_reduce(np.ones((1, 4), np.float32))
+    pipe.send([*found, group.is_waiting])
+
+
+def test_a_rank_says_that_it_waits() -> None:
+    _, ranks, pipes = start(2, wait_for_the_last)
+    assert [pipe.recv() for pipe in pipes] == [[False, True, False], [False, False]]
+    for rank in ranks:
+        rank.join(30)
 
 
 def sum_until_error(name: str, rank: int, size: int, pipe: Connection, victim: int) -> None:

@@ -27,22 +27,37 @@ def _raise() -> None:
     raise RuntimeError("a fault was injected")
 
 
+def _read() -> None:
+    """As from a slow disk: for six seconds, a page every 0.2 s."""
+    path = os.environ["OCTAVO_TEST_FILE"]
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+        for page in range(30):
+            file.seek(page << 14)
+            file.read(1)
+            time.sleep(0.2)
+
+
 _ACTIONS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleep": lambda: time.sleep(_FOREVER_S),
     "spin": _spin,
     "raise": _raise,
+    "read": _read,
 }
 
 
 def _inject(point: str, action: str, passage: str) -> None:
+    from octavo.backends.cpu.executor import CpuExecutor
     from octavo.core import service
 
     owner, name = {
         "load": (service.EngineService, "_load"),  # before the model is loaded
         "step": (service.EngineService, "_end_round"),  # after each step
         "receive": (service, "decode"),  # before a message is looked at
+        "rank_step": (CpuExecutor, "submit"),  # of a rank but the first, before a step
         "heartbeat": (service.EngineService, "_heartbeat"),  # before each one of a loaded engine
     }[point]
     function = getattr(owner, name)
@@ -58,5 +73,8 @@ def _inject(point: str, action: str, passage: str) -> None:
     setattr(owner, name, faulty)
 
 
-if "OCTAVO_TEST_FAULT" in os.environ and any("octavo.core.main" in argument for argument in sys.orig_argv):
-    _inject(*os.environ["OCTAVO_TEST_FAULT"].split(":"))
+if "OCTAVO_TEST_FAULT" in os.environ:
+    _fault = os.environ["OCTAVO_TEST_FAULT"].split(":")
+    _process = "octavo.engine.rank_process" if _fault[0] == "rank_step" else "octavo.core.main"
+    if any(_process in argument for argument in sys.orig_argv):
+        _inject(*_fault)

@@ -186,6 +186,10 @@ class CollectiveGroup:
     def error(self) -> str:
         """Why exchanges fail; empty: they do not."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """An exchange waits for another rank, apart from the first moments."""
+
 class Program:
     """A list of records that all threads walk together. See csrc/program.h."""
 
@@ -261,6 +265,10 @@ class Program:
         """Of every record, then of sampling: label, kernel, calls, nanoseconds of wall time, nanoseconds of all threads
         inside the kernel. Empty unless started."""
     def close(self) -> None: ...
+    @property
+    def progress(self) -> int:
+        """A number that changes with every record of a step."""
+
     @property
     def closed(self) -> bool: ...
     @property

@@ -160,6 +160,10 @@ class CpuExecutor:
             output.logits = array
         return result, [(result, array)], inputs
 
+    def progress(self) -> int:
+        """See `octavo.backends.progress.WatchedExecutor`."""
+        return self._program.progress
+
     def share_threads(self, other: CpuExecutor) -> None:
         """Computes on the threads of another executor, whose steps never run beside those of this one."""
         self._program.share_threads(other._program)

@@ -32,6 +32,10 @@ class CpuRankGroup:
         """That this rank has written for the others so far."""
         return self._group.given_bytes
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._group.is_waiting
+
     def fail(self, reason: str) -> None:
         self._group.fail(reason)
 

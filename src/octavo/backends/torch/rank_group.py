@@ -31,6 +31,7 @@ class TorchRankGroup:
     """Implements `octavo.backends.RankGroup`. On a GPU, exchanges are queued like kernels; nothing waits for them."""
 
     samples_together = False  # the logits are gathered whole
+    is_waiting = True  # or not: that is not known here, where a wait ends after two minutes
     compile: Callable[..., Executor]  # as `TorchBackend.compile`, for the graph of this rank; set by the backend
 
     def __init__(self, group: Any, place: tuple[int, int], device: torch.device) -> None:

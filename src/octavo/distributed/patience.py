@@ -1,0 +1,67 @@
+"""The time that a rank may compute without a sign that its step gets on, before it counts as stuck."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from octavo.distributed.connection import ALIVE_S
+from octavo.graph.ops import StepSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from octavo.batch import Batch
+    from octavo.graph.ops import Op
+
+LEAST_S = 3.5
+_TIMES = 2.0  # what is expected
+# A slow processor that other programs use as well. It counts until something was measured.
+_FLOPS_PER_S = 1e9
+
+
+class Patience:
+    """Follows from what is computed and from the longest silence so far.
+
+    A rank shows progress after each operation of its graph. So the longest operation of a step decides: its time is
+    planned from its FLOPs; once steps were seen, it grows with the FLOPs from theirs.
+    """
+
+    def __init__(self, ops: Iterable[Op], steps_in_flight: int) -> None:
+        """ops: of a rank; those of the others are as large."""
+        self._ops = list(ops)
+        self._sizes: deque[tuple[int, int, int, int]] = deque(maxlen=steps_in_flight)
+        self._known: dict[tuple[int, int, int, int], int] = {}  # the FLOPs of the largest operation of a step
+        self._seen_flops = 0  # the most in a step that got on
+        self._longest_s = 0.0  # silence
+
+    def begin(self, batch: Batch) -> None:
+        """A step that is sent to the ranks. From the engine's thread."""
+        longest = int(batch.seq_lens.max()) if len(batch.seq_lens) else 0
+        self._sizes.append((len(batch.token_ids), len(batch.seq_lens), len(batch.logits_indices), longest))
+
+    def note(self, silence_s: float) -> None:
+        """A rank has got on after so long a silence. This and `limit_s` are called from one thread."""
+        self._longest_s = max(self._longest_s, silence_s)
+        self._seen_flops = max(self._seen_flops, self._flops())
+
+    def limit_s(self) -> float:
+        """The longest silence of a rank that computes."""
+        flops = self._flops()
+        expected_s = 0.0
+        if flops > self._seen_flops:
+            expected_s = flops / _FLOPS_PER_S
+            if self._seen_flops:  # silences of less than ALIVE_S are not seen
+                expected_s = min(expected_s, (self._longest_s + ALIVE_S) * flops / self._seen_flops)
+        return LEAST_S + _TIMES * max(expected_s, self._longest_s)
+
+    def _flops(self) -> int:
+        """Of the largest operation in the steps under way."""
+        return max((self._largest(sizes) for sizes in tuple(self._sizes)), default=0)
+
+    def _largest(self, sizes: tuple[int, int, int, int]) -> int:
+        found = self._known.get(sizes)
+        if found is None:
+            self._known.clear()  # contexts grow with every step
+            found = self._known[sizes] = max((op.flops(StepSizes(*sizes)) for op in self._ops), default=0)
+        return found
