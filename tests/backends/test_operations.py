@@ -86,6 +86,20 @@ def streams(g: Graph, x: Value) -> Value:
     return g.add_operation(ops.SideBySide(x, g.activation(x, "silu")))
 
 
+SPAN = ops.Span(32, 16, 3)  # the columns 16 to 80 of 96
+
+
+def group_sums(g: Graph, x: Value) -> Value:
+    return g.add_operation(ops.GroupSums(x, g.add_operation(ops.GroupSums(x, None, SPAN, 1)), SPAN, 2))
+
+
+def spanning_norm(g: Graph, x: Value) -> Value:
+    sums, squares = (g.add_operation(ops.GroupSums(x, None, SPAN, power)) for power in (1, 2))
+    weight, bias = (Parameter(f"norm.{name}", (WIDTH,)) for name in ("weight", "bias"))
+    centered = g.add_operation(ops.SpanningNorm(x, sums, squares, weight, bias, 1e-5, SPAN))
+    return centered + g.add_operation(ops.SpanningNorm(x, None, squares, None, None, 1e-5, SPAN))
+
+
 # Graphs in which the operation survives the passes, or is made by them.
 GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Embedding: lambda _, x: x,
@@ -96,6 +110,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
     ops.RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5),
     ops.LayerNorm: lambda g, x: g.layer_norm(x, "norm", 1e-5) + g.layer_norm(x, "norm", 1e-5, 16),
+    ops.GroupSums: group_sums,
+    ops.SpanningNorm: spanning_norm,
     ops.Add: lambda g, x: x + g.activation(x, "silu"),
     ops.Mul: lambda g, x: x * g.activation(x, "silu"),
     ops.Scale: lambda _, x: x * 0.7,

@@ -13,7 +13,7 @@ from octavo.backends.parameters import parameter_info, weight_of
 from octavo.batch import Array, Batch
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, MoE
+from octavo.graph.ops import AllGather, AllReduce, AttentionParams, Logits, MoE, SpanningNorm
 from octavo.graph.segments import cut
 from octavo.graph.shard import shard
 from octavo.graph.splits import split_heads
@@ -133,6 +133,44 @@ def test_states_are_cut_by_heads(name: str) -> None:
     whole = graph.state_elements_per_sequence
     for rank_graph in ranks_of(graph, weights, 2):
         assert rank_graph.state_elements_per_sequence <= 0.7 * whole  # b, c and shared keys are on both
+
+
+@pytest.mark.parametrize("name", ["olmo2", "olmo3", "granitehybrid-dense"])
+def test_norms_over_ranks_exchange_sums(name: str) -> None:
+    """Their columns are gathered nowhere, and the sums of each row are one number for each group."""
+    graph, weights = tiny_graph(name)
+    (part, _) = ranks_of(graph, weights, 2)
+    ops = {node.output: node.op for node in part.nodes}
+    assert any(isinstance(op, SpanningNorm) for op in ops.values())
+    for op in ops.values():
+        if isinstance(op, AllGather):
+            assert isinstance(ops[op.x], Logits)
+        if isinstance(op, SpanningNorm):
+            assert isinstance(ops[op.squares], AllReduce)
+            assert op.squares.cols < op.x.cols
+
+
+def test_layer_norms_over_ranks() -> None:
+    """Of queries and keys whose mean is far from zero; heads that ranks share are normalized whole."""
+    _, weights = layer_of("F32")
+    rng = np.random.default_rng(0)
+    for name, size in (("q", HIDDEN), ("k", HIDDEN // 2)):
+        weights |= {
+            f"layers.0.{name}.bias": DenseWeight(rng.normal(9, 1, size).astype(np.float32)),
+            f"layers.0.{name}_norm.weight": DenseWeight(rng.normal(1, 0.1, size).astype(np.float32)),
+            f"layers.0.{name}_norm.bias": DenseWeight(rng.normal(0, 0.1, size).astype(np.float32)),
+        }
+    g = Graph({name: weight.shape for name, weight in weights.items()})
+    x = g.embedding("embed")
+    q, k, v = (g.linear(x, f"layers.0.{name}") for name in "qkv")
+    q, k = (g.layer_norm(value, f"layers.0.{name}_norm", 1e-5) for value, name in ((q, "q"), (k, "k")))
+    x = x + g.linear(g.attention(q, k, v, AttentionParams(0, 8, 4, HEAD_DIM, 0.2)), "layers.0.o")
+    g.output = g.logits(g.select_rows(x), "head")
+    whole = logits_of(g, weights, 1)
+    for size, norms in ((2, 2), (3, 2), (8, 1)):
+        assert_same(logits_of(g, weights, size), whole)
+        found = [node.op for node in shard_of(g, weights, 0, size).nodes if isinstance(node.op, SpanningNorm)]
+        assert len(found) == norms
 
 
 HIDDEN, INNER, HEAD_DIM, VOCAB = 256, 768, 32, 96

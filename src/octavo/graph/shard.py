@@ -25,6 +25,7 @@ from octavo.graph.ops import (
     Embedding,
     EncoderAttention,
     GatedDeltaRule,
+    GroupSums,
     HeadLinear,
     LatentAttention,
     LayerNorm,
@@ -38,6 +39,8 @@ from octavo.graph.ops import (
     SelectRows,
     ShortConv,
     SideBySide,
+    Span,
+    SpanningNorm,
 )
 from octavo.graph.shard_wishes import ATTENTION, BY_HEADS, ELEMENTWISE, STATES, Steps, Wishes, is_of, unit_of
 from octavo.graph.splits import ColumnSplit, HeadSplit, Range, even, even_columns
@@ -110,7 +113,7 @@ class _Sharder:
         if isinstance(op, (*ELEMENTWISE, SelectRows)):
             found = self._elementwise(op, output)
         elif isinstance(op, BY_HEADS):
-            found = self._by_heads(op)
+            found = self._by_heads(op, output)
         elif isinstance(op, ShortConv):
             found = self._short_conv(op, output)
         elif isinstance(op, Columns):
@@ -321,10 +324,12 @@ class _Sharder:
         renamed = {value: self._as(value, split if value.cols == output.cols else None) for value in op.inputs}
         return self._emit(op.with_inputs(renamed.__getitem__)), split
 
-    def _by_heads(self, op: LayerNorm | RMSNorm | Rope) -> tuple[Value, _Layout] | None:
-        """A norm or a rotation of whole heads of a rank. None: on whole values."""
+    def _by_heads(self, op: LayerNorm | RMSNorm | Rope, output: Value) -> tuple[Value, _Layout] | None:
+        """A norm or a rotation of whole heads of a rank, or a norm by sums. None: on whole values."""
         split = self._layouts[op.x]
         unit = unit_of(op)
+        if output in self._wishes.by_sums and isinstance(split, ColumnSplit) and not isinstance(op, Rope):
+            return self._by_sums(op, split)
         if not isinstance(split, ColumnSplit) or not is_of(split, unit, op.x):
             return None
         cols, ranges = op.x.cols, split.ranges[self._rank]
@@ -337,6 +342,20 @@ class _Sharder:
                 return None
             op = replace(op, weight=_elements(op.weight, ranges))
         return self._emit(op), split
+
+    def _by_sums(self, op: LayerNorm | RMSNorm, split: ColumnSplit) -> tuple[Value, _Layout] | None:
+        """A norm of columns that several ranks have, of which only sums are exchanged. None: on whole values."""
+        cols = op.x.cols
+        if not split.in_order(cols) or any(p.shape[0] != cols for p in op.parameters):
+            return None
+        ranges = split.ranges[self._rank]
+        x, span = self._as(op.x, split), Span(op.columns, ranges[0][0], cols // op.columns)
+        sums, bias = None, op.bias if isinstance(op, LayerNorm) else None
+        if isinstance(op, LayerNorm):
+            sums = self._emit(AllReduce(self._emit(GroupSums(x, None, span, 1)), self._size))
+        squares = self._emit(AllReduce(self._emit(GroupSums(x, sums, span, 2)), self._size))
+        weight, bias = (None if p is None else _elements(p, ranges) for p in (op.weight, bias))
+        return self._emit(SpanningNorm(x, sums, squares, weight, bias, op.eps, span)), split
 
     def _columns(self, op: Columns) -> tuple[Value, _Layout] | None:
         split = self._layouts[op.x]

@@ -53,6 +53,7 @@ class Wishes:
         self._makers = {node.output: node for node in graph.nodes}
         self.heads: dict[Value, HeadSplit] = {}  # by output of an attention
         self.states: dict[Value, StateSplit | None] = {}  # by output of an operation with heads of states
+        self.by_sums: set[Value] = set()  # outputs of norms over all columns that ranks may compute by parts
         for node in reversed(graph.nodes):
             for value, wish in self._asks(node):
                 self._add(value, wish)
@@ -94,7 +95,7 @@ class Wishes:
         if isinstance(op, BY_HEADS):
             unit = unit_of(op)
             if unit == op.x.cols:
-                return []
+                return self._asked_by_sums(op, node.output, wanted)
             return [(op.x, lcm(unit, wanted) if isinstance(wanted, int) else wanted)]
         split = self.split(node.output)
         if isinstance(op, Columns) and split is not None:
@@ -103,6 +104,19 @@ class Wishes:
             _, out_features, in_features = op.weight.shape
             return [(op.x, split.mapped(in_features, out_features))] if is_of(split, out_features, node.output) else []
         return []
+
+    def _asked_by_sums(
+        self, op: LayerNorm | RMSNorm | Rope, output: Value, wanted: int | ColumnSplit
+    ) -> list[tuple[Value, int | ColumnSplit]]:
+        """A norm over all columns is computed in those of a rank where heads are made from it, or have made it."""
+        if isinstance(wanted, int):
+            maker = self._makers[op.x].op
+            made = self._made_in(maker.inputs if isinstance(maker, ELEMENTWISE) else (op.x,), wanted)
+            if made is None:
+                return []
+            wanted = made
+        self.by_sums.add(output)
+        return [(op.x, wanted)]
 
     def _made_in(self, values: Iterable[Value], step: int) -> ColumnSplit | None:
         """The columns in which one of the values is made by heads, so that the others meet it there."""

@@ -39,6 +39,8 @@ NESTED: dict[type, Any] = {
     LatentAttention: LatentAttention(X, X, X, X, PARAMS),
     FusedLinear: FusedLinear(X, None, (W,), (None,)),
     ops.GatedDeltaRule: ops.GatedDeltaRule(X, X, X, W, W, ops.DeltaHeads(1, 2, 8, 8), 1),
+    ops.GroupSums: ops.GroupSums(X, X, ops.Span(32, 0, 2), 2),
+    ops.SpanningNorm: ops.SpanningNorm(X, X, X, W, W, 1e-5, ops.Span(32, 0, 2)),
     ops.SelectiveScan: ops.SelectiveScan(X, X, W, W, W, ops.ScanHeads(2, 8, 1, 8), 1),
     MoE: MoE(X, W, W, W, W, Routing(1)),
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),

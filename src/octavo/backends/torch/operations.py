@@ -173,6 +173,27 @@ def _layer_norm(op: ops.LayerNorm, step: TorchStep) -> Tensor:
     return (normed if bias is None else normed + bias).to(x.dtype)
 
 
+def _centered(op: ops.GroupSums | ops.SpanningNorm, step: TorchStep) -> tuple[Tensor, Tensor]:
+    """x without its mean over all ranks, in float32 or wider, and the group of each column."""
+    x = wide(step.values[op.x])
+    groups = torch.from_numpy(op.span.groups(op.x.cols)).to(x.device)
+    return (x if op.sums is None else x - step.values[op.sums][:, groups] / op.span.group), groups
+
+
+@_form(ops.GroupSums)
+def _group_sums(op: ops.GroupSums, step: TorchStep) -> Tensor:
+    x, groups = _centered(op, step)
+    return x.new_zeros(len(x), op.span.num_groups).index_add(1, groups, x**op.power)
+
+
+@_form(ops.SpanningNorm)
+def _spanning_norm(op: ops.SpanningNorm, step: TorchStep) -> Tensor:
+    x, groups = _centered(op, step)
+    out = x * torch.rsqrt(step.values[op.squares][:, groups] / op.span.group + op.eps)
+    out = out if op.weight is None else out * wide(step.weight(op.weight))
+    return (out if op.bias is None else out + wide(step.weight(op.bias))).to(step.values[op.x].dtype)
+
+
 @_form(ops.Columns)
 def _columns(op: ops.Columns, step: TorchStep) -> Tensor:
     return step.values[op.x][:, op.begin : op.begin + op.count]

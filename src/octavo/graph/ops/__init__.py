@@ -37,6 +37,9 @@ from octavo.graph.ops.rowwise import Mul as Mul
 from octavo.graph.ops.rowwise import RMSNorm as RMSNorm
 from octavo.graph.ops.rowwise import Scale as Scale
 from octavo.graph.ops.rowwise import Softcap as Softcap
+from octavo.graph.ops.spanning_norm import GroupSums as GroupSums
+from octavo.graph.ops.spanning_norm import Span as Span
+from octavo.graph.ops.spanning_norm import SpanningNorm as SpanningNorm
 from octavo.graph.ops.state import DeltaHeads as DeltaHeads
 from octavo.graph.ops.state import GatedDeltaRule as GatedDeltaRule
 from octavo.graph.ops.state import ScanHeads as ScanHeads

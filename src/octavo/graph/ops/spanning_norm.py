@@ -1,0 +1,102 @@
+"""Norms over columns that several ranks have: each gives the sums of its own, and the norm takes those of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.batch import Array
+from octavo.graph.ops.base import Evaluation, Op, describe, require, require_parameter
+from octavo.graph.values import Parameter, Rows, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The columns of a rank: those from `begin` on, of so many groups of columns that are normalized together."""
+
+    group: int
+    begin: int
+    num_groups: int
+
+    def groups(self, cols: int) -> NDArray[np.int64]:
+        """The group of each column of the rank."""
+        return (self.begin + np.arange(cols)) // self.group
+
+    def check(self, x: Value, sums: Value | None) -> None:
+        """Raises GraphError if x has columns beyond the groups, or `sums` another number of groups."""
+        inside = self.group > 0 and 0 <= self.begin <= self.group * self.num_groups - x.cols
+        require(inside, f"x {describe(x)} from column {self.begin} exceeds {self.num_groups} groups of {self.group}")
+        fits = sums is None or (sums.rows, sums.cols) == (x.rows, self.num_groups)
+        require(fits, f"{sums and describe(sums)} are not the sums of {self.num_groups} groups of x {describe(x)}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSums(Op):
+    """The sum of (x - mean)^power over the columns of each group that this rank has; 0 for other groups.
+
+    mean: that of the group over all ranks, from `sums`; None: 0.
+    """
+
+    row_wise: ClassVar[bool] = True
+    element_flops: ClassVar[int] = 3
+
+    x: Value
+    sums: Value | None  # of x over all ranks
+    span: Span
+    power: int  # 1 or 2
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(self.power in (1, 2), f"power {self.power} is neither 1 nor 2")
+        self.span.check(self.x, self.sums)
+        return self.x.rows, self.span.num_groups
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x, groups = step.values[self.x], self.span.groups(self.x.cols)
+        if self.sums is not None:
+            x = x - step.values[self.sums][:, groups] / self.span.group
+        out = np.zeros((len(x), self.span.num_groups), x.dtype)
+        for group in np.unique(groups):
+            out[:, group] = np.sum(x[:, groups == group] ** self.power, axis=1)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class SpanningNorm(Op):
+    """(x - mean) / sqrt(mean square + eps) * weight + bias: RMSNorm or LayerNorm on the columns of one rank.
+
+    sums: of x, from which the mean follows; None: 0. squares: of x - mean. Both are over all ranks, for each group.
+    """
+
+    row_wise: ClassVar[bool] = True
+    element_flops: ClassVar[int] = 4
+
+    x: Value
+    sums: Value | None
+    squares: Value
+    weight: Parameter | None  # of the rank's columns
+    bias: Parameter | None
+    eps: float
+    span: Span
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        for sums in (self.sums, self.squares):
+            self.span.check(self.x, sums)
+        for parameter in self.parameters:
+            require_parameter(parameter, self.x.cols)
+        return self.x.rows, self.x.cols
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x, groups = step.values[self.x], self.span.groups(self.x.cols)
+        if self.sums is not None:
+            x = x - step.values[self.sums][:, groups] / self.span.group
+        out = x / np.sqrt(step.values[self.squares][:, groups] / self.span.group + self.eps)
+        if self.weight is not None:
+            out = out * step.weights[self.weight]
+        return out if self.bias is None else out + step.weights[self.bias]
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        return (self.x,)
