@@ -20,6 +20,7 @@ from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.gate import coded_rows
 from octavo.backends.torch.kernels.linear import linear
 from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.backends.torch.plain import ProductEnd
 from octavo.backends.torch.products import linear as product
 from octavo.quantization.packed import CodebookWeight, Float8Weight, GroupedWeight, Weight
 from tests.support.canonical import random_grouped
@@ -161,7 +162,7 @@ def coded(machine: Machine, type_name: str) -> list[Figure]:
         def make(p: Planes = small, count: int = rows) -> Callable[[], Tensor]:
             assert p.inputs is not None
             x = coded_rows(machine.normal(count, width), p.inputs)
-            return partial(product, x, _tall(p, out, machine), None, None, dtype=None, overwrites=False, repeats=False)
+            return partial(product, x, _tall(p, out, machine), ProductEnd(), repeats=False)
 
         calls = in_turns(machine, make, small.nbytes * out / _BASE)
         x = calls[0].args[0]  # type: ignore[attr-defined]

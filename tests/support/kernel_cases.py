@@ -12,7 +12,7 @@ from octavo.backends.torch.coded import CodeForm
 from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.coded_linear import coded_linear
-from octavo.backends.torch.kernels.dense import dense_linear, one_tile_linear
+from octavo.backends.torch.kernels.dense import dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import Gate, Sorted, expert_gate, expert_linear
 from octavo.backends.torch.kernels.gate import coded_rows, empty_codes, gated
@@ -124,7 +124,8 @@ def _further_products() -> Iterator[Case]:
             lambda w=weight: expert_gate(_empty(32, _IN), (w, w), places, 2, (None, None), Gate("silu")),
         )
     yield "dense 1", lambda: dense_linear(_empty(1, _IN), _empty(_IN, _IN))
-    yield "one tile 32", lambda: one_tile_linear(_empty(32, _IN), _empty(_IN, _IN), None, _empty(32, _IN))
+    operands = (_empty(32, _IN), _empty(_IN, _IN), None, _empty(32, _IN))
+    yield "one tile 32", lambda: dense_linear(*operands, deterministic=True)
 
 
 def _coded_products() -> Iterator[Case]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.torch.compile import PASSES, TorchBackend
-from octavo.backends.torch.plain import linear
+from octavo.backends.torch.plain import ProductEnd, linear
 from octavo.backends.torch.quantized import whole
 from octavo.backends.torch.weights import DeviceWeights, plain_types, products_of
 from octavo.graph.builder import Graph
@@ -63,11 +61,11 @@ def test_a_layer_is_four_products(name: str, monkeypatch: pytest.MonkeyPatch) ->
     """Q, K and V; O; gate and up; down; and the head. Without a bias or with one, and each residual in its product."""
     calls: list[tuple[tuple[int, ...], bool, bool]] = []
 
-    def counted(x: Tensor, weight: Tensor, bias: Any = None, residual: Any = None, **options: Any) -> Tensor:
-        calls.append((tuple(weight.shape), residual is not None, bool(options["overwrites"])))
-        before = None if residual is None else residual.data_ptr()
-        out = linear(x, weight, bias, residual, **options)
-        assert (out.data_ptr() == before) == options["overwrites"]
+    def counted(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
+        calls.append((tuple(weight.shape), end.residual is not None, end.overwrites))
+        before = None if end.residual is None else end.residual.data_ptr()
+        out = linear(x, weight, end)
+        assert (out.data_ptr() == before) == end.overwrites
         return out
 
     monkeypatch.setattr("octavo.backends.torch.paged_step.linear", counted)
@@ -94,9 +92,9 @@ def test_logits_of_bfloat16_steps_are_not_rounded(monkeypatch: pytest.MonkeyPatc
     """On a GPU the sums of the head leave the product in float32; elsewhere torch has no such product."""
     asked: list[torch.dtype | None] = []
 
-    def seen(*args: Any, **options: Any) -> Tensor:
-        asked.append(options["dtype"])
-        return linear(*args, **options)
+    def seen(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
+        asked.append(end.dtype)
+        return linear(x, weight, end)
 
     monkeypatch.setattr("octavo.backends.torch.paged_step.linear", seen)
     executor = TorchBackend(torch.device("cpu"), torch.bfloat16).compile(*tiny_graph("llama"), LIMITS)
@@ -112,10 +110,12 @@ def test_one_product_of_the_library(dtype: torch.dtype | None, *, has_bias: bool
     x, weight, residual = torch.randn(5, 7), torch.randn(3, 7), torch.randn(5, 3)
     bias = torch.randn(3) if has_bias else None
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    torch.testing.assert_close(linear(x, weight, bias, dtype=dtype).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        linear(x, weight, ProductEnd(bias, dtype=dtype)).double(), expected, rtol=1e-5, atol=1e-5
+    )
     for overwrites in (False, True):
         kept = residual.clone()
-        found = linear(x, weight, bias, kept, dtype=dtype, overwrites=overwrites)
+        found = linear(x, weight, ProductEnd(bias, kept, dtype, overwrites))
         torch.testing.assert_close(found.double(), expected + residual.double(), rtol=1e-5, atol=1e-5)
         assert overwrites or torch.equal(kept, residual)
 

@@ -14,7 +14,7 @@ from octavo.backends.torch.attention import Queries, attend, scaled_queries
 from octavo.backends.torch.cache import LayerPages, PagedCache
 from octavo.backends.torch.coded import CodedRows, CodeForm
 from octavo.backends.torch.kernels.planes import Planes
-from octavo.backends.torch.plain import linear
+from octavo.backends.torch.plain import ProductEnd, linear
 from octavo.backends.torch.quantized import dequantized, matrix_of, product
 from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.sampler import Samples
@@ -44,17 +44,7 @@ from octavo.graph.values import Parameter
 class StepKernels(Protocol):
     """The module `octavo.backends.torch.triton_calls`. Arrays of a step are those of int32."""
 
-    def linear(
-        self,
-        x: Tensor | CodedRows,
-        matrix: Planes | Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        *,
-        dtype: torch.dtype | None,
-        overwrites: bool,
-        repeats: bool,
-    ) -> Tensor: ...
+    def linear(self, x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool) -> Tensor: ...
 
     def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor: ...
 
@@ -158,15 +148,14 @@ class PagedStep(TorchStep):
             out = torch.cat(parts, dim=-1)
             out = out if residual is None else out + residual
             return out if dtype is None else out.to(dtype)
-        bias = self.weights.vector(biases)
+        end = ProductEnd(self.weights.vector(biases), residual, dtype, overwrites)
         if self.calls is not None:
-            options = {"overwrites": overwrites, "repeats": self.repeats}
-            return self.calls.linear(x, found, bias, residual, dtype=dtype, **options)
+            return self.calls.linear(x, found, end, repeats=self.repeats)
         assert isinstance(x, Tensor)
         if isinstance(found, Tensor):
-            return linear(x, found, bias, residual, dtype=dtype, overwrites=overwrites)
+            return linear(x, found, end)
         out = product(x, found)
-        out = out if bias is None else out + bias.to(out.dtype)
+        out = out if end.bias is None else out + end.bias
         out = out if residual is None else out + residual
         return out if dtype is None else out.to(dtype)
 
@@ -195,7 +184,7 @@ class PagedStep(TorchStep):
     def _sums(self, x: Tensor, matrix: Tensor) -> Tensor:
         """x [rows, in] times the transpose of a matrix, in one order of sums for every number of rows."""
         assert self.calls is not None
-        return self.calls.linear(x, matrix, None, None, dtype=None, overwrites=False, repeats=True)
+        return self.calls.linear(x, matrix, ProductEnd(), repeats=True)
 
     def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
         calls = self.calls

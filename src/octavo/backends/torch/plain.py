@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,20 +23,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    overwrites: bool = False,
-) -> Tensor:
-    """x [rows, in] @ weight [out, in].T + bias [out] + residual [rows, out], one product of the library.
+class ProductEnd(NamedTuple):
+    """What is added to the sums of a product [rows, out], and how they are stored.
 
-    dtype: of the result, else that of x; on a GPU the product's sums themselves have it. overwrites: the residual's
-    memory becomes the result, without a pass of its own. bias: in the type of the result.
+    bias: [out], in the type of the result. residual: [rows, out]. dtype: of the result, else that of the product's
+    rows; on a GPU the sums themselves have it. overwrites: the residual's memory becomes the result, without a pass of
+    its own.
     """
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    dtype: torch.dtype | None = None
+    overwrites: bool = False
+
+
+def linear(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
+    """x [rows, in] @ weight [out, in].T and its end, one product of the library."""
+    bias, residual, dtype, overwrites = end
     if dtype not in (None, x.dtype):
         product = torch.mm(x, weight.T, out_dtype=dtype) if x.is_cuda else functional.linear(x, weight).to(dtype)
         added = [term for term in (bias, residual) if term is not None]

@@ -23,50 +23,40 @@ from torch import Tensor
 
 from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.kernels.coded_linear import coded_linear
-from octavo.backends.torch.kernels.dense import dense_linear, one_tile_linear
+from octavo.backends.torch.kernels.dense import dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.gate import coded_rows
 from octavo.backends.torch.kernels.linear import linear as packed_linear
 from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.plain import ProductEnd, scaled_linear
 from octavo.backends.torch.plain import linear as library_linear
-from octavo.backends.torch.plain import scaled_linear
 
 _FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
 _SCALED_ROWS = 17  # from here on the library multiplies codes of E4M3
 _MANY_ROWS = 512  # from here on a matrix of codes is written out once and multiplied by the library
 
 
-def linear(
-    x: Tensor | CodedRows,
-    matrix: Planes | Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    *,
-    dtype: torch.dtype | None,
-    overwrites: bool,
-    repeats: bool,
-) -> Tensor:
-    """See `octavo.backends.torch.plain.linear`: one product, with bias and residual added where it ends.
+def linear(x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool) -> Tensor:
+    """x [rows, in] @ matrix [out, in].T and its end -> [rows, out].
 
     x: codes only where the matrix asks for them. repeats: a row's result depends on no other row, nor on how many there
     are.
     """
+    terms = (end.bias, end.residual)
     if isinstance(matrix, Planes) and matrix.inputs is not None:
         rows = x if isinstance(x, CodedRows) else coded_rows(x, matrix.inputs)
-        if not repeats and _suits_library(rows, matrix, dtype):
-            return scaled_linear(rows, matrix.codes, matrix.scales, bias, residual)
-        return coded_linear(rows, matrix, bias, residual, dtype=dtype, deterministic=repeats)
+        if not repeats and _suits_library(rows, matrix, end.dtype):
+            return scaled_linear(rows, matrix.codes, matrix.scales, *terms)
+        return coded_linear(rows, matrix, *terms, dtype=end.dtype, deterministic=repeats)
     assert isinstance(x, Tensor)
     if isinstance(matrix, Planes):
         x = matrix.ordered(x)
         if repeats or len(x) < _MANY_ROWS:
-            return packed_linear(x, matrix, bias, residual, dtype=dtype, deterministic=repeats)
+            return packed_linear(x, matrix, *terms, dtype=end.dtype, deterministic=repeats)
         matrix = dequantize(matrix, x.dtype)
-    elif repeats:
-        return one_tile_linear(x, matrix, bias, residual, dtype=dtype)
-    elif len(x) <= _FEW_ROWS:
-        return dense_linear(x, matrix, bias, residual, dtype=dtype)
-    return library_linear(x, matrix, bias, residual, dtype=dtype, overwrites=overwrites)
+    elif repeats or len(x) <= _FEW_ROWS:
+        return dense_linear(x, matrix, *terms, dtype=end.dtype, deterministic=repeats)
+    return library_linear(x, matrix, end)
 
 
 def _suits_library(x: CodedRows, p: Planes, dtype: torch.dtype | None) -> bool:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.backends.torch.kernels.common import operand, require_columns, tile
+from octavo.backends.torch.kernels.linear import finish
 
 _VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 16, "BK": 64})
 _ONE = tile({"BM": 64, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}, {"BM": 16, "BK": 64})
@@ -26,36 +27,8 @@ def _vector(out, x, w, bias, residual, N, K, x_row, w_row, out_row, res_row, ROW
         mask = (rows < N)[:, None] & (k < K)[None, :]
         ws = tl.load(w + rows.to(tl.int64)[:, None] * w_row + k[None, :], mask, 0).to(tl.float32)
         acc += ws * tl.load(x + at * x_row + k, k < K, 0).to(tl.float32)[None, :]
-    total = tl.sum(acc, 1)
-    if bias is not None:
-        total += tl.load(bias + rows, rows < N, 0).to(tl.float32)
-    if residual is not None:
-        total += tl.load(residual + at * res_row + rows, rows < N, 0).to(tl.float32)
+    total = finish(tl.sum(acc, 1), at, rows, rows < N, rows < N, bias, residual, res_row)
     tl.store(out + at * out_row + rows, total.to(out.dtype.element_ty), rows < N)
-
-
-def dense_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out], for up to about four rows.
-
-    Every row reads the weight again (from the second-level cache, at best) and is computed as if it were alone. Sums
-    are float32. dtype: of the result, else that of x.
-    """
-    require_columns(x, weight, residual)
-    rows, width = x.shape
-    features = weight.shape[0]
-    out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
-    if rows:
-        grid = (-(-features // _VECTOR["ROWS"]), rows)
-        strides = (x.stride(0), weight.stride(0), features, 0 if residual is None else residual.stride(0))
-        _vector[grid](out, x, weight, bias, residual, features, width, *strides, **_VECTOR)
-    return out
 
 
 @triton.jit
@@ -73,34 +46,34 @@ def _matrix(
         xs = operand(tl.load(x_at + k[None, :], (rows < M)[:, None] & (k < K)[None, :], 0))
         ws = operand(tl.load(w_at + k[:, None], (columns < N)[None, :] & (k < K)[:, None], 0))
         acc = tl.dot(xs, ws, acc, input_precision="ieee")
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
-    if bias is not None:
-        acc += tl.load(bias + columns, columns < N, 0).to(tl.float32)[None, :]
-    if residual is not None:
-        res_at = residual + rows.to(tl.int64)[:, None] * res_row + columns[None, :]
-        acc += tl.load(res_at, mask, 0).to(tl.float32)
-    at = rows.to(tl.int64)[:, None] * out_row + columns[None, :]
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask)
+    mask, wide = (rows < M)[:, None] & (columns < N)[None, :], rows.to(tl.int64)[:, None]
+    acc = finish(acc, wide, columns[None, :], mask, (columns < N)[None, :], bias, residual, res_row)
+    tl.store(out + wide * out_row + columns[None, :], acc.to(out.dtype.element_ty), mask)
 
 
-def one_tile_linear(
+def dense_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
+    deterministic: bool = False,
 ) -> Tensor:
-    """As `dense_linear`, with one tile and one order of sums for every number of rows: a row depends on itself alone.
+    """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out], for up to about four rows.
 
-    x and weight are of one type. Libraries choose their tiles by the number of rows, and are faster.
+    Every row reads the weight again (from the second-level cache, at best) and is computed as if it were alone. Sums
+    are float32. dtype: of the result, else that of x. deterministic: for any number of rows, with one tile and one
+    order of sums for all of them, so that a row's result depends on it alone; x and weight are of one type.
     """
     require_columns(x, weight, residual)
     rows, width = x.shape
     features = weight.shape[0]
     out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
-    if rows:
-        grid = (-(-features // _ONE["BN"]), -(-rows // _ONE["BM"]))
-        strides = (x.stride(0), weight.stride(0), features, 0 if residual is None else residual.stride(0))
-        _matrix[grid](out, x, weight, bias, residual, rows, features, width, *strides, **_ONE)
+    tensors = (out, x, weight, bias, residual)
+    strides = (x.stride(0), weight.stride(0), features, 0 if residual is None else residual.stride(0))
+    if rows and deterministic:
+        _matrix[-(-features // _ONE["BN"]), -(-rows // _ONE["BM"])](*tensors, rows, features, width, *strides, **_ONE)
+    elif rows:
+        _vector[-(-features // _VECTOR["ROWS"]), rows](*tensors, features, width, *strides, **_VECTOR)
     return out
