@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.backends.torch.coded import CodedRows
-from octavo.backends.torch.kernels.dense import dense_linear
+from octavo.backends.torch.kernels.dense import dense_gate, dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.gate import coded_rows
@@ -77,7 +77,7 @@ def plain(machine: Machine) -> list[Figure]:
     found = []
     for rows in machine.shapes.rows:
         total = floor = own_total = 0.0
-        for _, out, width in machine.shapes.products:
+        for name, out, width in machine.shapes.products:
             nbytes = out * width * machine.dtype.itemsize
 
             def make(size: tuple[int, int, int] = (rows, out, width)) -> Callable[[], Tensor]:
@@ -91,11 +91,23 @@ def plain(machine: Machine) -> list[Figure]:
                 own = [partial(dense_linear, *call.args) for call in calls]  # type: ignore[attr-defined]
                 check("few rows, plain weights", own[0](), calls[0]().float(), 1e-2)  # type: ignore[attr-defined]
                 own_total += seconds_of(machine, own)
+            if rows <= 4 and name == "gate and up":
+                found.append(_gate(machine, [call.args for call in calls]))  # type: ignore[attr-defined]
         machine.known[f"plain {rows}"] = total
         found.append(Figure(f"library, rows {rows}", total * 1e6, "microseconds", floor / total or None))
         if own_total:
             found.append(Figure(f"library over own, rows {rows}", total / own_total, "x", floor / own_total or None))
     return found
+
+
+def _gate(machine: Machine, inputs: Sequence[tuple[Tensor, Tensor]]) -> Figure:
+    """Gate, up and activation in one launch. inputs: rows and the matrix of both, several times."""
+    (x, w), calls = inputs[0], [partial(dense_gate, *pair, None, "silu") for pair in inputs]
+    a, b = functional.linear(x.float(), w.float()).chunk(2, dim=1)
+    check("gate and up of few rows", calls[0](), functional.silu(a) * b, 1e-2)
+    seconds = seconds_of(machine, calls)
+    share = machine.share(w.nbytes, "read", seconds)
+    return Figure(f"gate, up and activation, rows {len(x)}", seconds * 1e6, "microseconds", share)
 
 
 def quantized(machine: Machine, type_name: str) -> list[Figure]:

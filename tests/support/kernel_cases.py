@@ -12,11 +12,11 @@ from octavo.backends.torch.coded import CodeForm
 from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.coded_linear import coded_linear
-from octavo.backends.torch.kernels.dense import dense_linear
+from octavo.backends.torch.kernels.dense import dense_gate, dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import Gate, Sorted, expert_gate, expert_linear
 from octavo.backends.torch.kernels.gate import coded_rows, empty_codes, gated
-from octavo.backends.torch.kernels.linear import linear
+from octavo.backends.torch.kernels.linear import gate_linear, linear
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes, planes_of
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate
@@ -55,6 +55,7 @@ def _name(form: CodeForm) -> str:
 def _products() -> Iterator[Case]:
     for name, planes in _weights():
         yield f"dequantize {name}", lambda p=planes: dequantize(p, torch.bfloat16)
+        yield f"gate {name} 1", lambda p=planes: gate_linear(_empty(1, _IN), p, None, "silu")
         for rows in (1, 8, 128):
             yield f"linear {name} {rows}", lambda p=planes, r=rows: linear(_empty(r, _IN), p)
 
@@ -123,6 +124,7 @@ def _further_products() -> Iterator[Case]:
             f"gate and up of experts {name}",
             lambda w=weight: expert_gate(_empty(32, _IN), (w, w), places, 2, (None, None), Gate("silu")),
         )
+    yield "gate 1", lambda: dense_gate(_empty(1, _IN), _empty(_IN, _IN), None, "silu")
     yield "dense 1", lambda: dense_linear(_empty(1, _IN), _empty(_IN, _IN))
     operands = (_empty(32, _IN), _empty(_IN, _IN), None, _empty(32, _IN))
     yield "one tile 32", lambda: dense_linear(*operands, deterministic=True)

@@ -115,8 +115,7 @@ def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor | CodedRows:
     residual = None if op.residual is None else step.values[op.residual]
     if op.kind is None:
         return step.linear(x, op.weights, op.biases, residual, overwrites=op.residual in step.spent)
-    gate, up = torch.chunk(step.linear(x, op.weights, op.biases), 2, dim=-1)
-    out = step.gated(gate, up, op)
+    out = step.gate_product(x, op)
     return out + residual if residual is not None and isinstance(out, Tensor) else out
 
 
@@ -137,7 +136,7 @@ def _scale(op: ops.Scale, step: TorchStep) -> Tensor:
 
 @_form(ops.Activation)
 def _activation(op: ops.Activation, step: TorchStep) -> Tensor:
-    return ACTIVATIONS[op.kind](step.values[op.x])
+    return step.activated(step.values[op.x], op.kind)
 
 
 @_form(ops.GatedActivation)
@@ -167,7 +166,7 @@ def _layer_norm(op: ops.LayerNorm, step: TorchStep) -> Tensor:
     bias = None if op.bias is None else wide(step.weight(op.bias))
     weight = wide(step.weight(op.weight))
     if op.columns == op.x.cols:
-        return functional.layer_norm(wide(x), x.shape[-1:], weight, bias, op.eps).to(x.dtype)
+        return step.centered(x, weight, bias, op.eps)
     groups = wide(x).reshape(x.shape[0], -1, op.columns)
     normed = functional.layer_norm(groups, groups.shape[-1:], None, None, op.eps).flatten(-2) * weight
     return (normed if bias is None else normed + bias).to(x.dtype)

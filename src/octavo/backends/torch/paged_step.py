@@ -50,9 +50,15 @@ class StepKernels(Protocol):
 
     def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor: ...
 
+    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor: ...
+
+    def activated(self, x: Tensor, kind: str) -> Tensor: ...
+
     def normed_codes(self, x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows: ...
 
-    def gated_product(self, gate: Tensor, up: Tensor, kind: str, form: CodeForm | None) -> Tensor | CodedRows: ...
+    def gate(self, x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str) -> Tensor | None: ...
+
+    def gated_product(self, x: Tensor, up: Tensor, kind: str, form: CodeForm | None) -> Tensor | CodedRows: ...
 
     def prepared_queries(
         self,
@@ -190,6 +196,13 @@ class PagedStep(TorchStep):
         calls = self.calls
         return TorchStep.normed(self, x, weight, group, eps) if calls is None else calls.normed(x, weight, group, eps)
 
+    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        calls = self.calls
+        return TorchStep.centered(self, x, weight, bias, eps) if calls is None else calls.centered(x, weight, bias, eps)
+
+    def activated(self, x: Tensor, kind: str) -> Tensor:
+        return TorchStep.activated(self, x, kind) if self.calls is None else self.calls.activated(x, kind)
+
     def _form_for(self, weights: Sequence[Parameter]) -> CodeForm | None:
         """The codes that the product with these weights takes."""
         found = self.weights.matrix(weights) if weights else None
@@ -200,6 +213,15 @@ class PagedStep(TorchStep):
         if self.calls is None or form is None:
             return TorchStep.normed_for(self, x, norm, eps, weights)
         return self.calls.normed_codes(x, self.weight(norm), eps, form)
+
+    def gate_product(self, x: Tensor | CodedRows, op: FusedLinear) -> Tensor | CodedRows:
+        found, form = self.weights.matrix(op.weights), self._form_for(self.feeds.get(op, ()))
+        if self.calls is not None and not self.repeats and form is None and found is not None and isinstance(x, Tensor):
+            assert op.kind is not None
+            out = self.calls.gate(x, found, self.weights.vector(op.biases), op.kind)
+            if out is not None:
+                return out
+        return TorchStep.gate_product(self, x, op)
 
     def gated(self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation) -> Tensor | CodedRows:
         if self.calls is None:

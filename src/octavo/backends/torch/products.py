@@ -12,8 +12,9 @@ Imported only where kernels run. The same input always takes the same way, so th
 | 512 and more | library | written out once, then the library | tile of 128 rows | library, or tile of 128 rows |
 
 The library's product of E4M3 codes has scales of whole rows and bfloat16 results, and is taken on compute capability 9
-and 10. Where rows may not depend on how many there are (`repeats`), each column has one tile for all of them and no
-library. The tiles are constants beside their kernels (`kernels/dense.py`, `linear.py`, `coded_linear.py`).
+and 10. Where rows are computed by themselves, gate, up and activation are one launch (`gate`). Where rows may not
+depend on how many there are (`repeats`), each column has one tile for all of them and no library. The tiles are
+constants beside their kernels (`kernels/dense.py`, `linear.py`, `coded_linear.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch import Tensor
 
 from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.kernels.coded_linear import coded_linear
-from octavo.backends.torch.kernels.dense import dense_linear
+from octavo.backends.torch.kernels.dense import dense_gate, dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.gate import coded_rows
+from octavo.backends.torch.kernels.linear import gate_linear
 from octavo.backends.torch.kernels.linear import linear as packed_linear
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.plain import ProductEnd, scaled_linear
@@ -57,6 +59,16 @@ def linear(x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, r
     elif repeats or len(x) <= _FEW_ROWS:
         return dense_linear(x, matrix, *terms, dtype=end.dtype, deterministic=repeats)
     return library_linear(x, matrix, end)
+
+
+def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str) -> Tensor | None:
+    """kind(gate) * up, the two below each other in the matrix, in one launch; None: it takes more than one.
+
+    So it is for rows that are computed one by one, and inputs in 16 bits.
+    """
+    if isinstance(matrix, Tensor):
+        return dense_gate(x, matrix, bias, kind) if len(x) <= _FEW_ROWS else None
+    return gate_linear(matrix.ordered(x), matrix, bias, kind) if len(x) == 1 and matrix.inputs is None else None
 
 
 def _suits_library(x: CodedRows, p: Planes, dtype: torch.dtype | None) -> bool:

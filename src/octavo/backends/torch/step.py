@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.backends.torch.coded import CodedRows
-from octavo.backends.torch.plain import ACTIVATIONS, rms_norm
+from octavo.backends.torch.plain import ACTIVATIONS, rms_norm, wide
 from octavo.errors import GraphError
 from octavo.graph.cache import StateCache
 from octavo.graph.ops import (
@@ -146,9 +146,22 @@ class TorchStep(ABC):
         """x [rows, cols] with RMSNorm over groups of columns."""
         return rms_norm(x, weight, group, eps)
 
+    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """x [rows, cols] with LayerNorm."""
+        return functional.layer_norm(wide(x), x.shape[-1:], weight, bias, eps).to(x.dtype)
+
+    def activated(self, x: Tensor, kind: str) -> Tensor:
+        """kind(x)"""
+        return ACTIVATIONS[kind](x)
+
     def normed_for(self, x: Tensor, norm: Parameter, eps: float, weights: Sequence[Parameter]) -> Tensor | CodedRows:  # noqa: ARG002
         """x [rows, cols] with RMSNorm, as the product with these weights takes it."""
         return self.normed(x, self.weight(norm), x.shape[-1], eps)
+
+    def gate_product(self, x: Tensor | CodedRows, op: FusedLinear) -> Tensor | CodedRows:
+        """op.kind(gate) * up of the product of `op` with x."""
+        gate, up = torch.chunk(self.linear(x, op.weights, op.biases), 2, dim=-1)
+        return self.gated(gate, up, op)
 
     def gated(self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation) -> Tensor | CodedRows:
         """op.kind(gate) * up, as the product that reads the output of `op` takes it."""

@@ -18,12 +18,14 @@ from octavo.backends.torch.kernels.attention import PART_TOKENS, Sequences, deco
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import Gate, expert_gate, expert_linear, sort_by_expert
+from octavo.backends.torch.kernels.gate import activated as activated
 from octavo.backends.torch.kernels.gate import coded_rows, gated
-from octavo.backends.torch.kernels.norm import rms_norm, rms_norm_coded
+from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
 from octavo.backends.torch.kernels.sample import Entries, row_options, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
+from octavo.backends.torch.products import gate as gate
 from octavo.backends.torch.products import linear as linear
 from octavo.backends.torch.sampler import Samples, foreign_rows
 from octavo.backends.torch.step import constant
@@ -65,10 +67,10 @@ def experts(
     pairs, own = x, share
     if op.routing.on_input:
         pairs, own = (x[:, None] * factors.reshape(-1, share, 1)).flatten(0, 1), 1
-    (gate, up, down), gate_of = matrices, Gate(op.kind, op.limit, op.up_offset)
-    hidden = expert_gate(pairs, (gate, up), places, own, (biases[0], biases[1]), gate_of)
+    ending = Gate(op.kind, op.limit, op.up_offset)
+    hidden = expert_gate(pairs, (matrices[0], matrices[1]), places, own, (biases[0], biases[1]), ending)
     last = None if op.routing.on_input else factors
-    out = expert_linear(hidden, down, places, 1, biases[2], last, torch.float32).reshape(*chosen.shape, -1)
+    out = expert_linear(hidden, matrices[2], places, 1, biases[2], last, torch.float32).reshape(*chosen.shape, -1)
     out = torch.where(is_here[..., None], out, 0.0) if is_part else out
     # A library's sum may take its order from the number of rows.
     return (reduce(torch.add, out.unbind(1)) if repeats else out.sum(dim=1)).to(x.dtype)
@@ -126,14 +128,19 @@ def normed(x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
     return rms_norm(x, weight, eps, group=group)[0]
 
 
+def centered(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """x [rows, cols] with LayerNorm."""
+    return layer_norm(x, weight, bias, eps)[0]
+
+
 def normed_codes(x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows:
     """The codes of x [rows, cols] with RMSNorm."""
     return rms_norm_coded(x, weight, eps, form)[0]
 
 
-def gated_product(gate: Tensor, up: Tensor, kind: str, form: CodeForm | None) -> Tensor | CodedRows:
-    """kind(gate) * up, or its codes."""
-    return gated(gate, kind, up=up) if form is None else coded_rows(gate, form, kind, up)
+def gated_product(x: Tensor, up: Tensor, kind: str, form: CodeForm | None) -> Tensor | CodedRows:
+    """kind(x) * up, or its codes."""
+    return gated(x, kind, up=up) if form is None else coded_rows(x, form, kind, up)
 
 
 def prepared_queries(

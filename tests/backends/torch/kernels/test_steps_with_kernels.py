@@ -20,7 +20,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import MoE
 from octavo.graph.passes import optimize
 from octavo.graph.values import Part
-from octavo.quantization.packed import Weight
+from octavo.quantization.packed import DenseWeight, Weight
 from tests.support.batches import Request, step
 from tests.support.quantize import random_weight
 from tests.support.sampling_batches import sampling_batch
@@ -223,6 +223,45 @@ def test_quantized_weights(type_name: str) -> None:
     g = Graph({n: w.shape for n, w in weights.items()})
     g.output = g.select_rows(g.linear(g.embedding("embed"), "square"))
     assert assert_same(optimize(g, ()), weights, 1e-4) == {"rows_of", "linear"}
+
+
+def test_layer_norms_and_activations() -> None:
+    rng = np.random.default_rng(3)
+    shapes = {"embed.weight": (96, 48), "norm.weight": (48,), "norm.bias": (48,)}
+    weights: dict[str, Weight] = {n: DenseWeight(rng.standard_normal(s).astype(np.float32)) for n, s in shapes.items()}
+    g = Graph(shapes)
+    g.output = g.select_rows(g.activation(g.layer_norm(g.embedding("embed"), "norm", 1e-5), "gelu_tanh"))
+    assert assert_same(optimize(g, ()), weights, 1e-5) == {"centered", "activated"}
+
+
+@pytest.mark.parametrize(("type_name", "rows"), [("plain", 1), ("plain", 4), ("plain", 5), ("Q4_K", 1), ("Q4_K", 2)])
+def test_gate_and_up_of_few_rows_are_one_launch(type_name: str, rows: int) -> None:
+    from octavo.backends.torch import triton_calls
+
+    shapes = {"embed.weight": (96, 256), "gate.weight": (40, 256), "up.weight": (40, 256)}
+    made = {name: random_weight("Q4_K", shape, i) for i, (name, shape) in enumerate(shapes.items())}
+    weights: dict[str, Weight] = {**made}
+    if type_name == "plain":
+        weights = {name: DenseWeight(weight.dequantize()) for name, weight in made.items()}
+    biases = {
+        f"{n}.bias": DenseWeight(np.linspace(-1, 1, 40, dtype=np.float32) * (i + 1))
+        for i, n in enumerate(("gate", "up"))
+    }
+    g = Graph({name: weight.shape for name, weight in (weights | biases).items()})
+    x = g.embedding("embed")
+    g.output = g.select_rows(g.silu_mul(g.linear(x, "gate"), g.linear(x, "up")))
+    graph = optimize(g, PASSES)
+    found = []
+    for calls in (None, Mock(wraps=triton_calls)):
+        subject: Any = get_backend("torch:cpu").compile(graph, weights | biases, ExecutorLimits(32, 5, 32, 48))
+        subject.allocate_cache(8, 8)
+        subject.calls = calls
+        batch = step([(Request([7 * i], [i]), 1) for i in range(rows)], block_size=8)
+        found.append(subject.submit(batch).wait().logits)
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-5 * np.abs(found[0]).max())
+    assert calls is not None
+    names = {name for name, *_ in calls.mock_calls}
+    assert ("gated_product" in names) == (rows > (4 if type_name == "plain" else 1))
 
 
 def test_angles_live_and_end_with_their_executor() -> None:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import operand, require_columns, tile
+from octavo.backends.torch.kernels.common import activation, grid_of, operand, require_columns, tile
 from octavo.backends.torch.kernels.linear import finish
 
 _VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 16, "BK": 64})
@@ -18,17 +18,31 @@ _ONE = tile({"BM": 64, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}, {"
 
 
 @triton.jit
-def _vector(out, x, w, bias, residual, N, K, x_row, w_row, out_row, res_row, ROWS: tl.constexpr, BK: tl.constexpr):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = tl.program_id(1).to(tl.int64)
-    acc = tl.zeros((ROWS, BK), tl.float32)
+def _row_sums(x, w, rows, mask, K, w_row, BK: tl.constexpr):
+    """The products of one row x with these rows of w: [rows]."""
+    acc = tl.zeros((rows.shape[0], BK), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        mask = (rows < N)[:, None] & (k < K)[None, :]
-        ws = tl.load(w + rows.to(tl.int64)[:, None] * w_row + k[None, :], mask, 0).to(tl.float32)
-        acc += ws * tl.load(x + at * x_row + k, k < K, 0).to(tl.float32)[None, :]
-    total = finish(tl.sum(acc, 1), at, rows, rows < N, rows < N, bias, residual, res_row)
-    tl.store(out + at * out_row + rows, total.to(out.dtype.element_ty), rows < N)
+        at = w + rows.to(tl.int64)[:, None] * w_row + k[None, :]
+        ws = tl.load(at, mask[:, None] & (k < K)[None, :], 0).to(tl.float32)
+        acc += ws * tl.load(x + k, k < K, 0).to(tl.float32)[None, :]
+    return tl.sum(acc, 1)
+
+
+@triton.jit
+def _vector(
+    out, x, w, bias, residual, N, K, x_row, w_row, out_row, res_row, KIND: tl.constexpr, ROWS: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1).to(tl.int64)
+    mask = rows < N
+    total = _row_sums(x + at * x_row, w, rows, mask, K, w_row, BK)
+    total = finish(total, at, rows, mask, mask, bias, residual, res_row)
+    if KIND != "":  # rows of up are below those of gate
+        up = _row_sums(x + at * x_row, w, rows + N, mask, K, w_row, BK)
+        total = activation(total, KIND) * finish(up, at, rows + N, mask, mask, bias, None, 0)
+    tl.store(out + at * out_row + rows, total.to(out.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -75,5 +89,17 @@ def dense_linear(
     if rows and deterministic:
         _matrix[-(-features // _ONE["BN"]), -(-rows // _ONE["BM"])](*tensors, rows, features, width, *strides, **_ONE)
     elif rows:
-        _vector[-(-features // _VECTOR["ROWS"]), rows](*tensors, features, width, *strides, **_VECTOR)
+        _vector[-(-features // _VECTOR["ROWS"]), rows](*tensors, features, width, *strides, KIND="", **_VECTOR)
+    return out
+
+
+def dense_gate(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    """kind(gate) * up [M, n] of few rows x [M, in]; weight [2 * n, in]: the rows of gate, then those of up."""
+    require_columns(x, weight)
+    rows, features = len(x), weight.shape[0] // 2
+    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
+    grid = grid_of(-(-features // _VECTOR["ROWS"]), rows)
+    sizes = (features, x.shape[1], x.stride(0), weight.stride(0), features, 0)
+    if rows:
+        _vector[grid](out, x, weight, bias, None, *sizes, KIND=kind, **_VECTOR)
     return out

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import LOAD_F32, grid_of, require_columns, tile
+from octavo.backends.torch.kernels.common import LOAD_F32, activation, grid_of, require_columns, tile
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.tiles import columns_of, constants, low_bytes, operands, tile_of
 
@@ -37,18 +37,29 @@ def finish(acc, at, column, mask, row_mask, bias, residual, residual_row):
 
 
 @triton.jit
-def _vector(out, x, w, bias, residual, N, width, FORMAT: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
+def _row_sums(x, w, rows, mask, width, FORMAT: tl.constexpr, C: tl.constexpr):
+    """The products of one row x with these rows of w: [rows]."""
     BITS: tl.constexpr = FORMAT[0]
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    mask = rows < N
-    acc = tl.zeros((ROWS, C, 16), tl.float32)
+    acc = tl.zeros((rows.shape[0], C, 16), tl.float32)
     for block in range(0, tl.cdiv(width, 128), C // BITS):
         low = low_bytes(w, rows, mask, block, FORMAT, C)
         for i in tl.static_range(8 // BITS):
             column = columns_of(block, i, BITS, C)[:, None] + tl.arange(0, 16)[None, :]
             xs = tl.load(x + column, column < width, 0).to(tl.float32)
             acc += tile_of(w, low, rows, mask, block, width, i, FORMAT, C) * xs[None, :, :]
-    total = finish(tl.sum(tl.sum(acc, 2), 1), 0, rows, mask, mask, bias, residual, 0)
+    return tl.sum(tl.sum(acc, 2), 1)
+
+
+@triton.jit
+def _vector(
+    out, x, w, bias, residual, N, width, FORMAT: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = rows < N
+    total = finish(_row_sums(x, w, rows, mask, width, FORMAT, C), 0, rows, mask, mask, bias, residual, 0)
+    if KIND != "":  # rows of up are below those of gate
+        up = _row_sums(x, w, rows + N, mask, width, FORMAT, C)
+        total = activation(total, KIND) * finish(up, 0, rows + N, mask, mask, bias, None, 0)
     tl.store(out + rows, total.to(out.dtype.element_ty), mask)
 
 
@@ -131,7 +142,7 @@ def linear(
     extra = 0 if residual is None else residual.stride(0)
     if rows == 1 and not deterministic:
         grid = grid_of(-(-features // _VECTOR["ROWS"]))
-        form = constants(p) | {"C": chunks_of(p, 512)}
+        form = constants(p) | {"C": chunks_of(p, 512), "KIND": ""}
         _vector[grid](out, x, operands(p), bias, residual, features, width, **form, **_VECTOR)
         return out
     chosen = _FEW if rows <= _FEW_ROWS and not deterministic else _MANY
@@ -151,6 +162,16 @@ def linear(
     sums = (rows, -(-features // _SUM["BLOCK"]))
     count = (rows * features, features, out.stride(0), extra)
     _sum_parts[sums](out, partial, bias, residual, *count, PARTS=parts, **_SUM)
+    return out
+
+
+def gate_linear(x: Tensor, p: Planes, bias: Tensor | None, kind: str) -> Tensor:
+    """kind(gate) * up [1, n] of one row x [1, in]; p [2 * n, in]: the rows of gate, then those of up."""
+    features = p.shape[0] // 2
+    out = torch.empty((1, features), dtype=x.dtype, device=x.device)
+    form = constants(p) | {"C": chunks_of(p, 512), "KIND": kind}
+    grid = grid_of(-(-features // _VECTOR["ROWS"]))
+    _vector[grid](out, x, operands(p), bias, None, features, x.shape[1], **form, **_VECTOR)
     return out
 
 
