@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ProductEnd(NamedTuple):
-    """What is added to the sums of a product [rows, out], and how they are stored.
+    """The terms that are added to the sums of a product [rows, out], and how these are stored.
 
     bias: [out], in the type of the result. residual: [rows, out]. dtype: of the result, else that of the product's
     rows; on a GPU the sums themselves have it. overwrites: the residual's memory becomes the result, without a pass of
