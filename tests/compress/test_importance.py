@@ -16,11 +16,11 @@ from octavo.compress.importance import (
     ImportanceMatrix,
     fitted,
     is_text,
-    measure,
     read_importance,
     split_text,
     write_importance,
 )
+from octavo.compress.measured_importance import measure
 from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.gguf import open_gguf

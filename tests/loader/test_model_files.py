@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.loader.checkpoint import find_model_file, open_checkpoint
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.model_file import find_model_file
 from tests.support.tiny_gguf import tiny_gguf
 
 PARTS = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]

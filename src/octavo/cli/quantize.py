@@ -303,7 +303,8 @@ def _importance(model: SourceModel, path: Path | None, chunks: int, save: Path |
 
 
 def _measured(model: SourceModel, path: Path, chunks: int) -> ImportanceMatrix:
-    from octavo.compress.importance import ImportanceMatrix, measure, split_text
+    from octavo.compress.importance import ImportanceMatrix, split_text
+    from octavo.compress.measured_importance import measure
     from octavo.loader.checkpoint import open_checkpoint
 
     with closing(open_checkpoint(model.path)) as checkpoint, ProgressBar(announced=True) as progress:

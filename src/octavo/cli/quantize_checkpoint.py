@@ -65,12 +65,16 @@ def is_checkpoint_type(name: str, destination: Path) -> bool:
 
     Raises UsageError for a name without its bits, such as `gptq`.
     """
+    from octavo.compress.mixtures import find_mixture
+
+    if destination.suffix == ".gguf" and find_mixture(name) is not None:
+        return False
     from octavo.compress.checkpoints.methods import TYPES
 
     if name.lower() in ("gptq", "rtn"):
         found = ", ".join(known for known in TYPES if known.startswith(name.lower()))
         raise UsageError(f"type {name!r}: say the bits: {found}", param="type")
-    return name.lower() in TYPES and (name.lower() != "mxfp4" or destination.suffix != ".gguf")
+    return name.lower() in TYPES
 
 
 def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:

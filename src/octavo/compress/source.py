@@ -11,10 +11,9 @@ import numpy as np
 
 from octavo.compress.encode import plain
 from octavo.compress.mixtures import ModelFacts, kind_of
-from octavo.compress.to_gguf import gguf_form_of
-from octavo.loader.checkpoint import find_model_file, open_checkpoint
 from octavo.loader.gguf import open_gguf
 from octavo.loader.gguf_writer import MetadataValue, typed_metadata
+from octavo.loader.model_file import find_model_file
 from octavo.loader.tensor_files import Source, TensorFiles
 from octavo.quantization.packed import DenseWeight, GGMLWeight
 
@@ -74,6 +73,10 @@ def open_source(path: Path) -> Iterator[SourceModel]:
     """
     path = find_model_file(path)
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        # Reading an architecture and a tokenizer takes imports as long as quantizing a small model.
+        from octavo.compress.to_gguf import gguf_form_of
+        from octavo.loader.checkpoint import open_checkpoint
+
         with closing(open_checkpoint(path)) as checkpoint:
             metadata, sources = gguf_form_of(checkpoint)
             yield as_source(path, metadata, checkpoint.file, sources)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,11 +13,11 @@ from types import MappingProxyType
 
 from octavo import models
 from octavo.errors import ModelLoadError
-from octavo.loader.gguf import open_gguf, part_names
+from octavo.loader.gguf import open_gguf
 from octavo.loader.json_file import read_json_object
-from octavo.loader.pickles import check_no_pickles
+from octavo.loader.model_file import find_model_file, is_gguf
 from octavo.loader.pooling_config import PoolingConfig, pooling_of_directory, pooling_of_gguf
-from octavo.loader.safetensors import INDEX_NAME, open_safetensors
+from octavo.loader.safetensors import open_safetensors
 from octavo.loader.tensor_files import Source, TensorFiles, Weights
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, renamed
 from octavo.loader.transforms import transformed
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ROPE_FACTORS = 1 << 12
 
-_MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 _HEAD = "lm_head.weight"
 # Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
@@ -80,7 +78,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises ModelLoadError naming file, offset and reason.
     """
     path = find_model_file(path)
-    gguf = _is_gguf(path)
+    gguf = is_gguf(path)
     file = open_gguf(path) if gguf else open_safetensors(path)
     try:
         return _from_gguf(path, file) if gguf else _from_safetensors(path, file)
@@ -89,50 +87,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise
 
 
-def find_model_file(path: Path) -> Path:
-    """The file to open for a model given as file or directory.
-
-    It is a GGUF file (the first part of a split one), or a safetensors file or the index of a sharded one with
-    `config.json` beside it. Raises ModelLoadError if there is none or the choice is ambiguous.
-    """
-    try:
-        if path.is_dir():
-            names = sorted(p.name for p in path.iterdir())
-        elif path.name.endswith(_MODEL_SUFFIXES) or _is_gguf(path):
-            return path
-        elif path.exists():
-            names = [path.name]
-        else:
-            raise ModelLoadError(f"{path}: no such file or directory")
-    except OSError as error:
-        raise ModelLoadError(f"{path}: {error.strerror}") from error
-    if INDEX_NAME in names:
-        return path / INDEX_NAME
-    safetensors = [path / name for name in names if name.endswith(".safetensors")]
-    if "config.json" in names and len(safetensors) == 1:
-        return safetensors[0]
-    ggufs = {Path(part_names(str(path / name), os.path.exists)[0]) for name in names if name.endswith(".gguf")}
-    if len(ggufs) == 1 and not safetensors:
-        return ggufs.pop()
-    if safetensors and "config.json" not in names:
-        raise ModelLoadError(f"{path / 'config.json'}: no such file; safetensors models need it")
-    if found := sorted(p.name for p in [*ggufs, *safetensors]):
-        raise ModelLoadError(f"{path}: {len(found)} models; name one of them: {', '.join(found[:10])}")
-    check_no_pickles(path, names, "Take the safetensors or GGUF files of the same model")
-    raise ModelLoadError(f"{path}: no model; a .gguf or .safetensors file is needed")
-
-
 def warn_unused_weights(checkpoint: Checkpoint, used: Container[str]) -> None:
     """Warns of weights that a graph does not use. The graph itself has checked those that it needs."""
     _warn_unused(checkpoint.path, [name for name in checkpoint.weights if name not in used])
-
-
-def _is_gguf(path: Path) -> bool:
-    """True by the suffix of the file or, with another suffix, by its first bytes."""
-    if path.name.endswith(_MODEL_SUFFIXES) or not path.is_file():
-        return path.suffix == ".gguf"
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
 
 
 def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:

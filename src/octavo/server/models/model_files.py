@@ -12,7 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from octavo.errors import ModelLoadError
-from octavo.loader.checkpoint import Checkpoint, find_model_file, open_checkpoint
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.loader.model_file import find_model_file
 from octavo.server.models.model_manager import ModelEntry
 from octavo.tokenizer.directory_vocab import read_chat_template
 
