@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.cli.simulate import machines_of
+from octavo.engine.simulation import busiest_rank
 from octavo.errors import UsageError
 from tests.support.processes import octavo_here
 from tests.support.tiny_models import save_safetensors, tiny_model
@@ -21,9 +23,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_safetensors(tiny_model("llama"), tmp_path_factory.mktemp("llama"))
 
 
-def choices(model: Path, text: str) -> dict[tuple[int, int, int, int], dict[str, Any]]:
+def choices(model: Path, text: str, *options: str) -> dict[tuple[int, int, int, int], dict[str, Any]]:
     """By nodes, tensor parallel, pipeline parallel and replicas."""
-    found = json.loads(octavo_here("plan", model, "--ctx", "64", "--users", "8", "--simulate", text, "--json").stdout)
+    found = json.loads(
+        octavo_here("plan", model, "--ctx", "64", "--users", "8", "--simulate", text, "--json", *options).stdout
+    )
     names = ("nodes", "tensor_parallel", "pipeline_parallel", "replicas")
     return {tuple(each[name] for name in names): each for each in found["choices"]}  # type: ignore[misc]
 
@@ -76,3 +80,40 @@ def test_table(model: Path) -> None:
 def test_wrong_figures(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         machines_of(text)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_safetensors(tiny_model("qwen3moe"), tmp_path_factory.mktemp("mixture"))
+
+
+def test_whole_experts_on_each_rank(mixture: Path) -> None:
+    """A rank reads whole experts or a part of each; the busiest one decides."""
+    figures = f"nodes=2,bandwidth=1e9,compute=1e18,memory=1e9,{FAST_LINK}"
+    of_parts, whole = choices(mixture, figures), choices(mixture, figures, "--enable-expert-parallel")
+    alone = whole[2, 1, 1, 2]
+    assert alone == of_parts[2, 1, 1, 2]  # one rank has all experts either way
+    together, uneven = of_parts[2, 2, 1, 1], whole[2, 2, 1, 1]
+    assert uneven["rank_bytes"] == pytest.approx(together["rank_bytes"], rel=0.2)
+    # A token's two experts are sometimes on one rank, which the other one waits for.
+    assert uneven["tokens_per_s_of_one"] < together["tokens_per_s_of_one"]
+    assert uneven["tokens_per_s_of_one"] > alone["tokens_per_s_of_one"]
+
+
+def test_the_table_says_how_experts_are_chosen(mixture: Path, model: Path) -> None:
+    figures = "nodes=2,bandwidth=1e9,compute=1e9,memory=1e9"
+    arguments = ("--ctx", "64", "--simulate", figures, "--enable-expert-parallel")
+    assert "choose experts evenly" in octavo_here("plan", mixture, *arguments).stdout
+    assert "this model has no experts" in octavo_here("plan", model, *arguments).stderr
+
+
+def test_the_busiest_rank() -> None:
+    """Against all possible choices of one token: of 8 experts 2, in two halves or four quarters."""
+    for held, expected in ((4, Fraction(2 * 6 * 2 + 16, 28)), (2, Fraction(4 * 2 + 24, 28))):
+        # Pairs in one part count two, others one.
+        found = busiest_rank(1, 2, 8, held)
+        assert found.pairs == found.experts == pytest.approx(float(expected), rel=0.05)
+    many = busiest_rank(512, 8, 128, 64)
+    assert many.experts == 64
+    assert 1.0 < many.pairs / (512 * 8 / 2) < 1.1
+    assert busiest_rank(1, 8, 8, 4) == (4, 4)

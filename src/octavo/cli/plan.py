@@ -100,6 +100,8 @@ def plan(
     from octavo.engine.load import free_memory
     from octavo.loader.checkpoint import open_checkpoint
 
+    if simulated is not None:  # which tries numbers of ranks itself
+        whole_experts = bool(engine_options.pop("enable_expert_parallel", False))
     EngineConfig.resolve(model, engine_options)  # an error comes before a download
     with (
         find_headers(model, engine_options) as (path, place, options),
@@ -108,7 +110,9 @@ def plan(
         config = EngineConfig.resolve(model, options)
         if simulated is not None:
             context = _checked_context(ctx or checkpoint.config.max_position_embeddings)
-            simulate.write_simulation(checkpoint, config, simulated, context, users, as_json=as_json)
+            simulate.write_simulation(
+                checkpoint, config, simulated, context, users, whole_experts=whole_experts, as_json=as_json
+            )
             return
         needs = memory_needs(checkpoint, ctx, users, free_memory(config), config)
         needs = needs if place is None else replace(needs, model=place)

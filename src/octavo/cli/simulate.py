@@ -26,21 +26,34 @@ _SHOWN = 4  # choices for each number of machines
 
 
 def write_simulation(
-    checkpoint: Checkpoint, config: EngineConfig, text: str, context: int, users: int, *, as_json: bool
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    text: str,
+    context: int,
+    users: int,
+    *,
+    whole_experts: bool,
+    as_json: bool,
 ) -> None:
-    """text: of the option. context: tokens of each user."""
-    from octavo.engine.simulation import simulate
+    """text: of the option. context: tokens of each user. whole_experts: on each rank, of a mixture."""
+    from octavo.engine.simulation import Load, simulate
 
+    load = Load(context, users, whole_experts)
     nodes, machines = machines_of(text)
-    choices = simulate(checkpoint, config, machines, nodes, context, users)
+    choices = simulate(checkpoint, config, machines, nodes, load)
     if as_json:
-        write_json({"machines": asdict(machines), "choices": [asdict(each) for each in choices]})
+        write_json({"machines": asdict(machines), "load": asdict(load), "choices": [asdict(each) for each in choices]})
         return
     click.echo(
         f"{machines.sockets} sockets a machine, {size(int(machines.memory))} each, {machines.bandwidth / 1e9:.4g} GB/s "
         f"and {machines.compute / 1e9:.4g} G operations/s at {machines.efficiency:.0%}; link "
         f"{machines.link / 1e9:.4g} GB/s, {machines.latency * 1e6:.4g} us; {users} users of {context:,} tokens"
     )
+    if whole_experts:
+        click.echo(
+            "Whole experts on each rank. Tokens are taken to choose experts evenly and independently, and the ranks of "
+            "a stage wait for the one that has most to do. Real texts choose less evenly: the speed is lower."
+        )
     click.echo("nodes  tensor  pipeline  replicas  memory of a rank  one user   all users  first token")
     for count in nodes:
         for each in [each for each in choices if each.nodes == count][:_SHOWN]:
