@@ -41,7 +41,8 @@ def answer(prompts: Path, answers: Path, *, batch_size: int, num_cpus: int, acto
             num_cpus=num_cpus,
             concurrency=actors,
         )
-        data.write_json(str(answers))  # a file for each block, as soon as that is done
+        # A file for each block as soon as that is done: writers reserve no CPU, since the actors may have all of them.
+        data.write_json(str(answers), ray_remote_args={"num_cpus": 0}, concurrency=1)
     return len(rows)
 
 

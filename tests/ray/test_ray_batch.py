@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
+
+from octavo.ray.data import Generate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_batch.py"
 OPTIONS = {"kv_cache_memory": "16MiB", "sampling_params": {"max_tokens": 3, "temperature": 0.0}}
@@ -25,6 +30,30 @@ def example() -> ModuleType:
 def rows_of(folder: Path) -> list[dict[str, object]]:
     lines = [line for path in sorted(folder.glob("*.json*")) for line in path.read_text().splitlines()]
     return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_answers_are_written_while_actors_have_all_cpus(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed then loses a few blocks, not all of them."""
+    module, prompts, answers = example(), tmp_path / "prompts.jsonl", tmp_path / "answers"
+
+    class Counting(Generate):
+        """Adds the number of files that are there before its batch."""
+
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(0.5)
+            count = len(list(answers.glob("*.json")))
+            return {**super().__call__(batch), "files": np.full(len(batch["id"]), count)}
+
+    monkeypatch.setattr(module, "Generate", Counting)
+    prompts.write_text("".join(json.dumps({"id": i, "prompt": "abcd"}) + "\n" for i in range(80)))
+    options = {"batch_size": 4, "num_cpus": 1, "actors": 2, "model": str(tiny_path), **OPTIONS}
+    assert module.answer(prompts, answers, **options) == 80
+    rows = rows_of(answers)
+    assert len(rows) == 80
+    assert max(int(str(row["files"])) for row in rows) > 4  # of 20
 
 
 @pytest.mark.usefixtures("cluster")
