@@ -232,6 +232,10 @@ def _check_device(config: EngineConfig) -> None:
     if config.gpu_offload not in get_args(Offload):
         raise UsageError(f"gpu_offload is {config.gpu_offload!r}; it must be auto, cpu or stream")
     given = {"gpu_layers": layers not in ("auto", 0, "0"), "gpu_memory": config.gpu_memory is not None}
+    if device is not None and device.startswith("cuda") and config.num_ranks > 1 and config.data_parallel_size == 1:
+        if given["gpu_layers"] or config.gpu_offload != "auto":
+            raise UsageError("gpu_layers and gpu_offload split a model of one process; ranks have all layers on GPUs")
+        return
     given["gpu_offload"] = config.gpu_offload != "auto"
     name = next((name for name, is_given in given.items() if is_given), None)
     if name is not None and (

@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from octavo.backends.split import SplitBackend, SplitExecutor, SplitSizes, cache
 from octavo.backends.torch.compile import TorchBackend
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
+from octavo.engine import devices
 from octavo.engine.devices import backend_name, backend_of
+from octavo.engine.load import memory_of_rank
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.ops import MoE
 from octavo.graph.segments import layer_borders
@@ -313,6 +316,10 @@ def test_each_part_of_the_cache_finds_room() -> None:
         ({"device": "tpu"}, "device is 'tpu'; it must be cpu, cuda, or one of several GPUs, such as cuda:1"),
         ({"device": "cuda", "backend": "cpu"}, "device cuda and backend cpu both say where to compute"),
         ({"device": "cpu", "gpu_layers": 2}, "gpu_layers is for a GPU, and device cpu compute on the CPU"),
+        (
+            {"device": "cuda", "tensor_parallel_size": 2, "gpu_layers": 3},
+            "split a model of one process; ranks have all",
+        ),
         ({"backend": "cpu", "gpu_memory": 0.5}, "gpu_memory is for a GPU, and backend cpu compute on the CPU"),
         ({"tensor_parallel_size": 2, "gpu_layers": 1}, "gpu_layers is for a GPU, and several processes compute"),
         ({"data_parallel_size": 2, "device": "cuda"}, "several replicas run on the cpu, not on cuda"),
@@ -330,6 +337,23 @@ def test_options_for_a_gpu_that_is_not_there() -> None:
             backend_of(EngineConfig(**options))
     with pytest.raises(UsageError, match="the device cuda is not there"):
         backend_of(EngineConfig(device="cuda"))
+
+
+def test_a_rank_keeps_to_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SmallDevice(torch.device("cpu"), torch.float32, usable=3 << 30)
+    monkeypatch.setattr(devices, "get_backend", lambda name: device if name.startswith("torch") else get_backend(name))
+
+    def room(held_bytes: int = 0, **options: Any) -> int:
+        config = EngineConfig(device="cuda", tensor_parallel_size=2, **options)
+        return memory_of_rank(config, held_bytes=held_bytes).usable_bytes >> 20
+
+    assert room() == room(1 << 30) == 3 << 10  # the free memory, without what the weights have taken
+    assert room(gpu_memory="2GiB") == 2 << 10
+    assert room(1 << 30, gpu_memory="2GiB") == 1 << 10
+    assert room(3 << 30, gpu_memory="2GiB") == 0
+    assert room(gpu_memory=0.5) == device.total_memory() // 2 >> 20
+    with pytest.raises(UsageError, match=r"gpu_memory is 4GiB and 3\.33 GiB of the GPU's memory are free"):
+        room(gpu_memory="4GiB")
 
 
 def test_more_than_there_is() -> None:

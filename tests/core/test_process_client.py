@@ -15,13 +15,21 @@ import psutil
 import pytest
 
 from octavo.config import EngineConfig
+from octavo.core import process_client
 from octavo.core.client import EngineState
 from octavo.core.messages import Abort, Reply, Step, decode, encode, encode_request
 from octavo.core.process_client import ProcessClient
-from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OctavoError, UsageError
+from octavo.errors import (
+    EngineDeadError,
+    InsufficientMemoryError,
+    ModelLoadError,
+    OctavoError,
+    OverloadedError,
+    UsageError,
+)
 from octavo.llm import LLM
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from tests.support.engine_clients import SOON_S, collect, engine_process, request, tokens, wait_until
+from tests.support.engine_clients import SOON_S, collect, engine_here, engine_process, request, tokens, wait_until
 
 PROMPTS = [[0, 2 + i % 6, 3, 2 + i % 5, *range(2, 2 + i % 6)] for i in range(24)]
 PARAMS = [
@@ -402,5 +410,22 @@ def test_twenty_starts_leave_no_descriptor_thread_or_process(tiny_config: Engine
             await start_and_stop()
         await asyncio.sleep(0.1)
         assert (process.num_fds(), process.num_threads(), process.children()) == before
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_does_not_wake_up(tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller of a sleep or of its end gets an error in time."""
+    monkeypatch.setattr(process_client, "REST_S", 0.3)
+
+    async def run() -> None:
+        async with engine_here(tiny_config) as client:
+            monkeypatch.setattr(client._supervisor, "send", lambda _: True)  # and there is no answer
+            for call, what in ((client.sleep, "fallen asleep"), (client.wake_up, "woken up")):
+                with pytest.raises(OverloadedError, match=f"has not {what} within 0.3 s") as refusal:
+                    await asyncio.wait_for(call(), 10)
+                assert refusal.value.code == "engine_stalled"
+            assert not client._replies
+            monkeypatch.undo()
 
     asyncio.run(run())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.backends import rates
 from octavo.backends.cpu.paging import plan_paging
 from octavo.backends.memory import MemoryBudget
 from octavo.backends.rates import read_rate
@@ -165,6 +166,23 @@ def test_experts_are_left_to_the_system() -> None:
     assert not experts & set(plan.streamed)
     assert plan.resident_layers == 0
     assert 0 < plan.bytes_per_token < sum(num_bytes[p] for p in experts)
+
+
+def test_the_rate_for_a_file_that_is_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hub model only the headers are here: little is written to measure the disk, and nothing is left."""
+    file, measured = tmp_path / "x", []
+
+    def rate_of(path: Path) -> float:
+        measured.append((path.parent, path.stat().st_size))
+        return 1e9
+
+    with file.open("wb") as opened:
+        opened.truncate(1 << 30)
+    assert 1e6 < read_rate(file) < 1e12
+    monkeypatch.setattr(rates, "_rate_of", rate_of)
+    assert read_rate(file) == 1e9
+    assert measured == [(tmp_path, 64 * MIB)]
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_the_rate_of_reads(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ _ROUNDS = 5
 _READ_BYTES = 8 << 20
 _MAX_READS = 32
 _MAX_READ_S = 0.5
+_SAMPLE_READS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,11 @@ def read_rate(path: Path) -> float:
     """Bytes per second of large reads of a file, past the system's cache where the file system allows it.
 
     The reads are spread over the file: a host may still have a part of it in its own cache. Of a file that is not
-    there yet but for its size, the rate is that of another one in its folder.
+    there yet but for its size, the rate is that of another one in its folder, of 64 MiB, which is removed again.
     """
     if _is_hollow(path):
         with tempfile.NamedTemporaryFile(dir=path.parent) as other:
-            other.write(os.urandom(_READ_BYTES) * _MAX_READS)
+            other.write(os.urandom(_READ_BYTES) * _SAMPLE_READS)
             other.flush()
             os.fsync(other.fileno())
             os.posix_fadvise(other.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -153,7 +153,7 @@ class SplitBackend:
         part = self.config.gpu_memory_part
         return part if part is None or isinstance(part, int) else int(part * self.device.total_memory())
 
-    def _check_memory(self) -> None:
+    def check_memory(self) -> None:
         """Raises UsageError if `gpu_memory` is more than there is."""
         free, wanted = self.device.memory().available_bytes, self._wanted_bytes
         if wanted is not None and wanted > free:
@@ -174,7 +174,7 @@ class SplitBackend:
     ) -> Sizes:
         """See `octavo.backends.Backend`. Of a model that is split, `SplitSizes`."""
         if self.room is None:
-            self._check_memory()
+            self.check_memory()
         room = self.device_limit().usable_bytes
 
         @cache

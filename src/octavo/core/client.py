@@ -147,11 +147,12 @@ class EngineClient(Protocol):
     async def sleep(self) -> None:
         """Gives back the memory of the device, and keeps the weights in main memory; no request may run.
 
-        Raises UsageError (code cannot_sleep) if there is no device.
+        Raises UsageError (code cannot_sleep) if there is no device, and OverloadedError (code engine_stalled) if the
+        engine does not answer within a minute.
         """
 
     async def wake_up(self) -> None:
-        """Ends a sleep, as a request does too. Raises InsufficientMemoryError."""
+        """Ends a sleep, as a request does too. Raises InsufficientMemoryError, and OverloadedError as `sleep`."""
 
     async def close(self) -> None:
         """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""

@@ -18,6 +18,8 @@ from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput
 
+REST_S = 60.0  # for an engine to fall asleep or wake up: its weights are copied from and to main memory
+
 
 class ProcessClient:
     """Implements `octavo.core.client.EngineClient`."""
@@ -99,7 +101,13 @@ class ProcessClient:
     async def _rest(self, *, is_over: bool) -> None:
         self._check_ready()
         question_id = f"sleep-{next(self._ids)}"
-        await self._ask(question_id, encode(Sleep(question_id, is_over)))
+        try:
+            await asyncio.wait_for(self._ask(question_id, encode(Sleep(question_id, is_over))), REST_S)
+        except asyncio.TimeoutError:
+            what = "woken up" if is_over else "fallen asleep"
+            raise refusal(
+                EngineState.STALLED, f"it has not {what} within {REST_S:g} s; if that lasts, restart the server"
+            ) from None
 
     async def close(self) -> None:
         await self._supervisor.close()

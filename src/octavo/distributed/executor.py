@@ -46,6 +46,7 @@ class GroupExecutor:
         self._pipeline = Pipeline(local, leader, ranks, self.outcome) if self.num_stages > 1 else None
         self.cache_sizes = cache_sizes
         self.weight_bytes = weight_bytes
+        self.own_weight_bytes = local.weight_bytes  # of rank 0
         self.available_bytes = available_bytes
         self.mapped_bytes = local.mapped_bytes
         self.workspace_bytes = local.workspace_bytes

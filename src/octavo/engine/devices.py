@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import cast
 
 from octavo.backends import Backend, default_backend, get_backend
+from octavo.backends.memory import MemoryBudget
 from octavo.backends.split import Device, SplitBackend
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
@@ -31,6 +32,20 @@ def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
 def has_own_memory(config: EngineConfig) -> bool:
     """True if each rank of a machine has a memory of its own, that of its GPU."""
     return backend_name(config).startswith("torch:cuda")
+
+
+def own_memory(config: EngineConfig, held_bytes: int = 0) -> MemoryBudget:
+    """The memory of a rank's GPU that it may still take: what is free there or, of `gpu_memory`, what is left.
+
+    held_bytes: of weights that are loaded. Raises UsageError if `gpu_memory` is more than there is.
+    """
+    device = cast(Device, get_backend(backend_name(config)))
+    if config.gpu_memory is None:
+        return device.memory()
+    place = SplitBackend(device, get_backend("cpu"), config)
+    if not held_bytes:
+        place.check_memory()
+    return MemoryBudget(MemoryBudget.with_usable(max(place.left_on_device(held_bytes, 0), 0)))
 
 
 def backend_of(config: EngineConfig) -> Backend:

@@ -13,7 +13,7 @@ from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, add
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.distributed.executor import GroupExecutor
-from octavo.engine.devices import backend_of, has_own_memory
+from octavo.engine.devices import backend_of, has_own_memory, own_memory
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
 from octavo.engine.larger_than_memory import (
@@ -192,7 +192,8 @@ def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> i
     """The available bytes from which the cache of a loaded model takes its part."""
     backend = backend_of(config)
     others = executor.weight_bytes + executor.workspace_bytes - executor.mapped_bytes
-    budget = backend.cpu_memory() if isinstance(backend, SplitBackend) else memory_of_rank(config, others)
+    own = executor.own_weight_bytes if isinstance(executor, GroupExecutor) else executor.weight_bytes
+    budget = backend.cpu_memory() if isinstance(backend, SplitBackend) else memory_of_rank(config, others, own)
     # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
     available = max(budget.available_bytes - executor.mapped_bytes, 0)
     if config.num_ranks > 1 and has_own_memory(config):
@@ -271,15 +272,14 @@ def free_memory(config: EngineConfig) -> MemoryBudget:
     return backend_of(config).memory()
 
 
-def memory_of_rank(config: EngineConfig, replica_bytes: int = 0) -> MemoryBudget:
+def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int = 0) -> MemoryBudget:
     """The share of the free memory that one of the ranks on this machine may take.
 
-    replica_bytes: that each further replica will take before its cache.
+    replica_bytes: that each further replica will take before its cache. held_bytes: of the rank's weights, once loaded.
     """
-    free = free_memory(config)
     if has_own_memory(config):
-        return free
-    available = free.available_bytes - (config.data_parallel_size - 1) * replica_bytes
+        return own_memory(config, held_bytes)
+    available = free_memory(config).available_bytes - (config.data_parallel_size - 1) * replica_bytes
     return MemoryBudget(available // (len(config.ranks_here) * config.data_parallel_size))
 
 

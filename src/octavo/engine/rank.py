@@ -329,8 +329,8 @@ class Follower:
         self._group = group = join(config, graph, ranks, rank, setup.group)
         limits = executor_limits(config, setup.model_len, whole)
         self._executor = executor = compile_graph(config, checkpoint, graph, limits, None, group)
-        sizes, free = executor.cache_sizes, memory_of_rank(config).available_bytes - executor.mapped_bytes
-        own = executor.weight_bytes
+        sizes, own = executor.cache_sizes, executor.weight_bytes
+        free = memory_of_rank(config, held_bytes=own).available_bytes - executor.mapped_bytes
         self._connection.send(Loaded(sizes.block_token_bytes, sizes.token_bytes, sizes.state_bytes, own, max(free, 0)))
         allocate = self._next(Allocate)
         assert isinstance(allocate, Allocate)

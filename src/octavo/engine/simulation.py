@@ -54,7 +54,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the machines are for: so many users, each with so many tokens.
+    """The use of the machines: so many users, each with so many tokens.
 
     whole_experts: ranks of a mixture have whole experts each, instead of a part of every expert.
     """
@@ -195,7 +195,7 @@ class _Part:
         return seconds
 
     def _of_busiest(self, tokens: int) -> tuple[float, float]:
-        """What the rank whose experts are chosen most often reads and computes beyond an even share."""
+        """The bytes and operations beyond an even share of the rank whose experts are chosen most often."""
         extra_bytes = extra_flops = 0.0
         for node in self._sizes.graph.nodes:
             op = node.op
