@@ -96,8 +96,7 @@ def test_whole_experts_on_each_rank(mixture: Path) -> None:
     together, uneven = of_parts[2, 2, 1, 1], whole[2, 2, 1, 1]
     assert uneven["rank_bytes"] == pytest.approx(together["rank_bytes"], rel=0.2)
     # A token's two experts are sometimes on one rank, which the other one waits for.
-    assert uneven["tokens_per_s_of_one"] < together["tokens_per_s_of_one"]
-    assert uneven["tokens_per_s_of_one"] > alone["tokens_per_s_of_one"]
+    assert alone["tokens_per_s_of_one"] < uneven["tokens_per_s_of_one"] < 2 * alone["tokens_per_s_of_one"]
 
 
 def test_the_table_says_how_experts_are_chosen(mixture: Path, model: Path) -> None:
