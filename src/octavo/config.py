@@ -58,7 +58,10 @@ class EngineConfig:
     gpu_offload: Offload = option(  # noqa: RUF009 - a literal cannot change
         "auto",
         "layers that the GPU has no room for: the CPU computes them, or each step streams them to the GPU; auto: what "
-        "takes less time for one user",
+        "takes less time for gpu_offload_users",
+    )
+    gpu_offload_users: int | None = option(
+        None, "requests at the same time by which gpu_offload auto decides; default: max_num_seqs"
     )
     gpu_memory: float | int | str | None = option(
         None, "the GPU's memory to use: a fraction of it, such as 0.8, or a size such as '20GiB'; default: what is free"
@@ -229,6 +232,8 @@ def _check_device(config: EngineConfig) -> None:
         if not 0 <= number < 2**31:
             raise UsageError(f"gpu_layers is {layers!r}; it must be a number of layers from 0 on, or auto")
     config.gpu_memory_part  # noqa: B018 - raises
+    if config.gpu_offload_users is not None:
+        check_integer("gpu_offload_users", config.gpu_offload_users, 1, 4096)
     if config.gpu_offload not in get_args(Offload):
         raise UsageError(f"gpu_offload is {config.gpu_offload!r}; it must be auto, cpu or stream")
     given = {"gpu_layers": layers not in ("auto", 0, "0"), "gpu_memory": config.gpu_memory is not None}

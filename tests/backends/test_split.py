@@ -257,7 +257,7 @@ def test_layers_are_streamed_where_that_takes_less_time(
     assert isinstance(sizes, SplitSizes)
     assert bool(sizes.placement.streamed_layers) == streams
     assert ("if layers are streamed" in sizes.reason) != streams
-    assert "a prompt of 1,024 and an answer of 256 tokens takes at least" in sizes.reason
+    assert "4 prompts of 1,024 and answers of 256 tokens at the same time take at least" in sizes.reason
     held = sizes.on(device=True)
     assert held.weight_bytes + held.workspace_bytes + held.cache.sequence_bytes(64, 16, 512) <= room
     if streams:
@@ -266,6 +266,22 @@ def test_layers_are_streamed_where_that_takes_less_time(
         assert hosted.weight_bytes == sum(sizes.weights[p] for p in hosted.weights) > 0
         expected = logits_of(get_backend("torch:cpu").compile(graph, weights, LIMITS))
         np.testing.assert_array_equal(logits_of(backend.compile(sizes, weights, LIMITS)), expected)
+
+
+@pytest.mark.parametrize(("users", "streams"), [(1, False), (None, True), (32, True)])
+def test_many_users_share_a_copy(users: int | None, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU computes for each of them, a copied layer serves all; without a number, as many as may run (4)."""
+    monkeypatch.setattr("octavo.backends.cpu.rates", lambda: Rates(1e12, 1e9))
+    graph, weights = tiny_graph("llama")
+    whole = backend_with(1 << 40).sizes(graph, weights, LIMITS)
+    room = whole.weight_bytes + whole.workspace_bytes + whole.cache.sequence_bytes(64, 16, 512) - 1
+    device = RatedDevice(torch.device("cpu"), torch.float32, usable=room, link=1e8)
+    config = EngineConfig(max_model_len=64, gpu_offload_users=users)
+    sizes = SplitBackend(device, get_backend("cpu"), config).sizes(graph, weights, LIMITS)
+    assert isinstance(sizes, SplitSizes)
+    count = "a prompt" if users == 1 else f"{users or LIMITS.max_num_seqs} prompts"
+    assert sizes.reason.startswith(count)
+    assert bool(sizes.placement.streamed_layers) == streams, sizes.reason
 
 
 def test_the_answers_of_streamed_layers(model: str) -> None:

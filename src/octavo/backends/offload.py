@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo.backends.memory import Sizes
     from octavo.backends.rates import Rates
 
-# The request of one user by which `gpu_offload auto` decides.
+# The request of each user by which `gpu_offload auto` decides.
 _PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 256
 
 
@@ -39,18 +39,25 @@ class OffloadRates:
             seconds += max(own, copied / self.copy_bytes_per_s)
         return seconds
 
-    def workload_seconds(self, parts: Sequence[tuple[bool, Sizes]], step_tokens: int, *, generates: bool) -> float:
-        """The least time of a request of 1,024 tokens and its answer of 256 or, without answers, of one full step."""
+    def workload_seconds(
+        self, parts: Sequence[tuple[bool, Sizes]], step_tokens: int, users: int, *, generates: bool
+    ) -> float:
+        """The least time of a request of 1,024 tokens and its answer of 256 for each of so many users at once.
+
+        Without answers, of one full step.
+        """
         if not generates:
             return self.step_seconds(parts, step_tokens, 1, step_tokens)
         tokens = min(step_tokens, _PROMPT_TOKENS)
-        steps = -(-_PROMPT_TOKENS // tokens)
+        steps = -(-users * _PROMPT_TOKENS // tokens)
         prompt = steps * self.step_seconds(parts, tokens, 1, _PROMPT_TOKENS // 2)
-        return prompt + _ANSWER_TOKENS * self.step_seconds(parts, 1, 1, _PROMPT_TOKENS)
+        return prompt + _ANSWER_TOKENS * self.step_seconds(parts, users, users, _PROMPT_TOKENS)
 
 
-def workload_name(step_tokens: int, *, generates: bool) -> str:
-    """The workload in words."""
+def workload_name(step_tokens: int, users: int, *, generates: bool) -> str:
+    """The workload in words, with its verb."""
     if not generates:
-        return f"a step of {step_tokens:,} tokens"
-    return f"a prompt of {_PROMPT_TOKENS:,} and an answer of {_ANSWER_TOKENS} tokens"
+        return f"a step of {step_tokens:,} tokens takes"
+    if users > 1:
+        return f"{users} prompts of {_PROMPT_TOKENS:,} and answers of {_ANSWER_TOKENS} tokens at the same time take"
+    return f"a prompt of {_PROMPT_TOKENS:,} and an answer of {_ANSWER_TOKENS} tokens takes"

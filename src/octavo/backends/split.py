@@ -219,16 +219,16 @@ class SplitBackend:
         if choice == "cpu" or not fits or (choice == "auto" and self.device.uses_main_memory):
             return beside
         rates, tokens = self.offload_rates(), limits.max_num_batched_tokens
-        generates = beside.graph.generates
+        generates, users = beside.graph.generates, self.config.gpu_offload_users or limits.max_num_seqs
         seconds = [
-            rates.workload_seconds([(p.on_device, p.sizes) for p in sizes.parts], tokens, generates=generates)
+            rates.workload_seconds([(p.on_device, p.sizes) for p in sizes.parts], tokens, users, generates=generates)
             for sizes in (beside, streamed)
         ]
-        workload = workload_name(tokens, generates=generates)
+        workload = workload_name(tokens, users, generates=generates)
         if seconds[1] < seconds[0]:
-            reason = f"{workload} takes at least {seconds[1]:.3g} s, and {seconds[0]:.3g} s with {beside.placement}"
+            reason = f"{workload} at least {seconds[1]:.3g} s, and {seconds[0]:.3g} s with {beside.placement}"
             return replace(streamed, reason=reason)
-        reason = f"{workload} takes at least {seconds[0]:.3g} s, and {seconds[1]:.3g} s if layers are streamed"
+        reason = f"{workload} at least {seconds[0]:.3g} s, and {seconds[1]:.3g} s if layers are streamed"
         return replace(beside, reason=reason)
 
     def offload_rates(self) -> OffloadRates:

@@ -71,7 +71,7 @@ def check_folder(path: Path) -> None:
 
 
 def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
-    """Loads a model with progress. options: fields of `EngineConfig`. will_chat: see `LLM`.
+    """Loads a model with progress, for one user. options: fields of `EngineConfig`. will_chat: see `LLM`.
 
     What is made here lives as long as the process. Garbage collection looks at none of it, now or later: while 300,000
     strings of a vocabulary are made, that would take a twentieth of the start.
@@ -87,7 +87,7 @@ def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
                 str(path),
                 load_progress=progress.update,
                 will_chat=will_chat,
-                **options,
+                **{"gpu_offload_users": 1, **options},
             )
     finally:
         gc.freeze()
