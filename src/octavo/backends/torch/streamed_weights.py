@@ -85,7 +85,7 @@ def load_streamed(
         nonlocal before
         report = None if progress is None else partial(_of_part, progress, before, sum(stored.values()))
         before += sum(stored[p] for p in parameters)
-        return DeviceWeights(graph, weights, dtype, where, report, parameters)
+        return DeviceWeights(graph, weights, dtype, where, report, parameters, device)
 
     by_layer = {layer: found for layer, found in streamed_parameters(graph, plan.layers).items() if found}
     elsewhere = {parameter for found in by_layer.values() for parameter in found}

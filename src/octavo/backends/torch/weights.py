@@ -140,8 +140,9 @@ class DeviceWeights:
         device: torch.device,
         progress: LoadProgress | None = None,
         only: Sequence[Parameter] | None = None,
+        computes_on: torch.device | None = None,
     ) -> None:
-        """only: these weights of the graph; None: all."""
+        """only: these weights of the graph; None: all. computes_on: the device of products, if it is another one."""
         self.dtype = dtype
         self._tensors: dict[Parameter, Tensor] = {}
         self.planes: dict[Parameter, Planes] = {}  # the matrices that are held as codes
@@ -162,7 +163,7 @@ class DeviceWeights:
             if planes is None:
                 self._tensors[parameter] = _tensor(weight, types[parameter], device)
             else:
-                if planes.inputs is not None and not has_products_of(planes.inputs.kind, device):
+                if planes.inputs is not None and not has_products_of(planes.inputs.kind, computes_on or device):
                     planes = replace(planes, inputs=None)
                 self.planes[parameter] = planes.to(device)
             release(weights, parameter)

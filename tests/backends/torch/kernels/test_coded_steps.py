@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from octavo.backends import get_backend
 from octavo.backends.torch.coded import CodedRows, has_products_of
 from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
 from tests.models.test_parity import LIMITS, TOKENS, assert_close, logits_of
@@ -106,3 +107,23 @@ def test_which_gpus_have_which_products(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     assert [kind for kind in ("int8", "e4m3") if has_products_of(kind, torch.device("cuda"))] == kinds
+
+
+def test_streamed_layers_are_asked_for_the_device_that_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their weights are loaded into main memory, which says nothing of the GPU's products."""
+    asked: list[torch.device] = []
+
+    def has(_: str, device: torch.device) -> bool:
+        asked.append(device)
+        return False
+
+    monkeypatch.setattr("octavo.backends.torch.weights.has_products_of", has)
+    checkpoint = _opened("w8a8", MORE["w8a8"], tmp_path)
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    computes_on = torch.device("cpu", 0)
+    held = load_streamed(graph, checkpoint.weights, torch.float32, computes_on, StreamPlan((0, 1)))
+    assert set(asked) == {computes_on}
+    assert all(planes.inputs is None for planes in held.planes.values())
+    held.clear()
