@@ -105,6 +105,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Embedding: lambda _, x: x,
     ops.PositionEmbedding: lambda g, x: x + g.position_embedding("positions", 2),
     ops.TokenTypeEmbedding: lambda g, x: x + g.token_type_embedding("types"),
+    ops.Receive: lambda g, x: x + g.add_operation(ops.Receive(0, Rows.TOKENS, WIDTH)),
     ops.Input: lambda g, x: x + g.add_operation(ops.Input(0, Rows.TOKENS, WIDTH)),
     ops.Linear: lambda g, x: g.linear(x, "square"),
     ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
@@ -142,11 +143,14 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
 }
 
 
-# Every operation that a rank computes by itself. Those of a group: cpu/test_collective.py and graph/test_shard.py.
+# Every operation that a rank computes by itself. Others: cpu/test_collective.py and graph/test_shard.py.
 ALL_OPS = [
     c
     for c in vars(ops).values()
-    if isinstance(c, type) and issubclass(c, ops.Op) and c is not ops.Op and not issubclass(c, ops.Collective)
+    if isinstance(c, type)
+    and issubclass(c, ops.Op)
+    and c is not ops.Op
+    and not issubclass(c, ops.Collective | ops.Send)
 ]
 
 

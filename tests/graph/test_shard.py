@@ -11,10 +11,12 @@ import pytest
 from octavo.backends import ExecutorLimits, reference
 from octavo.backends.parameters import parameter_info, weight_of
 from octavo.batch import Array, Batch
+from octavo.distributed.ranks import Ranks
+from octavo.distributed.ranks import rank_graph as graph_of_rank
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AllGather, AllReduce, AttentionParams, Logits, MoE, SpanningNorm
-from octavo.graph.segments import cut
+from octavo.graph.ops import AllGather, AllReduce, AttentionParams, Logits, MoE, Send, SpanningNorm
+from octavo.graph.segments import as_stage, cut
 from octavo.graph.shard import shard
 from octavo.graph.splits import split_heads
 from octavo.quantization.packed import DenseWeight, Weight
@@ -53,16 +55,15 @@ def logits_of(
     groups = []
     for segment in [graph] if stages is None else cut(graph, stages):
         graphs = ranks_of(segment, weights, size, whole_experts=whole_experts)
+        if stages is not None:
+            graphs = [as_stage(each, sends=part == 0) for part, each in enumerate(graphs)]
         executors = [reference.compile(g, weights, LIMITS, dtype=dtype) for g in graphs]
         for executor in executors:
             executor.allocate_cache(8 * NUM_CACHE_GROUPS, 16, 8)
-        groups.append(reference.ReferenceGroup(executors))
+        groups.append(executors)
     results = []
     for batch in steps():
-        for group in groups[:-1]:
-            outputs = group.run(replace(batch, return_logits=False))
-            batch = replace(batch, inputs=outputs[0].values)
-        outputs = groups[-1].run(batch)
+        outputs = reference.ReferenceGroup(*groups).run(batch)
         for output in outputs[1:]:  # the same bits on every rank
             np.testing.assert_array_equal(output.logits, outputs[0].logits)
         assert outputs[0].logits is not None
@@ -268,6 +269,33 @@ def test_a_rank_that_is_none() -> None:
     graph, _ = layer_of("F32")
     with pytest.raises(UsageError, match="rank 2 is not one of 2 ranks"):
         shard(graph, 2, 2, lambda _: 1)
+
+
+def test_stages_send_and_receive() -> None:
+    """Of the ranks of a stage the first one sends what all ranks of the next stage receive."""
+    graph, weights = tiny_graph("llama")
+    ranks = Ranks(2, 2)
+    found = {}
+    for rank in range(ranks.count):
+        part = graph_of_rank(graph, ranks, rank, lambda p: weights[p.name].column_step)
+        found[ranks.stage(rank), ranks.part(rank)] = part
+    assert {place for place, part in found.items() if part.sends} == {(0, 0)}
+    assert {place for place, part in found.items() if part.receives} == {(1, 0), (1, 1)}
+    sent = [node.op for node in found[0, 0].nodes if isinstance(node.op, Send)]
+    assert [(value.rows, value.cols) for value in found[1, 1].inputs] == [(op.x.rows, op.x.cols) for op in sent]
+    assert [op.slot for op in sent] == list(range(len(sent)))
+
+
+def test_two_ranks_of_a_stage_cannot_send() -> None:
+    graph, weights = tiny_graph("llama")
+    first, last = (
+        [as_stage(g, sends=True) for g in ranks_of(s, weights, 2)] for s in cut(graph, [range(1), range(1, 3)])
+    )
+    group = reference.ReferenceGroup(*([reference.compile(g, weights, LIMITS) for g in each] for each in (first, last)))
+    for executor in (executor for ranks in group._stages for executor in ranks):
+        executor.allocate_cache(8 * NUM_CACHE_GROUPS, 16, 8)
+    with pytest.raises(GraphError, match="2 of 2 ranks of a stage send"):
+        group.run(steps()[0])
 
 
 def test_one_rank_alone_cannot_run() -> None:

@@ -7,6 +7,7 @@ Every other backend is tested against it, operation by operation. The meaning of
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 
@@ -139,14 +140,28 @@ def _advanced(step: _RankStep, result: Array | None) -> tuple[Collective, Array]
 
 
 class ReferenceGroup:
-    """The executors of all ranks of a graph in this process, node by node in step with each other."""
+    """The executors of all ranks of a graph in this process, those of a stage node by node in step with each other."""
 
-    def __init__(self, executors: Sequence[ReferenceExecutor]) -> None:
-        self._executors = executors
+    def __init__(self, *stages: Sequence[ReferenceExecutor]) -> None:
+        """stages: the ranks of each stage of a pipeline, in their order; one stage: no pipeline."""
+        self._stages = stages
 
     def run(self, batch: Batch) -> list[StepOutput]:
-        """The outputs of one step on every rank. Raises GraphError if the ranks do not meet in the same operations."""
-        steps = [executor.start(batch) for executor in self._executors]
+        """The outputs of one step on every rank of the last stage.
+
+        Raises GraphError if the ranks of a stage do not meet in the same operations, or if not one of them sends what
+        the next stage receives.
+        """
+        for ranks in self._stages[:-1]:
+            outputs = self._run_stage(ranks, replace(batch, sampling=None, return_logits=False))
+            sent = [output.values for rank, output in zip(ranks, outputs, strict=True) if rank.sends]
+            if len(sent) != 1:
+                raise GraphError(f"{len(sent)} of {len(ranks)} ranks of a stage send")
+            batch = replace(batch, inputs=sent[0])
+        return self._run_stage(self._stages[-1], batch)
+
+    def _run_stage(self, ranks: Sequence[ReferenceExecutor], batch: Batch) -> list[StepOutput]:
+        steps = [executor.start(batch) for executor in ranks]
         results: list[Array | None] = [None] * len(steps)
         while True:
             events = [_advanced(step, result) for step, result in zip(steps, results, strict=True)]
@@ -179,6 +194,7 @@ class ReferenceExecutor:
     ) -> None:
         self.observer: Observer | None = None  # `Evaluation.observer` of steps
         self._graph = graph
+        self.sends = graph.sends
         self._weights = weights
         self._limits = limits
         self._kv_dtype = kv_dtype

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import MoE
-from octavo.graph.segments import cut
+from octavo.graph.segments import as_stage, cut
 from octavo.graph.shard import shard
 from octavo.graph.shard_wishes import Steps
 from octavo.graph.splits import even
@@ -68,4 +68,5 @@ def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
             ) from None
         segment = segments[ranks.stage(rank)]
     part, size = ranks.part(rank), ranks.tensor_parallel
-    return shard(segment, part, size, steps, whole_experts=ranks.whole_experts)
+    sharded = shard(segment, part, size, steps, whole_experts=ranks.whole_experts)
+    return as_stage(sharded, sends=part == 0) if ranks.pipeline_parallel > 1 else sharded

@@ -344,7 +344,7 @@ class Follower:
                 raise OctavoError(f"the leader is at step {step.number}, this rank at {number + 1}")
             number = step.number
             inputs: tuple[Array, ...] = ()
-            if stage > 0:
+            if graph.receives:
                 values = self._values.get()
                 if values.number != number:
                     raise OctavoError(f"this rank is at step {number}, the values are of step {values.number}")
@@ -353,5 +353,5 @@ class Follower:
             self._is_in_step = True
             output = executor.submit(batch).wait()
             self._is_in_step = False
-            if stage < ranks.pipeline_parallel - 1 and ranks.part(rank) == 0:
+            if graph.sends:
                 self._connection.send(StageValues(number, [Tensor.of(value) for value in output.values]))

@@ -33,6 +33,7 @@ from octavo.graph.ops import (
     Mul,
     Op,
     PositionEmbedding,
+    Receive,
     RMSNorm,
     Rope,
     RopeParams,
@@ -42,6 +43,7 @@ from octavo.graph.ops import (
     ScanHeads,
     SelectiveScan,
     SelectRows,
+    Send,
     ShortConv,
     Softcap,
     TokenTypeEmbedding,
@@ -127,6 +129,16 @@ class Graph:
         """The input values of a step, in the order of `Batch.inputs`."""
         entries = [(node.op.slot, node.output) for node in self.nodes if isinstance(node.op, Input)]
         return [value for _, value in sorted(entries, key=lambda entry: entry[0])]
+
+    @property
+    def receives(self) -> bool:
+        """True if it is of a stage of a pipeline that another one precedes."""
+        return any(isinstance(node.op, Receive) for node in self.nodes)
+
+    @property
+    def sends(self) -> bool:
+        """True if its outputs are sent to the next stage of a pipeline."""
+        return any(isinstance(node.op, Send) for node in self.nodes)
 
     @property
     def hidden_states(self) -> Value:

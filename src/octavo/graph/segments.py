@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from octavo.batch import Batch
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import Input
+from octavo.graph.ops import Input, Receive, Send
 from octavo.graph.values import Rows, Value
 
 
@@ -28,6 +29,24 @@ def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
         segments.append(Graph.from_nodes(graph, [*entries, *graph.nodes[begin:end]], outputs))
         inputs = outputs
     return segments
+
+
+def as_stage(segment: Graph, *, sends: bool) -> Graph:
+    """The graph of a rank of a stage: it receives the inputs of `segment` and, if `sends`, sends its outputs.
+
+    The last stage, which makes logits, sends nothing.
+    """
+    nodes = [
+        replace(node, op=Receive(node.op.slot, node.op.rows, node.op.cols)) if isinstance(node.op, Input) else node
+        for node in segment.nodes
+    ]
+    outputs = segment.outputs
+    if sends and not segment.makes_logits:
+        first, layer = max(node.output.id for node in nodes) + 1, nodes[-1].layer
+        outputs = tuple(Value(first + slot, value.rows, value.cols) for slot, value in enumerate(segment.outputs))
+        sent = enumerate(zip(segment.outputs, outputs, strict=True))
+        nodes += [Node(Send(value, slot), output, layer) for slot, (value, output) in sent]
+    return Graph.from_nodes(segment, nodes, outputs)
 
 
 def cut_at(graph: Graph, borders: Sequence[int]) -> list[Graph]:

@@ -49,7 +49,10 @@ NESTED: dict[type, Any] = {
 KERNELS = {
     cls
     for cls in vars(ops).values()
-    if isinstance(cls, type) and issubclass(cls, Op) and cls not in (Op, ops.Input, ops.Collective)
+    if isinstance(cls, type)
+    and issubclass(cls, Op)
+    and not issubclass(cls, ops.BORDERS)
+    and cls not in (Op, ops.Collective)
 }
 
 

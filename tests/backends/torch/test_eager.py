@@ -93,7 +93,7 @@ def test_a_part_of_a_table_gives_zeros_for_the_ids_of_others() -> None:
 
 
 def test_every_operation_has_a_form() -> None:
-    assert set(FORMS) == {*ALL_OPS, ops.AllReduce, ops.AllGather}
+    assert set(FORMS) == {*ALL_OPS, ops.AllReduce, ops.AllGather, ops.Send}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -27,7 +27,7 @@ from octavo.errors import GraphError, UsageError
 from octavo.graph.cache import CacheSizes, KVCache, StateCache
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
-from octavo.graph.ops import Embedding, Input
+from octavo.graph.ops import BORDERS, Embedding
 from octavo.graph.passes import Pass, optimize
 from octavo.graph.values import Parameter, Rows
 
@@ -197,7 +197,7 @@ def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: 
 def _check_kernels(graph: Graph) -> None:
     known = set(_native.kernel_names())
     for node in graph.nodes:
-        if node.op.name not in known and not isinstance(node.op, Input):
+        if node.op.name not in known and not isinstance(node.op, BORDERS):
             raise GraphError(f"{node.layer}: {node.op.name}: the cpu backend has no kernel for this operation")
 
 
@@ -247,7 +247,7 @@ def _add_records(
         return indices[operand]
 
     for node in nodes:
-        if isinstance(node.op, Input):  # the step itself fills its value
+        if isinstance(node.op, BORDERS):  # the step itself fills and reads their values
             continue
         cache = node.op.cache
         kv = cache if isinstance(cache, KVCache) else None

@@ -16,7 +16,7 @@ from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import EngineDeadError, UsageError
 from octavo.graph.cost import Cost, node_cost
-from octavo.graph.ops import Input
+from octavo.graph.ops import BORDERS, Send
 from octavo.graph.segments import check_inputs
 from octavo.graph.values import Rows
 
@@ -93,6 +93,7 @@ class CpuExecutor:
         self._program = program
         self._graph = graph
         self._values = {node.output: index for index, node in enumerate(graph.nodes)}
+        self._values |= {node.output: self._values[node.op.x] for node in graph.nodes if isinstance(node.op, Send)}
         self._inputs = graph.inputs
         self._is_segment = bool(graph.inputs) or not graph.makes_logits
         self._logits = self._values[graph.output] if graph.makes_logits else -1
@@ -182,7 +183,7 @@ class CpuExecutor:
             return []
         costs = []
         for node in self._graph.nodes:
-            if not isinstance(node.op, Input):
+            if not isinstance(node.op, BORDERS):
                 matrices = [p for p in node.op.parameters if p.is_matrix]
                 is_quantized = any(self._weight_bytes[p] < _BYTES_OF_FLOATS * prod(p.shape) for p in matrices)
                 cost, names = node_cost(node, sizes, self._weight_bytes), tuple(p.name for p in matrices)

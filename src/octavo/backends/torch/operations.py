@@ -54,6 +54,12 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
+@_form(ops.Send)
+def _send(op: ops.Send, step: TorchStep) -> Tensor:
+    return step.values[op.x]
+
+
+@_form(ops.Receive)
 @_form(ops.Input)
 def _input(op: ops.Input, step: TorchStep) -> Tensor:
     return step.inputs[op.slot]

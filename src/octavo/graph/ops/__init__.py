@@ -40,6 +40,9 @@ from octavo.graph.ops.rowwise import Softcap as Softcap
 from octavo.graph.ops.spanning_norm import GroupSums as GroupSums
 from octavo.graph.ops.spanning_norm import Span as Span
 from octavo.graph.ops.spanning_norm import SpanningNorm as SpanningNorm
+from octavo.graph.ops.stages import BORDERS as BORDERS
+from octavo.graph.ops.stages import Receive as Receive
+from octavo.graph.ops.stages import Send as Send
 from octavo.graph.ops.state import DeltaHeads as DeltaHeads
 from octavo.graph.ops.state import GatedDeltaRule as GatedDeltaRule
 from octavo.graph.ops.state import ScanHeads as ScanHeads

@@ -1,0 +1,46 @@
+"""The operations at the border of two stages of a pipeline.
+
+An executor maps them to the arrays of a step: received values are `Batch.inputs`, and sent ones `StepOutput.values`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from octavo.batch import Array
+from octavo.graph.ops.base import Evaluation, Op, require
+from octavo.graph.ops.linear import Input
+from octavo.graph.values import Rows, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(Input):
+    """The value that the stage before sends in the same slot, on every rank of the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Op):
+    """x, which every rank of the next stage receives in that slot. Of a stage's ranks, which all have x, one sends.
+
+    The value is an output of the graph, and no operation of the graph uses it.
+    """
+
+    row_wise: ClassVar[bool] = True
+
+    x: Value
+    slot: int
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(self.slot >= 0, f"slot {self.slot} is negative")
+        return self.x.rows, self.x.cols
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return step.values[self.x]
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+
+BORDERS = (Input, Send)  # no kernel runs for them
