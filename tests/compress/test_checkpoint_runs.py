@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save_file
 
 from octavo.compress.checkpoints import gptq
 from octavo.compress.checkpoints.awq import quantized as awq_quantized
+from octavo.compress.checkpoints.awq import searched_scale
 from octavo.compress.checkpoints.calibration import read_calibration
 from octavo.compress.checkpoints.folding import ColumnFold
-from octavo.compress.checkpoints.grids import GridForm, nearest
+from octavo.compress.checkpoints.grids import GridForm, clipped_grid, grouped, nearest
 from octavo.compress.checkpoints.inputs import InputStatistics
 from octavo.compress.checkpoints.methods import Choices, choose_method
 from octavo.compress.checkpoints.plan import plan_quantization
@@ -47,6 +48,12 @@ def inputs(width: int, rows: int = 2048) -> Floats:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(rows, width)) @ rng.normal(size=(width, width)) / np.sqrt(width)
     return np.asarray(x * np.exp(rng.normal(size=width)), np.float32)
+
+
+def error_of(found: Floats, matrix: Floats, gram: Floats) -> float:
+    """Of the product, for inputs with this Gram matrix."""
+    difference = found - matrix
+    return float(np.einsum("rc,rc->", difference @ gram, difference))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -84,7 +91,7 @@ def test_the_default_damping_lowers_the_error_of_other_inputs_than_those_it_saw(
     def error(weight: GroupedWeight) -> float:
         return float(np.square(other @ (weight.dequantize() - matrix).T).sum())
 
-    found = error(method.weight("x", matrix, InputStatistics(seen.T @ seen, seen.max(0), 200)))
+    found = error(method.weight(matrix, InputStatistics(seen.T @ seen, seen.max(0), 200)))
     barely = gptq.factor_of(seen.T @ seen, gptq.GPTQOptions(damping=0.01))
     assert found < 0.9 * error(gptq.quantized(matrix, barely, form))
     assert found < 0.9 * error(nearest(matrix, form))
@@ -99,13 +106,57 @@ def test_the_error_of_the_product_is_much_smaller_than_of_rounding(method: str) 
     if method == "gptq":
         weight = gptq.quantized(matrix, gptq.factor_of(statistics.gram, gptq.GPTQOptions()), form)
     else:
-        weight = awq_quantized(matrix, statistics, form, clips=True)
+        weight = awq_quantized(matrix, statistics, form)
+    plain = error_of(nearest(matrix, form).dequantize(), matrix, statistics.gram)
+    assert error_of(weight.dequantize(), matrix, statistics.gram) < (0.6 if method == "gptq" else 0.95) * plain
 
-    def error(found: Floats) -> float:
-        difference = found - matrix
-        return float(np.einsum("rc,rc->", difference @ statistics.gram, difference))
 
-    assert error(weight.dequantize()) < (0.6 if method == "gptq" else 0.97) * error(nearest(matrix, form).dequantize())
+def test_awq_fits_the_scale_of_each_group() -> None:
+    """For the codes and zero that it chose, no other float16 scale near its own has a smaller error of the product."""
+    matrix = np.random.default_rng(6).standard_t(4, size=(32, 64)).astype(np.float32)
+    x, form = inputs(64), GridForm(4, 64, False)
+    gram = x.T @ x
+    grid = clipped_grid(grouped(matrix, form), gram[None], form)
+    codes = grid.codes(grouped(matrix, form), form.largest)[:, 0]
+    steps, scales = codes - grid.zero, grid.scale
+
+    def errors(scale: Floats) -> Floats:
+        difference = steps * scale - matrix
+        return np.einsum("rc,rc->r", difference @ gram, difference)
+
+    assert errors(scales).sum() < 0.9 * error_of(nearest(matrix, form).dequantize(), matrix, gram)
+    others = [errors(scales * np.float32(factor)) for factor in (0.97, 1.03)]
+    assert np.mean([(errors(scales) <= other).mean() for other in others]) > 0.75
+
+
+def test_awq_gives_each_column_a_scale_of_its_own() -> None:
+    """Few columns have large inputs and middling weights: powers of the inputs scale the wrong ones with them."""
+    rng = np.random.default_rng(7)
+    matrix = rng.normal(size=(128, 128)).astype(np.float32)
+    sizes = np.ones(128, np.float32)
+    sizes[:8], sizes[8:16] = 20, 20
+    matrix[:, 8:16] *= 4  # whose scale would widen every group
+    x = rng.normal(size=(1024, 128)).astype(np.float32) * sizes
+    gram, form = x.T @ x, GridForm(4, 64, False)
+    statistics = InputStatistics(gram, np.abs(x).max(0), len(x))
+    scale = searched_scale(ColumnFold((), ()), statistics, [matrix], form)
+    assert scale[:8].mean() > 1.5 * scale[8:16].mean() > scale[16:].mean()
+    plain = error_of(nearest(matrix, form).dequantize(), matrix, gram)
+    scaled = nearest(matrix * scale, form).dequantize() / scale
+    assert error_of(scaled, matrix, gram) < 0.6 * plain
+
+
+def test_awq_does_not_trade_small_matrices_for_large_ones() -> None:
+    """Queries and values read the same inputs; a factor of the queries alone changes no scale."""
+    rng = np.random.default_rng(8)
+    queries, values = (rng.normal(size=(64, 128)).astype(np.float32) for _ in range(2))
+    values[:, ::2] *= 3
+    statistics = InputStatistics.empty(128)
+    statistics.add(inputs(128))
+    form, fold = GridForm(4, 64, False), ColumnFold((), ())
+    once, larger = (searched_scale(fold, statistics, [queries * f, values], form) for f in (1, 64))
+    np.testing.assert_allclose(larger, once, rtol=1e-2)
+    assert not np.allclose(once, 1)
 
 
 class Scaling:
@@ -121,7 +172,7 @@ class Scaling:
         rows = np.random.default_rng(4).uniform(0.5, 2, len(fold.shared(statistics.largest))).astype(np.float32)
         return fold.spread(rows)
 
-    def weight(self, _: str, matrix: Floats, statistics: InputStatistics | None) -> DenseWeight:
+    def weight(self, matrix: Floats, statistics: InputStatistics | None) -> DenseWeight:
         assert statistics is not None
         return DenseWeight(matrix)
 

@@ -6,19 +6,12 @@ for all inputs, computed from their Gram matrix, in place of a sample of inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from octavo.compress.checkpoints.folding import ColumnFold
-from octavo.compress.checkpoints.grids import (
-    GridForm,
-    clipped_grid,
-    grid_of,
-    grouped,
-    nearest,
-    on_grid,
-)
+from octavo.compress.checkpoints.grids import GridForm, clipped_grid, grid_of, grouped, on_grid
 from octavo.compress.checkpoints.inputs import InputStatistics
 from octavo.quantization.ggml_blocks import Floats
 from octavo.quantization.packed import GroupedWeight
@@ -26,29 +19,99 @@ from octavo.quantization.packed import GroupedWeight
 _POWERS = np.linspace(0, 0.95, 20)
 _SAMPLED_ROWS = 512
 """Rows of the matrices on which scales are compared: the error of a row depends on no other."""
+_STEPS, _RATE = 80, 0.1
+"""Of the descent, and how far a logarithm moves in the first of them. The others are shorter, in even decrements."""
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the logarithms of the descent's scale."""
 
 
 def searched_scale(fold: ColumnFold, statistics: InputStatistics, matrices: Sequence[Floats], form: GridForm) -> Floats:
     """The scale of the columns [columns] with the least error of the matrices that read them.
 
-    The candidates are powers of the inputs' root mean squares, alone and over a power of the weights' means.
+    The candidates are the paper's, powers of the inputs' root mean squares, alone and over a power of the weights'
+    means; and powers of a scale of its own for each column, which a descent finds. Each matrix counts by its error
+    relative to rounding without a scale: queries with large numbers would leave the values nothing otherwise.
     """
-    rows = np.concatenate(matrices)
+    grams = _of_groups(statistics.gram, form)
+    rows = _evened(matrices, grams, form)
     sample = rows[:: max(1, len(rows) // _SAMPLED_ROWS)]
     squares: Floats = np.diagonal(statistics.gram) / np.float32(statistics.rows)
+    best = np.ones(rows.shape[1], np.float32)
+    least = _error(sample, best, grams, form)
+    for scale in _powers(fold, squares, rows, form):
+        error = _error(sample, scale, grams, form)
+        if error < least:
+            best, least = scale, error
+    descended = _descended(fold, squares, sample, form, best)
+    for share in _SHARES:
+        scale = descended ** np.float32(share)
+        error = _error(sample, scale, grams, form)
+        if error < least:
+            best, least = scale, error
+    return best
+
+
+def _evened(matrices: Sequence[Floats], grams: Floats, form: GridForm) -> Floats:
+    """The rows of all matrices, each matrix times a factor that gives them the same error of rounding."""
+    errors = []
+    for matrix in matrices:
+        step = max(1, len(matrix) // _SAMPLED_ROWS)
+        errors.append(step * _error(matrix[::step], np.ones(matrix.shape[1], np.float32), grams, form))
+    largest = max(errors)
+    factors = [np.float32(np.sqrt(largest / error)) if error > 0 else np.float32(1) for error in errors]
+    return np.concatenate([matrix * factor for matrix, factor in zip(matrices, factors, strict=True)])
+
+
+def _powers(fold: ColumnFold, squares: Floats, rows: Floats, form: GridForm) -> Iterator[Floats]:
     inputs = np.sqrt(fold.shared(squares))
     inputs = np.maximum(inputs, inputs.mean() * np.float32(1e-4) + np.float32(1e-12))
     weights = fold.shared(_relative_size(rows, form))
-    best = np.ones(rows.shape[1], np.float32)
-    least = _error(sample, best, statistics.gram, form)
     for power in _POWERS[1:]:
         for scale in (inputs**power, inputs**power / (weights ** (1 - power) + 1e-4)):
-            scale = np.maximum(scale, 1e-4)
-            even = fold.spread((scale / np.sqrt(scale.max() * scale.min())).astype(np.float32))
-            error = _error(sample, even, statistics.gram, form)
-            if error < least:
-                best, least = even, error
-    return best
+            yield _even(fold, scale)
+
+
+def _even(fold: ColumnFold, scale: Floats) -> Floats:
+    """A scale of the producer's rows, around 1, as one of the columns."""
+    scale = np.maximum(scale, 1e-4)
+    return fold.spread((scale / np.sqrt(scale.max() * scale.min())).astype(np.float32))
+
+
+def _descended(fold: ColumnFold, squares: Floats, rows: Floats, form: GridForm, start: Floats) -> Floats:
+    """The scale with the least error that rounding is expected to make, by Adam over its logarithms.
+
+    A code's error is as likely anywhere within a step, and the steps of a group are its range after scaling. So the
+    error of a group is its range squared times the sum of squares / scale^2 over its columns; the range depends on two
+    columns of each row alone.
+    """
+    size = form.columns(rows.shape[1])
+    firsts = np.arange(0, rows.shape[1], size)
+    logs = np.log(fold.shared(start))
+    mean, variance = np.zeros_like(logs), np.zeros_like(logs)
+    best, least = start, np.inf
+    for step in range(_STEPS):
+        scale = fold.spread(np.exp(logs))
+        parts = grouped(rows * scale, form)
+        high, low = parts.argmax(-1), parts.argmin(-1)
+        ends = [np.take_along_axis(parts, place[..., None], -1)[..., 0] for place in (high, low)]
+        ends = [np.maximum(ends[0], 0), np.minimum(ends[1], 0)]
+        ranges = ends[0] - ends[1]
+        noise = squares / np.square(scale)
+        sums = np.add.reduceat(noise, firsts)
+        loss = float(np.einsum("rg,rg,g->", ranges, ranges, sums))
+        if loss < least:
+            best, least = scale, loss
+        gradient = -2 * noise * np.repeat(np.square(ranges).sum(0), size)
+        slope = 2 * ranges * sums
+        for place, change in ((high, slope * ends[0]), (low, -slope * ends[1])):
+            gradient += np.bincount((firsts + place).reshape(-1), change.reshape(-1), len(squares)).astype(np.float32)
+        shared = fold.shared(gradient)
+        shared /= np.sqrt(np.square(shared).mean()) + np.float32(1e-12)
+        mean = 0.9 * mean + 0.1 * shared
+        variance = 0.99 * variance + 0.01 * np.square(shared)
+        moved = (mean / (1 - 0.9 ** (step + 1))) / (np.sqrt(variance / (1 - 0.99 ** (step + 1))) + 1e-8)
+        logs -= np.float32(_RATE * (1 - step / _STEPS)) * moved
+    return _even(fold, fold.shared(best))
 
 
 def _relative_size(rows: Floats, form: GridForm) -> Floats:
@@ -59,18 +122,21 @@ def _relative_size(rows: Floats, form: GridForm) -> Floats:
     return found
 
 
-def _error(rows: Floats, scale: Floats, gram: Floats, form: GridForm) -> float:
+def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:
+    """The error of each group's part of the product, summed: those of different groups have nothing in common."""
     parts = grouped(rows * scale, form)
     rounded = grid_of(parts.min(-1), parts.max(-1), form).rounded(parts, form.largest).reshape(rows.shape)
-    error = rounded / scale - rows
-    return float(np.einsum("rc,rc->", error @ gram, error))
+    error = grouped(rounded / scale - rows, form).swapaxes(0, 1)  # [groups, rows, columns]
+    return float(np.einsum("gro,gro->", error @ grams, error))
 
 
-def quantized(matrix: Floats, statistics: InputStatistics, form: GridForm, *, clips: bool) -> GroupedWeight:
-    """The matrix [rows, columns] rounded, with the range of each group clipped where that lowers the error."""
-    if not clips:
-        return nearest(matrix, form)
-    parts = grouped(matrix, form)
-    size = form.columns(matrix.shape[1])
-    blocks = [statistics.gram[i : i + size, i : i + size] for i in range(0, matrix.shape[1], size)]
-    return on_grid(matrix, clipped_grid(parts, np.stack(blocks), form), form)
+def _of_groups(gram: Floats, form: GridForm) -> Floats:
+    """The parts of a Gram matrix between columns of one group, [groups, columns, columns]."""
+    size = form.columns(len(gram))
+    return np.stack([gram[i : i + size, i : i + size] for i in range(0, len(gram), size)])
+
+
+def quantized(matrix: Floats, statistics: InputStatistics, form: GridForm) -> GroupedWeight:
+    """The matrix [rows, columns] rounded, with the grid of each group that makes the error of the product least."""
+    grid = clipped_grid(grouped(matrix, form), _of_groups(statistics.gram, form), form)
+    return on_grid(matrix, grid, form)

@@ -16,6 +16,8 @@ _SMALLEST_SCALE = np.float32(2**-24)  # of float16
 _LARGEST_SCALE = np.float32(65504)
 _SHRINKS = np.linspace(1, 0.5, 11, dtype=np.float32)
 """Shares of the range that the search for a grid tries: clipping the largest numbers makes all others finer."""
+_ZERO_SHIFTS = (0, -1, 1, 0)
+"""From the best zero so far; the last one fits the scale again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,26 @@ def clipped_grid(values: Floats, grams: Floats, form: GridForm) -> Grid:
     """The grid of each group of values [rows, groups, columns] with the least error of the product.
 
     grams: [groups, columns, columns], products of the inputs of each group's columns. AWQ's clipping, with the error
-    over all inputs in place of a sample of them.
+    over all inputs in place of a sample of them. Then the zeros beside the best one are tried, and for the codes that
+    each zero gives, the scale of least squares.
     """
-    return _best_grid(values, form, lambda grid: _product_error(grid, values, grams, form))
+    best = _best_grid(values, form, lambda grid: _product_error(grid, values, grams, form))
+    least = _product_error(best, values, grams, form)
+    for shift in _ZERO_SHIFTS:
+        grid = _fitted(Grid(best.scale, np.clip(best.zero + shift, 1, form.largest)), values, grams, form)
+        best, least = _better(best, least, grid, _product_error(grid, values, grams, form))
+    return best
+
+
+def _fitted(grid: Grid, values: Floats, grams: Floats, form: GridForm) -> Grid:
+    """The grid with the scale that makes the product's error least while codes and zeros stay."""
+    steps = (grid.codes(values, form.largest) - grid.zero[..., None]).swapaxes(0, 1)  # [groups, rows, columns]
+    products = steps @ grams
+    wanted = np.einsum("gro,rgo->rg", products, values)
+    found = np.einsum("gro,gro->rg", products, steps)
+    usable = (wanted > 0) & (found > 0)
+    scale = np.where(usable, wanted / np.where(usable, found, 1), grid.scale)
+    return Grid(np.clip(scale, _SMALLEST_SCALE, _LARGEST_SCALE).astype(np.float16).astype(np.float32), grid.zero)
 
 
 def _best_grid(values: Floats, form: GridForm, error_of: Callable[[Grid], Floats]) -> Grid:
@@ -103,11 +122,15 @@ def _best_grid(values: Floats, form: GridForm, error_of: Callable[[Grid], Floats
     least = error_of(best)
     for shrink in _SHRINKS[1:]:
         grid = grid_of(low * shrink, high * shrink, form)
-        error = error_of(grid)
-        wins = error < least
-        best = Grid(np.where(wins, grid.scale, best.scale), np.where(wins, grid.zero, best.zero))
-        least = np.where(wins, error, least)
+        best, least = _better(best, least, grid, error_of(grid))
     return best
+
+
+def _better(best: Grid, least: Floats, other: Grid, error: Floats) -> tuple[Grid, Floats]:
+    """Of each group the grid with the smaller error, and that error."""
+    wins = error < least
+    grid = Grid(np.where(wins, other.scale, best.scale), np.where(wins, other.zero, best.zero))
+    return grid, np.where(wins, error, least)
 
 
 def _squared_error(grid: Grid, values: Floats, weights: Floats, form: GridForm) -> Floats:

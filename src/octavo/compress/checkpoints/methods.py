@@ -43,7 +43,6 @@ _WITH_INPUTS: tuple[MethodKind, ...] = ("gptq", "awq", "w8a8")
 _MXFP4_BLOCK = 32
 _STEPS: Mapping[MethodKind, tuple[int, int]] = {"awq": (8, 1), "mxfp4": (1, _MXFP4_BLOCK), "nf4": (1, 2), "fp4": (1, 2)}
 """Multiples of rows and columns that a matrix needs."""
-_UNCLIPPED = ("q_proj", "k_proj", "qkv_proj")  # a softmax magnifies what clipping them does
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class QuantizationMethod:
             return smoothing_scale(statistics.largest, matrices, self.strength)
         return None
 
-    def weight(self, tensor: str, matrix: Floats, statistics: InputStatistics | None) -> Weight:
+    def weight(self, matrix: Floats, statistics: InputStatistics | None) -> Weight:
         """The canonical weight of a matrix. statistics: None for an expert that no token chose.
 
         Raises ValueError for numbers beyond the type.
@@ -114,8 +113,7 @@ class QuantizationMethod:
                 statistics.factor = gptq.factor_of(statistics.gram, self.options)
             return gptq.quantized(matrix, statistics.factor, self.form)
         if self.kind == "awq" and statistics is not None:
-            clips = not tensor.removesuffix(".weight").endswith(_UNCLIPPED)
-            return awq.quantized(matrix, statistics, self.form, clips=clips)
+            return awq.quantized(matrix, statistics, self.form)
         if self.kind in _WITH_GROUPS:
             return nearest(matrix, self.form)
         if self.kind == "mxfp4":

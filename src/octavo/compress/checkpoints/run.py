@@ -168,7 +168,7 @@ class LayerQuantizer:
             if self.method.needs_inputs and statistics is None:
                 self.unseen.append(name)
             try:
-                weight = self.method.weight(name, weights.stored(name), statistics)
+                weight = self.method.weight(weights.stored(name), statistics)
                 parts = self.method.tensors(weight)
             except ValueError as error:
                 raise ModelWriteError(f"tensor {name!r:.100} cannot become {self.method.kind}: {error}") from error
