@@ -1,4 +1,4 @@
-"""What calibration text changes: GPTQ and AWQ from texts of three kinds, judged on prose and on code.
+"""GPTQ and AWQ from calibration texts of three kinds, judged on prose and on code.
 
 Each type is made from prose (the pages of `docs`), from code (modules of Python's library) and from tokens drawn at
 random, written out as text; for comparison it is rounded without a text. The divergence from the float model is that of

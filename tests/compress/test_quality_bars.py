@@ -1,4 +1,4 @@
-"""How much nearer to its float form calibration brings a real model than rounding on the same kind of grid does."""
+"""Real models by GPTQ and AWQ: nearer to their float form than by rounding on the same kind of grid."""
 
 from __future__ import annotations
 
