@@ -126,8 +126,11 @@ class PyPendingStep {
     void sample_on_ranks(const Program& program) {
         const auto ranks = program.gathered_logits(pending_.result);
         const SamplingBatch& batch = task_.batch;
-        if (!ranks || !pending_.copies.empty() || needs_all_logits(batch, pending_.step.num_outputs, *ranks->exchange))
+        if (!ranks) return;
+        if (!pending_.copies.empty() || needs_all_logits(batch, pending_.step.num_outputs, *ranks->exchange)) {
+            if (ranks->exchange->rank > 0) pending_.finale = nullptr;  // the first rank samples
             return;
+        }
         parts_ = {task_,         program.values().at(ranks->part).cols, ranks->first, ranks->exchange,
                   ranks->gather, program.value_data(pending_.result),   nullptr};
         parts_.task.logits = program.value_data(ranks->part);

@@ -252,3 +252,29 @@ def test_steps_of_ranks(return_logits: bool) -> None:
     np.testing.assert_array_equal(found.token_ids, expected.token_ids)
     assert_same_reports(found, expected)
     assert more == 0 if return_logits else more < 0
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_a_row_without_an_outcome_is_an_error_of_the_first_rank(top_k: int) -> None:
+    """The others go on, whether the row is sampled from candidates or from all logits."""
+    graph, weights = tiny_graph("llama")
+    nothing = np.zeros((1, 3), np.uint32)
+    sampling_options = replace(sampling_batch(1, temperature=1.0, top_k=top_k), allowed_mask=nothing)
+    batch = replace(steps()[0], logits_indices=np.zeros(1, np.int32), sampling=sampling_options, return_logits=False)
+    name = secrets.token_hex(6)
+
+    def run(rank: int) -> str:
+        group = _native.CollectiveGroup(name, rank, 2, buffer_bytes=1 << 16, join_ms=60000)
+        part = shard(graph, rank, 2, lambda p: weights[p.name].column_step)
+        executor = cpu.compile(part, weights, LIMITS, num_threads=1, options=CompileOptions(group=group))
+        executor.allocate_cache(8 * NUM_CACHE_GROUPS, 16, 8)
+        try:
+            executor.submit(batch).wait()
+        except sampling.SamplingError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(run, range(2))
+    assert "no token may be chosen" in first
+    assert not second
