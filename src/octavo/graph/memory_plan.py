@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
-from octavo.graph.builder import Graph
+from octavo.graph.builder import Graph, Node
+from octavo.graph.ops import Op
 from octavo.graph.values import Rows, Value
 
 ALIGNMENT = 64  # bytes, a cache line
@@ -13,10 +14,15 @@ ALIGNMENT = 64  # bytes, a cache line
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Offsets in bytes into one workspace, each a multiple of ALIGNMENT."""
+    """Offsets in bytes into one workspace, each a multiple of ALIGNMENT.
 
-    offsets: Mapping[int, int]  # value id -> offset
+    offsets: of values by their id; values that are views have none. scratch: offset and bytes of the memory that an
+    operation needs while it runs, by the id of its output.
+    """
+
+    offsets: Mapping[int, int]
     total_bytes: int
+    scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -29,13 +35,62 @@ class _Buffer:
     offset: int = 0
 
 
-def plan(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> MemoryPlan:
+def plan(
+    graph: Graph,
+    rows: Mapping[Rows, int],
+    element_bytes: int | Callable[[Value], int],
+    *,
+    views: Collection[type[Op]] = (),
+    scratch: Callable[[Node], int] | None = None,
+) -> MemoryPlan:
     """Places all values [rows, cols] so that no two that live at the same time overlap.
 
     rows: the largest number of each kind. element_bytes: bytes of one element of a value. If the operation allows it
     (`Op.in_place`), an output takes the place of an input that is not needed later: a kernel then reads an element
     before it writes it.
+
+    views: operations whose output is a part of their input's memory. scratch: bytes that an operation needs beside its
+    operands.
     """
+    bytes_of = element_bytes if callable(element_bytes) else lambda _: element_bytes
+    is_view = {node.output for node in graph.nodes if isinstance(node.op, tuple(views))}
+    last_use = _last_uses(graph, is_view)
+
+    buffers: list[_Buffer] = []
+    buffer_of: dict[Value, _Buffer] = {}
+    scratch_of: dict[int, _Buffer] = {}
+
+    def buffer(size: int, first: int, last: int) -> _Buffer:
+        buffers.append(_Buffer(-(-size // ALIGNMENT) * ALIGNMENT, first, last))
+        return buffers[-1]
+
+    for index, node in enumerate(graph.nodes):
+        value = node.output
+        if scratch is not None and (needed := scratch(node)):
+            scratch_of[value.id] = buffer(needed, index, index)
+        if value in is_view:
+            continue
+        shape = value.rows, value.cols, bytes_of(value)
+        reused = next(
+            (
+                v
+                for v in node.op.in_place
+                if v in buffer_of and (v.rows, v.cols, bytes_of(v)) == shape and last_use[v] == index
+            ),
+            None,
+        )
+        if reused is not None:
+            buffer_of[value] = buffer_of[reused]
+            buffer_of[value].last = last_use[value]
+        else:
+            buffer_of[value] = buffer(rows[value.rows] * value.cols * bytes_of(value), index, last_use[value])
+    total = _place(buffers)
+    offsets = {value.id: found.offset for value, found in buffer_of.items()}
+    return MemoryPlan(offsets, total, {number: (found.offset, found.size) for number, found in scratch_of.items()})
+
+
+def _last_uses(graph: Graph, views: Collection[Value]) -> dict[Value, int]:
+    """The index of the last node that reads each value or its views; the number of nodes for what outlives them."""
     last_use = {node.output: index for index, node in enumerate(graph.nodes)}
     for index, node in enumerate(graph.nodes):
         last_use.update(dict.fromkeys(node.op.inputs, index))
@@ -43,23 +98,11 @@ def plan(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> MemoryPl
             again = [value for value in node.op.inputs if value.rows is not Rows.LOGITS]
             last_use.update(dict.fromkeys(again, len(graph.nodes)))
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))  # they outlive the step's last operation
-
-    buffers: list[_Buffer] = []
-    buffer_of: dict[Value, _Buffer] = {}
-    for index, node in enumerate(graph.nodes):
-        value = node.output
-        shape = value.rows, value.cols
-        reused = next((v for v in node.op.in_place if (v.rows, v.cols) == shape and last_use[v] == index), None)
-        if reused is not None:
-            buffer = buffer_of[reused]
-            buffer.last = last_use[value]
-        else:
-            size = rows[value.rows] * value.cols * element_bytes
-            buffer = _Buffer(-(-size // ALIGNMENT) * ALIGNMENT, index, last_use[value])
-            buffers.append(buffer)
-        buffer_of[value] = buffer
-    total = _place(buffers)
-    return MemoryPlan({value.id: buffer.offset for value, buffer in buffer_of.items()}, total)
+    for node in reversed(graph.nodes):
+        if node.output in views:
+            viewed = node.op.inputs[0]
+            last_use[viewed] = max(last_use[viewed], last_use[node.output])
+    return last_use
 
 
 def _place(buffers: list[_Buffer]) -> int:

@@ -62,10 +62,11 @@ def test_a_layer_is_four_products(name: str, monkeypatch: pytest.MonkeyPatch) ->
     calls: list[tuple[tuple[int, ...], bool, bool]] = []
 
     def counted(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
-        calls.append((tuple(weight.shape), end.residual is not None, end.overwrites))
-        before = None if end.residual is None else end.residual.data_ptr()
+        assert end.out is not None
+        in_place = end.residual is not None and end.out.data_ptr() == end.residual.data_ptr()
+        calls.append((tuple(weight.shape), end.residual is not None, in_place))
         out = linear(x, weight, end)
-        assert (out.data_ptr() == before) == end.overwrites
+        assert out.data_ptr() == end.out.data_ptr()
         return out
 
     monkeypatch.setattr("octavo.backends.torch.paged_step.linear", counted)
@@ -77,7 +78,7 @@ def test_a_layer_is_four_products(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert len(calls) == len(fused) + 1
     assert [shape[0] for shape, *_ in calls[:-1]] == [sum(w.shape[0] for w in op.weights) for op in fused]
     assert [has for _, has, _ in calls[:-1]] == [op.residual is not None for op in fused]
-    assert all(overwrites == has for _, has, overwrites in calls[:-1])
+    assert all(in_place == has for _, has, in_place in calls[:-1])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3n"])
@@ -113,11 +114,13 @@ def test_one_product_of_the_library(dtype: torch.dtype | None, *, has_bias: bool
     torch.testing.assert_close(
         linear(x, weight, ProductEnd(bias, dtype=dtype)).double(), expected, rtol=1e-5, atol=1e-5
     )
-    for overwrites in (False, True):
-        kept = residual.clone()
-        found = linear(x, weight, ProductEnd(bias, kept, dtype, overwrites))
+    elsewhere = torch.full((5, 3), torch.nan)
+    for out in (None, elsewhere, residual.clone()):
+        kept = residual.clone() if out is None or out is elsewhere else out
+        found = linear(x, weight, ProductEnd(bias, kept, dtype, None if dtype else out))
         torch.testing.assert_close(found.double(), expected + residual.double(), rtol=1e-5, atol=1e-5)
-        assert overwrites or torch.equal(kept, residual)
+        assert kept is out or torch.equal(kept, residual)
+        assert out is None or dtype is not None or found.data_ptr() == out.data_ptr()
 
 
 def test_biases_are_held_in_the_type_of_their_product() -> None:

@@ -12,15 +12,6 @@ from octavo.backends.torch.step import constant
 from octavo.graph.ops import AttentionParams, EncoderAttentionParams
 
 
-def rotate(x: Tensor, head_dim: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """x [tokens, heads * head_dim] -> the same shape. rotation: of `TorchStep.rotation`."""
-    cos, sin = rotation
-    half = cos.shape[-1]
-    heads = x.reshape(x.shape[0], -1, head_dim)
-    a, b, rest = torch.split(heads, [half, half, head_dim - 2 * half], dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).reshape(x.shape)
-
-
 def scaled_queries(q: Tensor, p: AttentionParams, positions: Tensor) -> Tensor:
     """q [tokens, columns] times the factor of each position, if the layer has any."""
     if p.query_scales is None:

@@ -31,12 +31,12 @@ from octavo.backends.torch.rank_group import TorchRankGroup, join_group
 from octavo.backends.torch.rates import measured_copy_rate, measured_rates
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
 from octavo.backends.torch.weights import DeviceWeights, held_type, plain_types, vector_type
+from octavo.backends.torch.workspace import step_plan, unplaced_bytes
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
 from octavo.graph import passes
 from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import layer_formats
-from octavo.graph.memory_plan import plan
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import Weight
 
@@ -116,7 +116,8 @@ class TorchBackend:
         # Streamed layers have no numbers on the device yet.
         source = held.__getitem__ if held.streamed is None else dequantized(weights, keep=False)
         numbers = CacheNumbers(types, cache_factors(planned.graph, source, types))
-        return TorchExecutor(planned.graph, held, limits, sizes, numbers, mode)
+        places = step_plan(planned.graph, limits, self.dtype, triton_calls(self.device))
+        return TorchExecutor(planned.graph, held, limits, sizes, places, numbers, mode)
 
     def sizes(
         self,
@@ -134,15 +135,17 @@ class TorchBackend:
         types = plain_types(graph, self.dtype)
         held = {p: prod(p.shape) * types[p].itemsize for p in graph.parameters}
         held |= {p: found.packed_bytes for p, found in matrices.items()}
-        values = plan(graph, limits.rows, self.dtype.itemsize).total_bytes
-        logits = max((limits.rows[v.rows] * v.cols for v in graph.outputs), default=0) if graph.makes_logits else 0
         calls = triton_calls(self.device)
-        of_kernels = 0 if calls is None else calls.workspace_bytes(graph, limits)
+        values = step_plan(graph, limits, self.dtype, calls).total_bytes
+        coded = [p for p, held in matrices.items() if held.packed_bytes < prod(p.shape) * self.dtype.itemsize]
+        values += 0 if calls is None else unplaced_bytes(graph, limits, self.dtype, coded)
+        logits = max((limits.rows[v.rows] * v.cols for v in graph.outputs), default=0) if graph.makes_logits else 0
+        angles = 0 if calls is None else calls.angles_bytes(graph, limits)
         return Sizes(
             graph,
             held,
             matrices,
-            values + logits * _SAMPLER_BYTES + of_kernels,
+            values + logits * _SAMPLER_BYTES + angles,
             cache_sizes(graph, cache_types(formats, self.cache_dtype), vector_type(self.dtype)),
             formats,
         )

@@ -135,7 +135,15 @@ class EagerStep(TorchStep):
     def weight(self, parameter: Parameter) -> Tensor:
         return self.source(parameter)
 
-    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        p: AttentionParams,
+        sinks: Tensor | None,
+        out: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         if k is not None and v is not None:
             keys = k.reshape(len(k), p.num_kv_heads, -1)
             values = v.reshape(len(v), p.num_kv_heads, -1) if v.shape[1] else keys[..., : p.cache.value_dim]

@@ -27,16 +27,16 @@ from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
 from octavo.backends.torch.step_arrays import HostArrays, host_arrays, sent
 from octavo.backends.torch.weights import DeviceWeights, vector_type
+from octavo.backends.torch.workspace import Workspace
 from octavo.batch import Batch, StepOutput
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
-from octavo.graph.ops import Add, AllGather, AllReduce, Columns, Embedding, FusedLinear, Linear, RopeParams, SelectRows
-from octavo.graph.values import Rows, Value
+from octavo.graph.memory_plan import MemoryPlan
+from octavo.graph.ops import AllGather, RopeParams
+from octavo.graph.values import Rows
 
 logger = logging.getLogger(__name__)
-
-_FRESH = (Embedding, Linear, FusedLinear, Add, SelectRows)  # whose outputs share no memory with other values
 
 
 class TorchPendingStep:
@@ -61,7 +61,7 @@ class Results:
     """The results of a step, copied to the host while later work runs."""
 
     def __init__(self, num_rows: int, samples: Samples | None, values: Mapping[str, Sequence[Tensor]]) -> None:
-        """values: tensors for fields of `StepOutput` by its name."""
+        """values: tensors for fields of `StepOutput` by its name, which the next step may overwrite."""
         self._num_rows = num_rows
         self._samples = (
             None if samples is None else Samples(*(_to_host(getattr(samples, n)) for n in samples.__slots__))
@@ -104,7 +104,7 @@ class Results:
 
 def _to_host(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
-        return tensor
+        return tensor.clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
@@ -132,10 +132,11 @@ class TorchExecutor:
         weights: DeviceWeights,
         limits: ExecutorLimits,
         sizes: tuple[CacheSizes, int],
+        plan: MemoryPlan,
         numbers: CacheNumbers,
         mode: StepMode,
     ) -> None:
-        """sizes: of the cache, and bytes of the workspace. numbers: of the cache."""
+        """sizes: of the cache, and bytes of a step beside it. plan: of `step_plan`. numbers: of the cache."""
         device = mode.device
         # On the CPU, a step is computed by the call that submits it.
         self.max_in_flight = 2 if device.type == "cuda" else 1
@@ -150,6 +151,8 @@ class TorchExecutor:
         # A step waits for other ranks, which begin it after the call that submits it here.
         self._thread = None if mode.group is None else ThreadPoolExecutor(1, "octavo-rank")
         self.calls = triton_calls(device)
+        self._plan = plan
+        self._workspace: Workspace | None = self._new_workspace()
         self._graphs: DecodeGraphs | None = None
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
@@ -159,8 +162,6 @@ class TorchExecutor:
         self._drawn = torch.zeros(max(limits.max_num_outputs, 1), dtype=torch.int64, device=device)
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is Rows.LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
-        self._last_use = _last_uses(graph)
-        self._spent = _spent_values(graph, self._last_use)
         self._feeds = fed_products(graph)
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
@@ -181,6 +182,10 @@ class TorchExecutor:
             except RuntimeError as error:  # of the driver, or too little memory: the steps themselves run without
                 reason = str(error).partition("\n")[0]
                 logger.warning("decode steps are launched operation by operation, as their capture failed: %s", reason)
+
+    def _new_workspace(self) -> Workspace:
+        with room_for("the values of a step", self._plan.total_bytes):
+            return Workspace(self._plan, self._weights.dtype, self.device)
 
     def _new_cache(self, *sizes: int) -> PagedCache:
         blocks, block_size, states = sizes
@@ -209,7 +214,7 @@ class TorchExecutor:
             logits = self._graphs.logits(batch, bucket)
             return self._results([self._sampled(logits, batch, slice(0, len(logits)))], batch)
         host = self._host_arrays(batch)
-        inputs = [sent(x, self.device).to(self._weights.dtype) for x in batch.inputs]
+        inputs = [sent(x, self.device) for x in batch.inputs]
         step, graph = self._step(host, host.sent(self.device), inputs), self._graph
         self._evaluate(step, self._body)
         count = len(batch.logits_indices)
@@ -230,6 +235,7 @@ class TorchExecutor:
         arrays = host.views(flat.long())
         rows, sources = arrays.rows, arrays.sources
         token_ids = torch.where(sources >= 0, self._drawn[sources.clamp(min=0)], rows.token_ids)
+        assert self._workspace is not None, "a step after `close`, or asleep"
         return PagedStep(
             replace(rows, token_ids=token_ids),
             inputs,
@@ -241,11 +247,12 @@ class TorchExecutor:
             calls=self.calls,
             max_positions=self._limits.max_model_len,
             angles=self._angles,
-            spent=self._spent,
             repeats=self._repeats,
             group=self._group,
             widths=self._widths,
             feeds=self._feeds,
+            workspace=self._workspace,
+            num_outputs=len(rows.wanted),
         )
 
     def _captured_logits(self, host: HostArrays, flat: Tensor) -> Tensor:
@@ -257,9 +264,6 @@ class TorchExecutor:
     def _evaluate(self, step: PagedStep, nodes: Sequence[Node]) -> None:
         for node in self._weights.in_turn(nodes):
             evaluate(node, step)
-            for value in self._last_use.get(node.output, ()):
-                step.values.pop(value, None)
-                step.codes.pop(value, None)
 
     def _finish(self, step: PagedStep, batch: Batch) -> Results:
         """The output head and sampling, for so many rows at a time as may hold logits at once."""
@@ -270,6 +274,7 @@ class TorchExecutor:
             rows = slice(begin, min(begin + at_once, count))
             for value, tensor in whole.items():
                 step.values[value] = tensor[rows] if value.rows is Rows.OUTPUTS else tensor
+            step.num_outputs = rows.stop - begin
             self._evaluate(step, self._head)
             parts.append(self._sampled(step.values[self._graph.output].float(), batch, rows))
         return self._results(parts, batch)
@@ -297,6 +302,7 @@ class TorchExecutor:
             self._slept_sizes = (self._cache.num_blocks, self._cache.block_size, self._cache.num_states)
             self._graphs = None
             self._angles.clear()
+            self._workspace = None
             self._cache = self._new_cache(0, 1, 0)
             with current(self.device):
                 self._weights.move(torch.device("cpu"))
@@ -308,6 +314,7 @@ class TorchExecutor:
         if self._slept_sizes is not None:
             with room_for("the weights", self.weight_bytes), current(self.device):
                 self._weights.move(self.device)
+            self._workspace = self._new_workspace()
             self.allocate_cache(*self._slept_sizes)
             self._slept_sizes = None
 
@@ -319,6 +326,7 @@ class TorchExecutor:
         self._weights.clear()
         self.weight_bytes = 0
         self._angles.clear()
+        self._workspace = None
         self._cache = self._new_cache(0, 1, 0)
 
 
@@ -353,29 +361,3 @@ def gathered_widths(graph: Graph, group: TorchRankGroup | None) -> dict[AllGathe
         return {}
     of_ranks = group.exchanged([op.x.cols for op in ops])
     return {op: [widths[i] for widths in of_ranks] for i, op in enumerate(ops)}
-
-
-def _spent_values(graph: Graph, last_use: Mapping[Value, Sequence[Value]]) -> frozenset[Value]:
-    """The residuals, and addends of ranks, that nothing needs after they are added, and whose tensors are their own."""
-    makers = {node.output: node.op for node in graph.nodes}
-    viewed = {node.op.x for node in graph.nodes if isinstance(node.op, Columns)}
-    found = set()
-    for node in graph.nodes:
-        op, spent = node.op, None
-        if isinstance(op, AllReduce):
-            spent = op.x
-        elif isinstance(op, FusedLinear) and (op.x != op.residual or op.norm is not None):
-            spent = op.residual
-        if spent in last_use.get(node.output, ()) and spent is not None and spent not in viewed:
-            found.update([spent] if isinstance(makers[spent], _FRESH) else [])
-    return frozenset(found)
-
-
-def _last_uses(graph: Graph) -> dict[Value, list[Value]]:
-    """The values that are not needed after the node that makes a value."""
-    kept = {*graph.outputs, *([graph.hidden_states] if graph.makes_logits else [])}
-    last = {value: node.output for node in graph.nodes for value in node.op.inputs if value not in kept}
-    found: dict[Value, list[Value]] = {}
-    for value, maker in last.items():
-        found.setdefault(maker, []).append(value)
-    return found

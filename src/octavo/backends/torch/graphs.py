@@ -110,24 +110,18 @@ class DecodeGraphs:
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """run: from the arrays of a step, and these on the device, to its logits.
+        """run: from the arrays of a step, and these on the device, to its logits, in their place in the workspace.
 
         host_of: the arrays of a step, whose shapes follow its size. sizes: numbers of sequences, the largest first.
         """
         self._host_of, self._spare, self._sizes = host_of, spare, sorted(sizes)
         self._inputs: dict[int, Tensor] = {}
         self._replays: dict[int, Replay] = {}
-        self._kept: Tensor | None = None  # logits [largest size, vocab], in which the steps of all sizes leave theirs
         for size in sizes:
             host = host_of(spare.padded(_nothing(spare), size))
             self._inputs[size] = host.sent(device).clone()
             flat = self._inputs[size]
-            self._replays[size] = capture(lambda h=host, flat=flat: self._keep(run(h, flat)))  # type: ignore[misc]
-
-    def _keep(self, logits: Tensor) -> Tensor:
-        if self._kept is None:  # in the run before the first capture, which is of the largest size
-            self._kept = torch.empty_like(logits)
-        return self._kept[: len(logits)].copy_(logits)
+            self._replays[size] = capture(lambda h=host, flat=flat: run(h, flat))  # type: ignore[misc]
 
     def bucket_of(self, batch: Batch) -> int | None:
         """The size in which a step runs; None: it is not one of a token and its logits for each sequence."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.backends.torch.attention import attend_text, rotate
+from octavo.backends.torch.attention import attend_text
 from octavo.backends.torch.coded import CodedRows
-from octavo.backends.torch.plain import ACTIVATIONS, wide
+from octavo.backends.torch.plain import ACTIVATIONS, rotate, wide
 from octavo.backends.torch.state import delta_rule, selective_scan, short_conv
 from octavo.backends.torch.step import TorchStep, constant
 from octavo.errors import GraphError
@@ -27,13 +27,19 @@ FORMS: dict[type[ops.Op], Form[Any]] = {}
 
 
 def evaluate(node: Node, step: TorchStep) -> None:
-    """Gives the step the output of one operation. Raises GraphError naming one without a torch form."""
+    """Gives the step the output of one operation, in its place if it has one.
+
+    Raises GraphError naming an operation without a torch form.
+    """
     check_operation(node)
-    found = FORMS[type(node.op)](node.op, step)
+    step.begin(node)
+    found, out = FORMS[type(node.op)](node.op, step), step.out
     if isinstance(found, CodedRows):
         step.codes[node.output] = found
-    else:
+    elif out is None or (found.data_ptr() == out.data_ptr() and found.shape == out.shape):
         step.values[node.output] = found
+    else:
+        step.values[node.output] = out.copy_(found)
 
 
 def check_operation(node: Node) -> None:
@@ -50,8 +56,8 @@ def _form(kind: type[OpType]) -> Callable[[Form[OpType]], Form[OpType]]:
     return register
 
 
-def softcap(x: Tensor, cap: float) -> Tensor:
-    return cap * torch.tanh(x / cap)
+def softcap(x: Tensor, cap: float, out: Tensor | None = None) -> Tensor:
+    return torch.mul(torch.tanh(torch.div(x, cap, out=out), out=out), cap, out=out)
 
 
 @_form(ops.Send)
@@ -62,7 +68,8 @@ def _send(op: ops.Send, step: TorchStep) -> Tensor:
 @_form(ops.Receive)
 @_form(ops.Input)
 def _input(op: ops.Input, step: TorchStep) -> Tensor:
-    return step.inputs[op.slot]
+    found = step.inputs[op.slot]
+    return found if step.out is None else step.out.copy_(found)  # in the type of values
 
 
 @_form(ops.Embedding)
@@ -71,26 +78,28 @@ def _embedding(op: ops.Embedding, step: TorchStep) -> Tensor:
     if not op.has_all:
         ids = torch.where(ids < op.num_rows, ids, 0)
     if not op.total:
-        return step.embed(ids, op.weight)
+        return step.embed(ids, op.weight, step.out)
     rows = ids - op.first
     is_here = (rows >= 0) & (rows < op.weight.shape[0])
-    return torch.where(is_here[:, None], step.embed(torch.where(is_here, rows, 0), op.weight), 0.0)
+    found = step.embed(torch.where(is_here, rows, 0), op.weight, step.out)
+    return torch.where(is_here[:, None], found, 0.0)
 
 
 @_form(ops.PositionEmbedding)
 def _position_embedding(op: ops.PositionEmbedding, step: TorchStep) -> Tensor:
-    return step.embed(step.rows.positions + op.offset, op.weight)
+    positions = step.rows.positions + op.offset if op.offset else step.rows.positions
+    return step.embed(positions, op.weight, step.out)
 
 
 @_form(ops.TokenTypeEmbedding)
 def _token_type_embedding(op: ops.TokenTypeEmbedding, step: TorchStep) -> Tensor:
     types = step.rows.token_types
-    return step.embed(torch.zeros_like(step.rows.token_ids) if types is None else types, op.weight)
+    return step.embed(torch.zeros_like(step.rows.token_ids) if types is None else types, op.weight, step.out)
 
 
 @_form(ops.Linear)
 def _plain_linear(op: ops.Linear, step: TorchStep) -> Tensor:
-    return step.linear(step.rows_of(op.x), (op.weight,), (op.bias,))
+    return step.linear(step.rows_of(op.x), (op.weight,), (op.bias,), out=step.out)
 
 
 @_form(ops.HeadLinear)
@@ -102,80 +111,85 @@ def _head_linear(op: ops.HeadLinear, step: TorchStep) -> Tensor:
 
 @_form(ops.Logits)
 def _logits(op: ops.Logits, step: TorchStep) -> Tensor:
-    x = step.values[op.x]
-    logits = step.linear(x, (op.weight,), (op.bias,), dtype=torch.promote_types(x.dtype, torch.float32))
-    logits = logits if op.scale == 1.0 else logits * op.scale
-    return logits if op.softcap is None else softcap(logits, op.softcap)
+    x, out = step.values[op.x], step.out
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    logits = step.linear(x, (op.weight,), (op.bias,), dtype=dtype, out=out)
+    logits = logits if op.scale == 1.0 else torch.mul(logits, op.scale, out=out)
+    return logits if op.softcap is None else softcap(logits, op.softcap, out)
 
 
 @_form(ops.SelectRows)
 def _select_rows(op: ops.SelectRows, step: TorchStep) -> Tensor:
-    return step.values[op.x][step.rows.wanted]
+    return torch.index_select(step.values[op.x], 0, step.rows.wanted, out=step.out)
 
 
 @_form(ops.FusedLinear)
 def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor | CodedRows:
     x = step.rows_of(op.x)
     if op.norm is not None:
-        x = step.normed_for(step.values[op.x], op.norm, op.eps, op.weights)
+        x = step.values[op.x]
+        x = step.normed_for(x, op.norm, op.eps, op.weights, step.room(tuple(x.shape), x.dtype))
     residual = None if op.residual is None else step.values[op.residual]
     if op.kind is None:
-        return step.linear(x, op.weights, op.biases, residual, overwrites=op.residual in step.spent)
-    out = step.gate_product(x, op)
-    return out + residual if residual is not None and isinstance(out, Tensor) else out
+        return step.linear(x, op.weights, op.biases, residual, out=step.out)
+    if residual is None:
+        return step.gate_product(x, op, step.out)
+    # The place of the output may be that of the residual.
+    found = step.gate_product(x, op, step.room((len(x), op.weights[0].shape[0]), x.dtype))
+    assert isinstance(found, Tensor), "a product takes no codes of a sum"
+    return torch.add(found, residual, out=step.out)
 
 
 @_form(ops.Add)
 def _add(op: ops.Add, step: TorchStep) -> Tensor:
-    return step.values[op.a] + step.values[op.b]
+    return torch.add(step.values[op.a], step.values[op.b], out=step.out)
 
 
 @_form(ops.Mul)
 def _mul(op: ops.Mul, step: TorchStep) -> Tensor:
-    return step.values[op.a] * step.values[op.b]
+    return torch.mul(step.values[op.a], step.values[op.b], out=step.out)
 
 
 @_form(ops.Scale)
 def _scale(op: ops.Scale, step: TorchStep) -> Tensor:
-    return step.values[op.x] * op.factor
+    return torch.mul(step.values[op.x], op.factor, out=step.out)
 
 
 @_form(ops.Activation)
 def _activation(op: ops.Activation, step: TorchStep) -> Tensor:
-    return step.activated(step.values[op.x], op.kind)
+    return step.activated(step.values[op.x], op.kind, step.out)
 
 
 @_form(ops.GatedActivation)
 def _gated_activation(op: ops.GatedActivation, step: TorchStep) -> Tensor | CodedRows:
-    return step.gated(step.values[op.gate], step.values[op.up], op)
+    return step.gated(step.values[op.gate], step.values[op.up], op, step.out)
 
 
 @_form(ops.Softcap)
 def _softcap(op: ops.Softcap, step: TorchStep) -> Tensor:
-    return softcap(step.values[op.x], op.cap)
+    return softcap(step.values[op.x], op.cap, step.out)
 
 
 @_form(ops.Clip)
 def _clip(op: ops.Clip, step: TorchStep) -> Tensor:
-    return step.values[op.x].clamp(-op.limit, op.limit)
+    return torch.clamp(step.values[op.x], -op.limit, op.limit, out=step.out)
 
 
 @_form(ops.RMSNorm)
 def _rms_norm(op: ops.RMSNorm, step: TorchStep) -> Tensor:
     weight = None if op.weight is None else step.weight(op.weight)
-    return step.normed(step.values[op.x], weight, op.columns, op.eps)
+    return step.normed(step.values[op.x], weight, op.columns, op.eps, step.out)
 
 
 @_form(ops.LayerNorm)
 def _layer_norm(op: ops.LayerNorm, step: TorchStep) -> Tensor:
-    x = step.values[op.x]
-    bias = None if op.bias is None else wide(step.weight(op.bias))
-    weight = wide(step.weight(op.weight))
+    x, weight = step.values[op.x], step.weight(op.weight)
+    bias = None if op.bias is None else step.weight(op.bias)
     if op.columns == op.x.cols:
-        return step.centered(x, weight, bias, op.eps)
+        return step.centered(x, weight, bias, op.eps, step.out)
     groups = wide(x).reshape(x.shape[0], -1, op.columns)
-    normed = functional.layer_norm(groups, groups.shape[-1:], None, None, op.eps).flatten(-2) * weight
-    return (normed if bias is None else normed + bias).to(x.dtype)
+    normed = functional.layer_norm(groups, groups.shape[-1:], None, None, op.eps).flatten(-2) * wide(weight)
+    return (normed if bias is None else normed + wide(bias)).to(x.dtype)
 
 
 def _centered(op: ops.GroupSums | ops.SpanningNorm, step: TorchStep) -> tuple[Tensor, Tensor]:
@@ -206,7 +220,7 @@ def _columns(op: ops.Columns, step: TorchStep) -> Tensor:
 
 @_form(ops.SideBySide)
 def _side_by_side(op: ops.SideBySide, step: TorchStep) -> Tensor:
-    return torch.cat([step.values[op.a], step.values[op.b]], dim=1)
+    return torch.cat([step.values[op.a], step.values[op.b]], dim=1, out=step.out)
 
 
 @_form(ops.MixStreams)
@@ -243,7 +257,7 @@ def _match_magnitude(op: ops.MatchMagnitude, step: TorchStep) -> Tensor:
 @_form(ops.ScaleColumns)
 def _scale_columns(op: ops.ScaleColumns, step: TorchStep) -> Tensor:
     x = step.values[op.x]
-    return x * step.weight(op.weight).to(x.dtype)
+    return torch.mul(x, step.weight(op.weight).to(x.dtype), out=step.out)
 
 
 @_form(ops.Sparsify)
@@ -256,14 +270,14 @@ def _sparsify(op: ops.Sparsify, step: TorchStep) -> Tensor:
 
 @_form(ops.Rope)
 def _rope(op: ops.Rope, step: TorchStep) -> Tensor:
-    x = step.values[op.x]
-    return rotate(x, op.head_dim, step.rotation(op.rope, x.dtype))
+    return step.rotated(step.values[op.x], op.head_dim, op.rope)
 
 
 @_form(ops.Attention)
 def _attention(op: ops.Attention, step: TorchStep) -> Tensor:
     k, v = (None if x is None else step.values[x] for x in (op.k, op.v))
-    return step.attend(step.values[op.q], k, v, op.params, None if op.sinks is None else step.weight(op.sinks))
+    sinks = None if op.sinks is None else step.weight(op.sinks)
+    return step.attend(step.values[op.q], k, v, op.params, sinks, step.out)
 
 
 @_form(ops.FusedAttention)
@@ -271,7 +285,7 @@ def _fused_attention(op: ops.FusedAttention, step: TorchStep) -> Tensor:
     p, qkv = op.params, step.values[op.qkv]
     sinks = None if op.sinks is None else step.weight(op.sinks)
     if (queries := step.prepared_queries(op, qkv)) is not None:
-        return step.attend(queries, None, None, p, sinks)
+        return step.attend(queries, None, None, p, sinks, step.out)
 
     def ready(x: Tensor, is_normed: bool, weight: Parameter | None) -> Tensor:
         if is_normed:
@@ -279,26 +293,28 @@ def _fused_attention(op: ops.FusedAttention, step: TorchStep) -> Tensor:
         return x if op.rope is None else rotate(x, p.head_dim, step.rotation(op.rope, x.dtype))
 
     if not op.owns_cache:
-        return step.attend(ready(qkv, op.norms_q, op.q_norm), None, None, p, sinks)
+        return step.attend(ready(qkv, op.norms_q, op.q_norm), None, None, p, sinks, step.out)
     q, k, v = torch.split(qkv, [*p.widths], dim=-1)
     q, k = ready(q, op.norms_q, op.q_norm), ready(k, op.norms_k, op.k_norm)
     if op.norms_v:
         v = step.normed(v, None, p.cache.value_dim, op.eps)
-    return step.attend(q, k, v, p, sinks)
+    return step.attend(q, k, v, p, sinks, step.out)
 
 
 @_form(ops.LatentAttention)
 def _latent_attention(op: ops.LatentAttention, step: TorchStep) -> Tensor:
     heads = op.params.num_heads
     q, q_rope = (step.values[x].reshape(-1, heads, x.cols // heads) for x in (op.q, op.q_rope))
-    key = torch.cat([step.values[op.latent], step.values[op.k_rope]], dim=1)
-    return step.attend(torch.cat([q, q_rope], dim=2).flatten(1), key, key[:, :0], op.params, None)
+    latent, dim = step.values[op.latent], op.params.head_dim
+    key = torch.cat([latent, step.values[op.k_rope]], dim=1, out=step.room((len(latent), dim), latent.dtype))
+    q = torch.cat([q, q_rope], dim=2, out=step.room((len(latent), heads, dim), latent.dtype)).flatten(1)
+    return step.attend(q, key, key[:, :0], op.params, None, step.out)
 
 
 @_form(ops.EncoderAttention)
 def _encoder_attention(op: ops.EncoderAttention, step: TorchStep) -> Tensor:
     q, k, v = (step.values[x] for x in (op.q, op.k, op.v))
-    return torch.cat([attend_text(q[rows], k[rows], v[rows], op.params) for rows in step.rows.spans])
+    return torch.cat([attend_text(q[rows], k[rows], v[rows], op.params) for rows in step.rows.spans], out=step.out)
 
 
 @_form(ops.MeanPool)

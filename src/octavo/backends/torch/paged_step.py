@@ -19,10 +19,11 @@ from octavo.backends.torch.quantized import dequantized, matrix_of, product
 from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.sampler import Samples
 from octavo.backends.torch.step import TorchStep, constant
-from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks
+from octavo.backends.torch.step_arrays import EqualSequences, StepArrays
 from octavo.backends.torch.weights import DeviceWeights
+from octavo.backends.torch.workspace import Workspace
 from octavo.batch import SamplingBatch
-from octavo.graph.builder import Graph
+from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import StateCache
 from octavo.graph.ops import (
     AllGather,
@@ -38,7 +39,7 @@ from octavo.graph.ops import (
     SelectiveScan,
     ShortConv,
 )
-from octavo.graph.values import Parameter
+from octavo.graph.values import Parameter, Rows
 
 
 class StepKernels(Protocol):
@@ -46,19 +47,27 @@ class StepKernels(Protocol):
 
     def linear(self, x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool) -> Tensor: ...
 
-    def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor: ...
+    def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor: ...
 
-    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor: ...
+    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float, out: Tensor | None) -> Tensor: ...
 
-    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor: ...
+    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None) -> Tensor: ...
 
-    def activated(self, x: Tensor, kind: str) -> Tensor: ...
+    def activated(self, x: Tensor, kind: str, out: Tensor | None) -> Tensor: ...
 
     def normed_codes(self, x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows: ...
 
-    def gate(self, x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str) -> Tensor | None: ...
+    def rotated(self, x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Tensor | None) -> Tensor: ...
 
-    def gated_product(self, x: Tensor, up: Tensor, kind: str, form: CodeForm | None) -> Tensor | CodedRows: ...
+    def write_cache(self, pages: LayerPages, slots: Tensor, keys: Tensor, values: Tensor) -> None: ...
+
+    def gate(
+        self, x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out: Tensor | None
+    ) -> Tensor | None: ...
+
+    def gated_product(
+        self, x: Tensor, up: Tensor, kind: str, form: CodeForm | None, out: Tensor | None
+    ) -> Tensor | CodedRows: ...
 
     def prepared_queries(
         self,
@@ -68,11 +77,14 @@ class StepKernels(Protocol):
         positions: Tensor,
         slots: Tensor,
         tensors: tuple[Tensor | None, Tensor | None, Tensor | None],
+        out: Tensor | None,
     ) -> Tensor: ...
 
     def angles(self, rope: RopeParams, positions: int, device: torch.device) -> Tensor: ...
 
-    def workspace_bytes(self, graph: Graph, limits: ExecutorLimits) -> int: ...
+    def angles_bytes(self, graph: Graph, limits: ExecutorLimits) -> int: ...
+
+    def parts_shape(self, p: AttentionParams, sequences: int, max_length: int) -> tuple[int, ...] | None: ...
 
     def attend(
         self,
@@ -80,10 +92,10 @@ class StepKernels(Protocol):
         pages: LayerPages,
         p: AttentionParams,
         some: EqualSequences,
-        window: VisibleBlocks,
         sinks: Tensor | None,
         *,
         repeats: bool,
+        memory: tuple[Tensor | None, Tensor | None],
     ) -> Tensor: ...
 
     def experts(
@@ -104,6 +116,7 @@ class StepKernels(Protocol):
         state: Tensor,
         weights: Sequence[Tensor | None],
         arrays: StepArrays,
+        out: Tensor | None,
     ) -> Tensor: ...
 
     def sampled(self, logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples: ...
@@ -115,7 +128,7 @@ class PagedStep(TorchStep):
 
     angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share. group: of the ranks of a
     part of a graph; widths: the columns of each rank in a value that they gather. feeds: of
-    `octavo.backends.torch.coded.fed_products`.
+    `octavo.backends.torch.coded.fed_products`. workspace: of the executor.
     """
 
     weights: DeviceWeights = field(kw_only=True)
@@ -128,6 +141,17 @@ class PagedStep(TorchStep):
     group: TorchRankGroup | None = None
     widths: Mapping[AllGather, Sequence[int]] = field(default_factory=dict)
     feeds: Mapping[Op, tuple[Parameter, ...]] = field(default_factory=dict)
+    workspace: Workspace = field(kw_only=True)
+    num_outputs: int = 0  # rows of values that are not of tokens: of those that are wanted, as many as are computed
+
+    def begin(self, node: Node) -> None:
+        value = node.output
+        self.workspace.begin(node)
+        count = len(self.rows.token_ids) if value.rows is Rows.TOKENS else self.num_outputs
+        self.out = self.workspace.place(value, count)
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        return self.workspace.room(shape, dtype)
 
     def weight(self, parameter: Parameter) -> Tensor:
         return self.weights[parameter]
@@ -146,30 +170,33 @@ class PagedStep(TorchStep):
         residual: Tensor | None = None,
         *,
         dtype: torch.dtype | None = None,
-        overwrites: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor:
         found = self.weights.matrix(weights)
         if found is None:  # of different types: each is a product of its own
             parts = [self.linear(x, (w,), (b,)) for w, b in zip(weights, biases, strict=True)]
-            out = torch.cat(parts, dim=-1)
-            out = out if residual is None else out + residual
-            return out if dtype is None else out.to(dtype)
-        end = ProductEnd(self.weights.vector(biases), residual, dtype, overwrites)
+            whole = torch.cat(parts, dim=-1)
+            whole = whole if residual is None else whole + residual
+            return whole if dtype is None else whole.to(dtype)
+        end = ProductEnd(self.weights.vector(biases), residual, dtype, out)
         if self.calls is not None:
             return self.calls.linear(x, found, end, repeats=self.repeats)
         assert isinstance(x, Tensor)
         if isinstance(found, Tensor):
             return linear(x, found, end)
-        out = product(x, found)
-        out = out if end.bias is None else out + end.bias
-        out = out if residual is None else out + residual
-        return out if dtype is None else out.to(dtype)
+        whole = product(x, found)
+        whole = whole if end.bias is None else whole + end.bias
+        whole = whole if residual is None else whole + residual
+        return whole if dtype is None else whole.to(dtype)
 
     def sum_over_ranks(self, op: AllReduce) -> Tensor:
         if self.group is None:
             return TorchStep.sum_over_ranks(self, op)
         x = self.values[op.x]
-        return self.group.sum(x if op.x in self.spent else x.clone(), in_order=self.repeats)
+        assert self.out is not None
+        if self.out.data_ptr() != x.data_ptr():
+            x = self.out.copy_(x)
+        return self.group.sum(x, in_order=self.repeats)
 
     def side_by_side_of_ranks(self, op: AllGather) -> Tensor:
         if self.group is None:
@@ -192,90 +219,136 @@ class PagedStep(TorchStep):
         assert self.calls is not None
         return self.calls.linear(x, matrix, ProductEnd(), repeats=True)
 
-    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
-        calls = self.calls
-        return TorchStep.normed(self, x, weight, group, eps) if calls is None else calls.normed(x, weight, group, eps)
+    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float, out: Tensor | None = None) -> Tensor:
+        if self.calls is None:
+            return TorchStep.normed(self, x, weight, group, eps)
+        return self.calls.normed(x, weight, group, eps, out)
 
-    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        calls = self.calls
-        return TorchStep.centered(self, x, weight, bias, eps) if calls is None else calls.centered(x, weight, bias, eps)
-
-    def activated(self, x: Tensor, kind: str) -> Tensor:
-        return TorchStep.activated(self, x, kind) if self.calls is None else self.calls.activated(x, kind)
+    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+        if self.calls is None:
+            return TorchStep.centered(self, x, weight, bias, eps)
+        return self.calls.centered(x, weight, bias, eps, out)
 
     def _form_for(self, weights: Sequence[Parameter]) -> CodeForm | None:
         """The codes that the product with these weights takes."""
         found = self.weights.matrix(weights) if weights else None
         return found.inputs if isinstance(found, Planes) else None
 
-    def normed_for(self, x: Tensor, norm: Parameter, eps: float, weights: Sequence[Parameter]) -> Tensor | CodedRows:
+    def normed_for(
+        self, x: Tensor, norm: Parameter, eps: float, weights: Sequence[Parameter], out: Tensor | None = None
+    ) -> Tensor | CodedRows:
         form = self._form_for(weights)
         if self.calls is None or form is None:
-            return TorchStep.normed_for(self, x, norm, eps, weights)
+            return TorchStep.normed_for(self, x, norm, eps, weights, out)
         return self.calls.normed_codes(x, self.weight(norm), eps, form)
 
-    def gate_product(self, x: Tensor | CodedRows, op: FusedLinear) -> Tensor | CodedRows:
+    def gate_product(self, x: Tensor | CodedRows, op: FusedLinear, out: Tensor | None = None) -> Tensor | CodedRows:
         found, form = self.weights.matrix(op.weights), self._form_for(self.feeds.get(op, ()))
         if self.calls is not None and not self.repeats and form is None and found is not None and isinstance(x, Tensor):
             assert op.kind is not None
-            out = self.calls.gate(x, found, self.weights.vector(op.biases), op.kind)
-            if out is not None:
-                return out
-        return TorchStep.gate_product(self, x, op)
+            done = self.calls.gate(x, found, self.weights.vector(op.biases), op.kind, out)
+            if done is not None:
+                return done
+        return TorchStep.gate_product(self, x, op, out)
 
-    def gated(self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation) -> Tensor | CodedRows:
+    def rotated(self, x: Tensor, head_dim: int, rope: RopeParams) -> Tensor:
         if self.calls is None:
-            return TorchStep.gated(self, gate, up, op)
+            return TorchStep.rotated(self, x, head_dim, rope)
+        # Not in place: threads read what others write.
+        is_apart = self.out is not None and self.out.data_ptr() != x.data_ptr()
+        out = self.out if is_apart else self.room(tuple(x.shape), x.dtype)
+        return self.calls.rotated(x, head_dim, self._angles_of(rope), self.small.rows.positions, out)
+
+    def _angles_of(self, rope: RopeParams) -> Tensor:
+        assert self.calls is not None
+        if rope not in self.angles:
+            self.angles[rope] = self.calls.angles(rope, self.max_positions, self.cache.blocks.device)
+        return self.angles[rope]
+
+    def gated(
+        self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation, out: Tensor | None = None
+    ) -> Tensor | CodedRows:
+        if self.calls is None:
+            return TorchStep.gated(self, gate, up, op, out)
         assert op.kind is not None
-        return self.calls.gated_product(gate, up, op.kind, self._form_for(self.feeds.get(op, ())))
+        return self.calls.gated_product(gate, up, op.kind, self._form_for(self.feeds.get(op, ())), out)
+
+    def activated(self, x: Tensor, kind: str, out: Tensor | None = None) -> Tensor:
+        return TorchStep.activated(self, x, kind) if self.calls is None else self.calls.activated(x, kind, out)
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:
         if self.calls is None:
             return None
         pages = self.cache.layers[op.params.layer]
         norms = [None if p is None else self.weight(p) for p in (op.q_norm, op.k_norm)]
-        if op.rope is not None and op.rope not in self.angles:
-            self.angles[op.rope] = self.calls.angles(op.rope, self.max_positions, qkv.device)
-        tensors = (norms[0], norms[1], None if op.rope is None else self.angles[op.rope])
-        small = self.small
-        return self.calls.prepared_queries(op, qkv, pages, small.rows.positions, small.slots[pages.group], tensors)
+        tensors = (norms[0], norms[1], None if op.rope is None else self._angles_of(op.rope))
+        small, p = self.small, op.params
+        room = self.room((len(qkv), p.num_heads, p.head_dim), qkv.dtype)
+        slots = small.slots[pages.group]
+        return self.calls.prepared_queries(op, qkv, pages, small.rows.positions, slots, tensors, room)
 
-    def embed(self, index: Tensor, parameter: Parameter) -> Tensor:
+    def embed(self, index: Tensor, parameter: Parameter, out: Tensor | None = None) -> Tensor:
         planes = self.weights.planes.get(parameter)
         if planes is None or planes.column_order is not None:
-            return TorchStep.embed(self, index, parameter)
+            return TorchStep.embed(self, index, parameter, out)
         if self.calls is not None:
-            return self.calls.rows_of(planes, index, self.weights.dtype)
+            return self.calls.rows_of(planes, index, self.weights.dtype, out)
         return dequantized(planes, self.weights.dtype, index)
 
-    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        p: AttentionParams,
+        sinks: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         group = self.cache.layers[p.layer].group
         if k is not None and v is not None:
             keys, values = (x.reshape(len(x), p.num_kv_heads, x.shape[1] // p.num_kv_heads) for x in (k, v))
-            self.cache.write(p.layer, self.arrays.slots[group], keys, values)
+            if self.calls is None:
+                self.cache.write(p.layer, self.arrays.slots[group], keys, values)
+            else:
+                self.calls.write_cache(self.cache.layers[p.layer], self.small.slots[group], keys, values)
         heads = scaled_queries(q, p, self.rows.positions).reshape(len(q), p.num_heads, p.head_dim)
-        out = q.new_empty((len(q), p.output_width))
+        out = q.new_empty((len(q), p.output_width)) if out is None else out
         for some, small in zip(self.arrays.sequences, self.small.sequences, strict=True):
-            window, rows = some.windows[group], some.rows
-            if self.calls is not None:
-                own = heads if rows is None else heads[rows]
-                seen = small.windows[group]
-                mixed = self.calls.attend(own, self.cache.layers[p.layer], p, small, seen, sinks, repeats=self.repeats)
-                mixed = mixed.flatten(1)
-                if rows is None:
-                    return mixed
-                out[rows] = mixed
-                continue
-            keys, values = (x.to(q.dtype) for x in self.cache.read(p.layer, window.tables))
-            if not values.shape[-1]:
-                values = keys[..., : p.cache.value_dim]
-            own = (heads if rows is None else heads[rows]).reshape(*some.positions.shape, p.num_heads, p.head_dim)
-            queries = Queries(own, keys, values, some.positions, window.first, window.end)
-            mixed = attend(queries, p, sinks).reshape(-1, p.output_width)
-            if rows is None:
-                return mixed
-            out[rows] = mixed
+            if some.rows is None:  # all sequences have equally many tokens
+                return self._attended(heads, p, (some, small), sinks, out)
+            # These tokens lie apart.
+            own = torch.index_select(heads, 0, some.rows, out=self.room((len(some.rows), *heads.shape[1:]), q.dtype))
+            mixed = self._attended(own, p, (some, small), sinks, self.room((len(own), p.output_width), q.dtype))
+            out.index_copy_(0, some.rows, mixed)
         return out
+
+    def _attended(
+        self,
+        q: Tensor,
+        p: AttentionParams,
+        some: tuple[EqualSequences, EqualSequences],
+        sinks: Tensor | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        """The mixed values [n * t, output width] of queries [n * t, num_heads, head_dim].
+
+        some: sequences with t tokens each, as in `arrays` and in `small`.
+        """
+        group = self.cache.layers[p.layer].group
+        window = some[1].windows[group]
+        if self.calls is not None:
+            length = window.tables.shape[1] * self.cache.block_size
+            shape = self.calls.parts_shape(p, len(window.end), length)
+            parts = None if shape is None else self.workspace.room(shape, torch.float32)
+            pages = self.cache.layers[p.layer]
+            return self.calls.attend(q, pages, p, some[1], sinks, repeats=self.repeats, memory=(out, parts))
+        window, positions = some[0].windows[group], some[0].positions
+        keys, values = (x.to(q.dtype) for x in self.cache.read(p.layer, window.tables))
+        if not values.shape[-1]:
+            values = keys[..., : p.cache.value_dim]
+        own = q.reshape(*positions.shape, p.num_heads, p.head_dim)
+        mixed = attend(Queries(own, keys, values, positions, window.first, window.end), p, sinks)
+        return mixed.reshape(-1, p.output_width)
 
     def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:
         if self.calls is None:
@@ -289,7 +362,7 @@ class PagedStep(TorchStep):
             return None
         (state,) = self.cache.states[op.cache.index]
         weights = [None if p is None else self.weight(p) for p in _weights_of(op)]
-        return self.calls.advanced(op, [self.values[x] for x in op.inputs], state, weights, self.small)
+        return self.calls.advanced(op, [self.values[x] for x in op.inputs], state, weights, self.small, self.out)
 
     def read_states(self, cache: StateCache) -> list[Tensor]:
         is_fresh, slots = self.arrays.is_fresh, self.arrays.state_slots

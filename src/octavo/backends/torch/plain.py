@@ -27,40 +27,46 @@ class ProductEnd(NamedTuple):
     """The terms that are added to the sums of a product [rows, out], and how these are stored.
 
     bias: [out], in the type of the result. residual: [rows, out]. dtype: of the result, else that of the product's
-    rows; on a GPU the sums themselves have it. overwrites: the residual's memory becomes the result, without a pass of
-    its own.
+    rows; on a GPU the sums themselves have it. out: the memory of the result, which may be that of the residual: then
+    it is added without a pass of its own.
     """
 
     bias: Tensor | None = None
     residual: Tensor | None = None
     dtype: torch.dtype | None = None
-    overwrites: bool = False
+    out: Tensor | None = None
 
 
 def linear(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
     """x [rows, in] @ weight [out, in].T and its end, one product of the library."""
-    bias, residual, dtype, overwrites = end
+    bias, residual, dtype, out = end
     if dtype not in (None, x.dtype):
-        product = torch.mm(x, weight.T, out_dtype=dtype) if x.is_cuda else functional.linear(x, weight).to(dtype)
-        added = [term for term in (bias, residual) if term is not None]
-        return sum(added, product)
+        if x.is_cuda:
+            product = torch.mm(x, weight.T, out_dtype=dtype, out=out)
+        else:
+            product = functional.linear(x, weight).to(dtype)
+        for term in (bias, residual):
+            product = product if term is None else torch.add(product, term, out=out)
+        return product
     if residual is None:
-        return functional.linear(x, weight, bias)
-    product = residual.addmm_(x, weight.T) if overwrites else torch.addmm(residual, x, weight.T)
-    return product if bias is None else product + bias
+        if out is None:
+            return functional.linear(x, weight, bias)
+        return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
+    if out is not None and out.data_ptr() == residual.data_ptr():
+        product = residual.addmm_(x, weight.T)
+    else:
+        product = torch.addmm(residual, x, weight.T, out=out)
+    return product if bias is None else torch.add(product, bias, out=out)
 
 
-def scaled_linear(
-    x: CodedRows, codes: Tensor, scales: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-) -> Tensor:
+def scaled_linear(x: CodedRows, codes: Tensor, scales: Tensor, end: ProductEnd) -> Tensor:
     """The library's product of E4M3 codes [rows, in] and [out, in or more], both with a scale a row, in bfloat16."""
     kind = torch.float8_e4m3fn
     left, right = x.codes.view(kind), codes.view(kind)[:, : x.codes.shape[1]]
-    out = torch._scaled_mm(left, right.T, x.scales, scales.reshape(1, -1), out_dtype=torch.bfloat16)
-    for term in (bias, residual):
-        if term is not None:
-            out += term
-    return out
+    found = torch._scaled_mm(left, right.T, x.scales, scales.reshape(1, -1), out_dtype=torch.bfloat16)
+    for term in (end.bias, end.residual):
+        found = found if term is None else torch.add(found, term, out=end.out)
+    return found
 
 
 def wide(x: Tensor) -> Tensor:
@@ -75,3 +81,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor
     if weight is not None:
         normed = normed * weight.repeat(x.shape[-1] // len(weight))
     return normed.to(x.dtype)
+
+
+def rotate(x: Tensor, head_dim: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """x [tokens, heads * head_dim] -> the same shape. rotation: of `TorchStep.rotation`."""
+    cos, sin = rotation
+    half = cos.shape[-1]
+    heads = x.reshape(x.shape[0], -1, head_dim)
+    a, b, rest = torch.split(heads, [half, half, head_dim - 2 * half], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).reshape(x.shape)

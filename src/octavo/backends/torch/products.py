@@ -32,10 +32,10 @@ from octavo.backends.torch.kernels.linear import linear as packed_linear
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.plain import ProductEnd, scaled_linear
 from octavo.backends.torch.plain import linear as library_linear
+from octavo.backends.torch.workspace import MANY_ROWS
 
 _FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
 _SCALED_ROWS = 17  # from here on the library multiplies codes of E4M3
-_MANY_ROWS = 512  # from here on a matrix of codes is written out once and multiplied by the library
 
 
 def linear(x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool) -> Tensor:
@@ -48,27 +48,28 @@ def linear(x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, r
     if isinstance(matrix, Planes) and matrix.inputs is not None:
         rows = x if isinstance(x, CodedRows) else coded_rows(x, matrix.inputs)
         if not repeats and _suits_library(rows, matrix, end.dtype):
-            return scaled_linear(rows, matrix.codes, matrix.scales, *terms)
-        return coded_linear(rows, matrix, *terms, dtype=end.dtype, deterministic=repeats)
+            return scaled_linear(rows, matrix.codes, matrix.scales, end)
+        return coded_linear(rows, matrix, *terms, dtype=end.dtype, out=end.out, deterministic=repeats)
     assert isinstance(x, Tensor)
     if isinstance(matrix, Planes):
         x = matrix.ordered(x)
-        if repeats or len(x) < _MANY_ROWS:
-            return packed_linear(x, matrix, *terms, dtype=end.dtype, deterministic=repeats)
+        if repeats or len(x) < MANY_ROWS:
+            return packed_linear(x, matrix, *terms, dtype=end.dtype, out=end.out, deterministic=repeats)
         matrix = dequantize(matrix, x.dtype)
     elif repeats or len(x) <= _FEW_ROWS:
-        return dense_linear(x, matrix, *terms, dtype=end.dtype, deterministic=repeats)
+        return dense_linear(x, matrix, *terms, dtype=end.dtype, out=end.out, deterministic=repeats)
     return library_linear(x, matrix, end)
 
 
-def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str) -> Tensor | None:
+def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out: Tensor | None) -> Tensor | None:
     """kind(gate) * up, the two below each other in the matrix, in one launch; None: it takes more than one.
 
     So it is for rows that are computed one by one, and inputs in 16 bits.
     """
     if isinstance(matrix, Tensor):
-        return dense_gate(x, matrix, bias, kind) if len(x) <= _FEW_ROWS else None
-    return gate_linear(matrix.ordered(x), matrix, bias, kind) if len(x) == 1 and matrix.inputs is None else None
+        return dense_gate(x, matrix, bias, kind, out) if len(x) <= _FEW_ROWS else None
+    is_one = len(x) == 1 and matrix.inputs is None
+    return gate_linear(matrix.ordered(x), matrix, bias, kind, out) if is_one else None
 
 
 def _suits_library(x: CodedRows, p: Planes, dtype: torch.dtype | None) -> bool:

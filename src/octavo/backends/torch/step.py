@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.backends.torch.coded import CodedRows
-from octavo.backends.torch.plain import ACTIVATIONS, rms_norm, wide
+from octavo.backends.torch.plain import ACTIVATIONS, rms_norm, rotate, wide
 from octavo.errors import GraphError
+from octavo.graph.builder import Node
 from octavo.graph.cache import StateCache
 from octavo.graph.ops import (
     AllGather,
@@ -60,9 +61,10 @@ class StepRows:
 class TorchStep(ABC):
     """One step. inputs: of a segment of a graph. values: computed, [rows, cols]. codes: in place of those of a product.
 
-    avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured. spent:
-    residuals that nothing needs after the product to which they are added, and that share no memory with others.
+    avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured.
     repeats: no row may depend on another one, nor on how many there are; libraries are kept out of sums.
+    out: where the output of the operation that is evaluated should lie, which may be the memory of an input that the
+    operation allows (`Op.in_place`); None: anywhere. What a form returns elsewhere is copied there.
     """
 
     rows: StepRows
@@ -71,19 +73,34 @@ class TorchStep(ABC):
     codes: dict[Value, CodedRows] = field(default_factory=dict)
     rotations: dict[RopeParams, tuple[Tensor, Tensor]] = field(default_factory=dict)
     avoids_host: bool = False
-    spent: Set[Value] = frozenset()
     repeats: bool = False
+    out: Tensor | None = None
+
+    def begin(self, node: Node) -> None:  # noqa: B027 - steps without a workspace have nothing to do
+        """Sets `out` for an operation."""
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002
+        """Memory of this shape and type, as long as the operation runs; None: torch should find it."""
+        return None
 
     def rows_of(self, value: Value) -> Tensor | CodedRows:
-        """The input of a product."""
-        return self.codes[value] if value in self.codes else self.values[value]
+        """The input of a product, the only one that reads it if it has codes."""
+        return self.codes.pop(value) if value in self.codes else self.values[value]
 
     @abstractmethod
     def weight(self, parameter: Parameter) -> Tensor:
         """The numbers of a weight, of its shape."""
 
     @abstractmethod
-    def attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        p: AttentionParams,
+        sinks: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Causal attention over all tokens of each sequence so far -> [tokens, p.output_width].
 
         q, k, v: [tokens, columns] of the step. k and v None: those of the earlier operation on this layer. A v without
@@ -119,20 +136,20 @@ class TorchStep(ABC):
         residual: Tensor | None = None,
         *,
         dtype: torch.dtype | None = None,
-        overwrites: bool = False,  # noqa: ARG002
+        out: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
         """x [rows, in] times the transposes of matrices, side by side, each + its bias, + residual.
 
-        x: codes only of `normed_for` and `gated`. dtype: of the result, else that of x. overwrites: the residual is not
-        needed afterwards.
+        x: codes only of `normed_for` and `gated`. dtype: of the result, else that of x. out: see `TorchStep`; it may be
+        the residual's memory.
         """
         assert isinstance(x, Tensor)
         parts = [self.product(x, weight) for weight in weights]
         for i, bias in enumerate(biases):
             parts[i] = parts[i] if bias is None else parts[i] + self.weight(bias).to(parts[i].dtype)
-        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        out = out if residual is None else out + residual
-        return out if dtype is None else out.to(dtype)
+        product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        product = product if residual is None else product + residual
+        return product if dtype is None else product.to(dtype)
 
     def stacked_product(self, x: Tensor, parameter: Parameter) -> Tensor:
         """x [rows, n, in], each of n times the transpose of its matrix in a stack -> [rows, n, out]."""
@@ -142,31 +159,60 @@ class TorchStep(ABC):
         """The mean over the last dimension, which remains as 1."""
         return x.mean(dim=-1, keepdim=True)
 
-    def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
+    def normed(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        group: int,
+        eps: float,
+        out: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """x [rows, cols] with RMSNorm over groups of columns."""
         return rms_norm(x, weight, group, eps)
 
-    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    def centered(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        out: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """x [rows, cols] with LayerNorm."""
-        return functional.layer_norm(wide(x), x.shape[-1:], weight, bias, eps).to(x.dtype)
+        bias = None if bias is None else wide(bias)
+        return functional.layer_norm(wide(x), x.shape[-1:], wide(weight), bias, eps).to(x.dtype)
 
-    def activated(self, x: Tensor, kind: str) -> Tensor:
-        """kind(x)"""
-        return ACTIVATIONS[kind](x)
-
-    def normed_for(self, x: Tensor, norm: Parameter, eps: float, weights: Sequence[Parameter]) -> Tensor | CodedRows:  # noqa: ARG002
+    def normed_for(
+        self,
+        x: Tensor,
+        norm: Parameter,
+        eps: float,
+        weights: Sequence[Parameter],  # noqa: ARG002
+        out: Tensor | None = None,
+    ) -> Tensor | CodedRows:
         """x [rows, cols] with RMSNorm, as the product with these weights takes it."""
-        return self.normed(x, self.weight(norm), x.shape[-1], eps)
+        return self.normed(x, self.weight(norm), x.shape[-1], eps, out)
 
-    def gate_product(self, x: Tensor | CodedRows, op: FusedLinear) -> Tensor | CodedRows:
+    def gate_product(self, x: Tensor | CodedRows, op: FusedLinear, out: Tensor | None = None) -> Tensor | CodedRows:
         """op.kind(gate) * up of the product of `op` with x."""
-        gate, up = torch.chunk(self.linear(x, op.weights, op.biases), 2, dim=-1)
-        return self.gated(gate, up, op)
+        room = self.room((len(x), 2 * op.weights[0].shape[0]), x.dtype)
+        gate, up = torch.chunk(self.linear(x, op.weights, op.biases, out=room), 2, dim=-1)
+        return self.gated(gate, up, op, out)
 
-    def gated(self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation) -> Tensor | CodedRows:
+    def rotated(self, x: Tensor, head_dim: int, rope: RopeParams) -> Tensor:
+        """x [rows, heads * head_dim] with the rotary embedding of each row's position."""
+        return rotate(x, head_dim, self.rotation(rope, x.dtype))
+
+    def gated(
+        self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation, out: Tensor | None = None
+    ) -> Tensor | CodedRows:
         """op.kind(gate) * up, as the product that reads the output of `op` takes it."""
         assert op.kind is not None
-        return ACTIVATIONS[op.kind](gate) * up
+        return torch.mul(ACTIVATIONS[op.kind](gate), up, out=out)
+
+    def activated(self, x: Tensor, kind: str, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """kind(x)"""
+        return ACTIVATIONS[kind](x)
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:  # noqa: ARG002
         """The queries of `op` with norm and rotation, its keys and values already in the cache; None: not done."""
@@ -183,9 +229,9 @@ class TorchStep(ABC):
         """The output of an operation with states, which are replaced by those after the step; None: not done."""
         return None
 
-    def embed(self, index: Tensor, parameter: Parameter) -> Tensor:
+    def embed(self, index: Tensor, parameter: Parameter, out: Tensor | None = None) -> Tensor:
         """These rows of a table."""
-        return functional.embedding(index, self.weight(parameter))
+        return torch.index_select(self.weight(parameter), 0, index, out=out)
 
     def rotation(self, rope: RopeParams, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all tokens [tokens, 1, rotated pairs], computed once a step."""

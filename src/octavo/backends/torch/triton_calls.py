@@ -14,7 +14,8 @@ from torch import Tensor
 from octavo.backends import ExecutorLimits
 from octavo.backends.torch.cache import LayerPages
 from octavo.backends.torch.coded import CodedRows, CodeForm
-from octavo.backends.torch.kernels.attention import PART_TOKENS, Sequences, decode_attention, prefill_attention
+from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
+from octavo.backends.torch.kernels.attention import parts_shape as parts_shape
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import Gate, expert_gate, expert_linear, sort_by_expert
@@ -23,13 +24,14 @@ from octavo.backends.torch.kernels.gate import coded_rows, gated
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
+from octavo.backends.torch.kernels.rope import write_cache as write_heads
 from octavo.backends.torch.kernels.sample import Entries, row_options, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
 from octavo.backends.torch.products import gate as gate
 from octavo.backends.torch.products import linear as linear
 from octavo.backends.torch.sampler import Samples, foreign_rows
 from octavo.backends.torch.step import constant
-from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, VisibleBlocks, sent
+from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, sent
 from octavo.batch import SamplingBatch
 from octavo.graph.builder import Graph
 from octavo.graph.ops import (
@@ -37,6 +39,7 @@ from octavo.graph.ops import (
     FusedAttention,
     GatedDeltaRule,
     MoE,
+    Rope,
     RopeParams,
     SelectiveScan,
     ShortConv,
@@ -82,6 +85,7 @@ def advanced(
     state: Tensor,
     weights: Sequence[Tensor | None],
     arrays: StepArrays,
+    out: Tensor | None,
 ) -> Tensor:
     """The output of an operation on states [slots, ...], which it advances. values, weights: in its kernel's order."""
     slots, saved, counts = arrays.state_slots, arrays.saved_slots, arrays.rows.save_counts
@@ -93,10 +97,10 @@ def advanced(
     rows = StateRows(arrays.rows.first_rows, arrays.rows.sequences, arrays.rows.positions, slots, saves)
     args: Any = (*values, *weights)
     if isinstance(op, ShortConv):
-        return short_conv(values[0], state, args[1:], op.kind, rows)
+        return short_conv(values[0], state, args[1:], op.kind, rows, out)
     if isinstance(op, GatedDeltaRule):
-        return delta_rule(args[:3], state, args[3:], op.heads, op.eps, rows)
-    return selective_scan(args[:2], state, args[2:], op.heads, rows)
+        return delta_rule(args[:3], state, args[3:], op.heads, op.eps, rows, out)
+    return selective_scan(args[:2], state, args[2:], op.heads, rows, out)
 
 
 def sampled(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
@@ -118,19 +122,19 @@ def sampled(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
     return Samples(*sample_rows(logits, row_options(rows, device), entries, num_top))
 
 
-def rows_of(p: Planes, index: Tensor, dtype: torch.dtype) -> Tensor:
+def rows_of(p: Planes, index: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
     """These rows of a table [n, in]."""
-    return dequantize(p, dtype, index)
+    return dequantize(p, dtype, index, out)
 
 
-def normed(x: Tensor, weight: Tensor | None, group: int, eps: float) -> Tensor:
+def normed(x: Tensor, weight: Tensor | None, group: int, eps: float, out: Tensor | None) -> Tensor:
     """x [rows, cols] with RMSNorm over groups of columns."""
-    return rms_norm(x, weight, eps, group=group)[0]
+    return rms_norm(x, weight, eps, group=group, out=out)[0]
 
 
-def centered(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def centered(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None) -> Tensor:
     """x [rows, cols] with LayerNorm."""
-    return layer_norm(x, weight, bias, eps)[0]
+    return layer_norm(x, weight, bias, eps, out=out)[0]
 
 
 def normed_codes(x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows:
@@ -138,13 +142,24 @@ def normed_codes(x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> Coded
     return rms_norm_coded(x, weight, eps, form)[0]
 
 
-def gated_product(x: Tensor, up: Tensor, kind: str, form: CodeForm | None) -> Tensor | CodedRows:
+def write_cache(pages: LayerPages, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Writes keys [tokens, heads, dim] and values to their slots. values without columns: those of a latent."""
+    write_heads(keys, values if values.shape[-1] else None, _view(pages), slots)
+
+
+def gated_product(x: Tensor, up: Tensor, kind: str, form: CodeForm | None, out: Tensor | None) -> Tensor | CodedRows:
     """kind(x) * up, or its codes."""
-    return gated(x, kind, up=up) if form is None else coded_rows(x, form, kind, up)
+    return gated(x, kind, up=up, out=out) if form is None else coded_rows(x, form, kind, up)
 
 
 def prepared_queries(
-    op: FusedAttention, qkv: Tensor, pages: LayerPages, positions: Tensor, slots: Tensor, tensors: HeadTensors
+    op: FusedAttention,
+    qkv: Tensor,
+    pages: LayerPages,
+    positions: Tensor,
+    slots: Tensor,
+    tensors: HeadTensors,
+    out: Tensor | None,
 ) -> Tensor:
     """Head norms, rotation and cache write in one kernel -> queries [tokens, num_heads * head_dim].
 
@@ -153,7 +168,7 @@ def prepared_queries(
     q_norm, k_norm, angles = tensors
     steps = HeadSteps(angles, q_norm, k_norm, (op.norms_q, op.norms_k, op.norms_v), op.eps)
     cache = _view(pages) if op.owns_cache else None
-    return prepare_heads(qkv, cache, op.params, steps, slots, positions).flatten(1)
+    return prepare_heads(qkv, cache, op.params, steps, slots, positions, out).flatten(1)
 
 
 def angles(rope: RopeParams, positions: int, device: torch.device) -> Tensor:
@@ -174,31 +189,31 @@ def attend(
     pages: LayerPages,
     p: AttentionParams,
     some: EqualSequences,
-    window: VisibleBlocks,
     sinks: Tensor | None,
     *,
     repeats: bool,
+    memory: tuple[Tensor | None, Tensor | None],
 ) -> Tensor:
-    """q [n * t, num_heads, head_dim] of sequences with t tokens each -> [n * t, num_heads, value_dim].
+    """q [n * t, num_heads, head_dim] of sequences with t tokens each -> [n * t, num_heads * value_dim].
 
-    window: block tables from the first block of a sequence on. repeats: a token's sums have one order, whether it is
-    the only one of its sequence in the step or not.
+    some: with block tables from the first block of a sequence on. repeats: a token's sums have one order, whether it is
+    the only one of its sequence in the step or not. memory: of the result, and of
+    `parts_shape`.
     """
-    block_size = pages.keys.shape[2]
+    block_size, window, (out, parts) = pages.keys.shape[2], some.windows[pages.group], memory
     sequences = Sequences(some.starts, window.end, window.tables)
     cache = _view(pages)
     slopes = None if p.alibi_slopes is None else constant(p.alibi_slopes, torch.float32, q.device)
     tables = (None if sinks is None else sinks.float(), slopes)
+    target = None if out is None else out.view(len(q), p.num_heads, p.cache.value_dim)
     if some.positions.shape[1] == 1 and not repeats:
-        return decode_attention(q, cache, p, sequences, window.tables.shape[1] * block_size, tables_of=tables)
-    return prefill_attention(q, cache, p, sequences, tables_of=tables)
+        length = window.tables.shape[1] * block_size
+        options: Any = {"tables_of": tables, "memory": (target, parts)}
+        return decode_attention(q, cache, p, sequences, length, **options).flatten(1)
+    return prefill_attention(q, cache, p, sequences, tables_of=tables, out=target).flatten(1)
 
 
-def workspace_bytes(graph: Graph, limits: ExecutorLimits) -> int:
-    """Bytes that the kernels need beside the values of a step: `angles`, and the parts of a decode step's attention."""
-    ops = [node.op for node in graph.nodes]
-    pairs = sum(len(rope.frequencies) for rope in {op.rope for op in ops if isinstance(op, FusedAttention) and op.rope})
-    params = [p for op in ops if isinstance(p := getattr(op, "params", None), AttentionParams)]
-    parts = -(-limits.max_model_len // PART_TOKENS)
-    of_sequence = max((p.num_heads * (p.cache.value_dim + 1) * parts for p in params), default=0) if parts > 1 else 0
-    return 4 * (2 * pairs * limits.max_model_len + of_sequence * limits.max_num_seqs)
+def angles_bytes(graph: Graph, limits: ExecutorLimits) -> int:
+    """Bytes of all `angles`, which are kept from step to step."""
+    ropes = {node.op.rope for node in graph.nodes if isinstance(node.op, FusedAttention | Rope) and node.op.rope}
+    return 4 * 2 * sum(len(rope.frequencies) for rope in ropes) * limits.max_model_len

@@ -274,19 +274,9 @@ def test_angles_live_and_end_with_their_executor() -> None:
     logits(executor, NUM_CACHE_GROUPS)
     assert calls.angles.call_count == 1  # of three steps with several layers
     (found,) = executor._angles.values()  # type: ignore[attr-defined]
-    assert found.nbytes == triton_calls.workspace_bytes(optimize(graph, PASSES), LIMITS)
+    assert found.nbytes == triton_calls.angles_bytes(optimize(graph, PASSES), LIMITS)
     gone = weakref.ref(found)
     del found
     calls.reset_mock()  # which holds the arguments of all calls
     executor.close()
     assert gone() is None
-
-
-def test_the_workspace_has_the_parts_of_decode_attention() -> None:
-    from octavo.backends.torch import triton_calls
-
-    graph = optimize(tiny_graph("llama")[0], PASSES)
-    short, long = (triton_calls.workspace_bytes(graph, replace(LIMITS, max_model_len=n)) for n in (512, 1024))
-    params = next(p for node in graph.nodes if (p := getattr(node.op, "params", None)) is not None)
-    parts = 4 * 2 * LIMITS.max_num_seqs * params.num_heads * (params.cache.value_dim + 1)
-    assert long - 2 * short == parts

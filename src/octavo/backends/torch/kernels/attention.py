@@ -226,6 +226,18 @@ def _slopes(p: AttentionParams, q: Tensor, slopes: Tensor | None) -> Tensor | No
     return slopes
 
 
+def parts_shape(
+    p: AttentionParams, sequences: int, max_length: int, part_tokens: int = PART_TOKENS
+) -> tuple[int, ...] | None:
+    """float32 numbers of a decode step whose contexts are divided: mixed values, and the weight of each; None: none."""
+    parts = -(-max_length // part_tokens)
+    return (sequences, p.num_heads, parts, p.cache.value_dim + 1) if parts > 1 else None
+
+
+def _results(q: Tensor, p: AttentionParams) -> Tensor:
+    return torch.empty((*q.shape[:2], p.cache.value_dim), dtype=q.dtype, device=q.device)
+
+
 def decode_attention(
     q: Tensor,
     cache: CacheView,
@@ -235,27 +247,31 @@ def decode_attention(
     *,
     tables_of: tuple[Tensor | None, Tensor | None] = (None, None),
     part_tokens: int = PART_TOKENS,
+    memory: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """One query a sequence: q [N, heads, key dim] -> [N, heads, value dim] in the type of q.
 
     q: any strides but adjacent columns. seqs.starts is 0, 1, ... N. max_length: an upper bound of seqs.lengths, which
     decides the grid, and therefore fixed in a graph. tables_of: sinks and ALiBi slopes, [heads] each. part_tokens: keys
-    of one program, a multiple of 64; results depend on it.
+    of one program, a multiple of 64; results depend on it. memory: of the result, and of
+    `parts_shape`.
     """
     tokens, heads, _ = q.shape
     sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])
-    out = torch.empty((tokens, heads, p.cache.value_dim), dtype=q.dtype, device=q.device)
-    parts = -(-max_length // part_tokens)
+    out, parts = _results(q, p) if memory[0] is None else memory[0], memory[1]
+    shape = parts_shape(p, tokens, max_length, part_tokens)
     meta = _tiles(p, cache, power_of_two(p.num_heads // p.num_kv_heads, 16)) | {"DECODE": True}
     meta |= _warps(meta["BM"], meta["DVP"])
     width = meta["DV"]
     target, lse, strides = out, None, (*out.stride()[:2], 0)
-    if parts > 1:
-        target = torch.empty((tokens, heads, parts, width), dtype=torch.float32, device=q.device)
-        lse = torch.empty((tokens, heads, parts), dtype=torch.float32, device=q.device)
-        strides = (heads * parts * width, parts * width, width)
+    count = 1
+    if shape is not None:
+        count = shape[2]
+        parts = torch.empty(shape, dtype=torch.float32, device=q.device) if parts is None else parts
+        target, lse = torch.split(parts.view(-1), [tokens * heads * count * width, tokens * heads * count])
+        strides = (heads * count * width, count * width, width)
     numbers = (p.scale * cache.key_factor, _value_factor(cache), tokens, *q.stride()[:2])
-    grid = (tokens, p.num_kv_heads * -(-meta["GROUP"] // meta["PACK"]), parts)
+    grid = (tokens, p.num_kv_heads * -(-meta["GROUP"] // meta["PACK"]), count)
     if tokens:
         _attention[grid](
             target, lse, q, cache_operands(cache), *seqs, sinks, slopes, *numbers, *strides, seqs.tables.stride(0),
@@ -263,7 +279,7 @@ def decode_attention(
         )  # fmt: skip
         if lse is not None:
             _merge[(tokens, heads)](
-                out, target, lse, seqs.lengths, sinks, *out.stride()[:2], part_tokens, heads, parts,
+                out, target, lse, seqs.lengths, sinks, *out.stride()[:2], part_tokens, heads, count,
                 DV=width, DVP=meta["DVP"],
             )  # fmt: skip
     return out
@@ -276,6 +292,7 @@ def prefill_attention(
     seqs: Sequences,
     *,
     tables_of: tuple[Tensor | None, Tensor | None] = (None, None),
+    out: Tensor | None = None,
 ) -> Tensor:
     """Any number of queries a sequence, its last tokens: q [T, heads, key dim] -> [T, heads, value dim].
 
@@ -284,7 +301,7 @@ def prefill_attention(
     """
     tokens, heads, _ = q.shape
     sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])
-    out = torch.empty((tokens, heads, p.cache.value_dim), dtype=q.dtype, device=q.device)
+    out = _results(q, p) if out is None else out
     group = p.num_heads // p.num_kv_heads
     meta = _tiles(p, cache, max(16 if INTERPRETED else 128, power_of_two(group))) | {"DECODE": False}
     meta |= _warps(meta["BM"], meta["DVP"])

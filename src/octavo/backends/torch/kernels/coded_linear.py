@@ -102,6 +102,7 @@ def coded_linear(
     residual: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
     """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out].
@@ -111,7 +112,8 @@ def coded_linear(
     """
     require_columns(residual)
     count, width, features = len(x), p.shape[1], p.shape[0]
-    out = torch.empty((count, features), dtype=dtype or x.dtype, device=x.codes.device)
+    if out is None:
+        out = torch.empty((count, features), dtype=dtype or x.dtype, device=x.codes.device)
     if count == 0:
         return out
     group = x.form.group

@@ -73,6 +73,7 @@ def dense_linear(
     *,
     dtype: torch.dtype | None = None,
     deterministic: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [M, in] @ weight [out, in].T + bias [out] + residual [M, out] -> [M, out], for up to about four rows.
 
@@ -83,7 +84,7 @@ def dense_linear(
     require_columns(x, weight, residual)
     rows, width = x.shape
     features = weight.shape[0]
-    out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device)
+    out = torch.empty((rows, features), dtype=dtype or x.dtype, device=x.device) if out is None else out
     tensors = (out, x, weight, bias, residual)
     strides = (x.stride(0), weight.stride(0), features, 0 if residual is None else residual.stride(0))
     if rows and deterministic:
@@ -93,11 +94,11 @@ def dense_linear(
     return out
 
 
-def dense_gate(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+def dense_gate(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, out: Tensor | None = None) -> Tensor:
     """kind(gate) * up [M, n] of few rows x [M, in]; weight [2 * n, in]: the rows of gate, then those of up."""
     require_columns(x, weight)
     rows, features = len(x), weight.shape[0] // 2
-    out = torch.empty((rows, features), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, features), dtype=x.dtype, device=x.device) if out is None else out
     grid = grid_of(-(-features // _VECTOR["ROWS"]), rows)
     sizes = (features, x.shape[1], x.stride(0), weight.stride(0), features, 0)
     if rows:

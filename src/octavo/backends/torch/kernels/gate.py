@@ -56,31 +56,41 @@ def _gate_coded(
     store_coded(out + token * N, scales + token * groups, value, mask, groups, CODES, GROUP)
 
 
-def gated(x: Tensor, kind: str, *, limit: float | None = None, offset: float = 0.0, up: Tensor | None = None) -> Tensor:
+def gated(
+    x: Tensor,
+    kind: str,
+    *,
+    limit: float | None = None,
+    offset: float = 0.0,
+    up: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """kind(min(gate, limit)) * (clip(up, limit) + offset) -> [T, cols] in the type of x.
 
     x: [T, 2 * cols], gate and up side by side; with `up` [T, cols], x is the gate [T, cols]. Any row strides. kind: a
-    name of `octavo.graph.ops.rowwise.ACTIVATIONS`.
+    name of `octavo.graph.ops.rowwise.ACTIVATIONS`. out: written and returned, contiguous; it may be gate or up.
     """
     if up is None:
         cols = x.shape[1] // 2
         x, up = x[:, :cols], x[:, cols:]
-    return _launch(x, up, kind, limit, offset)
+    return _launch(x, up, kind, (limit, offset), out)
 
 
-def activated(x: Tensor, kind: str) -> Tensor:
-    """kind(x) -> [T, cols]."""
-    return _launch(x, None, kind, None, 0.0)
+def activated(x: Tensor, kind: str, out: Tensor | None = None) -> Tensor:
+    """kind(x) -> [T, cols]. out: written and returned, contiguous."""
+    return _launch(x, None, kind, (None, 0.0), out)
 
 
-def _launch(x: Tensor, up: Tensor | None, kind: str, limit: float | None, offset: float) -> Tensor:
+def _launch(
+    x: Tensor, up: Tensor | None, kind: str, clipping: tuple[float | None, float], out: Tensor | None
+) -> Tensor:
     rows, cols = x.shape
     require_columns(x, up)
-    out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, cols), dtype=x.dtype, device=x.device) if out is None else out
     if rows:
         strides = (x.stride(0), 0 if up is None else up.stride(0))
         grid = (rows, -(-cols // _TILE["BLOCK"]))
-        _gate[grid](out, x, up, limit, offset, *strides, cols, KIND=kind, **_TILE)
+        _gate[grid](out, x, up, *clipping, *strides, cols, KIND=kind, **_TILE)
     return out
 
 

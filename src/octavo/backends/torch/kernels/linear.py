@@ -165,10 +165,10 @@ def linear(
     return out
 
 
-def gate_linear(x: Tensor, p: Planes, bias: Tensor | None, kind: str) -> Tensor:
+def gate_linear(x: Tensor, p: Planes, bias: Tensor | None, kind: str, out: Tensor | None = None) -> Tensor:
     """kind(gate) * up [1, n] of one row x [1, in]; p [2 * n, in]: the rows of gate, then those of up."""
     features = p.shape[0] // 2
-    out = torch.empty((1, features), dtype=x.dtype, device=x.device)
+    out = torch.empty((1, features), dtype=x.dtype, device=x.device) if out is None else out
     form = constants(p) | {"C": chunks_of(p, 512), "KIND": kind}
     grid = grid_of(-(-features // _VECTOR["ROWS"]))
     _vector[grid](out, x, operands(p), bias, None, features, x.shape[1], **form, **_VECTOR)

@@ -46,14 +46,21 @@ def _norm(
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor | None, eps: float, *, group: int = 0, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    group: int = 0,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(norm of x + residual [T, cols], x + residual in the type of the residual).
 
     x, residual: [T, cols], any row stride. weight: [n], repeated over the columns; None: none. group: columns that are
-    normalized together; 0: all of them. Without a residual the second is x itself.
+    normalized together; 0: all of them. Without a residual the second is x itself. out: the memory of the first,
+    contiguous.
     """
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     return out, _launch(out, None, (x, residual), (weight, None), eps, group or x.shape[1], is_centered=False)
 
 
@@ -66,10 +73,16 @@ def rms_norm_coded(
 
 
 def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same as `rms_norm` with (x - mean) / sqrt(variance + eps) * weight + bias."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     return out, _launch(out, None, (x, residual), (weight, bias), eps, x.shape[1], is_centered=True)
 
 

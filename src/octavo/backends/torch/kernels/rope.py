@@ -110,18 +110,25 @@ def _heads(
 
 
 def prepare_heads(
-    qkv: Tensor, cache: CacheView | None, p: AttentionParams, steps: HeadSteps, slots: Tensor, positions: Tensor
+    qkv: Tensor,
+    cache: CacheView | None,
+    p: AttentionParams,
+    steps: HeadSteps,
+    slots: Tensor,
+    positions: Tensor,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Queries with norm and rotation, [T, heads, key dim] in the type of qkv; keys and values go to the cache.
 
     qkv: [T, q, k and v side by side], any row stride. cache None: qkv has queries alone, and the keys are another
     layer's. slots: int32 [T], block * block size + slot of each token; -1: a padding row, which is not written.
-    positions: int32 [T].
+    positions: int32 [T]. out: written and returned.
     """
     tokens = qkv.shape[0]
+    out = _queries(qkv, p) if out is None else out
     widths = p.widths
     k, v = (qkv[:, widths[0] :], qkv[:, widths[0] + widths[1] :]) if cache is not None else (qkv, qkv)
-    return _launch((qkv, k, v), cache, p, steps, slots, positions) if tokens else _queries(qkv, p)
+    return _launch((qkv, k, v), cache, p, steps, slots, positions, out) if tokens else out
 
 
 def write_cache(keys: Tensor, values: Tensor | None, cache: CacheView, slots: Tensor) -> None:
@@ -134,7 +141,7 @@ def write_cache(keys: Tensor, values: Tensor | None, cache: CacheView, slots: Te
         value_dim = None if values is None else values.shape[2]
         p = AttentionParams(0, 0, heads, dim, 1.0, value_dim=value_dim)
         flat = (keys.reshape(tokens, -1), (keys if values is None else values).reshape(tokens, -1))
-        _launch((flat[0], *flat), cache, p, HeadSteps(), slots, slots)
+        _launch((flat[0], *flat), cache, p, HeadSteps(), slots, slots, _queries(flat[0], p))
 
 
 def _queries(qkv: Tensor, p: AttentionParams) -> Tensor:
@@ -148,10 +155,10 @@ def _launch(
     steps: HeadSteps,
     slots: Tensor,
     positions: Tensor,
+    out: Tensor,
 ) -> Tensor:
     qkv, k, v = parts
     require_columns(qkv, k, v)
-    out = _queries(qkv, p)
     kv = None if cache is None else cache_operands(cache)
     has_values = cache is not None and cache.values is not None
     heads = p.num_heads + p.num_kv_heads * (0 if cache is None else 1 + has_values)
@@ -177,10 +184,13 @@ def _rotate(out, x, positions, angles, row, out_row, D: tl.constexpr, DP: tl.con
     tl.store(out + token * out_row + head * D + c, y.to(out.dtype.element_ty), c < D)
 
 
-def rotate(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor) -> Tensor:
-    """The rotary embedding alone: x [T, heads * head_dim], any row stride -> the same shape. angles: of `HeadSteps`."""
+def rotate(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
+    """The rotary embedding alone: x [T, heads * head_dim], any row stride -> the same shape. angles: of `HeadSteps`.
+
+    out: written and returned; not x, because one thread reads what another one writes.
+    """
     require_columns(x)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     if x.shape[0]:
         _rotate[(x.shape[0], x.shape[1] // head_dim)](
             out, x, positions, angles, x.stride(0), out.stride(0), D=head_dim, DP=power_of_two(head_dim),

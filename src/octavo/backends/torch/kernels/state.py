@@ -85,13 +85,18 @@ def _conv_states(state, x, starts, positions, slots, saves, x_row, COLS, TAPS: t
 
 
 def short_conv(
-    x: Tensor, state: Tensor, weights: tuple[Tensor, Tensor | None], kind: str | None, rows: StateRows
+    x: Tensor,
+    state: Tensor,
+    weights: tuple[Tensor, Tensor | None],
+    kind: str | None,
+    rows: StateRows,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [T, cols], any row stride -> [T, cols]. state: [slots, taps - 1, cols]. weights: [cols * taps], bias [cols]."""
     require_columns(x)
     tokens, cols = x.shape
     taps = state.shape[1] + 1
-    out = torch.empty((tokens, cols), dtype=x.dtype, device=x.device)
+    out = torch.empty((tokens, cols), dtype=x.dtype, device=x.device) if out is None else out
     if tokens:
         columns = -(-cols // _COLUMNS["BLOCK"])
         sizes = (x.stride(0), cols)
@@ -157,6 +162,7 @@ def delta_rule(
     heads: DeltaHeads,
     eps: float,
     rows: StateRows,
+    out: Tensor | None = None,
 ) -> Tensor:
     """(qkv, beta, alpha) of `GatedDeltaRule` -> [T, num_v_heads * value_dim].
 
@@ -165,7 +171,8 @@ def delta_rule(
     qkv, beta, alpha = values
     require_columns(qkv, beta, alpha)
     h = heads
-    out = torch.empty((qkv.shape[0], h.num_v_heads * h.value_dim), dtype=qkv.dtype, device=qkv.device)
+    if out is None:
+        out = torch.empty((qkv.shape[0], h.num_v_heads * h.value_dim), dtype=qkv.dtype, device=qkv.device)
     if qkv.shape[0]:
         _delta[(rows.slots.shape[0], h.num_v_heads, -(-h.value_dim // _VALUES["BV"]))](
             out, *values, state, *weights, rows.starts, rows.positions, rows.slots, rows.saves, qkv.stride(0),
@@ -215,6 +222,7 @@ def selective_scan(
     weights: tuple[Tensor, Tensor, Tensor],
     heads: ScanHeads,
     rows: StateRows,
+    out: Tensor | None = None,
 ) -> Tensor:
     """(xbc, dt) of `SelectiveScan` -> [T, num_heads * head_dim].
 
@@ -223,7 +231,8 @@ def selective_scan(
     xbc, dt = values
     require_columns(xbc, dt)
     h = heads
-    out = torch.empty((xbc.shape[0], h.num_heads * h.head_dim), dtype=xbc.dtype, device=xbc.device)
+    if out is None:
+        out = torch.empty((xbc.shape[0], h.num_heads * h.head_dim), dtype=xbc.dtype, device=xbc.device)
     if xbc.shape[0]:
         _scan[(rows.slots.shape[0], h.num_heads, -(-h.head_dim // _VALUES["BV"]))](
             out, *values, state, *weights, rows.starts, rows.positions, rows.slots, rows.saves, xbc.stride(0),

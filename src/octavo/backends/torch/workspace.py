@@ -1,0 +1,129 @@
+"""The memory of a step's values: one tensor, in which the memory plan gives each value a place for all steps.
+
+Steps of all sizes use the first rows of the same places, so captured steps share them, and their peak is known before
+the weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.backends import ExecutorLimits
+from octavo.graph.builder import Graph, Node
+from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
+from octavo.graph.ops import (
+    Attention,
+    AttentionParams,
+    Columns,
+    FusedAttention,
+    FusedLinear,
+    LatentAttention,
+    Linear,
+    Logits,
+    MoE,
+    Op,
+    Rope,
+)
+from octavo.graph.values import Parameter, Rows, Value
+
+MANY_ROWS = 512  # from here on a matrix of codes is written out once and multiplied by the library
+_ROUTER_BYTES = 32  # of an expert in a row: its score, its rank and their order
+VIEWS: tuple[type[Op], ...] = (Columns,)  # whose outputs are parts of their inputs
+
+
+class AttentionParts(Protocol):
+    """Of the kernels of attention."""
+
+    def parts_shape(self, p: AttentionParams, sequences: int, max_length: int) -> tuple[int, ...] | None:
+        """The numbers that a decode step keeps of parts of long contexts; None: none."""
+
+
+def step_plan(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, calls: AttentionParts | None) -> MemoryPlan:
+    """The places of all values in the largest step. dtype: of values. calls: the kernels; None: plain torch."""
+
+    def scratch(node: Node) -> int:
+        return _scratch_bytes(node, limits, dtype, calls)
+
+    return plan(graph, limits.rows, lambda v: value_type(v, dtype).itemsize, views=VIEWS, scratch=scratch)
+
+
+def value_type(value: Value, dtype: torch.dtype) -> torch.dtype:
+    """The type of a value in a graph whose values have `dtype`: logits have at least float32."""
+    return torch.promote_types(dtype, torch.float32) if value.rows is Rows.LOGITS else dtype
+
+
+def unplaced_bytes(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, coded: Collection[Parameter]) -> int:
+    """The most that an operation takes beside the workspace: pairs of experts, and matrices of codes written out.
+
+    coded: the matrices that are held as codes.
+    """
+
+    def needed(op: Op, rows: int) -> int:
+        if isinstance(op, MoE):
+            pairs, inner, cols = rows * op.routing.top_k, op.gate.shape[1], op.x.cols
+            of_pair = (3 * inner + cols * op.routing.on_input) * dtype.itemsize + 4 * cols
+            return pairs * of_pair + rows * op.num_experts * _ROUTER_BYTES
+        if isinstance(op, Linear | FusedLinear | Logits) and rows >= MANY_ROWS:
+            return sum(prod(p.shape) for p in op.parameters if p in coded) * dtype.itemsize
+        return 0
+
+    return max((needed(node.op, limits.rows[node.output.rows]) for node in graph.nodes), default=0)
+
+
+class Workspace:
+    """The places of values and of what operations need while they run."""
+
+    def __init__(self, plan: MemoryPlan, dtype: torch.dtype, device: torch.device) -> None:
+        """dtype: of values."""
+        self.bytes = torch.empty(plan.total_bytes, dtype=torch.uint8, device=device)
+        self._plan, self._dtype = plan, dtype
+        self._next, self._end = 0, 0  # of the scratch memory of the operation that runs
+
+    def begin(self, node: Node) -> None:
+        """Makes the scratch memory that of another operation."""
+        offset, size = self._plan.scratch.get(node.output.id, (0, 0))
+        self._next, self._end = offset, offset + size
+
+    def place(self, value: Value, rows: int) -> Tensor | None:
+        """The place of a value [rows, cols]; None: it is a view of another one."""
+        offset = self._plan.offsets.get(value.id)
+        if offset is None:
+            return None
+        return self._seen(offset, (rows, value.cols), value_type(value, self._dtype))
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Scratch memory of the operation that runs; None: the plan has no more of it."""
+        begin, size = self._next, prod(shape) * dtype.itemsize
+        if begin + size > self._end:
+            return None
+        self._next = begin + -(-size // ALIGNMENT) * ALIGNMENT
+        return self._seen(begin, shape, dtype)
+
+    def _seen(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self.bytes[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+
+def _scratch_bytes(node: Node, limits: ExecutorLimits, dtype: torch.dtype, calls: AttentionParts | None) -> int:
+    """The most that the form of an operation asks `TorchStep.room` for."""
+    op, rows = node.op, limits.rows[node.output.rows]
+    widths: list[int] = []  # of values that exist while the operation runs
+    parts = 0
+    if isinstance(op, FusedLinear):
+        widths += [op.x.cols] if op.norm is not None else []
+        if op.kind is not None:
+            widths += [2 * op.weights[0].shape[0]] + ([op.weights[0].shape[0]] if op.residual is not None else [])
+    elif isinstance(op, Rope) and calls is not None:
+        widths.append(node.output.cols)
+    elif isinstance(op, Attention | FusedAttention | LatentAttention) and calls is not None:
+        p: AttentionParams = op.params
+        # Queries that are ready, and in a mixed step those and the results of sequences with equally many tokens.
+        widths += [p.num_heads * p.head_dim] * 2 + [p.output_width]
+        if isinstance(op, LatentAttention):
+            widths.append(p.head_dim)  # the key
+        parts = 4 * prod(calls.parts_shape(p, limits.max_num_seqs, limits.max_model_len) or (0,))
+    return sum(-(-rows * width * dtype.itemsize // ALIGNMENT) * ALIGNMENT for width in widths) + parts
