@@ -47,7 +47,7 @@ def serve(text: str, folders: list[str]) -> None:
         try:
             answer = losses_in_vllm(folder, Path(text).read_text())
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            answer = {"error": str(error)[:200].replace("\n", " ")}
         print(json.dumps(answer), file=out, flush=True)
 
 
