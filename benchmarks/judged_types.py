@@ -7,7 +7,8 @@ MODEL has float weights; FOLDER has llama-quantize and llama-perplexity. The sam
 text, go through all three; the tokens after the middle of a chunk count. `llama-perplexity --save-all-logits` keeps the
 log-probabilities of each position in 65,536 steps of the range below the likeliest token: 1e-4 to 3e-4 nats each. It
 cuts them off 16 nats below the likeliest; such tokens count as missing. A type is a mixture, or NAME=TYPE for the type
-of the tensors in whose name NAME is found, with float16 for the others. Each file is deleted when it has been judged.
+of the tensors in whose name NAME is found, with float16 for the others; there `llama-quantize` changes nothing, so
+that its columns are those of MODEL. Each file is deleted when it has been judged.
 
 Columns: the perplexity by llama.cpp of our file and of theirs, the difference of their losses token by token with its
 standard error (below zero: ours is better), the perplexity of our file by `octavo eval`, and the mean and the largest
