@@ -23,7 +23,7 @@ from octavo.backends.torch.kernels.gate import activated as activated
 from octavo.backends.torch.kernels.gate import coded_rows, gated
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes
-from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
+from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate
 from octavo.backends.torch.kernels.rope import write_cache as write_heads
 from octavo.backends.torch.kernels.sample import Entries, row_options, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
@@ -140,6 +140,11 @@ def centered(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Te
 def normed_codes(x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows:
     """The codes of x [rows, cols] with RMSNorm."""
     return rms_norm_coded(x, weight, eps, form)[0]
+
+
+def rotated(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Tensor | None) -> Tensor:
+    """x [tokens, heads * head_dim] with the rotary embedding."""
+    return rotate(x, head_dim, angles, positions, out)
 
 
 def write_cache(pages: LayerPages, slots: Tensor, keys: Tensor, values: Tensor) -> None:

@@ -13,7 +13,7 @@ from octavo.backends.torch.kernels.coded_linear import coded_linear
 from octavo.backends.torch.kernels.common import INTERPRETED
 from octavo.backends.torch.kernels.gate import coded_rows
 from octavo.backends.torch.kernels.planes import Planes, planes_of
-from octavo.backends.torch.plain import scaled_linear
+from octavo.backends.torch.plain import ProductEnd, scaled_linear
 from octavo.backends.torch.quantized import product, whole
 from octavo.quantization.packed import Float8Weight, GroupedWeight
 from octavo.quantization.packed.float8 import e4m3
@@ -95,7 +95,7 @@ def test_the_product_of_the_library_has_the_same_numbers() -> None:
     x = torch.randn(20, 160)
     assert planes.inputs is not None
     bias, residual = torch.randn(48).bfloat16(), torch.randn(20, 48).bfloat16()
-    found = scaled_linear(coded_rows(x, planes.inputs), planes.codes, planes.scales, bias, residual)
+    found = scaled_linear(coded_rows(x, planes.inputs), planes.codes, planes.scales, ProductEnd(bias, residual))
     expected = rounded(x, planes.inputs) @ whole(planes, torch.float32).T + bias.float() + residual.float()
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=float(expected.abs().max()) / 100)
