@@ -159,12 +159,13 @@ def _choices_of_size(
 ) -> list[TypeChoice]:
     """Measures the loss of each tensor, as far as that is not known from an earlier run, and chooses the types."""
     from octavo import env
-    from octavo.compress.quantize import choose_by_size, free_tensors
-    from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts
+    from octavo.compress.quantize import check_size, choose_by_size, free_tensors
+    from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts, least_bytes
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.quality.figures import kl_divergence
 
     free = free_tensors(model, options)
+    check_size(model, options, bits, {tensor.name: least_bytes(tensor) for tensor in free})
     columns = {} if importance is None else importance.columns()
     with closing(open_checkpoint(model.path)) as checkpoint, ProgressBar(announced=True) as progress:
         texts = calibration_texts(*tokens_of(checkpoint, text))

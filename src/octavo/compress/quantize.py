@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,26 +120,41 @@ def free_tensors(model: SourceModel, options: TypeOptions) -> list[SourceTensor]
     return [t for t in model.tensors if t.shape[-1] % _LEAST_BLOCK == 0 and _fixed(t, options) is None]
 
 
+def check_size(model: SourceModel, options: TypeOptions, bits: float, smallest: Mapping[str, int]) -> None:
+    """Raises UsageError if the model needs more bits per weight. smallest: the least bytes of every free tensor."""
+    others = sum(choice.nbytes for choice in _choices_beside(model, options, smallest).values())
+    needed = 8 * (others + sum(smallest.values())) / _num_values(model)
+    if bits < needed:
+        raise UsageError(
+            f"--bpw {bits:g} is too small: this model needs {math.ceil(100 * needed) / 100:g} bits per weight at least"
+        )
+
+
+def _choices_beside(model: SourceModel, options: TypeOptions, free: Container[str]) -> dict[str, TypeChoice]:
+    """The types of the tensors that are not free."""
+    taken = {}
+    for tensor in model.tensors:
+        if tensor.name not in free:
+            dense = tensor.type_name if tensor.type_name in DENSE_TYPES else "F16"
+            taken[tensor.name] = _fixed(tensor, options) or TypeChoice(tensor, dense, "no whole blocks")
+    return taken
+
+
+def _num_values(model: SourceModel) -> int:
+    return sum(math.prod(tensor.shape) for tensor in model.tensors)
+
+
 def choose_by_size(
     model: SourceModel, options: TypeOptions, bits: float, losses: Mapping[str, Sequence[Option]]
 ) -> list[TypeChoice]:
     """The types with the least loss within so many bits per weight, in the order of the model.
 
-    losses: the options of every free tensor. Raises UsageError if the model cannot be as small.
+    losses: the options of every free tensor. The size is one that `check_size` accepts.
     """
-    taken: dict[str, TypeChoice] = {}
-    for tensor in model.tensors:
-        if tensor.name not in losses:
-            dense = tensor.type_name if tensor.type_name in DENSE_TYPES else "F16"
-            taken[tensor.name] = _fixed(tensor, options) or TypeChoice(tensor, dense, "no whole blocks")
-    num_values = sum(math.prod(tensor.shape) for tensor in model.tensors)
-    others = sum(choice.nbytes for choice in taken.values())
-    least = others + sum(min(option.nbytes for option in found) for found in losses.values())
-    if bits * num_values < 8 * least:
-        needed = math.ceil(800 * least / num_values) / 100
-        raise UsageError(f"--bpw {bits:g} is too small: this model needs {needed:g} bits per weight at least")
+    taken = _choices_beside(model, options, losses)
     free = [tensor for tensor in model.tensors if tensor.name in losses]
-    chosen = allocate([losses[tensor.name] for tensor in free], int(bits * num_values / 8) - others)
+    room = int(bits * _num_values(model) / 8) - sum(choice.nbytes for choice in taken.values())
+    chosen = allocate([losses[tensor.name] for tensor in free], room)
     taken |= {tensor.name: TypeChoice(tensor, option.type_name) for tensor, option in zip(free, chosen, strict=True)}
     return [taken[tensor.name] for tensor in model.tensors]
 

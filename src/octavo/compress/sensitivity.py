@@ -58,6 +58,12 @@ def candidates(width: int) -> list[str]:
     return [name for name in CANDIDATES if width % BLOCK_SIZES[name][0] == 0]
 
 
+def least_bytes(tensor: SourceTensor) -> int:
+    """Bytes of a tensor in the smallest of its types."""
+    types = [*candidates(tensor.shape[-1]), tensor.type_name]
+    return min(stored_bytes(name, tensor.shape) for name in types)
+
+
 @dataclass(frozen=True, slots=True)
 class FloatWeights(Mapping[str, Weight]):
     """The weights of a checkpoint in float16, vectors in float32, and some of them replaced."""
