@@ -200,14 +200,14 @@ def place(smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_a_model_that_a_gpu_is_too_small_for_takes_what_the_others_leave(place: Place) -> None:
-    states, placing = place({"small": 1, "large": 8}, 30 * MIB)
+    states, placing = place({"small": 1, "large": 8}, 46 * MIB)
     assert states == "small:loaded large:loaded"
     assert not isinstance(placing.placed["small"], SplitSizes)
     large = placing.placed["large"]
     assert isinstance(large, SplitSizes)
     assert 0 < large.placement.device_layers < 8
     held, sizes = large.on(device=True), placing.placed["small"]
-    assert sizes.weight_bytes + held.weight_bytes <= 30 * MIB
+    assert sizes.weight_bytes + held.weight_bytes <= 46 * MIB
 
 
 def test_models_that_fit_a_gpu_only_in_turns_take_turns(place: Place) -> None:
