@@ -192,7 +192,12 @@ bool ThreadPool::join(uint32_t number) {
     for (;;) {
         const uint32_t generation = generation_.value.load(std::memory_order_acquire);
         const uint32_t waiter = waiter_.load(std::memory_order_acquire);
-        if (waiter != of_job(number, asking)) return waiter == of_job(number, admitted);
+        if (waiter == of_job(number, admitted)) {
+            // Otherwise the end of the barrier that let it in could be taken for that of its first one.
+            wait_for_change(generation_, joined_at_, spin, false);
+            return true;
+        }
+        if (waiter != of_job(number, asking)) return false;
         wait_for_change(generation_, generation, spin, false);
     }
 }
@@ -234,6 +239,7 @@ void ThreadPool::barrier(int index, Place place, size_t position) {
     const uint32_t number = job_number_.value.load(std::memory_order_relaxed);
     if (place == Place::between && waiter_.load(std::memory_order_seq_cst) == of_job(number, asking)) {
         position_ = position;
+        joined_at_ = generation;
         members_ = options_.count;
         waiter_.store(of_job(number, admitted), std::memory_order_release);
     }

@@ -114,8 +114,10 @@ class ThreadPool {
     // Of the job. The last worker that arrives at a barrier changes them.
     Job job_ = nullptr;
     void* context_ = nullptr;
-    int members_ = 0;      // workers that take part
-    size_t position_ = 0;  // of the boundary at which the waiting thread came in
+    int members_ = 0;  // workers that take part
+    // Of the boundary at which the waiting thread came in; its generation is over once the others go on.
+    size_t position_ = 0;
+    uint32_t joined_at_ = 0;
     bool stopping_ = false;
     std::mutex queue_mutex_;
     std::optional<Queued> queued_;       // starts when the running job ends

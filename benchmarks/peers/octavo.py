@@ -49,6 +49,10 @@ class TimedStep:
         self._step.wait()
         self._program.seconds += self._step.seconds
 
+    @property
+    def seconds(self) -> float:
+        return self._step.seconds
+
 
 class Octavo:
     version = ""

@@ -60,11 +60,11 @@ class CountedExecutor:
 
 
 def late_engine(name: str, backend: str, seed: int) -> tuple[Engine, LateExecutor | CountedExecutor]:
-    engine = tiny_engine(name, backend, num_blocks=40, max_num_batched_tokens=16, max_num_seqs=5)
+    engine = tiny_engine(name, backend, num_blocks=44, max_num_batched_tokens=16, max_num_seqs=5)
     if backend == "torch" and seed % 2:  # with captured steps
         device = TorchBackend(torch.device("cpu"), torch.float64, torch.float64, TracedReplay)
         engine.executor = device.compile(*tiny_graph(name), ExecutorLimits(16, 5, 9, 64))
-        engine.executor.allocate_cache(40, 4, 10)
+        engine.executor.allocate_cache(44, 4, 10)
     if backend == "cpu":
         engine.executor = counted = cast("Any", CountedExecutor(engine.executor))
         return engine, counted
