@@ -201,7 +201,7 @@ class Program {
     size_t num_parts(const PendingStep& pending) const {
         return pending.end_ - pending.in_turns_ + pending.num_turns_ * (pending.in_turns_ + 1);
     }
-    // One step beside another one is prepared while that one runs, unless both would use what exists once.
+    // One step may wait while another runs; none with streamed weights, because their thread reads for one step.
     bool has_room() const { return !pool_ || (stream_ ? pool_->is_done(pool_->last_job()) : pool_->has_room()); }
     bool is_broken() const { return group_ && !group_->exchange()->met; }
     Part part_of(const PendingStep& pending, size_t part) const;

@@ -113,6 +113,9 @@ def test_a_step_takes_tokens_from_the_one_in_flight(backend: str) -> None:
     executor = get_backend(backend).compile(graph, weights, LIMITS)
     executor.allocate_cache(16, 8)
     first = replace(prompt([0, 1, 2], 21), return_logits=False, sampling=sampling_batch(21))
+    if backend == "cpu":
+        with pytest.raises(ValueError, match="token_sources"):  # there is no step before
+            executor.submit(replace(prompt([0, 1, 2], 1), token_sources=np.array([0], np.int32)))
     drawn = executor.submit(first).wait().token_ids
     sources = np.array([20], np.int32)
     pending = executor.submit(first)

@@ -174,7 +174,7 @@ class BatchBuilder:
     def follow(self, batch: Batch, step: Schedule) -> Batch:
         """The arrays of a step that `Scheduler.schedule_ahead` made after that of `batch`, but for its tokens.
 
-        Every sequence has one token more. Most arrays of plain sequences remain, so this takes a tenth of `build`.
+        Every sequence has one token more. Most arrays of plain sequences remain, so this takes half as long as `build`.
         """
         positions, sampling = batch.positions + 1, batch.sampling
         if self._settled is None or sampling is None or sampling.history_start is not self._settled[1].history_start:

@@ -108,7 +108,7 @@ class CpuExecutor:
         self.paging: Paging | None = None
         self.guard: _native.MappingGuard | None = None  # of mapped weights
         self._short_tokens = 0  # steps of so many tokens are short
-        self._last_tokens: Int32 | None = None  # those that the last step draws
+        self._last_tokens: Int32 = np.zeros(0, np.int32)  # [R], those that the last step draws
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""
