@@ -126,6 +126,7 @@ def _evaluate_text(
 
 
 def _run_tasks(model: str, tasks: tuple[Path, ...], options: Options, given: dict[str, Any]) -> list[TaskReport]:
+    from octavo.loader.finite_weights import check_weights
     from octavo.quality.evaluation import progress_of_load
     from octavo.quality.harness import run_task
     from octavo.quality.language_model import LanguageModel
@@ -136,6 +137,7 @@ def _run_tasks(model: str, tasks: tuple[Path, ...], options: Options, given: dic
     path, options = find_model(model, options)
     with ProgressBar() as progress:
         config = EngineConfig.resolve(str(path), options)
+        check_weights(config.model, config.revision)
         with LanguageModel(config, progress_of_load(progress.update)) as asked:
             return [run_task(asked, task, partial(progress.update, task.name)) for task in read]
 

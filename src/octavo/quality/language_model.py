@@ -13,7 +13,6 @@ from octavo.engine.async_engine import Sink
 from octavo.engine.session import Session
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import RequestOptions
-from octavo.loader.finite_weights import check_weights
 from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
@@ -35,8 +34,7 @@ class LanguageModel:
     """A loaded model. All requests of a call share the engine's steps, and contexts its prefix cache."""
 
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
-        """Raises what `load_engine` and `check_weights` raise, and UsageError for a model that generates no text."""
-        check_weights(config.model, config.revision)
+        """Raises what `load_engine` raises, and UsageError for a model that generates no text."""
         self.session = Session(config, progress)
         self.tokenizer = self.session.tokenizer
         self.max_length = self.session.max_model_len - 1  # one token is always generated

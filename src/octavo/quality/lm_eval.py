@@ -16,6 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
+from octavo.loader.finite_weights import check_weights
 from octavo.quality.language_model import LanguageModel
 from octavo.sampling_params import SamplingParams
 
@@ -30,10 +31,12 @@ class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
     """pretrained: path, hub id or short name. The other arguments are fields of `EngineConfig`."""
 
     def __init__(self, pretrained: str, **options: Any) -> None:
-        """Raises what `LanguageModel` raises, and UsageError for an argument that is no field."""
+        """Raises what `check_weights` and `LanguageModel` raise, and UsageError for an argument that is no field."""
         super().__init__()
         given = {name: value for name, value in options.items() if name not in _OWN}
-        self._model = LanguageModel(EngineConfig.resolve(pretrained, given))
+        config = EngineConfig.resolve(pretrained, given)
+        check_weights(config.model, config.revision)
+        self._model = LanguageModel(config)
         self._name = pretrained
 
     @property
