@@ -64,7 +64,7 @@ def scaled_linear(x: CodedRows, codes: Tensor, scales: Tensor, end: ProductEnd) 
     kind = torch.float8_e4m3fn
     left, right = x.codes.view(kind), codes.view(kind)[:, : x.codes.shape[1]]
     found = torch._scaled_mm(left, right.T, x.scales, scales.reshape(1, -1), out_dtype=torch.bfloat16)
-    for term in (end.bias, end.residual):
+    for term in (end.residual, end.bias):  # `out` may be the residual's memory
         found = found if term is None else torch.add(found, term, out=end.out)
     return found
 

@@ -95,10 +95,12 @@ def test_the_product_of_the_library_has_the_same_numbers() -> None:
     x = torch.randn(20, 160)
     assert planes.inputs is not None
     bias, residual = torch.randn(48).bfloat16(), torch.randn(20, 48).bfloat16()
-    found = scaled_linear(coded_rows(x, planes.inputs), planes.codes, planes.scales, ProductEnd(bias, residual))
     expected = rounded(x, planes.inputs) @ whole(planes, torch.float32).T + bias.float() + residual.float()
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=float(expected.abs().max()) / 100)
+    for out in (None, residual):  # the latter is overwritten
+        end = ProductEnd(bias, residual, out=out)
+        found = scaled_linear(coded_rows(x, planes.inputs), planes.codes, planes.scales, end)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.float(), expected, rtol=0, atol=float(expected.abs().max()) / 100)
 
 
 def test_no_rows(device: torch.device) -> None:
