@@ -58,7 +58,7 @@ struct EarlierTokens {
     const int32_t* output = nullptr;
     int32_t* tokens = nullptr;
 
-    // A row without an outcome has token -1: its step is repeated, and this one too.
+    // A row without an outcome has token 0 or -1: its step is repeated, and this one too.
     void take(int32_t num_tokens) const {
         for (int32_t i = 0; i < num_tokens; ++i)
             if (rows[i] >= 0) tokens[i] = std::max(output[rows[i]], 0);

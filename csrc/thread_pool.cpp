@@ -145,10 +145,11 @@ uint32_t ThreadPool::start(Job job, void* context) {
 // By the last worker at the end of a job.
 void ThreadPool::end() {
     const std::lock_guard<std::mutex> guard(queue_mutex_);
-    advance(finished_);
-    if (!queued_) return;
-    begin(queued_->job, queued_->context, std::max(options_.count - 1, 1), absent);
-    queued_.reset();
+    if (queued_) {
+        begin(queued_->job, queued_->context, std::max(options_.count - 1, 1), absent);
+        queued_.reset();
+    }
+    advance(finished_);  // last: whoever sees it may want to take part in the next job
 }
 
 void ThreadPool::run(Job job, void* context) {
