@@ -16,7 +16,8 @@ from octavo.backends.cpu import _native
 from octavo.backends.memory import MemoryBudget
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
-from octavo.engine.load import growth_notes, load_engine, model_sizes
+from octavo.engine.load import load_engine, model_sizes
+from octavo.engine.weight_notes import growth_notes
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint

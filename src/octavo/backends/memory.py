@@ -114,12 +114,16 @@ def _reclaimable(group: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedType:
-    """A matrix of one stored type, or all of them, packed as `packed_as`."""
+    """A matrix of one stored type, or all of them, packed as `packed_as`.
+
+    unpacked_bytes: of the numbers that each product writes out, as no kernel multiplies the codes; 0: one does.
+    """
 
     type_name: str
     packed_as: str
     stored_bytes: int
     packed_bytes: int
+    unpacked_bytes: int = 0
 
     @property
     def factor(self) -> float:
@@ -154,14 +158,25 @@ class Sizes:
     @property
     def grown(self) -> list[PackedType]:
         """The types without a kernel of their own that take more memory than in the file, the largest first."""
-        sums: dict[tuple[str, str], PackedType] = {}
-        for matrix in self.matrices.values():
-            key = (matrix.type_name, matrix.packed_as)
-            other = sums.get(key, PackedType(*key, 0, 0))
-            stored, packed = other.stored_bytes + matrix.stored_bytes, other.packed_bytes + matrix.packed_bytes
-            sums[key] = PackedType(*key, stored, packed)
-        grown = [t for t in sums.values() if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes]
+        grown = [t for t in _sums(self.matrices) if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes]
         return sorted(grown, key=lambda t: -t.packed_bytes)
+
+    @property
+    def unpacked(self) -> list[PackedType]:
+        """The types that stay codes, and whose numbers each product writes out, the largest first."""
+        matrices = {p: t for p, t in self.matrices.items() if t.unpacked_bytes}
+        return sorted(_sums(matrices), key=lambda t: -t.unpacked_bytes)
+
+
+def _sums(matrices: Mapping[Parameter, PackedType]) -> list[PackedType]:
+    """All matrices of each stored and held type as one."""
+    sums: dict[tuple[str, str], PackedType] = {}
+    for m in matrices.values():
+        key = (m.type_name, m.packed_as)
+        o = sums.get(key, PackedType(*key, 0, 0))
+        sizes = (o.stored_bytes + m.stored_bytes, o.packed_bytes + m.packed_bytes, o.unpacked_bytes + m.unpacked_bytes)
+        sums[key] = PackedType(*key, *sizes)
+    return [*sums.values()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,8 +139,8 @@ def memory_needs(
     config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
     """
     from octavo.engine.device_needs import device_needs
-    from octavo.engine.load import size_notes
     from octavo.engine.rank import rank_needs
+    from octavo.engine.weight_notes import size_notes
     from octavo.graph.cost import expert_cost, graph_cost
     from octavo.graph.ops import StepSizes
 

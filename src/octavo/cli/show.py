@@ -125,7 +125,8 @@ class _InMemory:
 
 
 def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
-    from octavo.engine.load import model_sizes, size_notes
+    from octavo.engine.load import model_sizes
+    from octavo.engine.weight_notes import size_notes
     from octavo.graph.cost import expert_cost, weight_bytes_read
     from octavo.graph.ops import StepSizes
     from octavo.quantization.packed import DENSE_TYPES, group_of

@@ -26,6 +26,7 @@ from octavo.engine.larger_than_memory import (
 from octavo.engine.progress import size
 from octavo.engine.text_heads import text_heads
 from octavo.engine.text_model import text_model
+from octavo.engine.weight_notes import size_notes
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import STATES_PER_SEAT, CacheSizes
@@ -34,7 +35,6 @@ from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.loader.hub import resolve_model
 from octavo.loader.tensor_files import Weights
 from octavo.models import build_graph
-from octavo.quantization.packed import DENSE_TYPES
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -289,31 +289,6 @@ def threads_of_rank(config: EngineConfig) -> int:
         return config.num_threads
     num_processes = len(config.ranks_here) * config.data_parallel_size
     return max(backend_of(config).describe().num_threads // num_processes, 1)
-
-
-def growth_notes(sizes: Sizes) -> list[str]:
-    """A sentence for each type whose weights take more memory than in the file, with the factor and what slows down."""
-    return [
-        f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
-        f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
-        f"{size(grown.stored_bytes)}. Each token takes about so many times as long to read them"
-        + (", and prompts take longer, too, since products are of floats" if grown.packed_as in DENSE_TYPES else "")
-        for grown in sizes.grown
-    ]
-
-
-def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
-    """Sentences about memory that is not as one would expect: weights that grow, and a cache that stays as it is."""
-    formats = sizes.cache.formats
-    asked = config.kv_dtype
-    if asked == "float16" or not formats or {"int8", "float8_e4m3fn"} & {*formats}:
-        return growth_notes(sizes)
-    return [
-        *growth_notes(sizes),
-        f"kv_dtype {asked} has no effect: the KV cache stays {formats[0]} in all layers. {asked} is for separate keys "
-        "and values; latents, which are both in one, would lose too much, and on torch also keys with a bias "
-        "(docs/accuracy.md)",
-    ]
 
 
 def _executor(

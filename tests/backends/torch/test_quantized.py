@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -10,19 +11,23 @@ import numpy as np
 import pytest
 import torch
 
+from octavo import LLM, SamplingParams
 from octavo.backends import ExecutorLimits, get_backend, reference
 from octavo.backends.cpu import _native
 from octavo.backends.torch.kernels.planes import planes_of
 from octavo.backends.torch.quantized import dequantized, matrix_of, product, whole
 from octavo.backends.torch.weights import held_type
+from octavo.engine.weight_notes import unpacking_notes
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Routing
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import CodebookWeight, DenseWeight, Float8Weight, GGMLWeight, GroupedWeight, Weight
+from tests.quantization.test_mixtures import save_tokenizer
 from tests.support.batches import Request, step
 from tests.support.canonical import random_grouped
 from tests.support.quantize import random_weight
+from tests.support.quantized_checkpoints import integer_case, tiny_model, write
 
 GGML = sorted({*_native.packable_types()} & {*BLOCK_SIZES} - {"F32", "F16", "BF16"})
 RNG = np.random.default_rng(0)
@@ -152,3 +157,63 @@ def test_stacks_whose_experts_order_columns_differently_are_held_as_numbers() ->
     assert planes_of(found) is None
     held = held_type({"w": found}, Parameter("w", found.shape), torch.bfloat16)
     assert (held.packed_as, held.packed_bytes) == ("BF16", 2 * 2 * 32 * 128)
+
+
+def test_rows_of_a_table_whose_columns_have_an_order() -> None:
+    order = RNG.permutation(256).astype(np.int32)
+    weights: dict[str, Weight] = {"embed.weight": replace(random_grouped((64, 256), 2, group=32), column_order=order)}
+    g = Graph({n: w.shape for n, w in weights.items()})
+    g.output = g.select_rows(g.embedding("embed"))
+    executor = get_backend("torch:cpu").compile(g, weights, ExecutorLimits(16, 1, 16, 16))
+    executor.allocate_cache(4, 8)
+    found = executor.submit(step([(Request([3, 63, 0], [0]), 3)], block_size=8)).wait()
+    assert found.logits is not None
+    np.testing.assert_array_equal(found.logits, weights["embed.weight"].dequantize()[[3, 63, 0]])
+
+
+class TestNotesOfUnpackedWeights:
+    """A product without a kernel writes numbers out in each step: that is said at the start, with its cost."""
+
+    LIMITS = ExecutorLimits(16, 1, 16, 16)
+
+    @staticmethod
+    def graph() -> tuple[Graph, dict[str, Weight]]:
+        shapes = {"embed": (64, 256), "heads": (4, 32, 64), "head": (64, 128)}
+        weights: dict[str, Weight] = {f"{n}.weight": random_grouped(s, 5, group=32) for n, s in shapes.items()}
+        g = Graph({n: w.shape for n, w in weights.items()})
+        g.output = g.logits(g.select_rows(g.head_linear(g.embedding("embed"), "heads")), "head")
+        return g, weights
+
+    def test_without_kernels_all_products_but_no_table(self) -> None:
+        sizes = get_backend("torch:cpu").sizes(*self.graph(), self.LIMITS)
+        (found,) = sizes.unpacked
+        assert (found.type_name, found.unpacked_bytes) == ("I4_32", 4 * (4 * 32 * 64 + 64 * 128))
+        (note,) = unpacking_notes(sizes)
+        assert note == (
+            "I4_32 has no kernel here: its weights stay codes in memory, and each step dequantizes them in tiles for "
+            "its products. It reads 13.0 KiB of codes, and writes and reads 64.0 KiB of numbers: 11 times what a "
+            "kernel would read"
+        )
+
+    def test_with_kernels_the_products_of_heads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from octavo.backends.torch import compile as compile_module
+
+        class Kernels:
+            angles_bytes = staticmethod(lambda _graph, _limits: 0)
+
+        monkeypatch.setattr(compile_module, "triton_calls", lambda _: Kernels)
+        sizes = get_backend("torch:cpu").sizes(*self.graph(), self.LIMITS)
+        assert [t.unpacked_bytes for t in sizes.unpacked] == [4 * 4 * 32 * 64]
+        assert not get_backend("cpu").sizes(*TestNotesOfUnpackedWeights.dense(), self.LIMITS).unpacked
+
+    @staticmethod
+    def dense() -> tuple[Graph, dict[str, Weight]]:
+        graph, weights = TestNotesOfUnpackedWeights.graph()
+        return graph, {n: DenseWeight(w.dequantize()) for n, w in weights.items()}
+
+    def test_it_is_said_once_at_the_start(self, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+        write(tiny_model(), tmp_path, *integer_case(4, 64, packed=True))
+        save_tokenizer(tmp_path)
+        with LLM(str(tmp_path), backend="torch:cpu", max_model_len=32) as llm:
+            llm.generate(["a b c"], SamplingParams(max_tokens=2))
+        assert sum("has no kernel here" in record.getMessage() for record in caplog.records) == 1

@@ -30,7 +30,7 @@ from octavo.backends.torch.operations import check_operation
 from octavo.backends.torch.rank_group import TorchRankGroup, join_group
 from octavo.backends.torch.rates import measured_copy_rate, measured_rates
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
-from octavo.backends.torch.weights import DeviceWeights, held_type, plain_types, vector_type
+from octavo.backends.torch.weights import DeviceWeights, held_type, plain_types, vector_type, without_kernel
 from octavo.backends.torch.workspace import step_plan, unplaced_bytes
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
@@ -131,11 +131,14 @@ class TorchBackend:
         """See `octavo.backends.Backend`."""
         graph = optimize(graph, PASSES)
         formats = layer_formats(graph, lambda p: weight_of(weights, p).dequantize(), kv_dtype)
-        matrices = {p: held_type(weights, p, self.dtype) for p in graph.parameters if p.is_matrix}
+        calls = triton_calls(self.device)
+        written = without_kernel(graph, has_kernels=calls is not None)
+        matrices = {
+            p: held_type(weights, p, self.dtype, has_kernel=p not in written) for p in graph.parameters if p.is_matrix
+        }
         types = plain_types(graph, self.dtype)
         held = {p: prod(p.shape) * types[p].itemsize for p in graph.parameters}
         held |= {p: found.packed_bytes for p, found in matrices.items()}
-        calls = triton_calls(self.device)
         values = step_plan(graph, limits, self.dtype, calls).total_bytes
         coded = [p for p, held in matrices.items() if held.packed_bytes < prod(p.shape) * self.dtype.itemsize]
         values += 0 if calls is None else unplaced_bytes(graph, limits, self.dtype, coded)

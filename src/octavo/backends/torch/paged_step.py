@@ -289,11 +289,14 @@ class PagedStep(TorchStep):
 
     def embed(self, index: Tensor, parameter: Parameter, out: Tensor | None = None) -> Tensor:
         planes = self.weights.planes.get(parameter)
-        if planes is None or planes.column_order is not None:
+        if planes is None:
             return TorchStep.embed(self, index, parameter, out)
-        if self.calls is not None:
-            return self.calls.rows_of(planes, index, self.weights.dtype, out)
-        return dequantized(planes, self.weights.dtype, index)
+        order, dtype = planes.column_order, self.weights.dtype
+        if self.calls is None:
+            found = dequantized(planes, dtype, index)
+        else:
+            found = self.calls.rows_of(planes, index, dtype, out if order is None else None)
+        return found if order is None else torch.empty_like(found).index_copy_(1, order, found)
 
     def attend(
         self,

@@ -24,7 +24,7 @@ from octavo.backends.torch.storages import Layout
 from octavo.backends.torch.stream import StreamedLayers
 from octavo.config import LoadProgress
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import FusedLinear, Linear, MoE
+from octavo.graph.ops import Embedding, FusedLinear, HeadLinear, Linear, MoE, PositionEmbedding, TokenTypeEmbedding
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
 from octavo.quantization.packed import (
@@ -40,15 +40,21 @@ from octavo.quantization.packed import (
 _TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
-def held_type(weights: Mapping[str, Weight], parameter: Parameter, dtype: torch.dtype) -> PackedType:
-    """The stored type of a matrix and the one in which it is held: as planes of codes, or as plain numbers."""
+def held_type(
+    weights: Mapping[str, Weight], parameter: Parameter, dtype: torch.dtype, *, has_kernel: bool = True
+) -> PackedType:
+    """The stored type of a matrix and the one in which it is held: as planes of codes, or as plain numbers.
+
+    has_kernel: one reads the planes; else products write their numbers out.
+    """
     info, shape = parameter_info(weights, parameter), parameter.shape
     planes = _row_of_planes(info.type_name, shape)
     if planes is None:
         return PackedType(info.type_name, _TYPE_NAMES[dtype], info.nbytes, prod(shape) * dtype.itemsize)
     of_all = sum(x.nbytes for x in (planes.table, planes.column_order) if x is not None)
     held = (planes.nbytes - of_all) * prod(shape[:-1]) + of_all
-    return PackedType(info.type_name, info.type_name, info.nbytes, held)
+    written = 0 if has_kernel else prod(shape) * dtype.itemsize
+    return PackedType(info.type_name, info.type_name, info.nbytes, held, written)
 
 
 def _row_of_planes(type_name: str, shape: tuple[int, ...]) -> Planes | None:
@@ -114,6 +120,18 @@ def plain_types(graph: Graph, dtype: torch.dtype) -> dict[Parameter, torch.dtype
             biases.add(op.router_bias)
     wide = vector_type(dtype)
     return {p: dtype if p.is_matrix or p in biases else wide for p in graph.parameters}
+
+
+def without_kernel(graph: Graph, *, has_kernels: bool) -> set[Parameter]:
+    """The matrices of which a product writes out all numbers, if they are held as codes.
+
+    has_kernels: Triton's run, which lack the product of each head with its own matrix.
+    """
+    ops = [node.op for node in graph.nodes]
+    if has_kernels:
+        return {op.weight for op in ops if isinstance(op, HeadLinear)}
+    tables = (Embedding, PositionEmbedding, TokenTypeEmbedding)  # of which rows are read
+    return {p for op in ops if not isinstance(op, tables) for p in op.parameters}
 
 
 def products_of(graph: Graph) -> list[tuple[Parameter, ...]]:

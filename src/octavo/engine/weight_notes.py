@@ -1,0 +1,45 @@
+"""Sentences at the start, and in a plan, about weights and a cache that take more memory or time than expected."""
+
+from __future__ import annotations
+
+from octavo.backends.memory import Sizes
+from octavo.config import EngineConfig
+from octavo.engine.progress import size
+from octavo.quantization.packed import DENSE_TYPES
+
+
+def growth_notes(sizes: Sizes) -> list[str]:
+    """A sentence for each type whose weights take more memory than in the file, with the factor and what slows down."""
+    return [
+        f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
+        f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
+        f"{size(grown.stored_bytes)}. Each token takes about so many times as long to read them"
+        + (", and prompts take longer, too, since products are of floats" if grown.packed_as in DENSE_TYPES else "")
+        for grown in sizes.grown
+    ]
+
+
+def unpacking_notes(sizes: Sizes) -> list[str]:
+    """A sentence for each type whose codes no kernel of the device multiplies, with what that costs."""
+    return [
+        f"{found.type_name} has no kernel here: its weights stay codes in memory, and each step dequantizes them in "
+        f"tiles for its products. It reads {size(found.packed_bytes)} of codes, and writes and reads "
+        f"{size(found.unpacked_bytes)} of numbers: {1 + 2 * found.unpacked_bytes / max(found.packed_bytes, 1):.0f} "
+        "times what a kernel would read"
+        for found in sizes.unpacked
+    ]
+
+
+def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
+    """Sentences about what one would not expect: weights that grow or have no kernel, a cache that stays as it is."""
+    formats = sizes.cache.formats
+    asked = config.kv_dtype
+    notes = [*growth_notes(sizes), *unpacking_notes(sizes)]
+    if asked == "float16" or not formats or {"int8", "float8_e4m3fn"} & {*formats}:
+        return notes
+    return [
+        *notes,
+        f"kv_dtype {asked} has no effect: the KV cache stays {formats[0]} in all layers. {asked} is for separate keys "
+        "and values; latents, which are both in one, would lose too much, and on torch also keys with a bias "
+        "(docs/accuracy.md)",
+    ]
