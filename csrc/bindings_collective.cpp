@@ -66,7 +66,8 @@ void bind_collective(nb::module_& module) {
         .def(
             "__init__",
             [](CollectiveGroup* self, const std::string& name, int32_t rank, int32_t size, size_t buffer_bytes,
-               int32_t join_ms, int32_t silence_ms, int32_t deadline_ms, const nb::object& given_up) {
+               int32_t join_ms, int32_t silence_ms, int32_t deadline_ms, int32_t numa_node,
+               const nb::object& given_up) {
                 GroupOptions options;
                 options.name = name;
                 options.rank = rank;
@@ -75,6 +76,7 @@ void bind_collective(nb::module_& module) {
                 options.join_ms = join_ms;
                 options.silence_ms = silence_ms;
                 options.deadline_ms = deadline_ms;
+                options.numa_node = numa_node;
                 if (!given_up.is_none())
                     options.given_up = [function = given_up.ptr()] {  // which the caller keeps
                         nb::gil_scoped_acquire acquire;
@@ -85,7 +87,8 @@ void bind_collective(nb::module_& module) {
             },
             "name"_a, "rank"_a, "size"_a, nb::kw_only(), "buffer_bytes"_a = GroupOptions{}.buffer_bytes,
             "join_ms"_a = GroupOptions{}.join_ms, "silence_ms"_a = GroupOptions{}.silence_ms,
-            "deadline_ms"_a = GroupOptions{}.deadline_ms, "given_up"_a.none() = nb::none())
+            "deadline_ms"_a = GroupOptions{}.deadline_ms, "numa_node"_a = GroupOptions{}.numa_node,
+            "given_up"_a.none() = nb::none())
         .def(
             "all_reduce",
             [](CollectiveGroup& group, nb::handle x) {
@@ -107,6 +110,7 @@ void bind_collective(nb::module_& module) {
         .def("sample", &sample_part, "isa"_a, "logits"_a, "first"_a, "vocab"_a, "sampling"_a, "output"_a, "errors"_a)
         .def_prop_ro("given_bytes", [](CollectiveGroup& group) { return group.exchange()->given_bytes; })
         .def("fail", &CollectiveGroup::fail, "reason"_a)
+        .def_prop_ro("placement_error", &CollectiveGroup::placement_error)
         .def_prop_ro("error", &CollectiveGroup::error)
         .def_prop_ro("is_waiting", &CollectiveGroup::is_waiting);
 }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <linux/mempolicy.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -35,6 +36,16 @@ void pause_cpu() {
 #elif defined(__aarch64__)
     __asm__ volatile("isb" ::: "memory");
 #endif
+}
+
+// Has the pages of shared memory, once they are touched by whomever, taken from this node while it has some. Returns an
+// errno, or 0. Such memory has one policy for all processes that map it.
+int prefer_node(void* memory, size_t bytes, int32_t node) {
+    constexpr int32_t MAX_NODES = 1024, BITS = 8 * sizeof(unsigned long);
+    if (node >= MAX_NODES) return EINVAL;
+    unsigned long mask[MAX_NODES / BITS] = {};
+    mask[node / BITS] = 1UL << node % BITS;
+    return syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, mask, MAX_NODES + 1UL, 0) == 0 ? 0 : errno;
 }
 
 void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(NAP_MS)); }
@@ -93,6 +104,23 @@ void CollectiveGroup::wait_to_join(int64_t end, int32_t rank) const {
     nap();
 }
 
+// The memory of this rank's segment, all of which is there. Closes the file if there is no room for it.
+CollectiveGroup::Segment* CollectiveGroup::make_segment(int file, const std::string& path) {
+    // Mapped while it has no pages: another rank that looks at the first page as soon as the file has its size would
+    // otherwise have it on its own node.
+    void* const memory = mmap(nullptr, segment_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory != MAP_FAILED && options_.numa_node >= 0)
+        placement_error_ = prefer_node(memory, segment_bytes_, options_.numa_node);
+    if (memory != MAP_FAILED && ftruncate(file, static_cast<off_t>(segment_bytes_)) == 0 &&
+        posix_fallocate(file, 0, static_cast<off_t>(segment_bytes_)) == 0)
+        return static_cast<Segment*>(memory);
+    if (memory != MAP_FAILED) munmap(memory, segment_bytes_);
+    ::close(file);
+    unlink(path.c_str());
+    throw std::runtime_error(path + ": no room for " + std::to_string(segment_bytes_ >> 20) +
+                             " MiB of shared memory: enlarge /dev/shm (docker run --shm-size)");
+}
+
 // Makes this rank's segment and maps those of the others, once they have made them.
 void CollectiveGroup::open_peers() {
     const int64_t end = now_ms() + options_.join_ms;
@@ -105,14 +133,9 @@ void CollectiveGroup::open_peers() {
             if (own && file < 0)
                 throw std::runtime_error(path + ": " + std::strerror(errno) + ": is this rank running already?");
             struct stat info{};
-            if (own && (ftruncate(file, static_cast<off_t>(segment_bytes_)) != 0 ||
-                        posix_fallocate(file, 0, static_cast<off_t>(segment_bytes_)) != 0)) {
-                ::close(file);
-                unlink(path.c_str());
-                throw std::runtime_error(path + ": no room for " + std::to_string(segment_bytes_ >> 20) +
-                                         " MiB of shared memory: enlarge /dev/shm (docker run --shm-size)");
-            }
-            if (file >= 0 && fstat(file, &info) == 0 && static_cast<size_t>(info.st_size) == segment_bytes_) {
+            if (own)
+                segments_[rank] = make_segment(file, path);
+            else if (file >= 0 && fstat(file, &info) == 0 && static_cast<size_t>(info.st_size) == segment_bytes_) {
                 void* const memory = mmap(nullptr, segment_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
                 if (memory != MAP_FAILED) segments_[rank] = static_cast<Segment*>(memory);
             }

@@ -34,6 +34,7 @@ struct GroupOptions {
     int32_t silence_ms = 3000;              // without a heartbeat: the rank is dead or stopped
     int32_t deadline_ms = 300000;           // of one wait for a rank that lives
     int32_t spin_us = 200;                  // before a wait sleeps
+    int32_t numa_node = -1;                 // for the memory of this rank; -1: where it is first touched
     // Asked while ranks come: a reason to wait no longer, such as the end of one; empty: there is none.
     std::function<std::string()> given_up = [] { return std::string(); };
 };
@@ -56,6 +57,8 @@ class CollectiveGroup {
 
     // Tells the others that this rank takes part no more: their exchanges fail. Safe from any thread.
     void fail(const std::string& reason);
+    // Why the segment is not on the wanted NUMA node, as an errno; 0: it is, or none was wanted.
+    int placement_error() const { return placement_error_; }
     // Why exchanges fail; empty: they do not.
     std::string error() const;
     // True while an exchange waits for another rank, apart from the first moments. Safe from any thread.
@@ -64,6 +67,7 @@ class CollectiveGroup {
   private:
     struct Segment;
     void open_peers();
+    Segment* make_segment(int file, const std::string& path);
     void wait_to_join(int64_t end, int32_t rank) const;
     bool wait(uint32_t target);
     bool wait_for(int32_t peer, uint32_t target);
@@ -75,6 +79,7 @@ class CollectiveGroup {
     std::vector<Segment*> segments_;  // by rank
     std::vector<char*> halves_;       // [2, size]
     size_t segment_bytes_ = 0;
+    int placement_error_ = 0;
     std::atomic<bool> stopping_{false}, is_waiting_{false};
     mutable std::mutex mutex_;
     std::string error_;

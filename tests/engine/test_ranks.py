@@ -30,7 +30,9 @@ from octavo.engine import load
 from octavo.engine import rank as rank_module
 from octavo.errors import EngineDeadError, UsageError
 from tests.support.engine_answers import PROMPTS, answers
+from tests.support.numa_nodes import pretend
 from tests.support.text_models import save_decoder
+from tests.support.witness import on_path
 
 OPTIONS = {"num_threads": 1, "max_model_len": 160, "max_num_seqs": 4, "block_size": 16}
 
@@ -61,6 +63,34 @@ def test_the_answers_of_one_rank(model: str, of_one_rank: list[object], tensor: 
     assert answers_of_ranks(model, tensor, pipeline) == of_one_rank
     assert not children()
     assert not segments()
+
+
+def test_ranks_are_bound_to_nodes(
+    model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each CPU of this machine as a node: a rank has the CPUs of its own, and the caller keeps all of them."""
+    allowed = sorted(os.sched_getaffinity(0))[:2]
+    if len(allowed) < 2:
+        pytest.skip("one CPU")
+    for name, value in on_path("fake_nodes").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OCTAVO_TEST_NODES", str(tmp_path))
+    pretend(monkeypatch, tmp_path, *(str(cpu) for cpu in allowed))
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, allowed)
+    caplog.set_level("INFO", "octavo")
+    try:
+        with LLM(model, tensor_parallel_size=2, max_model_len=160) as llm:
+            assert llm.generate("a dog", SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].token_ids
+            assert os.sched_getaffinity(0) == set(allowed)
+            (rank,) = children()
+            assert os.sched_getaffinity(rank) == {allowed[1]}
+            engine = next(thread for thread in threading.enumerate() if thread.name == "octavo-engine")
+            assert engine.native_id is not None
+            assert os.sched_getaffinity(engine.native_id) == {allowed[0]}
+    finally:
+        os.sched_setaffinity(0, before)
+    assert f"rank 0 computes on CPUs {allowed[0]} of one NUMA node" in caplog.text
 
 
 BIASES = {"logit_bias": {3: 2.0, 7: -100.0}, "repetition_penalty": 1.3, "presence_penalty": 0.4}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo import env
-from octavo.backends import Executor, ExecutorLimits, RankGroup
+from octavo.backends import Executor, ExecutorLimits, RankGroup, numa
 from octavo.backends.parameters import column_step
 from octavo.backends.progress import WatchedExecutor, work_done
 from octavo.backends.rank_segments import remove_segments
@@ -39,7 +39,7 @@ from octavo.distributed.messages import (
 from octavo.distributed.patience import Patience
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import accept_ranks, address_of, connect
-from octavo.engine.devices import backend_of, of_rank
+from octavo.engine.devices import backend_name, backend_of, of_rank
 from octavo.engine.load import (
     compile_graph,
     executor_limits,
@@ -47,6 +47,7 @@ from octavo.engine.load import (
     memory_of_rank,
     model_graph,
     model_sizes,
+    threads_of_rank,
 )
 from octavo.engine.rank_ray import lead_on_ray
 from octavo.errors import EngineDeadError, OctavoError, UsageError
@@ -86,6 +87,7 @@ def lead(
         for rank in range(1, ranks.count):
             leader.receive(rank, Joining)
         leader.send(Joining())
+        config = settled(config, 0)
         group = join(config, part, ranks, 0, f"{name}-{ranks.stage(0)}", lambda: str(leader.failure or ""))
         local = compile_graph(config, checkpoint, part, limits, _watched(progress, leader), group)
         loaded = [leader.receive(rank, Loaded) for rank in range(1, ranks.count)]
@@ -164,6 +166,23 @@ def follow(config: EngineConfig) -> None:
 def follow_one(host: str, port: int, rank: int, model: str) -> None:
     """One rank of a machine other than the first, in its own process. model: the name that this machine has for it."""
     Follower(connect((host, port), env.cluster_token(), rank, _OTHERS_S), model).run()
+
+
+def settled(config: EngineConfig, rank: int) -> EngineConfig:
+    """The options with the number of compute threads. Binds this thread, and those that it starts, to a NUMA node.
+
+    It binds nothing where the ranks of this machine do not share the nodes evenly, or something else decides: several
+    replicas, Ray, a GPU.
+    """
+    threads, here = threads_of_rank(config), len(config.ranks_here)
+    config = replace(config, num_threads=threads)
+    if config.data_parallel_size > 1 or config.distributed_executor == "ray" or backend_name(config) != "cpu":
+        return config
+    cpus = numa.cpus_of_process(rank % here, here, threads)
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
+        logger.info("rank %d computes on CPUs %s of one NUMA node", rank, ", ".join(map(str, sorted(cpus))))
+    return config
 
 
 def steps_of(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Steps:
@@ -326,6 +345,7 @@ class Follower:
         graph = rank_graph(whole, ranks, rank, steps_of(checkpoint, config, whole))
         self._connection.send(Joining())
         self._next(Joining)  # a rank of another machine may have to download the model first
+        config = settled(config, rank)
         self._group = group = join(config, graph, ranks, rank, setup.group)
         limits = executor_limits(config, setup.model_len, whole)
         self._executor = executor = compile_graph(config, checkpoint, graph, limits, None, group)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from octavo.backends import Executor
+from octavo.backends.numa import kept_affinity
 from octavo.backends.progress import work_done
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.async_engine import AsyncEngine
@@ -49,12 +50,13 @@ class Session:
         self.config = config
         self._pid = os.getpid()
         process = TemplateProcess() if will_chat else None
-        self._loaded: LoadedModel | None = load_engine(config, progress, is_replica=is_replica)
+        with kept_affinity():  # this thread is the caller's; those of the engine may be bound to a NUMA node
+            self._loaded: LoadedModel | None = load_engine(config, progress, is_replica=is_replica)
+            self._engine = AsyncEngine(self._loaded.engine, on_round_end)
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
         self.metrics: EngineMetrics = self._loaded.engine.metrics
         self.max_model_len = self._loaded.engine.limits.max_model_len
         self.sampling_defaults = self._loaded.sampling_defaults
-        self._engine = AsyncEngine(self._loaded.engine, on_round_end)
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor, self._pid)
         self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)

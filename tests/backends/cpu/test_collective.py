@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import multiprocessing
 import os
 import secrets
@@ -17,7 +19,8 @@ import numpy as np
 import pytest
 
 from octavo.backends import rank_segments
-from octavo.backends.cpu import _native
+from octavo.backends.cpu import _native, rank_group
+from tests.support.numa_nodes import pretend
 
 SHAPES = [(1, 1), (1, 17), (3, 576), (64, 640), (50, 1111)]  # the last two are larger than a buffer
 
@@ -147,6 +150,37 @@ def test_waiting_for_a_rank_is_given_up() -> None:
     assert_nothing_left(name)
 
 
+def place(name: str, rank: int, size: int, pipe: Connection, node: int) -> None:
+    """Where the kernel has the pages of both ranks, as this one sees them: the policy, and pages by node."""
+    group = join(name, rank, size, numa_node=node)
+    group.all_reduce(values(rank, SHAPES[-1]))
+    lines = [line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines() if name in line]
+    found = [(words[1], {each.partition("=")[0] for each in words if each.startswith("N")}) for words in lines]
+    pipe.send((group.placement_error, found))
+    pipe.recv()  # the others look at this rank's memory
+
+
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel knows no NUMA nodes")
+@pytest.mark.parametrize("node", [0, 1000, -1])
+def test_the_memory_of_a_rank_is_on_its_node(node: int) -> None:
+    """Without a node, or where the kernel refuses it, pages are wherever they are first touched."""
+    if node == 1000 and Path("/sys/devices/system/node/node1000").exists():
+        pytest.skip("this machine has that node")
+    name, ranks, pipes = start(2, place, node)
+    for error, found in [pipe.recv() for pipe in pipes]:
+        if error == errno.EPERM:
+            pytest.skip("this container may not place memory")
+        assert error == (errno.EINVAL if node == 1000 else 0)
+        assert [policy for policy, _ in found] == ["prefer:0" if node == 0 else "default"] * 2
+        if node == 0:
+            assert all(nodes == {"N0"} for _, nodes in found)
+    for pipe in pipes:
+        pipe.send(None)
+    for rank in ranks:
+        rank.join(10)
+    assert_nothing_left(name)
+
+
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 65), (0, 0)])
 def test_invalid_ranks(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="a group has 1 to 64 ranks"):
@@ -170,3 +204,17 @@ def test_segments_left_by_killed_ranks_are_removed(monkeypatch: pytest.MonkeyPat
     assert sorted(tmp_path.iterdir()) == sorted([new, other])
     rank_segments.remove_segments("b" * 16)
     assert list(tmp_path.iterdir()) == [other]
+
+
+@pytest.mark.parametrize(("nodes", "level"), [(("0-63",), "DEBUG"), (("0-63", "64"), "WARNING")])
+def test_memory_that_cannot_be_placed_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, nodes: tuple[str], level: str
+) -> None:
+    """With one node there is nothing to lose."""
+    pretend(monkeypatch, tmp_path, *nodes)
+    refused = _native.CollectiveGroup(secrets.token_hex(6), 0, 1, numa_node=1000)
+    caplog.set_level("DEBUG", "octavo")
+    rank_group._note_placement(refused, 0)
+    ((_, found, text),) = [record for record in caplog.record_tuples if "NUMA node 0" in record[2]]
+    assert logging.getLevelName(found) == level
+    assert text.endswith(os.strerror(refused.placement_error))

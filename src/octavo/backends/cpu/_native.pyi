@@ -155,6 +155,7 @@ class CollectiveGroup:
         join_ms: int = ...,
         silence_ms: int = ...,
         deadline_ms: int = ...,
+        numa_node: int = ...,
         given_up: Callable[[], str] | None = None,
     ) -> None: ...
     def all_reduce(self, x: NDArray[np.float32]) -> None:
@@ -174,6 +175,10 @@ class CollectiveGroup:
         errors: NDArray[np.int32],
     ) -> None:
         """As the function `sample`, for logits [rows, part] of the tokens from `first` on; rank 0 gets the output."""
+
+    @property
+    def placement_error(self) -> int:
+        """Why this rank's memory is not placed on `numa_node`, as an errno; 0: it is, or none was given."""
 
     @property
     def given_bytes(self) -> int:

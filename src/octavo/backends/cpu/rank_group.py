@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
+from octavo.backends import numa
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.compile import (
     CompileOptions,
@@ -13,6 +16,8 @@ from octavo.backends.cpu.compile import (
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.rank_segments import remove_leftovers
 from octavo.errors import EngineDeadError
+
+logger = logging.getLogger(__name__)
 
 
 class CpuRankGroup:
@@ -26,11 +31,6 @@ class CpuRankGroup:
     @property
     def error(self) -> str:
         return self._group.error
-
-    @property
-    def given_bytes(self) -> int:
-        """That this rank has written for the others so far."""
-        return self._group.given_bytes
 
     @property
     def is_waiting(self) -> bool:
@@ -49,8 +49,21 @@ def join_group(
 ) -> CpuRankGroup:
     """See `octavo.backends.Backend`. The ranks share memory: they are on one machine."""
     remove_leftovers()
+    node = numa.node_of(os.sched_getaffinity(0))
     try:
-        group = _native.CollectiveGroup(name, rank, size, buffer_bytes=buffer_bytes, given_up=given_up)
-        return CpuRankGroup(group)
+        group = _native.CollectiveGroup(
+            name, rank, size, buffer_bytes=buffer_bytes, numa_node=-1 if node is None else node, given_up=given_up
+        )
     except RuntimeError as error:
         raise EngineDeadError(f"the ranks of this machine do not come together: {error}") from None
+    _note_placement(group, node)
+    return CpuRankGroup(group)
+
+
+def _note_placement(group: _native.CollectiveGroup, node: int | None) -> None:
+    if node is None:
+        logger.info("this rank computes on several NUMA nodes: what it exchanges is in the memory of any of them")
+    elif group.placement_error:
+        reason = os.strerror(group.placement_error)
+        level = logging.WARNING if len(numa.nodes_with_cpus()) > 1 else logging.DEBUG
+        logger.log(level, "what this rank exchanges cannot be kept in the memory of NUMA node %d: %s", node, reason)

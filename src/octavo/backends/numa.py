@@ -1,0 +1,63 @@
+"""The NUMA nodes of this machine: which CPUs share a memory, and how processes are divided among them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+NODES = Path("/sys/devices/system/node")
+
+
+def nodes_with_cpus() -> dict[int, frozenset[int]]:
+    """The CPUs of each node that has some, by its number. Empty: the system does not say."""
+    found = {}
+    for path in NODES.glob("node[0-9]*/cpulist"):
+        try:
+            cpus = _cpus_of(path.read_text())
+        except (OSError, ValueError):
+            return {}
+        if cpus:  # a node may be memory alone
+            found[int(path.parent.name.removeprefix("node"))] = cpus
+    return dict(sorted(found.items()))
+
+
+def node_of(cpus: Collection[int]) -> int | None:
+    """The node that has all of these CPUs. None: they are of several, or the system does not say."""
+    return next((node for node, near in nodes_with_cpus().items() if near.issuperset(cpus)), None)
+
+
+def cpus_of_process(at: int, count: int, threads: int) -> frozenset[int] | None:
+    """The CPUs of process `at` of `count`, each of so many threads, if they share the nodes evenly; else None.
+
+    Neighbours share a node. Only CPUs of this thread's affinity mask count, and only nodes that have some of them.
+    """
+    allowed = os.sched_getaffinity(0)
+    nodes = [cpus & allowed for cpus in nodes_with_cpus().values() if cpus & allowed]
+    if len(nodes) < 2 or count % len(nodes) != 0:
+        return None
+    of_node = count // len(nodes)
+    if of_node * threads > min(len(cpus) for cpus in nodes):
+        return None
+    return nodes[at // of_node]
+
+
+@contextmanager
+def kept_affinity() -> Iterator[None]:
+    """Gives this thread its CPUs back at the end. Threads that were started meanwhile keep theirs."""
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        if os.sched_getaffinity(0) != before:
+            os.sched_setaffinity(0, before)
+
+
+def _cpus_of(text: str) -> frozenset[int]:
+    """Of `0-3,8`. Raises ValueError."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

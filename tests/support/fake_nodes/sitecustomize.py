@@ -1,0 +1,15 @@
+"""Python loads this by itself where a test puts its directory on the path: ranks then see the test's NUMA nodes.
+
+OCTAVO_TEST_NODES is a directory like /sys/devices/system/node.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+if "OCTAVO_TEST_NODES" in os.environ and any("octavo.engine.rank_process" in each for each in sys.orig_argv):
+    from octavo.backends import numa
+
+    numa.NODES = Path(os.environ["OCTAVO_TEST_NODES"])
