@@ -27,7 +27,7 @@ from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
 from octavo.backends.torch.step_arrays import HostArrays, host_arrays, sent
 from octavo.backends.torch.weights import DeviceWeights, vector_type
-from octavo.backends.torch.workspace import Workspace
+from octavo.backends.torch.workspace import Workspace, value_types
 from octavo.batch import Batch, StepOutput
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph, Node
@@ -185,7 +185,7 @@ class TorchExecutor:
 
     def _new_workspace(self) -> Workspace:
         with room_for("the values of a step", self._plan.total_bytes):
-            return Workspace(self._plan, self._weights.dtype, self.device)
+            return Workspace(self._plan, value_types(self._graph, self._weights.dtype), self.device)
 
     def _new_cache(self, *sizes: int) -> PagedCache:
         blocks, block_size, states = sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -192,23 +192,46 @@ def _layer_norm(op: ops.LayerNorm, step: TorchStep) -> Tensor:
     return (normed if bias is None else normed + wide(bias)).to(x.dtype)
 
 
-def _centered(op: ops.GroupSums | ops.SpanningNorm, step: TorchStep) -> tuple[Tensor, Tensor]:
-    """x without its mean over all ranks, in float32 or wider, and the group of each column."""
+class _Groups(NamedTuple):
+    """The groups of columns of which a rank has some: those from `first` to `last`, and columns that it lacks there."""
+
+    first: int
+    last: int
+    before: int
+    after: int
+
+    @classmethod
+    def of(cls, span: ops.Span, cols: int) -> _Groups:
+        end = span.begin + cols
+        first, last = span.begin // span.group, (end - 1) // span.group
+        return cls(first, last, span.begin - first * span.group, (last + 1) * span.group - end)
+
+
+def _of_columns(of_groups: Tensor, span: ops.Span, cols: int) -> Tensor:
+    """The number of each column's group, of those of all groups [rows, num_groups]."""
+    found = _Groups.of(span, cols)
+    own = of_groups[:, found.first : found.last + 1, None].expand(-1, -1, span.group)
+    return own.flatten(1)[:, found.before : found.before + cols]
+
+
+def _centered(op: ops.GroupSums | ops.SpanningNorm, step: TorchStep) -> Tensor:
+    """x without its mean over all ranks, in float32 or wider."""
     x = wide(step.values[op.x])
-    groups = torch.from_numpy(op.span.groups(op.x.cols)).to(x.device)
-    return (x if op.sums is None else x - step.values[op.sums][:, groups] / op.span.group), groups
+    return x if op.sums is None else x - _of_columns(step.values[op.sums], op.span, op.x.cols) / op.span.group
 
 
 @_form(ops.GroupSums)
 def _group_sums(op: ops.GroupSums, step: TorchStep) -> Tensor:
-    x, groups = _centered(op, step)
-    return x.new_zeros(len(x), op.span.num_groups).index_add(1, groups, x**op.power)
+    # No additions by index: on a GPU they come in any order.
+    x, found = _centered(op, step), _Groups.of(op.span, op.x.cols)
+    whole = functional.pad(x**op.power, (found.before, found.after)).reshape(len(x), -1, op.span.group)
+    return functional.pad(step.sums(whole)[..., 0], (found.first, op.span.num_groups - found.last - 1))
 
 
 @_form(ops.SpanningNorm)
 def _spanning_norm(op: ops.SpanningNorm, step: TorchStep) -> Tensor:
-    x, groups = _centered(op, step)
-    out = x * torch.rsqrt(step.values[op.squares][:, groups] / op.span.group + op.eps)
+    squares = _of_columns(step.values[op.squares], op.span, op.x.cols)
+    out = _centered(op, step) * torch.rsqrt(squares / op.span.group + op.eps)
     out = out if op.weight is None else out * wide(step.weight(op.weight))
     return (out if op.bias is None else out + wide(step.weight(op.bias))).to(step.values[op.x].dtype)
 

@@ -206,15 +206,15 @@ class PagedStep(TorchStep):
     def stacked_product(self, x: Tensor, parameter: Parameter) -> Tensor:
         if not self.repeats:
             return TorchStep.stacked_product(self, x, parameter)
-        return torch.stack([self._sums(x[:, i], m) for i, m in enumerate(self.weight(parameter))], dim=1)
+        return torch.stack([self._one_order(x[:, i], m) for i, m in enumerate(self.weight(parameter))], dim=1)
 
-    def mean(self, x: Tensor) -> Tensor:
+    def sums(self, x: Tensor) -> Tensor:
         if not self.repeats:
-            return TorchStep.mean(self, x)
+            return TorchStep.sums(self, x)
         ones = constant((1.0,), x.dtype, x.device).expand(x.shape[-1])[None].contiguous()
-        return self._sums(x.flatten(0, -2), ones).reshape(*x.shape[:-1], 1) / x.shape[-1]
+        return self._one_order(x.flatten(0, -2), ones).reshape(*x.shape[:-1], 1)
 
-    def _sums(self, x: Tensor, matrix: Tensor) -> Tensor:
+    def _one_order(self, x: Tensor, matrix: Tensor) -> Tensor:
         """x [rows, in] times the transpose of a matrix, in one order of sums for every number of rows."""
         assert self.calls is not None
         return self.calls.linear(x, matrix, ProductEnd(), repeats=True)

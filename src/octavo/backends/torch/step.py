@@ -155,9 +155,13 @@ class TorchStep(ABC):
         """x [rows, n, in], each of n times the transpose of its matrix in a stack -> [rows, n, out]."""
         return (x.transpose(0, 1) @ self.weight(parameter).transpose(1, 2)).transpose(0, 1)
 
+    def sums(self, x: Tensor) -> Tensor:
+        """The sums over the last dimension, which remains as 1."""
+        return x.sum(dim=-1, keepdim=True)
+
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the last dimension, which remains as 1."""
-        return x.mean(dim=-1, keepdim=True)
+        return self.sums(x) / x.shape[-1]
 
     def normed(
         self,

@@ -6,7 +6,7 @@ the weights are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Protocol
 
@@ -17,11 +17,13 @@ from octavo.backends import ExecutorLimits
 from octavo.graph.builder import Graph, Node
 from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
 from octavo.graph.ops import (
+    AllReduce,
     Attention,
     AttentionParams,
     Columns,
     FusedAttention,
     FusedLinear,
+    GroupSums,
     LatentAttention,
     Linear,
     Logits,
@@ -49,12 +51,22 @@ def step_plan(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, calls: A
     def scratch(node: Node) -> int:
         return _scratch_bytes(node, limits, dtype, calls)
 
-    return plan(graph, limits.rows, lambda v: value_type(v, dtype).itemsize, views=VIEWS, scratch=scratch)
+    types = value_types(graph, dtype)
+    return plan(graph, limits.rows, lambda v: types[v].itemsize, views=VIEWS, scratch=scratch)
 
 
-def value_type(value: Value, dtype: torch.dtype) -> torch.dtype:
-    """The type of a value in a graph whose values have `dtype`: logits have at least float32."""
-    return torch.promote_types(dtype, torch.float32) if value.rows is Rows.LOGITS else dtype
+def value_types(graph: Graph, dtype: torch.dtype) -> dict[Value, torch.dtype]:
+    """The type of each value in a graph whose values have `dtype`.
+
+    Logits have at least float32, and so have sums of columns on their way through the ranks.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    found: dict[Value, torch.dtype] = {}
+    for node in graph.nodes:
+        op, value = node.op, node.output
+        is_wide = value.rows is Rows.LOGITS or isinstance(op, GroupSums)
+        found[value] = found[op.x] if isinstance(op, AllReduce) else wide if is_wide else dtype
+    return found
 
 
 def unplaced_bytes(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, coded: Collection[Parameter]) -> int:
@@ -78,10 +90,10 @@ def unplaced_bytes(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, cod
 class Workspace:
     """The places of values and of what operations need while they run."""
 
-    def __init__(self, plan: MemoryPlan, dtype: torch.dtype, device: torch.device) -> None:
-        """dtype: of values."""
+    def __init__(self, plan: MemoryPlan, types: Mapping[Value, torch.dtype], device: torch.device) -> None:
+        """types: of `value_types`."""
         self.bytes = torch.empty(plan.total_bytes, dtype=torch.uint8, device=device)
-        self._plan, self._dtype = plan, dtype
+        self._plan, self._types = plan, types
         self._next, self._end = 0, 0  # of the scratch memory of the operation that runs
 
     def begin(self, node: Node) -> None:
@@ -94,7 +106,7 @@ class Workspace:
         offset = self._plan.offsets.get(value.id)
         if offset is None:
             return None
-        return self._seen(offset, (rows, value.cols), value_type(value, self._dtype))
+        return self._seen(offset, (rows, value.cols), self._types[value])
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Scratch memory of the operation that runs; None: the plan has no more of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from octavo.backends.torch.graphs import CudaReplay
 from octavo.backends.torch.kernels.dense import dense_linear
 from octavo.config import KVDtype
 from tests.support.batches import Request, step
+from tests.support.spanning import spanning_graph
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 
 HAS_GPU = torch.cuda.is_available()
@@ -120,3 +122,19 @@ def test_a_row_of_a_product_depends_on_itself_alone(rows: int, device: torch.dev
     assert one_tile_linear(x[:0], weight).shape == (0, 37)
     halves = one_tile_linear(x.half(), weight.half(), dtype=torch.float32)
     assert (halves.double() + bias.double() + residual.double() - expected).norm() / expected.norm() < 3e-3
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_norms_over_the_columns_of_ranks_have_the_same_bits_in_any_batch(rows: int) -> None:
+    from octavo.backends.torch import triton_calls
+
+    found = []
+    for count in (rows, 8):
+        subject = TorchBackend(torch.device("cpu"), torch.float32, deterministic=True).compile(
+            *spanning_graph(), LIMITS
+        )
+        subject.calls = Mock(wraps=triton_calls)
+        subject.allocate_cache(8, 8)
+        found.append(subject.submit(step([(Request(TOKENS, [0]), count)], block_size=8)).wait().logits)
+        assert subject.calls.linear.called  # a sum in one order
+    np.testing.assert_array_equal(found[1][:rows], found[0])

@@ -1,0 +1,22 @@
+"""A graph with a norm of columns that a rank has only a part of, as the passes for several ranks make it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import GroupSums, Span, SpanningNorm
+from octavo.quantization.packed import DenseWeight, Weight
+
+SPAN = Span(32, 16, 3)  # the columns 16 to 80 of 96
+
+
+def spanning_graph() -> tuple[Graph, dict[str, Weight]]:
+    """Rows of a table, centred and normed as if all other columns were zero."""
+    table = np.random.default_rng(3).normal(3, 1, (96, 64)).astype(np.float32)
+    g = Graph({"embed.weight": table.shape})
+    x = g.embedding("embed")
+    sums = g.add_operation(GroupSums(x, None, SPAN, 1))
+    squares = g.add_operation(GroupSums(x, sums, SPAN, 2))
+    g.output = g.select_rows(g.add_operation(SpanningNorm(x, sums, squares, None, None, 1e-5, SPAN)))
+    return g, {"embed.weight": DenseWeight(table)}
