@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from octavo.backends.memory import MemoryBudget
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
 from octavo.engine.load import plan_cache
+from octavo.engine.rank import rank_needs
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint
@@ -99,6 +101,14 @@ def test_plan_of_ranks(smollm2_path: Path) -> None:
     text = octavo_here("plan", smollm2_path, *options).stdout
     assert "rank 5" in text
     assert "in 31 exchanges a step; hands on 2.2 KiB a token" in text
+    # The logits of the last stage, as many as the rank has rows of the output head.
+    assert sum(rank["logits_bytes_per_row"] for rank in ranks) == 4 * 49152
+    assert [rank["logits_bytes_per_row"] > 0 for rank in ranks] == [True] * 3 + [False] * 3
+    assert not any(rank["gathers_logits"] for rank in ranks)
+    assert "64.0 KiB for each row of logits that is not sampled from the best candidates" in text
+    with closing(open_checkpoint(smollm2_path)) as checkpoint:
+        on_torch = rank_needs(checkpoint, EngineConfig(backend="torch:cpu", tensor_parallel_size=2), 512)
+    assert all(rank.gathers_logits for rank in on_torch)
 
 
 def test_plan_of_whole_experts(tmp_path: Path) -> None:
@@ -291,6 +301,7 @@ def test_doctor_says_why_an_instruction_set_was_chosen() -> None:
 def test_a_missing_native_library_is_a_problem_with_its_remedy() -> None:
     code = """
 import sys
+from contextlib import closing
 from importlib import metadata
 sys.modules["octavo.backends.cpu._native"] = None
 from octavo.cli.main import main

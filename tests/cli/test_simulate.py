@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from octavo.cli.simulate import machines_of
+from octavo.cli.simulate import machines_of, needs_all_logits
+from octavo.config import EngineConfig
+from octavo.engine.rank import ranks_sample_together
 from octavo.engine.simulation import busiest_rank
 from octavo.errors import UsageError
+from tests.backends.cpu.test_sampling_on_ranks import assert_same_answers
+from tests.support.large_model import HIDDEN, KV_HEADS, LAYERS, PARAMETERS, VOCAB, save_large_model
 from tests.support.processes import octavo_here
+from tests.support.sampling_batches import sampling_batch
 from tests.support.tiny_models import save_safetensors, tiny_model
 
 FAST_LINK = "latency=1e-12,local_latency=1e-12,link=1e18,local_link=1e18"
@@ -64,6 +71,91 @@ def test_table(model: Path) -> None:
     ).stdout
     assert "1 GB/s and 1 G operations/s at 70%" in text
     assert "tensor  pipeline  replicas" in text
+    assert "Computed, not measured" in text
+    assert "sampled from all logits, which the ranks of a stage gather (sampling options: neutral values)" in text
+
+
+def test_logits_that_ranks_gather(model: Path, tmp_path: Path) -> None:
+    """A temperature alone needs them all, and ranks on torch gather them always; greedy tokens need a few."""
+    figures = "nodes=2,bandwidth=1e18,compute=1e18,memory=1e9,latency=1e-12,link=1e3"
+    assert machines_of(figures)[1].sockets == 1
+    greedy = Path(shutil.copytree(model, tmp_path / "greedy"))
+    (greedy / "generation_config.json").write_text('{"do_sample": false}')
+    whole, few = (choices(path, figures)[2, 2, 1, 1]["tokens_per_s_of_one"] for path in (model, greedy))
+    config = json.loads((model / "config.json").read_text())
+    more_s = config["vocab_size"] * 4 / 2 / 1e3  # half of the logits through the link of each rank
+    assert 1 / whole - 1 / few == pytest.approx(more_s, rel=1e-3)
+    assert ranks_sample_together(EngineConfig())
+    assert not ranks_sample_together(EngineConfig(backend="torch:cpu"))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({}, True),
+        ({"temperature": 0.0, "top_k": 500}, False),
+        ({"temperature": 0.7, "top_k": 256}, False),
+        ({"top_k": 257}, True),
+        ({"top_k": 257, "top_p": 0.9}, True),
+        ({"top_k": 0, "top_p": 0.9}, False),
+        ({"top_p": 0.9, "typical_p": 0.5}, True),
+        ({"top_k": 500, "min_p": 0.1}, False),
+    ],
+)
+def test_options_that_need_all_logits(sampling: dict[str, float], expected: bool) -> None:
+    """As the ranks decide for each row, which nobody but the rows' errors would tell otherwise."""
+    assert needs_all_logits(sampling) is expected
+    row = sampling_batch(1, **{"temperature": 1.0, **sampling})
+    logits = np.random.default_rng(0).normal(size=(1, 4000)).astype(np.float32)
+    given = assert_same_answers(logits, row, [0, 2000, 4000])
+    if expected:
+        assert given[1] >= 2000 * 4
+
+
+@pytest.fixture(scope="module")
+def of_70b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_large_model(tmp_path_factory.mktemp("llama70b"))
+
+
+SOCKETS = "sockets=2,bandwidth=2e11,compute=8e12,memory=2e11"
+
+
+def check_70b(of_70b: Path, nodes: list[int]) -> None:
+    """Beside what follows from the weights by hand: 141 GB read for each token, at 70 % of 200 GB/s of a socket."""
+    text = f"nodes={'+'.join(map(str, nodes))},{SOCKETS}"
+    answer = octavo_here("plan", of_70b, "--ctx", "4096", "--users", "64", "--simulate", text, "--json").stdout
+    found = json.loads(answer)
+    assert found["machines"]["efficiency"] == 0.7
+    assert any("Computed, not measured" in each for each in found["assumptions"])
+    read_s = (2 * PARAMETERS - 2 * VOCAB * HIDDEN) / (0.7 * 2e11)  # of the embedding only a row
+    flops_s = 2 * (PARAMETERS - VOCAB * HIDDEN) * 4096 / (0.7 * 8e12)
+    for each in found["choices"]:
+        tensor, pipeline, replicas = each["tensor_parallel"], each["pipeline_parallel"], each["replicas"]
+        assert tensor * pipeline * replicas == 2 * each["nodes"]
+        if tensor <= 2:
+            assert each["runs"]
+            assert 0.9 < each["tokens_per_s_of_one"] * read_s / tensor <= 1.0
+            assert 1.0 <= each["first_token_s"] / (flops_s / tensor) < 1.2
+            cache = 64 / replicas * 4096 * 2 * LAYERS * KV_HEADS * 128 * 2 / tensor / pipeline
+            weights = 2 * PARAMETERS / tensor / pipeline
+            assert weights + cache < each["rank_bytes"] < 1.35 * (weights + cache) + 3e9
+    for count in nodes:
+        of_count = {
+            (each["tensor_parallel"], each["pipeline_parallel"]): each
+            for each in found["choices"]
+            if each["nodes"] == count
+        }
+        assert {(1, 1), (2, 1), (1, 2), (2, 2)} <= set(of_count)
+        assert all(each["fits"] == (each["rank_bytes"] <= 2e11) for each in of_count.values())
+
+
+def test_a_model_of_70_billion_parameters_on_two_machines(of_70b: Path) -> None:
+    check_70b(of_70b, [2])
+
+
+@pytest.mark.slow
+def test_a_model_of_70_billion_parameters_on_up_to_64_machines(of_70b: Path) -> None:
+    check_70b(of_70b, [2, 4, 8, 16, 32, 64])
 
 
 @pytest.mark.parametrize(

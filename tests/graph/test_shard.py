@@ -15,7 +15,7 @@ from octavo.distributed.ranks import Ranks
 from octavo.distributed.ranks import rank_graph as graph_of_rank
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AllGather, AllReduce, AttentionParams, Logits, MoE, Send, SpanningNorm
+from octavo.graph.ops import AllGather, AllReduce, Attention, AttentionParams, Logits, MoE, Send, SpanningNorm
 from octavo.graph.segments import as_stage, cut
 from octavo.graph.shard import shard
 from octavo.graph.splits import split_heads
@@ -96,6 +96,26 @@ def test_ranks_make_the_logits_of_the_whole_graph(name: str) -> None:
         stages = [range(border), range(border, last)]
         assert_same(logits_of(graph, weights, 1, stages), whole, exact)
         assert_same(logits_of(graph, weights, 2, stages), whole, exact)
+
+
+@pytest.mark.parametrize("name", ["falcon-alibi", "mpt", "bloom"])
+def test_alibi_is_cut_by_heads(name: str) -> None:
+    """Each rank has the slopes of its heads, also where the ranks have different numbers of them."""
+    graph, weights = tiny_graph(name)
+    whole, expected = slopes_of(graph), logits_of(graph, weights, 1)
+    assert len(whole) > 3
+    assert len(set(whole)) == len(whole)
+    for size in (2, 3):
+        parts = [slopes_of(rank_graph) for rank_graph in ranks_of(graph, weights, size)]
+        assert sum(parts, ()) == whole
+        assert len({len(part) for part in parts}) == (1 if len(whole) % size == 0 else 2)
+        assert_same(logits_of(graph, weights, size), expected)
+
+
+def slopes_of(graph: Graph) -> tuple[float, ...]:
+    (found,) = {node.op.params.alibi_slopes for node in graph.nodes if isinstance(node.op, Attention)}
+    assert found is not None
+    return found
 
 
 MIXTURES = ("mixtral", "qwen2moe", "deepseek2-groups", "gpt-oss", "gemma4-experts", "granitehybrid")

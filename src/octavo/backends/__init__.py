@@ -222,6 +222,7 @@ class BackendDescription:
 class Backend(Protocol):
     """A module under `octavo.backends` with these functions."""
 
+    RANKS_SAMPLE_TOGETHER: bool  # `RankGroup.samples_together` of its groups
     PAGES_WEIGHTS: bool  # a model larger than memory can run, with `PackCacheOptions.resident_bytes`
 
     def compile(

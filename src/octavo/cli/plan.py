@@ -379,10 +379,13 @@ def _rank_facts(rank: RankNeeds) -> str:
     exchange = (
         f"; gives {size(rank.exchanged_bytes_per_token)} a token to its stage in {rank.exchanges} exchanges a step"
     )
+    which = "" if rank.gathers_logits else " that is not sampled from the best candidates"
+    logits = f", and {size(rank.logits_bytes_per_row)} for each row of logits{which}"
     return (
         f"stage {rank.stage}, part {rank.part}: weights {size(rank.weight_bytes)}, workspace "
         f"{size(rank.workspace_bytes)}, KV cache {size(rank.kv_bytes_per_token)} a token"
         + (exchange if rank.exchanges else "")
+        + (logits if rank.logits_bytes_per_row else "")
         + (f"; experts {rank.experts[0]} to {sum(rank.experts) - 1}" if rank.experts else "")
         + (f"; hands on {size(rank.handed_on_bytes_per_token)} a token" if rank.handed_on_bytes_per_token else "")
     )

@@ -13,7 +13,9 @@ from octavo.engine.progress import size
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
-    from octavo.engine.simulation import Division, Machines
+    from collections.abc import Mapping
+
+    from octavo.engine.simulation import Division, Load, Machines
     from octavo.loader.checkpoint import Checkpoint
 
 HELP = (
@@ -23,6 +25,7 @@ HELP = (
 )
 _NODES = (2, 4, 8, 16, 32, 64)
 _SHOWN = 4  # choices for each number of machines
+MOST_CANDIDATES = 256  # of a rank for a row of logits
 
 
 def write_simulation(
@@ -36,28 +39,61 @@ def write_simulation(
     as_json: bool,
 ) -> None:
     """text: of the option. context: tokens of each user. whole_experts: on each rank, of a mixture."""
+    from octavo.engine.rank import ranks_sample_together
     from octavo.engine.simulation import Load, simulate
+    from octavo.loader.generation_config import sampling_defaults
 
-    load = Load(context, users, whole_experts)
+    sampling = sampling_defaults(checkpoint, config.generation_config)
+    whole_logits = not ranks_sample_together(config) or needs_all_logits(sampling.values)
+    load = Load(context, users, whole_experts, whole_logits)
     nodes, machines = machines_of(text)
     choices = simulate(checkpoint, config, machines, nodes, load)
+    assumptions = _assumptions(load, sampling.source)
     if as_json:
-        write_json({"machines": asdict(machines), "load": asdict(load), "choices": [asdict(each) for each in choices]})
+        found = [asdict(each) for each in choices]
+        write_json({"machines": asdict(machines), "load": asdict(load), "assumptions": assumptions, "choices": found})
         return
     click.echo(
         f"{machines.sockets} sockets a machine, {size(int(machines.memory))} each, {machines.bandwidth / 1e9:.4g} GB/s "
         f"and {machines.compute / 1e9:.4g} G operations/s at {machines.efficiency:.0%}; link "
         f"{machines.link / 1e9:.4g} GB/s, {machines.latency * 1e6:.4g} us; {users} users of {context:,} tokens"
     )
-    if whole_experts:
-        click.echo(
-            "Whole experts on each rank. Tokens are taken to choose experts evenly and independently, and the ranks of "
-            "a stage wait for the one that has most to do. Real texts choose less evenly: the speed is lower."
-        )
+    for assumption in assumptions:
+        click.echo(assumption)
     click.echo("nodes  tensor  pipeline  replicas  memory of a rank  one user   all users  first token")
     for count in nodes:
         for each in [each for each in choices if each.nodes == count][:_SHOWN]:
             click.echo(_row(each))
+
+
+def needs_all_logits(sampling: Mapping[str, int | float]) -> bool:
+    """True if ranks cannot sample such tokens from the best candidates of each (csrc/sample_plan.h)."""
+    temperature, top_k, top_p, min_p, typical_p = (
+        sampling.get(name, neutral)
+        for name, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1), ("min_p", 0), ("typical_p", 1))
+    )
+    if temperature <= 0 or 0 < top_k <= MOST_CANDIDATES or min_p > 0:
+        return False
+    return not (top_p < 1 and top_k <= 0 and typical_p >= 1)
+
+
+def _assumptions(load: Load, sampling: str) -> list[str]:
+    how = (
+        "from all logits, which the ranks of a stage gather"
+        if load.whole_logits
+        else "from the best candidates of each rank, which count nothing"
+    )
+    found = [
+        "Computed, not measured: a step takes as long as its bytes or its operations, and its exchanges. Left out are "
+        "scheduling, sampling, uneven lengths of requests and other traffic: the speed is lower.",
+        f"The ranks of a machine are its sockets. Tokens are sampled {how} (sampling options: {sampling}).",
+    ]
+    if load.whole_experts:
+        found.append(
+            "Whole experts on each rank. Tokens are taken to choose experts evenly and independently, and the ranks of "
+            "a stage wait for the one that has most to do. Real texts choose less evenly: the speed is lower."
+        )
+    return found
 
 
 def _row(each: Division) -> str:

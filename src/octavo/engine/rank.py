@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo import env
-from octavo.backends import Executor, ExecutorLimits, RankGroup, numa
+from octavo.backends import Executor, ExecutorLimits, RankGroup, get_backend, numa
 from octavo.backends.parameters import column_step
 from octavo.backends.progress import WatchedExecutor, work_done
 from octavo.backends.rank_segments import remove_segments
@@ -52,7 +52,7 @@ from octavo.engine.load import (
 from octavo.engine.rank_ray import lead_on_ray
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Collective, MoE
+from octavo.graph.ops import AllGather, Collective, MoE
 from octavo.graph.shard_wishes import Steps
 from octavo.graph.values import Rows
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
@@ -212,8 +212,10 @@ def join(
 class RankNeeds:
     """One rank of a model. Sizes in bytes. exchanges: with the other ranks of its stage, in a step.
 
-    exchanged_bytes_per_token: that the rank gives to them. handed_on_bytes_per_token: to the next stage. experts: the
-    first and how many of each mixture, if it has not all of them.
+    exchanged_bytes_per_token: that the rank gives to them. logits_bytes_per_row: that it gives of a row of logits which
+    is gathered whole. gathers_logits: all rows are; else those that cannot be sampled from the best candidates of each
+    rank. handed_on_bytes_per_token: to the next stage. experts: the first and how many of each mixture, if it has not
+    all of them.
     """
 
     rank: int
@@ -225,6 +227,8 @@ class RankNeeds:
     workspace_bytes: int
     exchanges: int
     exchanged_bytes_per_token: int
+    logits_bytes_per_row: int
+    gathers_logits: bool
     handed_on_bytes_per_token: int
     experts: tuple[int, int] | None = None
 
@@ -237,6 +241,7 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
         graph = rank_graph(whole, ranks, rank, steps)
         sizes = model_sizes(checkpoint, config, context, graph)
         exchanged = exchanges_of(graph)
+        logits = [each.given for each in exchanged if each.rows is Rows.LOGITS]
         is_last = ranks.stage(rank) == ranks.pipeline_parallel - 1
         mixtures = [node.op for node in graph.nodes if isinstance(node.op, MoE)] if ranks.whole_experts else []
         found.append(
@@ -249,7 +254,9 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
                 sizes.cache.seat_bytes,
                 sizes.workspace_bytes,
                 len(exchanged),
-                _FLOAT_BYTES * sum(exchanged),
+                _FLOAT_BYTES * (sum(each.given for each in exchanged) - sum(logits)),
+                _FLOAT_BYTES * sum(logits),
+                bool(logits) and not ranks_sample_together(config),
                 0 if is_last else _FLOAT_BYTES * sum(value.cols for value in graph.outputs),
                 (mixtures[0].first_expert, mixtures[0].gate.shape[0]) if mixtures else None,
             )
@@ -257,10 +264,35 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
     return found
 
 
-def exchanges_of(graph: Graph) -> list[int]:
-    """The columns of each exchange of a rank's step. Of logits only a few candidates are exchanged: they count 0."""
-    nodes = [node for node in graph.nodes if isinstance(node.op, Collective)]
-    return [0 if node.output.rows is Rows.LOGITS else node.op.inputs[0].cols for node in nodes]
+@dataclass(frozen=True, slots=True)
+class RankExchange:
+    """An exchange of a rank with those of its stage, in columns of each row.
+
+    given: by the rank. moved: through its link, if the ranks form a ring.
+    """
+
+    rows: Rows
+    given: int
+    moved: float
+
+
+def exchanges_of(graph: Graph) -> list[RankExchange]:
+    """The exchanges of a rank's step. That of the logits counts as if they were gathered whole."""
+    found = []
+    for node in graph.nodes:
+        if isinstance(node.op, Collective):
+            others = (node.op.size - 1) / node.op.size
+            # A sum goes around twice: parts of it, and then the whole ones.
+            times = 1 if isinstance(node.op, AllGather) else 2
+            given = node.op.inputs[0].cols
+            found.append(RankExchange(node.output.rows, given, times * others * node.output.cols))
+    return found
+
+
+def ranks_sample_together(config: EngineConfig) -> bool:
+    """True if ranks with these options can sample from the best candidates of each, and need not gather all logits."""
+    name = backend_name(replace(config, tensor_parallel_size=max(config.tensor_parallel_size, 2)))
+    return get_backend(name).RANKS_SAMPLE_TOGETHER
 
 
 class Follower:

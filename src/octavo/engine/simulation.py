@@ -21,10 +21,11 @@ from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.engine.load import model_graph, model_sizes
-from octavo.engine.rank import exchanges_of, steps_of
+from octavo.engine.rank import RankExchange, exchanges_of, steps_of
 from octavo.errors import UsageError
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops import MoE, StepSizes
+from octavo.graph.values import Rows
 from octavo.loader.checkpoint import Checkpoint
 
 _FLOAT_BYTES = 4
@@ -56,12 +57,15 @@ class Machines:
 class Load:
     """The use of the machines: so many users, each with so many tokens.
 
-    whole_experts: ranks of a mixture have whole experts each, instead of a part of every expert.
+    whole_experts: ranks of a mixture have whole experts each, instead of a part of every expert. whole_logits: tokens
+    are sampled from all logits, which the ranks of a stage gather; else from a few candidates of each, which count
+    nothing.
     """
 
     context: int
     users: int
     whole_experts: bool = False
+    whole_logits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,7 @@ class _Model:
         experts = [node.op.num_experts for node in self._graph.nodes if isinstance(node.op, MoE)]
         if load.whole_experts and not experts:
             raise UsageError("enable_expert_parallel: this model has no experts; leave it out")
-        self.whole_experts = load.whole_experts
+        self.whole_experts, self._whole_logits = load.whole_experts, load.whole_logits
         self.max_tensor = min(experts) if load.whole_experts else 1 << 30
         self._steps = steps_of(checkpoint, config, self._graph)
         self.num_layers = len({node.layer_index for node in self._graph.nodes} - {None})
@@ -163,7 +167,7 @@ class _Model:
             config = replace(self._config, tensor_parallel_size=1, pipeline_parallel_size=1)
             graph = rank_graph(self._graph, ranks, ranks.of_stage(stage)[0], self._steps)
             sizes = model_sizes(self._checkpoint, config, self.context, graph)
-            exchanged = exchanges_of(graph)
+            exchanged = [each for each in exchanges_of(graph) if self._whole_logits or each.rows is not Rows.LOGITS]
             handed_on = sum(v.cols for v in graph.outputs) if stage < ranks.pipeline_parallel - 1 else 0
             self._parts[ranks, stage] = _Part(sizes, exchanged, handed_on)
         return self._parts[ranks, stage]
@@ -172,8 +176,8 @@ class _Model:
 class _Part:
     """The graph of one rank with its sizes."""
 
-    def __init__(self, sizes: Sizes, exchanged: list[int], handed_on: int) -> None:
-        """exchanged: columns of each exchange. handed_on: columns to the next stage."""
+    def __init__(self, sizes: Sizes, exchanged: list[RankExchange], handed_on: int) -> None:
+        """handed_on: columns to the next stage."""
         self._sizes, self._exchanged, self._handed_on = sizes, exchanged, handed_on
         self.weight_bytes, self.workspace_bytes = sizes.weight_bytes, sizes.workspace_bytes
         self.kv_bytes_per_token = sizes.cache.token_bytes
@@ -187,9 +191,9 @@ class _Part:
         is_local = ranks <= machines.sockets
         latency = machines.local_latency if is_local else machines.latency
         rate = machines.local_link if is_local else machines.link
-        # A ring moves 2 (n - 1) / n of the bytes, twice through each rank's link; all ranks meet once.
-        for columns in self._exchanged:
-            seconds += latency + 2 * (ranks - 1) / ranks * tokens * columns * _FLOAT_BYTES / rate
+        for each in self._exchanged:  # all ranks meet once
+            rows = tokens if each.rows is Rows.TOKENS else requests
+            seconds += latency + rows * each.moved * _FLOAT_BYTES / rate
         if self._handed_on:
             seconds += machines.latency + tokens * self._handed_on * _FLOAT_BYTES / machines.link
         return seconds
