@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from octavo.backends import ExecutorLimits
+from octavo.backends.torch import graphs as graphs_module
 from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.executor import TorchExecutor
-from octavo.backends.torch.graphs import SpareRows, buckets
+from octavo.backends.torch.graphs import CudaReplay, SpareRows, buckets
 from octavo.backends.torch.sampler import sample
 from octavo.backends.torch.step import constant
 from octavo.backends.torch.step_arrays import host_arrays, seen_blocks
@@ -214,3 +217,36 @@ def test_a_step_that_waits_for_the_device_cannot_be_captured() -> None:
     for wait in (lambda: counts.sum().item(), lambda: bool(counts.sum() > 2), lambda: counts.tolist()):
         with pytest.raises(Exception):  # noqa: B017, PT011 - torch has no common class for these
             TracedReplay(lambda wait=wait: counts * wait())
+
+
+def test_captured_steps_share_one_pool_and_the_largest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all sizes and of a second model on the same GPU, with a stand-in for CUDA."""
+    pools: list[object] = []
+    rows: list[int] = []
+    cuda = Mock()
+    cuda.current_device.return_value = 0
+    cuda.graph_pool_handle.side_effect = object
+    cuda.stream.side_effect = lambda _: nullcontext()
+
+    def graph(_: object, *, pool: object, capture_error_mode: str) -> AbstractContextManager[None]:
+        assert capture_error_mode == "thread_local"
+        pools.append(pool)
+        return nullcontext()
+
+    cuda.graph.side_effect = graph
+    monkeypatch.setattr(graphs_module.torch, "cuda", cuda)
+    graphs_module._pool.cache_clear()
+
+    def capture(run: Callable[[], torch.Tensor]) -> CudaReplay:
+        found = CudaReplay(run)
+        rows.append(len(found.output))
+        return found
+
+    for _ in range(2):
+        found = TorchBackend(torch.device("cpu"), torch.float32, capture=capture).compile(*tiny_graph("llama"), LIMITS)
+        found.allocate_cache(20, 8)
+    graphs_module._pool.cache_clear()
+    assert rows == [5, 4, 2, 1] * 2
+    assert len(pools) == 8
+    assert len({*map(id, pools)}) == 1
+    assert cuda.graph_pool_handle.call_count == 1

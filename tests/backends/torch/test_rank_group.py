@@ -19,6 +19,7 @@ from octavo.errors import EngineDeadError, GraphError
 from octavo.graph.ops import AllGather, AllReduce
 from octavo.graph.shard import shard
 from tests.support.batches import Request, step
+from tests.support.host_waits import refuse_waits
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 
 BACKEND = TorchBackend(torch.device("cpu"), torch.float32)
@@ -116,11 +117,7 @@ def test_a_rank_that_does_not_come() -> None:
 def test_exchanges_do_not_wait_for_numbers_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = of_ranks(2, lambda group: group)
 
-    def refuse(*_: object) -> None:
-        raise AssertionError("a step waits for the device")
-
-    for method in ("item", "cpu", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"):
-        monkeypatch.setattr(torch.Tensor, method, refuse)
+    refuse_waits(monkeypatch)
 
     def exchange(group: TorchRankGroup) -> torch.Tensor:
         x = torch.full((3, 4), float(group.rank))

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,35 @@ else:
 def device() -> torch.device:
     """The device of a kernel test."""
     return torch.device("cuda" if _HAS_GPU else "cpu")
+
+
+_BUDGET_S = 150  # of processor time, with what a busy machine adds: about 75 s on a quiet one, and the aim is 90
+
+
+def spent(spent_before: Path, seconds: float) -> float:
+    """Adds the seconds of a test to those of all others of this run, whichever process runs them. Returns the sum."""
+    with spent_before.open("a") as file:
+        file.write(f"{seconds:.3f}\n")
+    return sum(float(line) for line in spent_before.read_text().splitlines())
+
+
+@pytest.fixture(autouse=True)
+def processor_time(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fails the test that exceeds the time which all tests of the default run may take together."""
+    begun = _processor_time()
+    yield
+    if _HAS_GPU or request.node.get_closest_marker("slow"):
+        return
+    base = tmp_path_factory.getbasetemp()
+    together = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    total = spent(together / "kernel-tests", _processor_time() - begun)
+    if total > _BUDGET_S:
+        pytest.fail(
+            f"the kernel tests of the default run have taken {total:.0f} s of processor time, at most {_BUDGET_S}: "
+            "make some smaller, or mark them slow"
+        )
+
+
+def _processor_time() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,10 @@ import torch
 from octavo.backends.torch.kernels.dense import dense_linear
 from octavo.backends.torch.kernels.experts import Gate, expert_gate, expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.planes import Planes, planes_of
-from octavo.quantization.packed import stack
+from octavo.backends.torch.plain import ProductEnd
+from octavo.backends.torch.products import linear
+from octavo.quantization.packed import Weight, stack
+from tests.support.canonical import random_grouped
 from tests.support.quantize import random_weight
 
 
@@ -106,3 +111,27 @@ def test_few_rows_of_plain_weights(rows: int, device: torch.device) -> None:
     expected = x.double() @ weight.double().T + bias.double() + residual.double()
     assert (found.double() - expected).norm() / expected.norm() < 1e-6
     assert torch.equal(dense_linear(x[:1], weight, bias, residual[:1])[0], found[0])
+
+
+@pytest.mark.parametrize("kind", ["plain", "Q4_K", "int8 by int8"])
+@pytest.mark.parametrize("rows", [1, 3, 21])
+def test_a_product_takes_a_low_rank_pair_where_its_residual_ends(kind: str, rows: int, device: torch.device) -> None:
+    """x W + (x A) B + residual: two small products, the second onto the residual, which is that of the large one."""
+    stored: Weight = random_weight("Q4_K", (40, 256), 0)
+    if kind == "int8 by int8":
+        stored = replace(random_grouped((40, 256), 0, bits=8, group=None), inputs="int8")
+    planes = planes_of(stored)
+    assert planes is not None
+    numbers = torch.from_numpy(stored.dequantize()).to(device)
+    matrix = numbers if kind == "plain" else planes.to(device)
+    x, residual = torch.randn(rows, 256, device=device), torch.randn(rows, 40, device=device)
+    down, up = torch.randn(4, 256, device=device), torch.randn(40, 4, device=device)
+    bias, memory = torch.randn(40, device=device), residual.clone()
+    small = linear(x, down, ProductEnd(), repeats=False)
+    low = linear(small, up, ProductEnd(residual=memory, out=memory), repeats=False)
+    found = linear(x, matrix, ProductEnd(bias, low, None, low), repeats=False)
+    assert found.data_ptr() == memory.data_ptr()  # no pass and no memory for the sum
+    pair = (x.double() @ down.double().T) @ up.double().T
+    expected = x.double() @ numbers.double().T + pair + bias.double() + residual.double()
+    assert (found.double() - expected).norm() / expected.norm() < (1e-2 if kind == "int8 by int8" else 1e-5)
+    assert (found.double() - (expected - pair)).norm() / expected.norm() > 0.05

@@ -13,7 +13,7 @@ import torch
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.backends.parameters import weight_of
-from octavo.backends.torch.compile import PASSES, TorchBackend
+from octavo.backends.torch.compile import PASSES
 from octavo.batch import token_mask
 from octavo.config import KVDtype
 from octavo.graph.builder import Graph
@@ -149,69 +149,6 @@ def test_sampling_with_all_options_and_plain_products_of_few_rows() -> None:
         np.testing.assert_allclose(getattr(kernels, name), getattr(plain, name), rtol=0, atol=1e-3)
     assert calls is not None
     assert {"sampled", "linear"} <= {name for name, *_ in calls.mock_calls}
-
-
-class Guarded:
-    """The kernels, whose interpreter looks at tensors, between steps that may not."""
-
-    def __init__(self) -> None:
-        self.is_inside = True
-
-    def __getattr__(self, name: str) -> Any:
-        from octavo.backends.torch import triton_calls
-
-        def call(*args: Any, **options: Any) -> Any:
-            self.is_inside = True
-            try:
-                return getattr(triton_calls, name)(*args, **options)
-            finally:
-                self.is_inside = False
-
-        return call
-
-
-@pytest.mark.parametrize(
-    ("name", "deterministic"),
-    [
-        ("llama", False),
-        ("llama", True),
-        *(
-            pytest.param(name, deterministic, marks=pytest.mark.slow)
-            for name in ("lfm2", "mixtral", "gemma3n", "deepseek3")
-            for deterministic in (False, True)
-        ),
-    ],
-)
-def test_nothing_waits_for_the_device_before_the_results(
-    name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also with `deterministic`, here over an fp8 cache."""
-    backend = TorchBackend(torch.device("cpu"), torch.float32, deterministic=deterministic)
-    executor = backend.compile(*tiny_graph(name), LIMITS, kv_dtype="fp8" if deterministic else "float16")
-    executor.allocate_cache(8 * NUM_CACHE_GROUPS, 8, 4)
-    executor.calls = guarded = Guarded()  # type: ignore[assignment]
-
-    def guard(method: str) -> None:
-        whole = getattr(torch.Tensor, method)
-
-        def refuse(x: torch.Tensor, *args: Any) -> Any:
-            assert guarded.is_inside, f"{method} waits for the device"
-            return whole(x, *args)
-
-        monkeypatch.setattr(torch.Tensor, method, refuse)
-
-    for method in ("item", "cpu", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__"):
-        guard(method)
-    requests = [Request([*prompt, 5, 6, 7], [3 * i, 3 * i + 1]) for i, prompt in enumerate(PROMPTS)]
-    for counts in ((9, 1), (1, 1)):
-        batch = step(list(zip(requests, counts, strict=True)), block_size=8, num_groups=NUM_CACHE_GROUPS)
-        options = sampling_batch(len(batch.logits_indices), temperature=0.7, top_k=5, num_logprobs=1)
-        guarded.is_inside = False
-        pending = executor.submit(replace(batch, sampling=options))
-        with pytest.raises(AssertionError, match="item waits"):
-            torch.zeros(1).item()
-        guarded.is_inside = True
-        assert (pending.wait().token_ids >= 0).all()
 
 
 @pytest.mark.parametrize("type_name", ["Q4_K"])
