@@ -3,6 +3,9 @@
     python benchmarks/compare.py MODEL.gguf --peer llama.cpp=PYTHON [--peer vllm=PYTHON --converted FOLDER] \\
         [--measure decode,prefill-512] [--skip vllm=start,memory] [--runs 5] [--realtime] [--json FILE]
 
+These are libraries in a process, not servers: token ids in, token ids out, beside the ceilings of the machine. Prompts
+through servers, their times and answers, are `octavo compare --engine`; several users at once, `serve.py`.
+
 Run it with a Python that has octavo, for the ceilings. Each engine is a process of its own (`peers/`), run by the
 Python of its environment, with the same number of threads and the same token ids. They take turns at each measure
 (A B A B ...). Absolute figures on a shared machine drift, so the ratio counts. `measures.py` defines the measures.

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.machine import processor
+
 
 def table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table: column title -> key in each row."""
@@ -32,10 +34,7 @@ def commit() -> str:
 
 def machine() -> dict[str, Any]:
     """The processor as the kernel names it, its vector extensions, cores, memory and load."""
-    fields = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        fields.setdefault(key.strip(), value.strip())
+    fields = processor()
     flags = set(fields.get("flags", "").split())
     extensions = ("avx2", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
     return {

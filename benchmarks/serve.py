@@ -1,6 +1,9 @@
 """The speed of OpenAI-compatible servers under the load of several users, on the same machine in turns.
 
-    python benchmarks/serve.py MODEL.gguf --octavo PYTHON --llama LLAMA_SERVER --users 1 8 32
+One request after another, with their answers, is `octavo compare --engine`. Here requests overlap, and what counts is
+what they do to each other: queues, gaps in streams, goodput.
+
+    python benchmarks/serve.py MODEL.gguf --octavo PYTHON --llama LLAMA_SERVER --users 8 32
     python benchmarks/serve.py MODEL.gguf --octavo PYTHON --llama LLAMA_SERVER --rate 0.5
     python benchmarks/serve.py MODEL.gguf --octavo PYTHON --overhead --users 16
     python benchmarks/serve.py MODEL --server NAME=http://127.0.0.1:8000      (a running server)
@@ -107,9 +110,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args()
     if not options.users and not options.rate:
-        options.users = [16] if options.overhead else [1, 8, 32]
+        options.users = [16] if options.overhead else [8, 32]
     if not (options.octavo or options.llama or options.server):
         parser.error("nothing to measure: give --octavo, --llama or --server")
+    if options.users and min(options.users) < 2:
+        parser.error("--users must be at least 2; `octavo compare --engine` measures one user")
     if options.overhead and not options.octavo:
         parser.error("--overhead needs --octavo")
     return options

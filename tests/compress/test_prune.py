@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from octavo.loader.gguf import open_gguf
 from octavo.models import build_graph
 from tests.compress.models import write_model
 from tests.compress.test_convert import save
+from tests.support.processes import octavo_here
 
 TEXT = "ab cd a b dcab abcd bb cc " * 5
 TOKENS = np.array([2, 3, 4, 5, 6, 7, 2, 4, 3, 5], np.int32)
@@ -156,10 +158,37 @@ def test_a_safetensors_checkpoint(tmp_path: Path) -> None:
         assert after.config.num_layers == 2
 
 
+def test_the_report_is_that_of_a_comparison(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source and result with every figure; the same numbers as `octavo compare` gives for both files."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "judged.txt").write_text("abcd ab dc" * 30)
+    path, options = tmp_path / "pruned.gguf", ("--text", tmp_path / "judged.txt", "--window", 16)
+    code, out, error = run(source, path, "--ffn", 0.5, "--report", *options, "--turns", 1, "--threads", 1)
+    assert code == 0, error
+    for heading in ("size", "bits", "perplexity", "KL mean", "KL p99", "top 1", "decode", "prefill", "memory", "front"):
+        assert heading in out
+    whole, pruned = (
+        line.split() for line in out.splitlines() if line.startswith(("model ", "pruned ")) and "±" in line
+    )
+    assert (float(whole[3]), float(pruned[3])) == (pytest.approx(16, abs=0.1), pytest.approx(32, abs=0.1))  # bits
+    assert "\ntake " in out
+    compare = (source, path, "--reference", source, *options, "--turns", 0, "--json", "--num-threads", 1)
+    done = octavo_here("compare", *map(str, compare))
+    assert done.returncode == 0, done.stderr
+    for line, model in zip((whole, pruned), json.loads(done.stdout)["models"], strict=True):
+        report = model["report"]
+        assert f"{report['perplexity']['perplexity']:.3f}" in line
+        assert f"{report['divergence']['mean_kl']:.5f}" in line
+    assert (whole[7], pruned[7] > "0.00100") == ("0.00000", True)  # KL mean
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ((), "nothing is to be removed"),
+        (("--ffn", 0.5, "--turns", 1), "--turns is of the report: add --report"),
+        (("--ffn", 0.5, "--report", "--text", "/nowhere/text"), "/nowhere/text"),
+        (("--ffn", 0.5, "--report", "--reference-cache", "much"), "much"),
         (("--layers", 4), "--layers 4: the model has 4, of which at least one must stay"),
         (("--sparsity", "half"), "write a share such as 0.5, or 2:4"),
         (("--sparsity", "1.5"), "must lie between 0 and 1"),

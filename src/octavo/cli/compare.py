@@ -10,43 +10,34 @@ import click
 
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
+from octavo.cli.model_report import NAMES, prepare_report, report_models, short_name, with_report_options
 from octavo.cli.options import Options, first_given, with_engine_options
 from octavo.cli.terminal import check_folder, find_model, write, write_json, write_table
-from octavo.config import EngineConfig, parse_bytes
-from octavo.engine.progress import ProgressBar, size
+from octavo.config import EngineConfig
+from octavo.engine.progress import ProgressBar
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from octavo.quality.engine_comparison import EngineFigures
-    from octavo.quality.model_comparison import ComparedModel, ModelComparison
 
 _PATH = click.Path(path_type=Path)
 _ANSWER_TOKENS = 200
 _COUNT = click.IntRange(min=1)
-_MODEL_OPTIONS = ("types", "reference", "reference_cache", "text", "tokens", "window", "plots")
+_MODEL_OPTIONS = ("types", "reference", *(name for name in NAMES if name != "turns"))
 _ENGINE_OPTIONS = ("prompts", "html", "max_tokens")
 
 
 @click.command(cls=HeadedCommand)
 @click.argument("models", nargs=-1, shell_complete=complete_model)
 @click.option("--reference", metavar="MODEL", help="model that the others are compared with: KL divergence, agreement")
-@click.option(
-    "--text", type=_PATH, metavar="FILE", help="text in UTF-8 [default: a built-in one, half prose, half code]"
-)
 @click.option("--types", metavar="A,B", help="the reference in these types too, made where they are missing")
-@click.option("--tokens", type=_COUNT, help="take windows of so many tokens in all, spread evenly over the text")
-@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="tokens of a window")
-@click.option(
-    "--reference-cache", default="8GiB", show_default=True, metavar="SIZE", help="disk space for all references"
-)
-@click.option("--plots", type=_PATH, metavar="FOLDER", help="write plots to FOLDER, as SVG and PNG (octavo[report])")
+@with_report_options
 @click.option("--engine", "engines", multiple=True, help="compare engines: octavo, llama.cpp=PROGRAM, NAME=URL")
 @click.option(
     "--prompts", type=_PATH, metavar="FILE", help="of engines, between lines of --- [default: nine built-in ones]"
 )
 @click.option("--max-tokens", type=_COUNT, help=f"tokens of each answer of an engine [default: {_ANSWER_TOKENS}]")
 @click.option("--html", type=_PATH, metavar="FILE", help="write the answers of engines side by side to FILE")
-@click.option("--turns", type=click.IntRange(min=0), default=3, show_default=True, help="measurements of speed of each")
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
 @with_engine_options
 def compare(
@@ -90,33 +81,13 @@ def _check(models: tuple[str, ...], engines: tuple[str, ...], options: Options, 
 
 
 def _compare_models(models: tuple[str, ...], as_json: bool, options: Options, given: dict[str, Any]) -> None:
-    from octavo.engine.load import free_memory
-    from octavo.quality.evaluation import ReferenceOptions, WindowOptions
-    from octavo.quality.model_comparison import ComparisonOptions, compare_models
-    from octavo.quality.texts import read_text
-
-    text, folder = read_text(given["text"]), given["plots"]
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)  # an error comes before the long work
-    found = [(_short_name(model), find_model(model, options)[0]) for model in models]
+    text = prepare_report(given)
+    found = [(short_name(model), find_model(model, options)[0]) for model in models]
     left = {name: value for name, value in options.items() if name != "revision"}
-    reference = None
-    if given["reference"] is not None:
-        path = find_model(given["reference"], {})[0]
-        reference = ReferenceOptions(str(path), {}, parse_bytes("reference_cache", given["reference_cache"]))
-    windows = WindowOptions(size=given["window"], max_tokens=given["tokens"])
-    wanted = ComparisonOptions(windows, reference, left, given["turns"])
+    reference = None if given["reference"] is None else find_model(given["reference"], {})[0]
     if given["types"] is not None and reference is not None:
-        found += _made(Path(reference.model), given["types"], left.get("num_threads", 0))
-    usable = free_memory(EngineConfig.resolve(str(found[0][1]), left)).usable_bytes
-    with ProgressBar() as progress:
-        comparison = compare_models(found, text, wanted, usable, progress.update)
-    if as_json:
-        write_json(asdict(comparison))
-    else:
-        write_table([_model_row(model) for model in comparison.models])
-        write(f"\n{_explained(comparison)}\n{comparison.recommendation}\n")
-    _write_plots(comparison, folder)
+        found += _made(reference, given["types"], left.get("num_threads", 0))
+    report_models(found, reference, text, left, given, as_json=as_json)
 
 
 def _made(source: Path, types: str, threads: int) -> list[tuple[str, Path]]:
@@ -125,56 +96,6 @@ def _made(source: Path, types: str, threads: int) -> list[tuple[str, Path]]:
 
     with ProgressBar() as progress:
         return make_types(source, types.split(","), threads=threads, progress=progress.update)
-
-
-def _write_plots(comparison: ModelComparison, folder: Path | None) -> None:
-    """Without matplotlib the table stands alone, and a line says how to get the plots."""
-    from octavo.quality.plots import REMEDY, write_plots
-
-    if folder is None:
-        return
-    try:
-        for path in write_plots(comparison, folder):
-            click.echo(f"octavo: wrote {path}", err=True)
-    except UsageError:
-        click.echo(f"octavo: {REMEDY}", err=True)
-
-
-def _short_name(model: str) -> str:
-    return Path(model).name.removesuffix(".gguf") or model
-
-
-def _model_row(model: ComparedModel) -> dict[str, str]:
-    perplexity, divergence = model.report.perplexity, model.report.divergence
-    front = "".join(mark for mark, is_on in (("s", model.is_best_by_size), ("v", model.is_best_by_speed)) if is_on)
-    row = {
-        "model": model.name,
-        "size": size(model.num_bytes),
-        "bits": f"{model.bits_per_weight:.2f}",
-        "perplexity": f"{perplexity.perplexity:.3f} ± {perplexity.standard_error:.3f}",
-    }
-    if divergence is not None:
-        row |= {
-            "KL mean": f"{divergence.mean_kl:.5f}",
-            "KL p99": f"{divergence.p99_kl:.4f}",
-            "top 1": f"{divergence.top1:.1%}",
-        }
-    if model.decode is not None and model.prefill is not None and model.peak_bytes is not None:
-        row |= {
-            "decode": f"{model.decode.median:.1f} ({model.decode.low:.1f} to {model.decode.high:.1f})",
-            "prefill": f"{model.prefill.median:.0f} ({model.prefill.low:.0f} to {model.prefill.high:.0f})",
-            "memory": size(model.peak_bytes),
-        }
-    return row | {"front": front}
-
-
-def _explained(comparison: ModelComparison) -> str:
-    reference = f"; KL and top 1 against {comparison.reference}" if comparison.reference is not None else ""
-    speed = f"; tokens/s of {comparison.turns} turns, median (low to high)" if comparison.turns else ""
-    return (
-        f"perplexity: {comparison.convention}; text: {comparison.text}{reference}{speed}\n"
-        "front: s: nothing is both smaller and closer; v: nothing is both faster and closer"
-    )
 
 
 def _compare_engines(

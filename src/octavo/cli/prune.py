@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from octavo.cli.completion import complete_model
+from octavo.cli.model_report import NAMES, prepare_report, report_models, short_name, with_report_options
+from octavo.cli.options import first_given
 from octavo.cli.quantize import check_destination, float_type, tokens_of
 from octavo.cli.terminal import find_model, write
 from octavo.engine.progress import ProgressBar
@@ -53,11 +55,13 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 )
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
+@click.option("--report", is_flag=True, help="then compare SRC and DST, as `octavo compare` does; the rest is of it")
+@with_report_options
 def prune(**options: Any) -> None:
     """Write SRC without its least important parts as the GGUF file DST.
 
     The result is an ordinary model with fewer layers, heads or columns, or with zeros among its weights; quantize it as
-    any other. `octavo compare DST --reference SRC` says what it lost; `octavo distill SRC DST` heals it.
+    any other. --report says what it lost; `octavo distill SRC DST` heals it.
     """
     from octavo.compress.importance import split_text
     from octavo.compress.prune import prune as pruned
@@ -66,6 +70,9 @@ def prune(**options: Any) -> None:
     from octavo.loader.checkpoint import open_checkpoint
 
     wanted = _wanted(options)
+    if not options["report"] and (unused := first_given(NAMES)) is not None:
+        raise UsageError(f"{unused} is of the report: add --report")
+    text = prepare_report(options) if options["report"] else None
     destination: Path = options["destination"]
     path, _ = find_model(options["source"], {})
     mixture = parse_mixture(options["dtype"])
@@ -85,6 +92,11 @@ def prune(**options: Any) -> None:
             report=lambda done, total: bar.update(f"writing {destination.name}, MB", done >> 20, total >> 20),
         )
     write("".join(f"{line}\n" for line in result.removed))
+    if text is not None:
+        models = [(short_name(str(each)), each) for each in (path, destination)]
+        engine = {"num_threads": options["threads"]} if options["threads"] else {}
+        write("\n")
+        report_models(models, path, text, engine, options)
 
 
 def _wanted(options: dict[str, Any]) -> PruneOptions:
