@@ -135,7 +135,9 @@ def check_70b(of_70b: Path, nodes: list[int]) -> None:
         if tensor <= 2:
             assert each["runs"]
             assert 0.9 < each["tokens_per_s_of_one"] * read_s / tensor <= 1.0
-            assert 1.0 <= each["first_token_s"] / (flops_s / tensor) < 1.2
+            # Eight steps of 512 tokens, handed on by each stage over the link.
+            handed_on_s = 8 * (pipeline - 1) * (50e-6 + 512 * HIDDEN * 4 / 1.25e9)
+            assert 1.0 <= (each["first_token_s"] - handed_on_s) / (flops_s / tensor) < 1.2
             cache = 64 / replicas * 4096 * 2 * LAYERS * KV_HEADS * 128 * 2 / tensor / pipeline
             weights = 2 * PARAMETERS / tensor / pipeline
             assert weights + cache < each["rank_bytes"] < 1.35 * (weights + cache) + 3e9

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import time
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 
@@ -23,3 +26,34 @@ def work_done(executor: object) -> int:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     own = executor.progress() if isinstance(executor, WatchedExecutor) else 0
     return own + usage.ru_majflt + usage.ru_inblock
+
+
+class WaitMeter:
+    """The seconds that this process could not compute because it had to wait for a disk or for a processor.
+
+    To be sampled often, from one thread. 0 where the system does not say it.
+    """
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self._queued_s: dict[str, float] = {}  # of each thread
+        self._waited_s = 0.0
+
+    def sample(self) -> float:
+        """The seconds so far. Of each interval those of the thread that waited longest, and no more than passed."""
+        now, longest_s, queued_s = time.monotonic(), 0.0, {}
+        with suppress(OSError):
+            for thread in os.listdir("/proc/self/task"):
+                with suppress(OSError, IndexError, ValueError):  # the thread has just ended
+                    queued_s[thread] = int(_read(thread, "schedstat").split()[1]) * 1e-9
+                    is_at_disk = _read(thread, "stat").rpartition(b")")[2].split()[0] == b"D"
+                    queued = queued_s[thread] - self._queued_s.get(thread, queued_s[thread])
+                    longest_s = max(longest_s, now - self._at if is_at_disk else queued)
+        self._waited_s += min(longest_s, now - self._at)
+        self._at, self._queued_s = now, queued_s
+        return self._waited_s
+
+
+def _read(thread: str, name: str) -> bytes:
+    with open(f"/proc/self/task/{thread}/{name}", "rb", buffering=0) as file:
+        return file.read(1024)

@@ -63,7 +63,6 @@ class GroupExecutor:
 
     def submit(self, batch: Batch) -> PendingStep:
         self._leader.check()
-        self._leader.begin(batch)
         if self._pipeline is not None:
             staged = PipelinedStep(self._number + 1, batch)
             self._tell(batch)
@@ -76,6 +75,8 @@ class GroupExecutor:
     def _tell(self, batch: Batch) -> None:
         """Sends the step to all ranks. Those of the last stage get the sampling options, if they sample together."""
         self._number += 1
+        if self._leader.patience is not None:
+            self._leader.patience.begin(batch)
         together = self._group is not None and self._group.samples_together and not batch.return_logits
         message = step_message(self._number, batch, with_sampling=together)
         last = self._ranks.of_stage(self.num_stages - 1)

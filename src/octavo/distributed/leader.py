@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from octavo import errors
 from octavo.distributed.connection import ALIVE_S, SILENCE_S, Connection, ConnectionEndedError
 from octavo.distributed.messages import Alive, RankFailed, RankMessage
-from octavo.distributed.patience import LEAST_S, Patience
+from octavo.distributed.patience import LEAST_S, MOST_WAITED_S, Patience
 from octavo.distributed.ring import Ring
 from octavo.errors import EngineDeadError, OctavoError
-
-if TYPE_CHECKING:
-    from octavo.batch import Batch
 
 M = TypeVar("M")
 
@@ -48,15 +45,20 @@ class RemoteRank:
         self._stopped_at: float | None = None
         self._alive, self._changed_at = Alive(), 0.0
 
-    def stuck_s(self, now: float, patience: Patience) -> float:
-        """For how long it has computed without a sign that its step gets on. 0: it gets on, or computes nothing."""
-        alive, quiet_s = self.connection.heard, now - self._changed_at
-        if alive == self._alive:
-            return quiet_s if alive.is_busy else 0.0
+    def stuck_s(self, now: float, patience: Patience) -> tuple[float, float]:
+        """For how long it has computed without a sign that its step gets on. 0: it gets on, or computes nothing.
+
+        The time in which it had to wait for a disk or a processor does not count, up to a limit, and comes second.
+        """
+        alive = self.connection.heard
+        waited_s = min(alive.waited_s - self._alive.waited_s, MOST_WAITED_S)
+        quiet_s = max(now - self._changed_at - waited_s, 0.0)
+        if (alive.progress, alive.is_busy) == (self._alive.progress, self._alive.is_busy):
+            return (quiet_s, waited_s) if alive.is_busy else (0.0, 0.0)
         if self._alive.is_busy:
             patience.note(max(quiet_s - ALIVE_S, 0.0))
         self._alive, self._changed_at = alive, now
-        return 0.0
+        return 0.0, 0.0
 
     def stopped_s(self, now: float) -> float:
         """For how long its process has been seen stopped; 0: it runs, or is not a child of this one."""
@@ -70,7 +72,7 @@ class RemoteRank:
         """Counts its silence and its stop from now on."""
         self.connection.heard_at = max(self.connection.heard_at, now)
         self._stopped_at = None
-        self._changed_at = now
+        self._alive, self._changed_at = self.connection.heard, now
 
     def read(self) -> None:
         """Receives until the connection ends."""
@@ -127,11 +129,6 @@ class Leader:
         self._see_again()
         self._silence_s = SILENCE_S
         self._is_computing = True
-
-    def begin(self, batch: Batch) -> None:
-        """To be told of each step."""
-        if self.patience is not None:
-            self.patience.begin(batch)
 
     def send(self, message: RankMessage, ranks: Iterable[int] | None = None) -> None:
         """To these ranks, or to all. Raises the failure."""
@@ -254,11 +251,12 @@ class Leader:
 
     def _look_for_progress(self, rank: int, now: float, patience: Patience) -> None:
         remote = self._ranks[rank]
-        stuck_s = remote.stuck_s(now, patience)
+        stuck_s, waited_s = remote.stuck_s(now, patience)
         if not remote.connection.heard.is_busy:
             return
         if stuck_s > LEAST_S and stuck_s > patience.limit_s():
-            self.fail(rank, f"it lives, but has been stuck in a step for {stuck_s:.1f} s")
+            beside = f", beside {waited_s:.1f} s for which it waited for a disk or a processor" if waited_s else ""
+            self.fail(rank, f"it lives, but has been stuck in a step for {stuck_s:.1f} s{beside}")
         self.progress += 1
 
 

@@ -16,7 +16,7 @@ from octavo import __version__
 from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 6
+PROTOCOL = 7
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
@@ -141,10 +141,14 @@ class StageValues(_Message):
 
 
 class Alive(_Message):
-    """A sign of life. progress: changes while a step gets on. is_busy: it computes, and waits for no other rank."""
+    """A sign of life. progress: changes while a step gets on. is_busy: it computes, and waits for no other rank.
+
+    waited_s: seconds so far in which it was busy and had to wait for a disk or for a processor.
+    """
 
     progress: int = 0
     is_busy: bool = False
+    waited_s: float = 0.0
 
 
 class RankFailed(_Message):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from octavo import env
 from octavo.backends import Executor, ExecutorLimits, RankGroup, get_backend, numa
 from octavo.backends.parameters import column_step
-from octavo.backends.progress import WatchedExecutor, work_done
+from octavo.backends.progress import WaitMeter, WatchedExecutor, work_done
 from octavo.backends.rank_segments import remove_segments
 from octavo.batch import Array
 from octavo.config import EngineConfig, LoadProgress
@@ -307,6 +307,7 @@ class Follower:
         self._group: RankGroup | None = None
         self._executor: Executor | None = None  # once it is loaded
         self._is_in_step = False
+        self._waits = WaitMeter()
 
     def run(self) -> None:
         """Returns never normally: the process ends with the connection."""
@@ -333,7 +334,7 @@ class Follower:
         if not isinstance(executor, WatchedExecutor):  # of which that is not known
             return Alive()
         is_waiting = self._group is not None and self._group.is_waiting
-        return Alive(work_done(executor), self._is_in_step and not is_waiting)
+        return Alive(work_done(executor), self._is_in_step and not is_waiting, self._waits.sample())
 
     def _say(self, message: RankMessage) -> None:
         try:
