@@ -12,9 +12,16 @@ WIDTH = 256
 
 
 def write_model(
-    path: Path, *, layers: int = 2, gqa: int = 2, experts: int = 0, tied: bool = True, width: int = WIDTH
+    path: Path,
+    *,
+    layers: int = 2,
+    gqa: int = 2,
+    experts: int = 0,
+    tied: bool = True,
+    width: int = WIDTH,
+    ternary: bool = False,
 ) -> Path:
-    """Random float16 weights from a fixed seed, with the vocabulary of eight tokens."""
+    """Random float16 weights from a fixed seed, with the vocabulary of eight tokens. ternary: of the matrices."""
     rng = np.random.default_rng(0)
     metadata: dict[str, MetadataValue] = {
         "general.architecture": "llama",
@@ -42,7 +49,10 @@ def write_model(
     def add(name: str, *shape: int) -> None:
         kind = np.float32 if len(shape) == 1 or "gate_inp" in name else np.float16
         mean = float(len(shape) == 1)
-        data = rng.normal(mean, 0.1, shape).astype(kind).view(np.uint8)
+        values = rng.normal(mean, 0.1, shape)
+        if ternary and len(shape) > 1:
+            values = np.rint(np.clip(10 * values, -1, 1)) / 8
+        data = values.astype(kind).view(np.uint8)
         tensors.append(OutputTensor(name, "F32" if kind is np.float32 else "F16", shape, lambda: [data]))
 
     add("token_embd.weight", 8, width)
