@@ -1,11 +1,17 @@
-"""The error and the time of our quantizers beside llama.cpp's, type by type, on the matrices of a model.
+"""The error and the time of our quantizers beside llama.cpp's, type by type, on the matrices of a model; or the time of
+whole commands.
 
     python benchmarks/quantize.py MODEL.gguf --ggml libggml-base.so [--imatrix FILE] [--rows 256] [--json FILE]
+    python benchmarks/quantize.py MODEL.gguf --llama FOLDER --types q4_1,iq4_xs [--imatrix FILE] [--turns 3]
 
-The first rows of some matrices of the model are quantized by both, on one thread each, in turns; times are those of the
-processor. The error is relative: the sum of squares of the differences by that of the values, both weighted with the
-importance where there is one. The figures of a type are for all matrices together. A matrix of an already quantized
-model counts as its numbers.
+With --ggml: the first rows of some matrices of the model are quantized by both, on one thread each, in turns; times are
+those of the processor. The error is relative: the sum of squares of the differences by that of the values, both
+weighted with the importance where there is one. The figures of a type are for all matrices together. A matrix of an
+already quantized model counts as its numbers.
+
+With --llama: `octavo quantize --threads 2` and `llama-quantize` with two threads in turns. Times are medians: of the
+processor (user and system), and by the clock. --realtime puts `chrt -f 1` in front of both: nothing else runs then. A
+type may have one for some tensors behind a plus sign: q8_0+ffn=mxfp4.
 """
 
 from __future__ import annotations
@@ -13,6 +19,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +48,14 @@ COLUMNS = {
     "error / theirs": "ratio",
     "ns a value": "ns",
     "theirs": "their_ns",
+}
+COMMAND_COLUMNS = {
+    "type": "type",
+    "importance": "importance",
+    "octavo, processor s": "ours",
+    "llama-quantize": "theirs",
+    "ratio": "ratio",
+    "ratio of wall times": "wall",
 }
 _NEED_IMPORTANCE = ("IQ2_XXS", "IQ2_XS")
 
@@ -111,15 +130,66 @@ def compare(type_name: str, samples: list[tuple[Floats, Floats]], ggml: Ggml, we
     return row
 
 
+def timed(command: list[str]) -> tuple[float, float]:
+    """Processor and wall seconds of a command. Ends with its last lines if it fails."""
+    before, start = os.times(), time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wall, after = time.monotonic() - start, os.times()
+    if done.returncode:
+        raise SystemExit("\n".join([*(done.stdout + done.stderr).splitlines()[-5:], f"{' '.join(command)} failed"]))
+    return after.children_user + after.children_system - before.children_user - before.children_system, wall
+
+
+def compare_commands(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One row of the table of whole commands."""
+    base, _, override = name.partition("+")
+    model, tools, imatrix, turns = options.model, options.llama, options.imatrix, options.turns
+    more = [*(["--tensor-type", override] if override else []), *(["--imatrix", str(imatrix)] if imatrix else [])]
+    first = ["chrt", "-f", "1"] if options.realtime else []
+    with tempfile.TemporaryDirectory(dir=model.parent) as folder:
+        octavo = [sys.executable, "-m", "octavo", "quantize", str(model), f"{folder}/a.gguf", "--force", "--type", base]
+        commands = {
+            "ours": [*first, *octavo, "--threads", "2", *more],
+            "theirs": [*first, str(tools / "llama-quantize"), *more, str(model), f"{folder}/b.gguf", base, "2"],
+        }
+        found: dict[str, list[tuple[float, float]]] = {who: [] for who in commands}
+        for _ in range(turns):
+            for who, command in commands.items():
+                found[who].append(timed(command))
+    (ours, our_wall), (theirs, their_wall) = (map(statistics.median, zip(*found[who], strict=True)) for who in commands)
+    row = {"type": f"`{name}`", "importance": "yes" if imatrix else "no", "ours": ours, "theirs": theirs}
+    return row | {"ratio": f"{theirs / ours:.2f}", "wall": f"{their_wall / our_wall:.2f}", "times": found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--ggml", type=Path, required=True, help="libggml-base.so of llama.cpp")
+    peer = parser.add_mutually_exclusive_group(required=True)
+    peer.add_argument("--ggml", type=Path, help="libggml-base.so of llama.cpp")
+    peer.add_argument("--llama", type=Path, help="folder with llama-quantize: whole commands")
+    parser.add_argument("--types", default="", help="of --llama")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--realtime", action="store_true")
     parser.add_argument("--imatrix", type=Path, help="importance of this model [default: random]")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--matrices", type=int, default=6)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    columns, rows = COMMAND_COLUMNS, []
+    if options.llama:
+        for name in filter(None, options.types.split(",")):
+            rows.append(compare_commands(name, options))
+            print(table(columns, rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+    else:
+        columns, rows = COLUMNS, searches(options)
+    print(table(columns, rows))
+    if options.json:
+        report = {"commit": commit(), "machine": machine(), "model": options.model.name, "rows": rows}
+        options.json.write_text(json.dumps(report, indent=1))
+
+
+def searches(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the table of searches."""
     importance = read_importance(options.imatrix).columns() if options.imatrix else {}
     samples = list(matrices(options.model, options.rows, options.matrices, importance))
     if not options.imatrix:
@@ -127,11 +197,7 @@ def main() -> None:
         samples = [(x, np.exp(rng.standard_normal(len(columns))).astype(np.float32)) for x, columns in samples]
     ggml = Ggml(options.ggml)
     types = sorted(quantizer_types() - {"TQ1_0", "TQ2_0"}, key=lambda name: -stored_bytes(name, (256,)))
-    rows = [compare(name, samples, ggml, weighted) for name in types for weighted in (False, True)]
-    print(table(COLUMNS, rows))
-    if options.json:
-        report = {"commit": commit(), "machine": machine(), "model": options.model.name, "rows": rows}
-        options.json.write_text(json.dumps(report, indent=1))
+    return [compare(name, samples, ggml, weighted) for name in types for weighted in (False, True)]
 
 
 if __name__ == "__main__":

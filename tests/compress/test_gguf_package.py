@@ -29,9 +29,7 @@ def check(path: Path, source: Path) -> set[str]:
     """Compares what both readers find in a file, and its keys with the source's; the types of its tensors."""
     ours, theirs = open_gguf(path), gguf.GGUFReader(path)
     found = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
-    assert found.keys() == ours.metadata.keys() == open_gguf(source).metadata.keys() | {
-        "general.quantization_version"
-    }
+    assert found.keys() == ours.metadata.keys() == open_gguf(source).metadata.keys() | {"general.quantization_version"}
     for name, value in found.items():
         np.testing.assert_array_equal(value, ours.metadata[name], err_msg=name)
     assert [tensor.name for tensor in theirs.tensors] == [*ours.tensors]

@@ -45,6 +45,33 @@ def test_elsewhere_it_is_one_line_after_a_second(
     assert capsys.readouterr().err == expected
 
 
+def test_elsewhere_lines_tell_what_is_done_and_the_time_left(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every half minute; what was done before the work began says nothing about its speed."""
+    with ProgressBar(announced=True) as progress:
+        for done in range(100, 1200, 5):  # one in two seconds
+            progress.update("quantizing layers", done, 1200)
+            clock[0] += 10
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == [
+        "octavo: quantizing layers",
+        "octavo: quantizing layers: 120 of 1,200, about 36 min left",
+        "octavo: quantizing layers: 135 of 1,200, about 36 min left",
+    ]
+    assert lines[-1] == "octavo: quantizing layers: 1,185 of 1,200, about 30 s left"
+    with ProgressBar(in_bytes=True, announced=True) as progress:
+        for done in range(5):
+            progress.update("writing m.gguf", done << 30, 4 << 30)
+            clock[0] += 3600
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "octavo: writing m.gguf, 4.00 GiB",
+        "octavo: writing m.gguf: 2.00 GiB of 4.00 GiB, about 2 h 00 min left",
+        "octavo: writing m.gguf: 3.00 GiB of 4.00 GiB, about 1 h 00 min left",
+    ]
+
+
 def test_what_is_quick_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar(in_bytes=True, announced=True) as progress:
         progress.update("loading", 0, 10)
@@ -63,6 +90,7 @@ def test_on_a_terminal_it_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         progress.update("packing", 2 << 20, 2 << 20)
     assert "packing" in stream.getvalue()
     assert "2.0/2.0 MiB" in stream.getvalue()
+    assert re.search(r"\d:\d\d:\d\d", stream.getvalue())  # the time left
     assert re.search(r"[KMG]iB/s", stream.getvalue())
 
 

@@ -235,9 +235,9 @@ class Sensitivity:
     ) -> list[list[Option]]:
         """The types that each tensor could have, with the losses expected of them. Its own type loses nothing."""
         errors = []
-        for done, tensor in enumerate(tensors):
-            report(done, len(tensors))
+        for done, tensor in enumerate(tensors, 1):
             errors.append(self._errors(tensor, candidates(tensor.shape[-1])))
+            report(done, len(tensors))
         tiny = float(np.finfo(np.float32).tiny)
         scales = {
             tensor.name: known.divergences[tensor.name] / max(found[probe_of(tensor.shape[-1])], tiny)

@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
 
 _PATIENCE_S = 1.0
+_LINE_S = 30.0
+"""Between two lines where there is no terminal."""
 
 
 class ProgressBar:
     """Bars on standard error for work that takes longer than a second; shown only on a terminal.
 
     A bar appears after that second even if nothing is reported meanwhile: a slow disk may keep the first report away.
-    in_bytes: the numbers are bytes, otherwise items. announced: without a terminal, one line for each work. transient:
-    the bars vanish at the end.
+    in_bytes: the numbers are bytes, otherwise items. announced: without a terminal, a line for each work, and every
+    half minute one with what is done and the time left. transient: the bars vanish at the end.
     """
 
     def __init__(
@@ -32,7 +34,8 @@ class ProgressBar:
         self._timer: threading.Timer | None = None
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID | None] = {}
-        self._started: dict[str, float] = {}
+        self._started: dict[str, tuple[float, int]] = {}  # when, and what was done by then
+        self._last_line = 0.0
         self._endless = ""  # the last work of unknown length; its bar goes when other work begins
 
     def update(self, what: str, done: int, total: int) -> None:
@@ -41,16 +44,18 @@ class ProgressBar:
             return
         with self._lock:
             if what not in self._started:
-                self._started[what] = time.monotonic()
+                self._started[what] = time.monotonic(), done
                 if self._announced or sys.stderr.isatty():
                     self._wake_later(what, done, total)
-            if time.monotonic() - self._started[what] < _PATIENCE_S:
+            if time.monotonic() - self._started[what][0] < _PATIENCE_S:
                 return
             if what not in self._tasks:
                 self._tasks[what] = self._begin(what, total)
             task = self._tasks[what]
             if self._progress is not None and task is not None:
                 self._progress.update(task, completed=done, total=total or None)
+            elif self._announced and 0 < done < total and time.monotonic() - self._last_line >= _LINE_S:
+                self._write_line(f"{what}: {self._count(done)} of {self._count(total)}{self._left(what, done, total)}")
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -77,12 +82,25 @@ class ProgressBar:
                 self._tasks[what] = self._begin(what, total)
                 self.update(what, done, total)
 
+    def _write_line(self, text: str) -> None:
+        sys.stderr.write(f"octavo: {text}\n")
+        sys.stderr.flush()
+        self._last_line = time.monotonic()
+
+    def _count(self, number: int) -> str:
+        return size(number) if self._in_bytes else f"{number:,}"
+
+    def _left(self, what: str, done: int, total: int) -> str:
+        """The time left at the mean speed so far; what an earlier run had done does not count."""
+        began, before = self._started[what]
+        if done <= before:
+            return ""
+        return f", about {duration((time.monotonic() - began) * (total - done) / (done - before))} left"
+
     def _begin(self, what: str, total: int) -> TaskID | None:
         if not sys.stderr.isatty():
             if self._announced:
-                sys.stderr.write(
-                    f"octavo: {what}, {size(total)}\n" if total and self._in_bytes else f"octavo: {what}\n"
-                )
+                self._write_line(f"{what}, {size(total)}" if total and self._in_bytes else what)
             return None
         from rich import progress
         from rich.console import Console
@@ -117,6 +135,14 @@ def _byte_columns() -> tuple[ProgressColumn, ProgressColumn]:
             return Text("" if speed is None else f"{size(speed)}/s", style="progress.data.speed")
 
     return CountColumn(binary_units=True), RateColumn()
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3 h 05 min`."""
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def size(num_bytes: float) -> str:

@@ -6,7 +6,7 @@ for all inputs, computed from their Gram matrix, in place of a sample of inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -33,39 +33,48 @@ def searched_scale(fold: ColumnFold, statistics: InputStatistics, matrices: Sequ
     relative to rounding without a scale: queries with large numbers would leave the values nothing otherwise.
     """
     grams = _of_groups(statistics.gram, form)
-    rows = _evened(matrices, grams, form)
-    sample = rows[:: max(1, len(rows) // _SAMPLED_ROWS)]
+    sample = _sample(matrices, _evening(matrices, grams, form))
     squares: Floats = np.diagonal(statistics.gram) / np.float32(statistics.rows)
-    best = np.ones(rows.shape[1], np.float32)
-    least = _error(sample, best, grams, form)
-    for scale in _powers(fold, squares, rows, form):
-        error = _error(sample, scale, grams, form)
-        if error < least:
-            best, least = scale, error
+    plain = np.ones(len(squares), np.float32)
+    best = _best(_powers(fold, squares, matrices, form), plain, sample, grams, form)
     descended = _descended(fold, squares, sample, form, best)
-    for share in _SHARES:
-        scale = descended ** np.float32(share)
+    return _best((descended ** np.float32(share) for share in _SHARES), best, sample, grams, form)
+
+
+def _best(scales: Iterable[Floats], best: Floats, sample: Floats, grams: Floats, form: GridForm) -> Floats:
+    """Of the scales and `best` the one with the least error."""
+    least = _error(sample, best, grams, form)
+    for scale in scales:
         error = _error(sample, scale, grams, form)
         if error < least:
             best, least = scale, error
     return best
 
 
-def _evened(matrices: Sequence[Floats], grams: Floats, form: GridForm) -> Floats:
-    """The rows of all matrices, each matrix times a factor that gives them the same error of rounding."""
+def _evening(matrices: Sequence[Floats], grams: Floats, form: GridForm) -> list[np.float32]:
+    """A factor of each matrix that gives them the same error of rounding."""
     errors = []
     for matrix in matrices:
         step = max(1, len(matrix) // _SAMPLED_ROWS)
         errors.append(step * _error(matrix[::step], np.ones(matrix.shape[1], np.float32), grams, form))
     largest = max(errors)
-    factors = [np.float32(np.sqrt(largest / error)) if error > 0 else np.float32(1) for error in errors]
-    return np.concatenate([matrix * factor for matrix, factor in zip(matrices, factors, strict=True)])
+    return [np.float32(np.sqrt(largest / error)) if error > 0 else np.float32(1) for error in errors]
 
 
-def _powers(fold: ColumnFold, squares: Floats, rows: Floats, form: GridForm) -> Iterator[Floats]:
+def _sample(matrices: Sequence[Floats], factors: Sequence[np.float32]) -> Floats:
+    """About `_SAMPLED_ROWS` rows, evenly spread over all matrices, times the factors of their matrices."""
+    step = max(1, sum(map(len, matrices)) // _SAMPLED_ROWS)
+    found, first = [], 0
+    for matrix, factor in zip(matrices, factors, strict=True):
+        found.append(matrix[first::step] * factor)
+        first = (first - len(matrix)) % step
+    return np.concatenate(found)
+
+
+def _powers(fold: ColumnFold, squares: Floats, matrices: Sequence[Floats], form: GridForm) -> Iterator[Floats]:
     inputs = np.sqrt(fold.shared(squares))
     inputs = np.maximum(inputs, inputs.mean() * np.float32(1e-4) + np.float32(1e-12))
-    weights = fold.shared(_relative_size(rows, form))
+    weights = fold.shared(_relative_size(matrices, form))
     for power in _POWERS[1:]:
         for scale in (inputs**power, inputs**power / (weights ** (1 - power) + 1e-4)):
             yield _even(fold, scale)
@@ -114,12 +123,16 @@ def _descended(fold: ColumnFold, squares: Floats, rows: Floats, form: GridForm, 
     return _even(fold, fold.shared(best))
 
 
-def _relative_size(rows: Floats, form: GridForm) -> Floats:
+def _relative_size(matrices: Sequence[Floats], form: GridForm) -> Floats:
     """The mean magnitude of each column's weights, relative to the largest of their groups."""
-    parts = np.abs(grouped(rows, form))
-    relative = parts / (parts.max(-1, keepdims=True) + np.float32(1e-6))
-    found: Floats = relative.reshape(rows.shape).mean(0)
-    return found
+    sums = np.zeros(matrices[0].shape[1], np.float32)
+    for matrix in matrices:
+        for begin in range(0, len(matrix), _SAMPLED_ROWS):
+            rows = matrix[begin : begin + _SAMPLED_ROWS]
+            parts = np.abs(grouped(rows, form))
+            parts /= parts.max(-1, keepdims=True) + np.float32(1e-6)
+            sums += parts.reshape(rows.shape).sum(0)
+    return sums / np.float32(sum(map(len, matrices)))
 
 
 def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:

@@ -76,15 +76,10 @@ def quantized(matrix: Floats, factor: Factor, form: GridForm) -> GroupedWeight:
 
 def _factor(gram: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:
     """The upper triangle U with inverse(gram) = U^T U, after damping; more of it as long as there is no factor."""
-    exact = gram.astype(np.float64)
-    places = np.arange(len(gram))
-    exact[places[dead], places[dead]] = 1
-    mean = exact[places, places].mean()
+    mean = float(np.where(dead, 1, np.diagonal(gram)).mean())
     while damping <= _MAX_DAMPING:
-        exact[places, places] += damping * mean
         try:
-            # The gram is R R^T with R upper, the Cholesky factor of the reversed matrix; U is the inverse of R.
-            upper = _inverse(np.linalg.cholesky(exact[::-1, ::-1])[::-1, ::-1].astype(np.float32))
+            upper = _inverse(_root(gram, dead, damping * mean))
         except np.linalg.LinAlgError:
             damping *= 10
             continue
@@ -92,6 +87,30 @@ def _factor(gram: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:
             return upper
         damping *= 10
     raise ValueError("the products of its inputs have no Cholesky factor; calibrate with more text")
+
+
+def _root(gram: Floats, dead: NDArray[np.bool_], added: float) -> Floats:
+    """The upper triangle R with gram = R R^T, whose diagonal is 1 where it is dead, plus `added`.
+
+    It is the Cholesky factor of the reversed matrix, which is computed in float64 and in place: for wide matrices the
+    products of their inputs are what memory is needed for. Raises LinAlgError if there is none.
+    """
+    exact = gram[::-1, ::-1].astype(np.float64)
+    places = np.arange(len(gram))
+    exact[places[dead[::-1]], places[dead[::-1]]] = 1
+    exact[places, places] += added
+    for begin in range(0, len(exact), BLOCK):
+        end = begin + BLOCK
+        panel = exact[begin:, begin:end]
+        panel -= exact[begin:, :begin] @ exact[begin:end, :begin].T
+        corner = np.linalg.cholesky(panel[:BLOCK])
+        panel[:BLOCK] = corner
+        panel[BLOCK:] = panel[BLOCK:] @ np.linalg.inv(corner).T
+    root = exact[::-1, ::-1].astype(np.float32)
+    del exact
+    for i in range(1, len(root)):
+        root[i, :i] = 0
+    return root
 
 
 def _inverse(upper: Floats) -> Floats:

@@ -75,6 +75,8 @@ class Workplace:
             for i, shape in enumerate(shapes)
         ]
         write_safetensors(self._values(index), tensors)
+        for _ in arrays:  # to its end, where the layer's memory is freed
+            pass
 
     def values(self, index: int, count: int) -> StoredValues:
         """The values that layer `index` begins with, for so many texts."""

@@ -3,7 +3,7 @@ the layer runs again with its new weights before the next one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -52,7 +52,8 @@ class LayerQuantizer:
             self.place.write_layer(index, self._layer(index, weights))
 
     def _steps(self, index: int) -> int:
-        return len(self.plan.matrices[index]) + (2 * len(self.texts) if self.method.needs_inputs else 0)
+        runs = 2 if index + 1 < len(self.plan.layers) else 1  # nothing follows the last layer
+        return len(self.plan.matrices[index]) + (runs * len(self.texts) if self.method.needs_inputs else 0)
 
     def _step(self, count: int = 1) -> None:
         self._done += count
@@ -160,11 +161,12 @@ class LayerQuantizer:
         return exact.astype(np.float32)
 
     def _quantize(
-        self, index: int, weights: WorkingWeights, inputs: Mapping[str, InputStatistics]
+        self, index: int, weights: WorkingWeights, inputs: dict[str, InputStatistics]
     ) -> dict[str, StoredTensor]:
+        """Takes the statistics out of `inputs`: matrices of one input share them, and the last one frees them."""
         found: dict[str, StoredTensor] = {}
         for name in self.plan.matrices[index]:
-            statistics = inputs.get(name)
+            statistics = inputs.pop(name, None)
             if self.method.needs_inputs and statistics is None:
                 self.unseen.append(name)
             try:
