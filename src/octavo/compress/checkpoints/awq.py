@@ -132,7 +132,8 @@ def _relative_size(matrices: Sequence[Floats], form: GridForm) -> Floats:
             parts = np.abs(grouped(rows, form))
             parts /= parts.max(-1, keepdims=True) + np.float32(1e-6)
             sums += parts.reshape(rows.shape).sum(0)
-    return sums / np.float32(sum(map(len, matrices)))
+    found: Floats = sums / np.float32(sum(map(len, matrices)))
+    return found
 
 
 def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:
