@@ -1,4 +1,4 @@
-"""What the commands report while they work: every step of it, to the end, with the time left."""
+"""Reports of commands at work: every step, to the end, with the time left."""
 
 from __future__ import annotations
 
