@@ -1,52 +1,86 @@
 """Removes layers of a model, heals what is left by distillation, and says how much of the lost perplexity came back.
 
-    python examples/heal_pruned_model.py MODEL.gguf TEXT --layers 2 --minutes 20
+    python examples/heal_pruned_model.py MODEL.gguf TEXT
 
-TEXT is for calibration and training. The perplexity is that of the text that comes with Octavo, which is none of it.
+TEXT is for calibration and training. The perplexity is that of the text that comes with Octavo, which is none of it, or
+of --judge. Everything is computed anew, the teacher's tokens included, and all of it counts as the time of the run. The
+script fails if it takes longer than --minutes, or if less than --least of the lost perplexity comes back.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 
-def octavo(*arguments: object) -> str:
+def octavo(cache: Path, *arguments: object) -> str:
     """The output of a command of Octavo; its progress goes to the terminal."""
     command = [sys.executable, "-m", "octavo", *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    environment = os.environ | {"OCTAVO_CACHE": str(cache)}
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
 
 
-def perplexity(model: Path, tokens: int) -> float:
-    report = json.loads(octavo("eval", model, "--tokens", tokens, "--json"))
+def perplexity(cache: Path, model: Path, options: argparse.Namespace) -> float:
+    text = () if options.judge is None else ("--text", options.judge)
+    report = json.loads(octavo(cache, "eval", model, "--tokens", options.tokens, *text, "--json"))
     return float(report["perplexity"]["perplexity"])
+
+
+def heal(options: argparse.Namespace, folder: Path) -> float:
+    """Prunes, trains and judges; the share of the lost perplexity that came back."""
+    cache, pruned = folder / "cache", folder / "pruned.gguf"
+    healed: Path = options.keep or folder / "healed.gguf"
+    removal = ("--layers", options.layers, "--calibration", options.text)
+    print(octavo(cache, "prune", options.model, pruned, *removal), end="", flush=True)
+    whole, lost = (perplexity(cache, path, options) for path in (options.model, pruned))
+    print(f"perplexity {whole:.3f}, without the layers {lost:.3f}", flush=True)
+    if lost <= whole:
+        sys.exit("the layers that were removed did not cost any perplexity: there is nothing to heal")
+    training = ("--data", options.text, "--minutes", options.training_minutes, "--steps", options.steps)
+    more = ("--rate", options.rate, "--max-pieces", options.pieces, "--force")
+    print(octavo(cache, "distill", options.model, pruned, healed, *training, *more), end="", flush=True)
+    found = perplexity(cache, healed, options)
+    share = (lost - found) / (lost - whole)
+    print(f"healed {found:.3f}: {share:.1%} of the lost perplexity came back", flush=True)
+    return share
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--rate", type=float, default=2e-4)
-    parser.add_argument("--pieces", type=int, default=256, help="of 256 tokens, for training")
-    parser.add_argument("--tokens", type=int, default=8192, help="of the perplexity")
-    parser.add_argument("--keep", type=Path, help="where the healed model goes")
+    parser.add_argument("--layers", type=int, default=2, help="how many are removed (2)")
+    parser.add_argument("--training-minutes", type=float, default=15, help="of the training alone (15)")
+    parser.add_argument("--steps", type=int, default=1000, help="the most steps of training (1000)")
+    parser.add_argument("--rate", type=float, default=2e-4, help="learning rate (2e-4)")
+    parser.add_argument("--pieces", type=int, default=448, help="of 256 tokens, for training (448)")
+    parser.add_argument("--tokens", type=int, default=8192, help="of the perplexity (8192)")
+    parser.add_argument("--judge", type=Path, metavar="FILE", help="text of the perplexity (the built-in one)")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="where the healed model goes (nowhere)")
+    parser.add_argument("--minutes", type=float, default=20, help="the longest time of the whole run (20)")
+    parser.add_argument(
+        "--least", type=float, default=0.5, help="share of the lost perplexity that must come back (0.5)"
+    )
     options = parser.parse_args()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        pruned, healed = Path(name) / "pruned.gguf", options.keep or Path(name) / "healed.gguf"
-        print(octavo("prune", options.model, pruned, "--layers", options.layers, "--calibration", options.text), end="")
-        whole, lost = (perplexity(path, options.tokens) for path in (options.model, pruned))
-        print(f"perplexity {whole:.3f}, without the layers {lost:.3f}", flush=True)
-        training = ("--data", options.text, "--minutes", options.minutes, "--rate", options.rate)
-        more = ("--max-pieces", options.pieces, "--force")
-        print(octavo("distill", options.model, pruned, healed, *training, *more), end="")
-        found = perplexity(healed, options.tokens)
-    print(f"healed {found:.3f}: {(lost - found) / (lost - whole):.0%} of the lost perplexity came back")
+        try:
+            share = heal(options, Path(name))
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"`{' '.join(error.cmd[1:4])}` failed")  # its own line is above
+    minutes, used = (time.monotonic() - start) / 60, os.times()
+    processor = (used.user + used.system + used.children_user + used.children_system) / 60
+    print(f"the whole run took {minutes:.1f} minutes, and {processor:.1f} minutes of processor time")
+    if share < options.least:
+        sys.exit(f"{share:.1%} is less than the {options.least:.0%} of --least; train longer or on more text")
+    if minutes > options.minutes:
+        sys.exit(f"{minutes:.1f} minutes are more than the {options.minutes:g} of --minutes; train for less time")
 
 
 if __name__ == "__main__":
