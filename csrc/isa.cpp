@@ -72,7 +72,15 @@ Isa detect() {
     return amx ? Isa::amx : Isa::avx512vnni;
 }
 
+bool detect_fast_products() {
+    constexpr unsigned AUTHENTIC_AMD = 0x68747541, ZEN_5 = 0x1a;  // ebx of leaf 0; family
+    const unsigned signature = cpuid(1, 0).eax, family = (signature >> 8 & 15) + (signature >> 20 & 255);
+    return cpuid(0, 0).ebx == AUTHENTIC_AMD && family >= ZEN_5;
+}
+
 #elif defined(__aarch64__)
+
+bool detect_fast_products() { return false; }
 
 // What the operating system says that all cores have: on a chip of unlike cores, one of them cannot speak for the rest.
 Isa detect() {
@@ -87,8 +95,10 @@ Isa detect() {
 
 #elif defined(OCTAVO_EMULATE_AVX512)
 Isa detect() { return Isa::amx; }
+bool detect_fast_products() { return true; }  // tests cover the loops of both kinds: fewer rows take the other
 #else
 Isa detect() { return Isa::scalar; }
+bool detect_fast_products() { return false; }
 #endif
 
 }  // namespace
@@ -106,6 +116,11 @@ Isa parse_isa(const std::string& name) {
 
 Isa detect_isa() {
     static const Isa detected = detect();
+    return detected;
+}
+
+bool starts_products_like_loads() {
+    static const bool detected = detect_fast_products();
     return detected;
 }
 

@@ -14,6 +14,9 @@
 
 namespace octavo {
 
+// Whether a core starts as many 512-bit products (vpdpbusd) as loads in a cycle, by its model (isa.cpp).
+bool starts_products_like_loads();
+
 // The arrays of one step (octavo/batch.py, same names).
 struct Step {
     int32_t num_tokens;

@@ -114,6 +114,23 @@ struct TileSource : TileUnits<Form> {
     F32x16 half_scales(int half) const { return load(this->tile->half_scales[half]); }
 };
 
+// Tiles for a core that starts as many products as loads in a cycle: some rows are loaded by four quads, and their
+// quads are repeated in registers. Each other broadcast is a load.
+template <typename Form>
+struct ShuffledTileSource : TileSource<Form> {};
+template <typename Source>
+constexpr int SHUFFLED_ROWS = 0;
+template <typename Form>
+constexpr int SHUFFLED_ROWS<ShuffledTileSource<Form>> = 4;
+
+inline __m512i broadcast_quads(const void* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+template <int Q>
+inline __m512i repeat_quad(__m512i four) {
+    return _mm512_shuffle_epi32(four, static_cast<_MM_PERM_ENUM>(0x55 * Q));
+}
+
 #if defined(OCTAVO_ISA_avx512vnni)
 // Packed units that are left in tiles as they are read, for the rows that come after.
 template <typename F>
@@ -202,18 +219,23 @@ inline void sum_quads(const Source& source, const int8_t* a, const int32_t* term
 template <int R, int First, int Count, typename Source>
 inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms, __m512i (&sum)[R]) {
     using Form = typename Source::Form;
-    // Two chains for few rows: the instruction takes five cycles, two start in each.
-    constexpr int CHAINS = R <= 4 ? 2 : 1;
+    constexpr int SHUFFLED = SHUFFLED_ROWS<Source>;
+    // The instruction takes five cycles, two start in each: two chains for few rows, or where no loads are waited for.
+    constexpr int CHAINS = R <= 4 || (SHUFFLED > 0 && Count == QUADS) ? 2 : 1;
     __m512i chain[CHAINS][R];
     for (int r = 0; r < R; ++r) {
         chain[CHAINS - 1][r] = _mm512_setzero_si512();
         chain[0][r] = Form::has_zero_terms ? broadcast_i32(terms + r) : _mm512_setzero_si512();
     }
+    __m512i four[SHUFFLED + 1];
     unroll<Count>([&](auto i) __attribute__((always_inline)) {
         constexpr int Q = First + decltype(i)::value, C = Q % CHAINS;
+        for (int r = 0; Q % 4 == 0 && r < SHUFFLED; ++r) four[r] = pin(broadcast_quads(a + 32 * r + 4 * Q));
         const __m512i u = source.template quad<Q>();
-        for (int r = 0; r < R; ++r)
-            chain[C][r] = _mm512_dpbusd_epi32(chain[C][r], u, broadcast_i32(a + 32 * r + 4 * Q));
+        for (int r = 0; r < R; ++r) {
+            const __m512i x = r < SHUFFLED ? repeat_quad<Q % 4>(four[r]) : broadcast_i32(a + 32 * r + 4 * Q);
+            chain[C][r] = _mm512_dpbusd_epi32(chain[C][r], u, x);
+        }
     });
     for (int r = 0; r < R; ++r)
         sum[r] = CHAINS == 2 ? _mm512_add_epi32(chain[0][r], chain[CHAINS - 1][r]) : chain[0][r];

@@ -13,6 +13,8 @@ struct PackedSource;
 template <typename Form>
 struct TileSource;
 template <typename Form>
+struct ShuffledTileSource;
+template <typename Form>
 struct UnitTile;
 
 // c [R][16] += a * weights over `units` units. Inlined: a source that is an argument is copied through memory, and the
@@ -161,18 +163,22 @@ struct alignas(64) UnitTile : TileSigns<Form::is_wide && SIGNS_APART> {
 };
 
 // A function of its own for each number of rows: in one for all of them the registers are shared out worse.
-template <int R, typename Form>
-__attribute__((noinline)) void multiply_tile_units(const UnitTile<Form>* tiles, int units, const uint8_t* a,
-                                                   const int32_t* terms, float* c) {
-    multiply_units<R>(TileSource<Form>{tiles}, units, a, terms, c);
+template <int R, typename Source>
+__attribute__((noinline)) void multiply_tile_units(const UnitTile<typename Source::Form>* tiles, int units,
+                                                   const uint8_t* a, const int32_t* terms, float* c) {
+    multiply_units<R>(Source{tiles}, units, a, terms, c);
 }
 
 // c [rows][16] += a * tiles
 template <typename Form>
 void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+#if defined(OCTAVO_ISA_avx512vnni)
+    if (a.rows == ROW_GROUP && starts_products_like_loads())
+        return multiply_tile_units<ROW_GROUP, ShuffledTileSource<Form>>(tiles, units, a.data, terms, c);
+#endif
     unroll<ROW_GROUP>([&](auto i) __attribute__((always_inline)) {
         constexpr int R = decltype(i)::value + 1;
-        if (a.rows == R) multiply_tile_units<R>(tiles, units, a.data, terms, c);
+        if (a.rows == R) multiply_tile_units<R, TileSource<Form>>(tiles, units, a.data, terms, c);
     });
 }
 
