@@ -50,11 +50,11 @@ std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     return values;
 }
 
-// Every step asks for it; the registry is searched once for each level.
-KernelFn sample_kernel(Isa isa) {
-    static KernelFn known[NUM_ISAS] = {};
-    KernelFn& kernel = known[static_cast<int>(isa)];
-    if (!kernel) kernel = find_kernel("sample", isa)->run;
+// Every step asks for it; the registry is searched once for each level. of_parts: on several ranks.
+KernelFn sampling_kernel(Isa isa, bool of_parts) {
+    static KernelFn known[NUM_ISAS][2] = {};
+    KernelFn& kernel = known[static_cast<int>(isa)][of_parts];
+    if (!kernel) kernel = find_kernel(of_parts ? "sample_parts" : "sample", isa)->run;
     return kernel;
 }
 
@@ -123,8 +123,8 @@ class PyPendingStep {
     }
 
     // Logits of several ranks are sampled from candidates, unless somebody wants to see them all or no row can be.
-    void sample_on_ranks(const Program& program) {
-        const auto ranks = program.gathered_logits(pending_.result);
+    void sample_on_ranks(Program& program) {
+        const auto& ranks = program.gathered_logits(pending_.result);
         const SamplingBatch& batch = task_.batch;
         if (!ranks) return;
         if (!pending_.copies.empty() || needs_all_logits(batch, pending_.step.num_outputs, *ranks->exchange)) {
@@ -136,7 +136,7 @@ class PyPendingStep {
         parts_.task.logits = program.value_data(ranks->part);
         is_open_.resize(static_cast<size_t>(pending_.step.num_outputs));
         pending_.result = ranks->part;
-        kernel_ = find_kernel("sample_parts", program.isa())->run;
+        kernel_ = sampling_kernel(program.isa(), true);
         pending_.finale = [](void* context, Worker& worker, int32_t first_row, int32_t end_row) {
             PyPendingStep& step = *static_cast<PyPendingStep*>(context);
             PartsTask parts = step.parts_;
@@ -152,7 +152,7 @@ class PyPendingStep {
         if (value.rows == RowSymbol::tokens) throw nb::value_error("only output rows are sampled");
         const int32_t rows = pending_.step.num_outputs;
         sampling_.emplace(sampling, rows, value.cols);
-        kernel_ = sample_kernel(program.isa());
+        kernel_ = sampling_kernel(program.isa(), false);
         task_ = {program.value_data(pending_.result),     0, rows, value.cols, sampling_->batch(),
                  read_step_output(output_, errors_, rows)};
         for (int32_t r = 0; r < rows; ++r)

@@ -221,15 +221,18 @@ size_t Program::end_of(int32_t output) const {
     return records_.size();
 }
 
-std::optional<Program::GatheredLogits> Program::gathered_logits(int32_t value) const {
-    const size_t end = group_ ? end_of(value) : 0;
-    if (end == 0 || values_.at(value).rows != RowSymbol::logits) return std::nullopt;
+const std::optional<Program::GatheredLogits>& Program::gathered_logits(int32_t value) {
+    const auto [place, is_new] = gathered_.try_emplace(value);
+    std::optional<GatheredLogits>& found = place->second;
+    const size_t end = is_new && group_ ? end_of(value) : 0;
+    if (end == 0 || values_.at(value).rows != RowSymbol::logits) return found;
     const Record& record = *records_[end - 1];
-    if (record.spec.output != value || record.spec.kernel != "all_gather") return std::nullopt;
+    if (record.spec.output != value || record.spec.kernel != "all_gather") return found;
     const std::vector<std::string>& names = record.spec.names.ints;
     const auto begin = std::find(names.begin(), names.end(), "begin") - names.begin();
-    return GatheredLogits{record.spec.inputs.at(0), static_cast<int32_t>(record.spec.ints.at(begin)),
-                          record.kernel->run, group_->exchange()};
+    found = GatheredLogits{record.spec.inputs.at(0), static_cast<int32_t>(record.spec.ints.at(begin)),
+                           record.kernel->run, group_->exchange()};
+    return found;
 }
 
 std::unique_lock<std::mutex> Program::lock() {

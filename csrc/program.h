@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -79,7 +80,10 @@ class Program {
 
     // The group that operations between ranks exchange their values in. To be called before records are added; the
     // group must outlive the program.
-    void join(CollectiveGroup* group) { group_ = group; }
+    void join(CollectiveGroup* group) {
+        group_ = group;
+        gathered_.clear();
+    }
     int32_t num_ranks() const { return group_ ? group_->size() : 1; }
 
     // Computes on the threads of `other` from now on, and ends its own; the two never run a step at the same time.
@@ -102,7 +106,8 @@ class Program {
         KernelFn gather;  // the kernel
         Exchange* exchange;
     };
-    std::optional<GatheredLogits> gathered_logits(int32_t value) const;
+    // Found once for each value; from Python's thread.
+    const std::optional<GatheredLogits>& gathered_logits(int32_t value);
 
     // A value of the program and memory of its size outside.
     struct Transfer {
@@ -239,9 +244,10 @@ class Program {
         int64_t calls = 0, nanoseconds = 0, busy_nanoseconds = 0;
     };
     std::vector<std::vector<Clocked>> clocked_;
-    std::unique_ptr<WeightStream> stream_;  // null: all weights stay in memory
-    CollectiveGroup* group_ = nullptr;      // null: the only rank
-    std::shared_ptr<ThreadPool> pool_;      // null: closed
+    std::unique_ptr<WeightStream> stream_;                       // null: all weights stay in memory
+    CollectiveGroup* group_ = nullptr;                           // null: the only rank
+    std::map<int32_t, std::optional<GatheredLogits>> gathered_;  // by value
+    std::shared_ptr<ThreadPool> pool_;                           // null: closed
     std::mutex mutex_;
 };
 

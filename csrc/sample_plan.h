@@ -35,11 +35,16 @@ inline bool changes_logits(const SamplingBatch& b, int32_t row) {
            (penalties && b.history_start[row + 1] > b.history_start[row]);
 }
 
+// Whether so few tokens can be drawn that each rank gives all of its own among them.
+inline bool is_bounded(const SamplingRow& options) {
+    return options.temperature <= 0 || (options.top_k > 0 && options.top_k <= MOST_CANDIDATES);
+}
+
 inline RowPlan plan_row(const SamplingBatch& b, int32_t row, const Exchange& exchange) {
     const SamplingRow& options = b.rows[row];
     RowPlan plan{};
     if (options.target >= 0 || options.num_logprobs > MOST_CANDIDATES) return plan;
-    if (options.temperature <= 0 || (options.top_k > 0 && options.top_k <= MOST_CANDIDATES)) {
+    if (is_bounded(options)) {
         plan.choices = options.temperature <= 0 ? 1 : options.top_k;
         plan.is_certain = true;
     } else if (options.min_p > 0 || (options.top_p < 1 && options.top_k <= 0 && options.typical_p >= 1)) {

@@ -90,9 +90,10 @@ inline void collect_likeliest(const Logits& logits, int32_t k, RowBuffers& buffe
     if (c.count > k) keep_until(c, find_border(c, false, k, buffers.select));
 }
 
-// The sum of exp(logit - largest).
-inline double mass_of(const Logits& raw, RowBuffers& buffers) {
-    Weights all = make_weights(raw, {raw.max, 1.0f, SMALLEST_X}, buffers);
+// The sum of exp((logit - largest) / temperature); 0 if no token is possible.
+inline double mass_of(const Logits& logits, float temperature, RowBuffers& buffers) {
+    if (logits.max == NONE) return 0;
+    Weights all = make_weights(logits, {logits.max, temperature, SMALLEST_X}, buffers);
     weigh(all, NONE);
     return all.total();
 }

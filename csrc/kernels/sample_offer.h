@@ -51,13 +51,6 @@ inline int32_t give_likeliest(const Logits& logits, int32_t k, int32_t first, fl
     return c.count;
 }
 
-inline double mass_at(const Logits& logits, float temperature, RowBuffers& buffers) {
-    if (logits.max == NONE) return 0;
-    Weights w = make_weights(logits, {logits.max, temperature, SMALLEST_X}, buffers);
-    weigh(w, NONE);
-    return w.total();
-}
-
 // raw: the logits of the rank, without their maxima. offer: room for that of the plan.
 inline RowError offer_row(const PartsTask& parts, int32_t row, Logits raw, const RowPlan& plan, RowOffer& offer,
                           RowBuffers& buffers) {
@@ -71,7 +64,7 @@ inline RowError offer_row(const PartsTask& parts, int32_t row, Logits raw, const
         offer.choice_max = logits.max;
         offer.num_choices =
             give_likeliest(logits, plan.choices, parts.first, lists.choice_logits, lists.choice_ids, buffers);
-        if (plan.by_mass) offer.choice_mass = mass_at(logits, b.rows[row].temperature, buffers);
+        if (plan.by_mass) offer.choice_mass = mass_of(logits, b.rows[row].temperature, buffers);
     };
     if (changes) {
         uint32_t* const room = reinterpret_cast<uint32_t*>(buffers.select.active);
@@ -91,7 +84,7 @@ inline RowError offer_row(const PartsTask& parts, int32_t row, Logits raw, const
     if (!changes) give_choices(raw);
     if (!reports) return ROW_OK;
     offer.report_max = raw.max;
-    offer.report_mass = mass_at(raw, 1.0f, buffers);
+    offer.report_mass = mass_of(raw, 1.0f, buffers);
     if (changes)
         offer.num_reports =
             give_likeliest(raw, plan.reports, parts.first, lists.report_logits, lists.report_ids, buffers);

@@ -117,8 +117,7 @@ inline RowError sample_offers(const Offers& offers, int32_t row, PartBuffers& bu
         if (offers.of(rank).error != ROW_OK) return static_cast<RowError>(offers.of(rank).error);
     const Merged choices = offers.merge(buffers.logits[0], buffers.ids[0], buffers.row.changed_max);
     if (choices.logits.max == NONE) return ROW_NOTHING_ALLOWED;
-    const bool is_bounded = options.temperature <= 0 || (options.top_k > 0 && options.top_k <= MOST_CANDIDATES);
-    if (!choices.is_whole && !is_bounded && !offers.plan.by_mass && !min_p_suffices(choices, options)) {
+    if (!choices.is_whole && !is_bounded(options) && !offers.plan.by_mass && !min_p_suffices(choices, options)) {
         is_open = true;
         return ROW_OK;
     }

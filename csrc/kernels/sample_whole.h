@@ -73,7 +73,7 @@ inline RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& bu
     }
     if (!changes) token = b.rows[row].target < 0 ? choose(raw, b, row, buffers) : b.rows[row].target;
     if (reports)
-        report_logprobs(raw, nullptr, token, mass_of(raw, buffers), b.rows[row].num_logprobs, row, buffers,
+        report_logprobs(raw, nullptr, token, mass_of(raw, 1.0f, buffers), b.rows[row].num_logprobs, row, buffers,
                         task.output);
     return ROW_OK;
 }

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.batch import Batch
 from octavo.distributed.connection import ALIVE_S, Connection
-from octavo.distributed.leader import RemoteRank
+from octavo.distributed.executor import GroupExecutor
+from octavo.distributed.leader import Leader, RemoteRank
 from octavo.distributed.messages import Alive
 from octavo.distributed.patience import LEAST_S, MOST_WAITED_S, Patience
+from octavo.distributed.ranks import Ranks
 from octavo.engine.load import model_graph
 from octavo.errors import EngineDeadError
 from octavo.graph.ops import Op
@@ -90,6 +93,25 @@ def test_a_rank_that_is_stopped_in_turns_is_slow(model: str, tensor: int, pipeli
     assert found == expected
     assert not children()
     assert not segments()
+
+
+def test_a_batch_that_is_refused_is_told_to_nobody(ops: list[Op]) -> None:
+    leader, planned = Leader(), []
+    leader.patience = Patience(ops, 1)
+    leader.patience.begin = planned.append  # type: ignore[method-assign]
+
+    def refuse(_: Batch) -> None:
+        raise ValueError("too many tokens")
+
+    sizes = {"weight_bytes": 0, "mapped_bytes": 0, "workspace_bytes": 0, "num_threads": 1}
+    local = SimpleNamespace(submit=refuse, **sizes)
+    executor = GroupExecutor(local, leader, Ranks(1), None, None, 0, 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="too many"):
+        executor.submit(step(1))
+    assert not planned
+    local.submit = lambda _: SimpleNamespace(wait=None)
+    executor.submit(step(1))
+    assert len(planned) == 1
 
 
 def test_time_at_a_disk_or_in_a_queue_does_not_count(ops: list[Op]) -> None:

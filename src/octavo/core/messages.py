@@ -110,7 +110,7 @@ class Failed(_Message):
 class Heartbeat(_Message):
     """The state of the engine, sent a few times a second by a thread that does nothing else.
 
-    stalled_s: seconds that requests have waited for a step. is_computing: the process has used processor time.
+    stalled_s: that of `Session.measure_stall`. is_computing: the process has used processor time.
     last_step_age_s: as in `EngineStatus`.
     """
 

@@ -141,7 +141,7 @@ class EngineService:
         if session is None:
             return Heartbeat(EngineMetrics(), 0.0, is_computing, None)
         age_s = session.last_round_age_s if session.metrics.num_steps_total else None
-        return Heartbeat(session.metrics, session.stalled_s, is_computing, age_s)
+        return Heartbeat(session.metrics, session.measure_stall(), is_computing, age_s)
 
     # --- the thread that receives ---
 

@@ -237,9 +237,9 @@ class Engine:
             self._take()
         started_at = time.perf_counter()
         schedule = self.scheduler.schedule_ahead(last.schedule)
-        batch = None if schedule is None else self._batch_builder.follow(last.batch, schedule)
         self._prepared = None
-        if schedule is not None and batch is not None:
+        if schedule is not None:
+            batch = self._batch_builder.follow(last.batch, schedule)
             if takes_two:
                 batch.token_sources = np.arange(len(batch.token_ids), dtype=np.int32)
                 self._submit(schedule, batch, started_at)

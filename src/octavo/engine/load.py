@@ -190,21 +190,30 @@ def _load(
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:
     """The available bytes from which the cache of a loaded model takes its part."""
+    if isinstance(executor, GroupExecutor):
+        return _cache_memory_of_ranks(config, executor)
     backend = backend_of(config)
-    others = executor.weight_bytes + executor.workspace_bytes - executor.mapped_bytes
-    own = executor.own_weight_bytes if isinstance(executor, GroupExecutor) else executor.weight_bytes
-    budget = backend.cpu_memory() if isinstance(backend, SplitBackend) else memory_of_rank(config, others, own)
+    of_replica = executor.weight_bytes + executor.workspace_bytes - executor.mapped_bytes
+    if isinstance(backend, SplitBackend):
+        budget = backend.cpu_memory()
+    else:
+        budget = memory_of_rank(config, of_replica, executor.weight_bytes)
     # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
     available = max(budget.available_bytes - executor.mapped_bytes, 0)
-    if config.num_ranks > 1 and has_own_memory(config):
-        available = max(available - executor.workspace_bytes, 0)
-    if isinstance(executor, GroupExecutor):  # all ranks have as many blocks: the smallest machine decides
-        available = min(available, executor.available_bytes)
     if executor.paging is not None:
         available = memory_for_cache(config, executor.paging, executor.cache_sizes, budget, model_len)
     if isinstance(backend, SplitBackend):
         return backend.cache_memory(executor, MemoryBudget(available)).available_bytes
     return available
+
+
+def _cache_memory_of_ranks(config: EngineConfig, group: GroupExecutor) -> int:
+    """As `_cache_memory`. All ranks have as many blocks: the one with the least memory decides."""
+    of_replica = group.weight_bytes + group.workspace_bytes - group.mapped_bytes
+    here = memory_of_rank(config, of_replica, group.own_weight_bytes).available_bytes - group.mapped_bytes
+    if has_own_memory(config):
+        here -= group.workspace_bytes
+    return max(min(here, group.available_bytes), 0)
 
 
 def _longer_context(wanted: int, fitting: int, trained: int) -> str:

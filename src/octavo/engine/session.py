@@ -63,7 +63,7 @@ class Session:
         self.submit, self.abort, self.encode = self._engine.submit, self._engine.abort, self._prompts.encode
         self.render_chat = self._prompts.render_chat
         self._ids = itertools.count()
-        self._work, self._worked_at = 0, 0.0  # see `stalled_s`
+        self._work, self._worked_at = 0, 0.0  # see `measure_stall`
 
     def plan_scores(
         self,
@@ -119,11 +119,10 @@ class Session:
         """See `AsyncEngine.failure`."""
         return self._engine.failure
 
-    @property
-    def stalled_s(self) -> float:
+    def measure_stall(self) -> float:
         """The seconds that requests have waited without a sign that a step gets on; 0.0 while nothing waits.
 
-        For one thread: the signs are counted from one call to the next.
+        For one thread, which calls it a few times a second: the signs are counted from one call to the next.
         """
         now, work = time.monotonic(), work_done(self._loaded.executor) if self._loaded is not None else 0
         if work != self._work:
