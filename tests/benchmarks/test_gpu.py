@@ -89,7 +89,7 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     report = script("gpu_report")
     figures = [
         {"name": "heads and cache, rows 32", "value": 3.0, "unit": "microseconds", "fraction": 0.2},
-        {"name": "residual and norm, rows 32", "value": 8.0, "unit": "microseconds", "fraction": 0.2},
+        {"name": "norm, rows 32", "value": 8.0, "unit": "microseconds", "fraction": 0.2},
         {"name": "gate, rows 8192", "value": 120.0, "unit": "microseconds", "fraction": 0.95},
     ]
     machine = {"device": "A GPU", "memory_gb": 80.0, "torch": "2", "triton": "3", "commit": "abc", "date": "2026-11-23"}
@@ -100,9 +100,9 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     page = report.page({"machine": machine, "cases": cases})
     limits = "at most 4 microseconds | at most 2.5 microseconds"
     assert f"| rotation and cache write, 32 rows | 3 microseconds | {limits} | must |" in page
-    assert f"| residual and norm, 32 rows | 8 microseconds | {limits} | no |" in page
+    assert f"| norm, 32 rows | 8 microseconds | {limits} | no |" in page
     assert "| gate, 8,192 rows | 95% | 80% | 90% | aim |" in page
-    assert "The farthest from its target: residual and norm, 32 rows, at 50% of it." in page
+    assert "The farthest from its target: norm, 32 rows, at 50% of it." in page
     assert "- states: failed. OutOfMemoryError" in page
     assert "not yet run on a GPU" in page
 

@@ -105,10 +105,10 @@ def _rowwise() -> Iterator[Case]:
         yield f"heads {kind}", lambda a=a: prepare_heads(*a)
     x, weight = _empty(32, _IN), _empty(_IN)
     yield "rotate", lambda: rotate(x, 128, _empty(8192, 2, 64, dtype=torch.float32), _ints(32))
-    yield "rms_norm", lambda: rms_norm(x, weight, 1e-6, residual=x)
+    yield "rms_norm", lambda: rms_norm(x, weight, 1e-6)
     for form in _FORMS:
-        yield f"rms_norm {_name(form)}", lambda f=form: rms_norm_coded(x, weight, 1e-6, f, x)
-    yield "layer_norm", lambda: layer_norm(x, weight, weight, 1e-6, residual=x)
+        yield f"rms_norm {_name(form)}", lambda f=form: rms_norm_coded(x, weight, 1e-6, f)
+    yield "layer_norm", lambda: layer_norm(x, weight, weight, 1e-6)
     for kind in ("silu", "gelu", "gelu_tanh"):
         yield f"gated {kind}", lambda k=kind: gated(_empty(32, 28672), k)
     for form in _FORMS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.executor import TorchExecutor
 from octavo.backends.torch.operations import evaluate
 from octavo.backends.torch.step import TorchStep
-from octavo.backends.torch.workspace import Workspace
+from octavo.backends.torch.workspace import Workspace, unplaced_bytes
 from octavo.graph.builder import Graph, Node
-from octavo.graph.values import Value
+from octavo.graph.memory_plan import MemoryPlan, plan
+from octavo.graph.ops import FusedLinear
+from octavo.graph.values import Parameter, Rows, Value
 from tests.support.batches import Request, step
 from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
 from tests.support.traced_steps import TracedReplay
@@ -138,3 +141,30 @@ def test_values_of_bfloat16_and_logits_of_float32_lie_in_one_workspace() -> None
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == np.float32
         assert np.abs(a - b).max() < 0.1 * np.abs(b).max()
+
+
+def test_a_start_plans_its_places_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Graph] = []
+
+    def planned(graph: Graph, *args: Any, **options: Any) -> MemoryPlan:
+        calls.append(graph)
+        return plan(graph, *args, **options)
+
+    monkeypatch.setattr("octavo.backends.torch.workspace.plan", planned)
+    TorchBackend(torch.device("cpu"), torch.float32).compile(*tiny_graph("llama"), LIMITS)
+    assert len(calls) == 1
+
+
+def test_matrices_that_are_written_out() -> None:
+    """Of one type, the matrices of a product are one and written out together; of two types, one after the other."""
+    a, b = Parameter("a.weight", (256, 64)), Parameter("b.weight", (64, 64))
+    op = FusedLinear(Value(8, Rows.TOKENS, 64), None, (a, b), (None, None))
+    fused = Mock(nodes=[Node(op, Value(9, Rows.TOKENS, 320), "")], outputs=[], makes_logits=False)
+    limits = ExecutorLimits(512, 1, 1, 16)
+
+    def needed(types: dict[Parameter, str]) -> int:
+        return unplaced_bytes(fused, limits, torch.bfloat16, types)
+
+    assert needed({a: "Q4_K", b: "Q4_K"}) == 2 * (256 + 64) * 64
+    assert needed({a: "Q4_K", b: "Q6_K"}) == 2 * 256 * 64
+    assert needed({}) == 0

@@ -6,8 +6,9 @@ rows as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -18,12 +19,23 @@ from octavo.graph.ops import FusedLinear, GatedActivation, Linear, Op
 from octavo.graph.values import Parameter, Value
 from octavo.quantization.packed.inputs import LARGEST, InputKind
 
+INPUT_GROUPS = (32, 64, 128)  # columns with one scale, of codes that are multiplied by codes
+
 
 class CodeForm(NamedTuple):
     """kind: of the codes. group: columns with one scale; 0: all of a row."""
 
     kind: InputKind
     group: int = 0
+
+
+Find = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
+"""Finds memory of a shape and type that is planned for; None: there is none, and torch's allocator gives it."""
+
+
+def nowhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG001
+    """A `Find` outside of steps."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +49,6 @@ class CodedRows:
 
     def __len__(self) -> int:
         return len(self.codes)
-
-    def numbers(self) -> Tensor:
-        """The numbers that the codes mean, in float32."""
-        codes = self.codes if self.form.kind == "int8" else self.codes.view(torch.float8_e4m3fn)
-        cols = codes.shape[1]
-        return codes.float() * self.scales.repeat_interleave(self.form.group or cols, dim=1)[:, :cols]
 
 
 def has_products_of(kind: InputKind, device: torch.device) -> bool:
@@ -62,6 +68,27 @@ def rounded(x: Tensor, form: CodeForm) -> Tensor:
     scaled = groups / scales
     codes = scaled.round().clamp(-127, 127) if form.kind == "int8" else scaled.to(torch.float8_e4m3fn).float()
     return (codes * scales).reshape(len(x), -1)[:, :cols].to(x.dtype)
+
+
+def coded_bytes(rows: int, cols: int, alignment: int) -> int:
+    """The most that codes of rows and their scales take, in two tensors with the alignment."""
+    groups = -(-cols // min(INPUT_GROUPS))
+    return sum(-(-size // alignment) * alignment for size in (rows * cols, 4 * rows * groups))
+
+
+def places_in(memory: Tensor) -> Find:
+    """Finds memory in that of a value which is computed as codes, and lies there in place of its numbers."""
+    free = memory.view(-1).view(torch.uint8)
+
+    def find(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        nonlocal free
+        size = prod(shape) * dtype.itemsize
+        if size > len(free):
+            return None
+        found, free = free[:size].view(dtype).view(shape), free[-(-size // 16) * 16 :]
+        return found
+
+    return find
 
 
 def fed_products(graph: Graph) -> Mapping[Op, tuple[Parameter, ...]]:

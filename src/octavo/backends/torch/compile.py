@@ -30,7 +30,15 @@ from octavo.backends.torch.operations import check_operation
 from octavo.backends.torch.rank_group import TorchRankGroup, join_group
 from octavo.backends.torch.rates import measured_copy_rate, measured_rates
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
-from octavo.backends.torch.weights import DeviceWeights, held_type, plain_types, vector_type, without_kernel
+from octavo.backends.torch.weights import (
+    DeviceWeights,
+    held_type,
+    is_coded,
+    multiplied_by_codes,
+    plain_types,
+    vector_type,
+    without_kernel,
+)
 from octavo.backends.torch.workspace import step_plan, unplaced_bytes
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
@@ -117,7 +125,9 @@ class TorchBackend:
         # Streamed layers have no numbers on the device yet.
         source = held.__getitem__ if held.streamed is None else dequantized(weights, keep=False)
         numbers = CacheNumbers(types, cache_factors(planned.graph, source, types))
-        places = step_plan(planned.graph, limits, self.dtype, triton_calls(self.device))
+        places = step_plan(
+            planned.graph, limits, self.dtype, triton_calls(self.device), multiplied_by_codes(planned.matrices)
+        )
         return TorchExecutor(planned.graph, held, limits, sizes, places, numbers, mode)
 
     def sizes(
@@ -140,8 +150,8 @@ class TorchBackend:
         types = plain_types(graph, self.dtype)
         held = {p: prod(p.shape) * types[p].itemsize for p in graph.parameters}
         held |= {p: found.packed_bytes for p, found in matrices.items()}
-        values = step_plan(graph, limits, self.dtype, calls).total_bytes
-        coded = [p for p, held in matrices.items() if held.packed_bytes < prod(p.shape) * self.dtype.itemsize]
+        values = step_plan(graph, limits, self.dtype, calls, multiplied_by_codes(matrices)).total_bytes
+        coded = {p: held.type_name for p, held in matrices.items() if is_coded(held)}
         values += 0 if calls is None else unplaced_bytes(graph, limits, self.dtype, coded)
         logits = max((limits.rows[v.rows] * v.cols for v in graph.outputs), default=0) if graph.makes_logits else 0
         angles = 0 if calls is None else calls.angles_bytes(graph, limits)

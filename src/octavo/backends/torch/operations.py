@@ -68,8 +68,7 @@ def _send(op: ops.Send, step: TorchStep) -> Tensor:
 @_form(ops.Receive)
 @_form(ops.Input)
 def _input(op: ops.Input, step: TorchStep) -> Tensor:
-    found = step.inputs[op.slot]
-    return found if step.out is None else step.out.copy_(found)  # in the type of values
+    return step.inputs[op.slot]  # which `evaluate` copies, in the type of values
 
 
 @_form(ops.Embedding)
@@ -127,15 +126,14 @@ def _select_rows(op: ops.SelectRows, step: TorchStep) -> Tensor:
 def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor | CodedRows:
     x = step.rows_of(op.x)
     if op.norm is not None:
-        x = step.values[op.x]
-        x = step.normed_for(x, op.norm, op.eps, op.weights, step.room(tuple(x.shape), x.dtype))
+        x = step.normed_for(step.values[op.x], op.norm, op.eps, op.weights)
     residual = None if op.residual is None else step.values[op.residual]
     if op.kind is None:
         return step.linear(x, op.weights, op.biases, residual, out=step.out)
     if residual is None:
         return step.gate_product(x, op, step.out)
     # The place of the output may be that of the residual.
-    found = step.gate_product(x, op, step.room((len(x), op.weights[0].shape[0]), x.dtype))
+    found = step.gate_product(x, op, step.find((len(x), op.weights[0].shape[0]), x.dtype))
     assert isinstance(found, Tensor), "a product takes no codes of a sum"
     return torch.add(found, residual, out=step.out)
 
@@ -186,7 +184,7 @@ def _layer_norm(op: ops.LayerNorm, step: TorchStep) -> Tensor:
     x, weight = step.values[op.x], step.weight(op.weight)
     bias = None if op.bias is None else step.weight(op.bias)
     if op.columns == op.x.cols:
-        return step.centered(x, weight, bias, op.eps, step.out)
+        return step.layernormed(x, weight, bias, op.eps, step.out)
     groups = wide(x).reshape(x.shape[0], -1, op.columns)
     normed = functional.layer_norm(groups, groups.shape[-1:], None, None, op.eps).flatten(-2) * wide(weight)
     return (normed if bias is None else normed + wide(bias)).to(x.dtype)
@@ -329,8 +327,8 @@ def _latent_attention(op: ops.LatentAttention, step: TorchStep) -> Tensor:
     heads = op.params.num_heads
     q, q_rope = (step.values[x].reshape(-1, heads, x.cols // heads) for x in (op.q, op.q_rope))
     latent, dim = step.values[op.latent], op.params.head_dim
-    key = torch.cat([latent, step.values[op.k_rope]], dim=1, out=step.room((len(latent), dim), latent.dtype))
-    q = torch.cat([q, q_rope], dim=2, out=step.room((len(latent), heads, dim), latent.dtype)).flatten(1)
+    key = torch.cat([latent, step.values[op.k_rope]], dim=1, out=step.find((len(latent), dim), latent.dtype))
+    q = torch.cat([q, q_rope], dim=2, out=step.find((len(latent), heads, dim), latent.dtype)).flatten(1)
     return step.attend(q, key, key[:, :0], op.params, None, step.out)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.backends import ExecutorLimits
 from octavo.backends.torch.attention import Queries, attend, scaled_queries
 from octavo.backends.torch.cache import LayerPages, PagedCache
-from octavo.backends.torch.coded import CodedRows, CodeForm
+from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.plain import ProductEnd, linear
 from octavo.backends.torch.quantized import dequantized, matrix_of, product
@@ -45,17 +45,21 @@ from octavo.graph.values import Parameter, Rows
 class StepKernels(Protocol):
     """The module `octavo.backends.torch.triton_calls`. Arrays of a step are those of int32."""
 
-    def linear(self, x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool) -> Tensor: ...
+    def __hash__(self) -> int: ...
+
+    def linear(
+        self, x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool, find: Find = nowhere
+    ) -> Tensor: ...
 
     def rows_of(self, p: Planes, index: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor: ...
 
     def normed(self, x: Tensor, weight: Tensor | None, group: int, eps: float, out: Tensor | None) -> Tensor: ...
 
-    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None) -> Tensor: ...
+    def layernormed(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None) -> Tensor: ...
 
     def activated(self, x: Tensor, kind: str, out: Tensor | None) -> Tensor: ...
 
-    def normed_codes(self, x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows: ...
+    def normed_codes(self, x: Tensor, weight: Tensor, eps: float, form: CodeForm, find: Find) -> CodedRows: ...
 
     def rotated(self, x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Tensor | None) -> Tensor: ...
 
@@ -150,8 +154,8 @@ class PagedStep(TorchStep):
         count = len(self.rows.token_ids) if value.rows is Rows.TOKENS else self.num_outputs
         self.out = self.workspace.place(value, count)
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        return self.workspace.room(shape, dtype)
+    def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        return self.workspace.find(shape, dtype)
 
     def weight(self, parameter: Parameter) -> Tensor:
         return self.weights[parameter]
@@ -180,7 +184,7 @@ class PagedStep(TorchStep):
             return whole if dtype is None else whole.to(dtype)
         end = ProductEnd(self.weights.vector(biases), residual, dtype, out)
         if self.calls is not None:
-            return self.calls.linear(x, found, end, repeats=self.repeats)
+            return self.calls.linear(x, found, end, repeats=self.repeats, find=self.find)
         assert isinstance(x, Tensor)
         if isinstance(found, Tensor):
             return linear(x, found, end)
@@ -224,23 +228,23 @@ class PagedStep(TorchStep):
             return TorchStep.normed(self, x, weight, group, eps)
         return self.calls.normed(x, weight, group, eps, out)
 
-    def centered(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+    def layernormed(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
+    ) -> Tensor:
         if self.calls is None:
-            return TorchStep.centered(self, x, weight, bias, eps)
-        return self.calls.centered(x, weight, bias, eps, out)
+            return TorchStep.layernormed(self, x, weight, bias, eps)
+        return self.calls.layernormed(x, weight, bias, eps, out)
 
     def _form_for(self, weights: Sequence[Parameter]) -> CodeForm | None:
         """The codes that the product with these weights takes."""
         found = self.weights.matrix(weights) if weights else None
         return found.inputs if isinstance(found, Planes) else None
 
-    def normed_for(
-        self, x: Tensor, norm: Parameter, eps: float, weights: Sequence[Parameter], out: Tensor | None = None
-    ) -> Tensor | CodedRows:
+    def normed_for(self, x: Tensor, norm: Parameter, eps: float, weights: Sequence[Parameter]) -> Tensor | CodedRows:
         form = self._form_for(weights)
         if self.calls is None or form is None:
-            return TorchStep.normed_for(self, x, norm, eps, weights, out)
-        return self.calls.normed_codes(x, self.weight(norm), eps, form)
+            return TorchStep.normed_for(self, x, norm, eps, weights)
+        return self.calls.normed_codes(x, self.weight(norm), eps, form, self.find)
 
     def gate_product(self, x: Tensor | CodedRows, op: FusedLinear, out: Tensor | None = None) -> Tensor | CodedRows:
         found, form = self.weights.matrix(op.weights), self._form_for(self.feeds.get(op, ()))
@@ -256,7 +260,7 @@ class PagedStep(TorchStep):
             return TorchStep.rotated(self, x, head_dim, rope)
         # Not in place: threads read what others write.
         is_apart = self.out is not None and self.out.data_ptr() != x.data_ptr()
-        out = self.out if is_apart else self.room(tuple(x.shape), x.dtype)
+        out = self.out if is_apart else self.find(tuple(x.shape), x.dtype)
         return self.calls.rotated(x, head_dim, self._angles_of(rope), self.small.rows.positions, out)
 
     def _angles_of(self, rope: RopeParams) -> Tensor:
@@ -283,9 +287,9 @@ class PagedStep(TorchStep):
         norms = [None if p is None else self.weight(p) for p in (op.q_norm, op.k_norm)]
         tensors = (norms[0], norms[1], None if op.rope is None else self._angles_of(op.rope))
         small, p = self.small, op.params
-        room = self.room((len(qkv), p.num_heads, p.head_dim), qkv.dtype)
+        memory = self.find((len(qkv), p.num_heads, p.head_dim), qkv.dtype)
         slots = small.slots[pages.group]
-        return self.calls.prepared_queries(op, qkv, pages, small.rows.positions, slots, tensors, room)
+        return self.calls.prepared_queries(op, qkv, pages, small.rows.positions, slots, tensors, memory)
 
     def embed(self, index: Tensor, parameter: Parameter, out: Tensor | None = None) -> Tensor:
         planes = self.weights.planes.get(parameter)
@@ -320,8 +324,8 @@ class PagedStep(TorchStep):
             if some.rows is None:  # all sequences have equally many tokens
                 return self._attended(heads, p, (some, small), sinks, out)
             # These tokens lie apart.
-            own = torch.index_select(heads, 0, some.rows, out=self.room((len(some.rows), *heads.shape[1:]), q.dtype))
-            mixed = self._attended(own, p, (some, small), sinks, self.room((len(own), p.output_width), q.dtype))
+            own = torch.index_select(heads, 0, some.rows, out=self.find((len(some.rows), *heads.shape[1:]), q.dtype))
+            mixed = self._attended(own, p, (some, small), sinks, self.find((len(own), p.output_width), q.dtype))
             out.index_copy_(0, some.rows, mixed)
         return out
 
@@ -342,7 +346,7 @@ class PagedStep(TorchStep):
         if self.calls is not None:
             length = window.tables.shape[1] * self.cache.block_size
             shape = self.calls.parts_shape(p, len(window.end), length)
-            parts = None if shape is None else self.workspace.room(shape, torch.float32)
+            parts = None if shape is None else self.workspace.find(shape, torch.float32)
             pages = self.cache.layers[p.layer]
             return self.calls.attend(q, pages, p, some[1], sinks, repeats=self.repeats, memory=(out, parts))
         window, positions = some[0].windows[group], some[0].positions

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.backends.torch.coded import CodedRows
+from octavo.backends.torch.coded import CodedRows, Find, nowhere
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -59,14 +59,23 @@ def linear(x: Tensor, weight: Tensor, end: ProductEnd) -> Tensor:
     return product if bias is None else torch.add(product, bias, out=out)
 
 
-def scaled_linear(x: CodedRows, codes: Tensor, scales: Tensor, end: ProductEnd) -> Tensor:
-    """The library's product of E4M3 codes [rows, in] and [out, in or more], both with a scale a row, in bfloat16."""
+def scaled_linear(x: CodedRows, codes: Tensor, scales: Tensor, end: ProductEnd, find: Find = nowhere) -> Tensor:
+    """The library's product of E4M3 codes [rows, in] and [out, in or more], both with a scale a row, in bfloat16.
+
+    find: memory of the sums, where `end.out` is the residual's.
+    """
     kind = torch.float8_e4m3fn
     left, right = x.codes.view(kind), codes.view(kind)[:, : x.codes.shape[1]]
-    found = torch._scaled_mm(left, right.T, x.scales, scales.reshape(1, -1), out_dtype=torch.bfloat16)
+    sums = end.out if end.residual is None else find((len(x), len(codes)), torch.bfloat16)
+    found = torch._scaled_mm(left, right.T, x.scales, scales.reshape(1, -1), out_dtype=torch.bfloat16, **_into(sums))
     for term in (end.residual, end.bias):  # `out` may be the residual's memory
         found = found if term is None else torch.add(found, term, out=end.out)
     return found
+
+
+def _into(memory: Tensor | None) -> dict[str, Any]:
+    """The option of an operation that writes there."""
+    return {} if memory is None else {"out": memory}
 
 
 def wide(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.backends.torch.coded import CodedRows
+from octavo.backends.torch.coded import CodedRows, Find, nowhere
 from octavo.backends.torch.kernels.coded_linear import coded_linear
 from octavo.backends.torch.kernels.dense import dense_gate, dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
@@ -38,17 +38,19 @@ _FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries 
 _SCALED_ROWS = 17  # from here on the library multiplies codes of E4M3
 
 
-def linear(x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool) -> Tensor:
+def linear(
+    x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool, find: Find = nowhere
+) -> Tensor:
     """x [rows, in] @ matrix [out, in].T and its end -> [rows, out].
 
     x: codes only where the matrix asks for them. repeats: a row's result depends on no other row, nor on how many there
-    are.
+    are. find: memory while the product runs.
     """
     terms = (end.bias, end.residual)
     if isinstance(matrix, Planes) and matrix.inputs is not None:
-        rows = x if isinstance(x, CodedRows) else coded_rows(x, matrix.inputs)
+        rows = x if isinstance(x, CodedRows) else coded_rows(x, matrix.inputs, find=find)
         if not repeats and _suits_library(rows, matrix, end.dtype):
-            return scaled_linear(rows, matrix.codes, matrix.scales, end)
+            return scaled_linear(rows, matrix.codes, matrix.scales, end, find)
         return coded_linear(rows, matrix, *terms, dtype=end.dtype, out=end.out, deterministic=repeats)
     assert isinstance(x, Tensor)
     if isinstance(matrix, Planes):

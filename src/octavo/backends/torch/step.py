@@ -79,7 +79,7 @@ class TorchStep(ABC):
     def begin(self, node: Node) -> None:  # noqa: B027 - steps without a workspace have nothing to do
         """Sets `out` for an operation."""
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002
+    def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002
         """Memory of this shape and type, as long as the operation runs; None: torch should find it."""
         return None
 
@@ -174,7 +174,7 @@ class TorchStep(ABC):
         """x [rows, cols] with RMSNorm over groups of columns."""
         return rms_norm(x, weight, group, eps)
 
-    def centered(
+    def layernormed(
         self,
         x: Tensor,
         weight: Tensor,
@@ -192,15 +192,14 @@ class TorchStep(ABC):
         norm: Parameter,
         eps: float,
         weights: Sequence[Parameter],  # noqa: ARG002
-        out: Tensor | None = None,
     ) -> Tensor | CodedRows:
         """x [rows, cols] with RMSNorm, as the product with these weights takes it."""
-        return self.normed(x, self.weight(norm), x.shape[-1], eps, out)
+        return self.normed(x, self.weight(norm), x.shape[-1], eps, self.find(tuple(x.shape), x.dtype))
 
     def gate_product(self, x: Tensor | CodedRows, op: FusedLinear, out: Tensor | None = None) -> Tensor | CodedRows:
         """op.kind(gate) * up of the product of `op` with x."""
-        room = self.room((len(x), 2 * op.weights[0].shape[0]), x.dtype)
-        gate, up = torch.chunk(self.linear(x, op.weights, op.biases, out=room), 2, dim=-1)
+        memory = self.find((len(x), 2 * op.weights[0].shape[0]), x.dtype)
+        gate, up = torch.chunk(self.linear(x, op.weights, op.biases, out=memory), 2, dim=-1)
         return self.gated(gate, up, op, out)
 
     def rotated(self, x: Tensor, head_dim: int, rope: RopeParams) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.backends import ExecutorLimits
 from octavo.backends.torch.cache import LayerPages
-from octavo.backends.torch.coded import CodedRows, CodeForm
+from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere, places_in
 from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.attention import parts_shape as parts_shape
 from octavo.backends.torch.kernels.cache_view import CacheView
@@ -129,17 +129,17 @@ def rows_of(p: Planes, index: Tensor, dtype: torch.dtype, out: Tensor | None) ->
 
 def normed(x: Tensor, weight: Tensor | None, group: int, eps: float, out: Tensor | None) -> Tensor:
     """x [rows, cols] with RMSNorm over groups of columns."""
-    return rms_norm(x, weight, eps, group=group, out=out)[0]
+    return rms_norm(x, weight, eps, group=group, out=out)
 
 
-def centered(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None) -> Tensor:
+def layernormed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None) -> Tensor:
     """x [rows, cols] with LayerNorm."""
-    return layer_norm(x, weight, bias, eps, out=out)[0]
+    return layer_norm(x, weight, bias, eps, out=out)
 
 
-def normed_codes(x: Tensor, weight: Tensor, eps: float, form: CodeForm) -> CodedRows:
+def normed_codes(x: Tensor, weight: Tensor, eps: float, form: CodeForm, find: Find) -> CodedRows:
     """The codes of x [rows, cols] with RMSNorm."""
-    return rms_norm_coded(x, weight, eps, form)[0]
+    return rms_norm_coded(x, weight, eps, form, find)
 
 
 def rotated(x: Tensor, head_dim: int, angles: Tensor, positions: Tensor, out: Tensor | None) -> Tensor:
@@ -153,8 +153,11 @@ def write_cache(pages: LayerPages, slots: Tensor, keys: Tensor, values: Tensor) 
 
 
 def gated_product(x: Tensor, up: Tensor, kind: str, form: CodeForm | None, out: Tensor | None) -> Tensor | CodedRows:
-    """kind(x) * up, or its codes."""
-    return gated(x, kind, up=up, out=out) if form is None else coded_rows(x, form, kind, up)
+    """kind(x) * up in `out`, or its codes, there too unless it is the memory of x or `up`."""
+    if form is None:
+        return gated(x, kind, up=up, out=out)
+    is_apart = out is not None and out.data_ptr() not in (x.data_ptr(), up.data_ptr())
+    return coded_rows(x, form, kind, up, places_in(out) if out is not None and is_apart else nowhere)
 
 
 def prepared_queries(

@@ -122,6 +122,17 @@ def plain_types(graph: Graph, dtype: torch.dtype) -> dict[Parameter, torch.dtype
     return {p: dtype if p.is_matrix or p in biases else wide for p in graph.parameters}
 
 
+def is_coded(held: PackedType) -> bool:
+    """True if a matrix is held as codes."""
+    return held.packed_as == held.type_name and held.type_name not in DENSE_TYPES
+
+
+def multiplied_by_codes(matrices: Mapping[Parameter, PackedType]) -> frozenset[Parameter]:
+    """The matrices of types that a checkpoint may have multiplied by rows as codes; the weight itself says whether."""
+    kinds = re.compile(r"F8_E4M3(_.*)?|I8_ROW(_F32)?")
+    return frozenset(p for p, held in matrices.items() if kinds.fullmatch(held.type_name))
+
+
 def without_kernel(graph: Graph, *, has_kernels: bool) -> set[Parameter]:
     """The matrices of which a product writes out all numbers, if they are held as codes.
 

@@ -6,7 +6,8 @@ the weights are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from math import prod
 from typing import Protocol
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends import ExecutorLimits
+from octavo.backends.torch.coded import coded_bytes, fed_products
 from octavo.graph.builder import Graph, Node
 from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
 from octavo.graph.ops import (
@@ -23,6 +25,7 @@ from octavo.graph.ops import (
     Columns,
     FusedAttention,
     FusedLinear,
+    GatedActivation,
     GroupSums,
     LatentAttention,
     Linear,
@@ -41,15 +44,27 @@ VIEWS: tuple[type[Op], ...] = (Columns,)  # whose outputs are parts of their inp
 class AttentionParts(Protocol):
     """Of the kernels of attention."""
 
+    def __hash__(self) -> int: ...
+
     def parts_shape(self, p: AttentionParams, sequences: int, max_length: int) -> tuple[int, ...] | None:
         """The numbers that a decode step keeps of parts of long contexts; None: none."""
 
 
-def step_plan(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, calls: AttentionParts | None) -> MemoryPlan:
-    """The places of all values in the largest step. dtype: of values. calls: the kernels; None: plain torch."""
+@lru_cache(maxsize=2)  # a start asks for the same plan twice: for the sizes, and for the executor
+def step_plan(
+    graph: Graph,
+    limits: ExecutorLimits,
+    dtype: torch.dtype,
+    calls: AttentionParts | None,
+    coded: frozenset[Parameter] = frozenset(),
+) -> MemoryPlan:
+    """The places of all values in the largest step. dtype: of values. calls: the kernels; None: plain torch.
+
+    coded: the weights that may be multiplied by rows as codes.
+    """
 
     def scratch(node: Node) -> int:
-        return _scratch_bytes(node, limits, dtype, calls)
+        return _scratch_bytes(node, limits, dtype, calls) + _code_bytes(node, limits, coded)
 
     types = value_types(graph, dtype)
     return plan(graph, limits.rows, lambda v: types[v].itemsize, views=VIEWS, scratch=scratch)
@@ -69,11 +84,12 @@ def value_types(graph: Graph, dtype: torch.dtype) -> dict[Value, torch.dtype]:
     return found
 
 
-def unplaced_bytes(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, coded: Collection[Parameter]) -> int:
+def unplaced_bytes(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, coded: Mapping[Parameter, str]) -> int:
     """The most that an operation takes beside the workspace: pairs of experts, and matrices of codes written out.
 
-    coded: the matrices that are held as codes.
+    coded: the types of the matrices that are held as codes.
     """
+    feeds = fed_products(graph)
 
     def needed(op: Op, rows: int) -> int:
         if isinstance(op, MoE):
@@ -81,7 +97,12 @@ def unplaced_bytes(graph: Graph, limits: ExecutorLimits, dtype: torch.dtype, cod
             of_pair = (3 * inner + cols * op.routing.on_input) * dtype.itemsize + 4 * cols
             return pairs * of_pair + rows * op.num_experts * _ROUTER_BYTES
         if isinstance(op, Linear | FusedLinear | Logits) and rows >= MANY_ROWS:
-            return sum(prod(p.shape) for p in op.parameters if p in coded) * dtype.itemsize
+            sizes = [prod(p.shape) * dtype.itemsize for p in op.parameters if p in coded]
+            # Of one type, they are one matrix; else each has a product of its own.
+            is_joined = len({coded[p] for p in op.parameters if p in coded}) == 1
+            return sum(sizes) if is_joined else max(sizes, default=0)
+        if isinstance(op, GatedActivation) and any(p in coded for p in feeds.get(op, ())):
+            return coded_bytes(rows, op.gate.cols, ALIGNMENT)  # if its output has the place of its input
         return 0
 
     return max((needed(node.op, limits.rows[node.output.rows]) for node in graph.nodes), default=0)
@@ -94,6 +115,8 @@ class Workspace:
         """types: of `value_types`."""
         self.bytes = torch.empty(plan.total_bytes, dtype=torch.uint8, device=device)
         self._plan, self._types = plan, types
+        held = {*types.values(), torch.float32, torch.int8, torch.uint8}
+        self._views = {dtype: self.bytes.view(dtype) for dtype in held}  # all of it
         self._next, self._end = 0, 0  # of the scratch memory of the operation that runs
 
     def begin(self, node: Node) -> None:
@@ -108,7 +131,7 @@ class Workspace:
             return None
         return self._seen(offset, (rows, value.cols), self._types[value])
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Scratch memory of the operation that runs; None: the plan has no more of it."""
         begin, size = self._next, prod(shape) * dtype.itemsize
         if begin + size > self._end:
@@ -117,11 +140,21 @@ class Workspace:
         return self._seen(begin, shape, dtype)
 
     def _seen(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self.bytes[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+        return self._views[dtype].as_strided(shape, strides, offset // dtype.itemsize)
+
+
+def _code_bytes(node: Node, limits: ExecutorLimits, coded: frozenset[Parameter]) -> int:
+    """The most that rows as codes take beside their operation, and the sums of a product before its residual."""
+    op, rows = node.op, limits.rows[node.output.rows]
+    if not isinstance(op, Linear | FusedLinear | Logits) or coded.isdisjoint(op.parameters):
+        return 0
+    has_sums = isinstance(op, FusedLinear) and op.residual is not None
+    return coded_bytes(rows, op.x.cols, ALIGNMENT) + (2 * rows * node.output.cols if has_sums else 0)
 
 
 def _scratch_bytes(node: Node, limits: ExecutorLimits, dtype: torch.dtype, calls: AttentionParts | None) -> int:
-    """The most that the form of an operation asks `TorchStep.room` for."""
+    """The most that the form of an operation asks `TorchStep.find` for."""
     op, rows = node.op, limits.rows[node.output.rows]
     widths: list[int] = []  # of values that exist while the operation runs
     parts = 0

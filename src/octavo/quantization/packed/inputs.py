@@ -1,46 +1,14 @@
-"""The numpy meaning of rounded inputs: the rows by which some checkpoints have their weights multiplied.
+"""Rounded inputs: the rows by which some checkpoints have their weights multiplied.
 
 A W8A8 or FP8 checkpoint was made for products of codes with codes. Its weights say so (`inputs`). Scales are made of
-each row as it comes, so they are as fine as those of the checkpoint, or finer.
+each row as it comes, so they are as fine as those of the checkpoint, or finer: the largest magnitude of a group of
+columns / 127 (int8) or / 448 (e4m3), and 1 if all are zero. A code is the nearest to x / scale, halves to even.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from octavo.quantization.packed.float8 import e4m3, e4m3_values
-
 InputKind = Literal["int8", "e4m3"]
 
 LARGEST = {"int8": 127.0, "e4m3": 448.0}
-
-
-def coded_inputs(
-    x: NDArray[np.float32], kind: InputKind, group: int = 0
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """(codes [rows, cols], scales [rows, groups]) of x [rows, cols]: the nearest to x / scale, halves to even.
-
-    The scale of a group of columns is its largest magnitude / 127 (int8) or / 448 (e4m3), and 1 if all are zero. group:
-    columns with one scale; 0: the whole row. Codes are the bytes of int8 or E4M3 numbers. A group with a number that is
-    not finite has such a scale.
-    """
-    rows, cols = x.shape
-    step = group or max(cols, 1)
-    padded = np.zeros((rows, -(-cols // step), step), np.float32)
-    padded.reshape(rows, -1)[:, :cols] = x
-    largest = np.abs(padded).max(axis=-1)
-    scales = np.where(largest == 0, np.float32(1), largest / np.float32(LARGEST[kind])).astype(np.float32)
-    scaled = (padded / scales[..., None]).reshape(rows, -1)[:, :cols]
-    if kind == "int8":
-        return np.clip(np.rint(scaled), -127, 127).astype(np.int8).view(np.uint8), scales
-    return e4m3(scaled), scales
-
-
-def rounded_inputs(x: NDArray[np.float32], kind: InputKind, group: int = 0) -> NDArray[np.float32]:
-    """The numbers that the codes of `coded_inputs` mean."""
-    codes, scales = coded_inputs(x, kind, group)
-    values = codes.view(np.int8).astype(np.float32) if kind == "int8" else e4m3_values(codes)
-    return values * np.repeat(scales, group or max(x.shape[1], 1), axis=1)[:, : x.shape[1]]

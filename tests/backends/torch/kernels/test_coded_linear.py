@@ -17,7 +17,7 @@ from octavo.backends.torch.plain import ProductEnd, scaled_linear
 from octavo.backends.torch.quantized import product, whole
 from octavo.quantization.packed import Float8Weight, GroupedWeight
 from octavo.quantization.packed.float8 import e4m3
-from octavo.quantization.packed.inputs import rounded_inputs
+from tests.support.rounded_inputs import rounded_inputs
 
 RNG = np.random.default_rng(3)
 Kind = Literal["int8", "row", "tensor", "block", "small block"]
@@ -101,6 +101,23 @@ def test_the_product_of_the_library_has_the_same_numbers() -> None:
         found = scaled_linear(coded_rows(x, planes.inputs), planes.codes, planes.scales, end)
         assert found.dtype == torch.bfloat16
         torch.testing.assert_close(found.float(), expected, rtol=0, atol=float(expected.abs().max()) / 100)
+
+
+def test_sums_of_the_library_lie_in_the_memory_of_the_result_or_in_planned_memory(device: torch.device) -> None:
+    planes = _planes(_weight("row", 48, 128), device)
+    assert planes.inputs is not None
+    x = coded_rows(torch.randn(17, 128, device=device).bfloat16(), planes.inputs)
+    args = (x, planes.codes, planes.scales)
+    plain = scaled_linear(*args, ProductEnd())
+    out, sums = (torch.empty(17, 48, dtype=torch.bfloat16, device=device) for _ in range(2))
+    assert scaled_linear(*args, ProductEnd(out=out)).data_ptr() == out.data_ptr()
+    assert torch.equal(out, plain)
+    residual = torch.randn(17, 48, device=device).bfloat16()
+    expected = plain + residual
+    found = scaled_linear(*args, ProductEnd(residual=residual, out=residual), lambda _shape, _dtype: sums)
+    assert found.data_ptr() == residual.data_ptr()
+    assert torch.equal(found, expected)
+    assert torch.equal(sums, plain)
 
 
 def test_no_rows(device: torch.device) -> None:

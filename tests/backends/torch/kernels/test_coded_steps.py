@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,13 +14,17 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from octavo.backends import get_backend
-from octavo.backends.torch.coded import CodedRows, has_products_of
-from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.coded import CodedRows, coded_bytes, has_products_of, places_in
+from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.backends.torch.plain import ProductEnd
+from octavo.backends.torch.products import linear
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed
+from octavo.backends.torch.workspace import Workspace
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
 from tests.models.test_parity import LIMITS, TOKENS, assert_close, logits_of
 from tests.support.batches import Request, step
+from tests.support.canonical import random_grouped
 from tests.support.quantized_checkpoints import CASES, tiny_model, write
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
@@ -81,6 +86,51 @@ def test_steps_multiply_codes(name: str, tmp_path: Path) -> None:
     of_plain, of_cpu = (1e-2, 6e-2) if name == "w8a8" else (4e-2, 0.15)
     assert_close(found, plain, of_plain)
     assert_close(found, logits_of(checkpoint, "cpu"), of_cpu)
+
+
+def test_codes_lie_in_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of norms and of gates."""
+    found: list[Workspace] = []
+    begin = Workspace.begin
+    monkeypatch.setattr(Workspace, "begin", lambda self, node: (found.append(self), begin(self, node))[1])
+    _, called = _logits(_opened("w8a8", MORE["w8a8"], tmp_path), has_kernels=True)
+    made = [args[0] for which, args in called if which == "linear" and isinstance(args[0], CodedRows)]
+    assert len(made) == 3 * 2
+    memory = found[0].bytes.untyped_storage().data_ptr()
+    assert all(x.untyped_storage().data_ptr() == memory for rows in made for x in (rows.codes, rows.scales))
+
+
+@pytest.mark.parametrize("alignment", [1, 64])
+def test_codes_that_a_product_makes_itself_have_planned_memory(alignment: int, device: torch.device) -> None:
+    """As of the output of attention, which takes a launch of its own."""
+    weight = replace(random_grouped((40, 70), 0, bits=8, group=None), inputs="int8")
+    planes = planes_of(weight)
+    assert planes is not None
+    found: list[torch.Tensor] = []
+
+    def find(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        found.append(torch.zeros(shape, dtype=dtype, device=device))
+        return found[-1]
+
+    x = torch.randn(5, 70, device=device)
+    expected = linear(x, planes.to(device), ProductEnd(), repeats=False)
+    assert torch.equal(linear(x, planes.to(device), ProductEnd(), repeats=False, find=find), expected)
+    scales, codes = found
+    assert codes.any()
+    assert scales.all()
+    sizes = sum(-(-tensor.nbytes // alignment) * alignment for tensor in found)
+    assert sizes <= coded_bytes(5, 70, alignment)
+
+
+def test_codes_in_the_place_of_numbers() -> None:
+    memory = torch.zeros(5, 70, dtype=torch.bfloat16)
+    find = places_in(memory)
+    scales, codes = find((5, 3), torch.float32), find((5, 70), torch.int8)
+    assert scales is not None
+    assert codes is not None
+    assert scales.untyped_storage().data_ptr() == codes.untyped_storage().data_ptr() == memory.data_ptr()
+    assert codes.data_ptr() - memory.data_ptr() == 64  # on a multiple of 16
+    assert find((5, 70), torch.int8) is None
 
 
 @pytest.mark.parametrize("name", ["w8a8", "float-row", "fp8-block"])

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.coded import CodedRows, CodeForm
+from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere
 from octavo.backends.torch.kernels.common import (
     INTERPRETED,
     activation,
@@ -94,19 +94,22 @@ def _launch(
     return out
 
 
-def empty_codes(x: Tensor, cols: int, form: CodeForm) -> CodedRows:
-    """Room for as many rows as x has, of `cols` columns, whose numbers have its type."""
-    kind = torch.int8 if form.kind == "int8" else torch.uint8
-    codes = torch.empty((len(x), cols), dtype=kind, device=x.device)
-    groups = -(-cols // form.group) if form.group else 1
-    return CodedRows(codes, torch.empty((len(x), groups), dtype=torch.float32, device=x.device), form, x.dtype)
+def empty_codes(x: Tensor, cols: int, form: CodeForm, find: Find = nowhere) -> CodedRows:
+    """Memory for as many rows as x has, of `cols` columns, whose numbers have its type. find: see `Find`."""
+
+    def new(columns: int, dtype: torch.dtype) -> Tensor:
+        found = find((len(x), columns), dtype)
+        return torch.empty((len(x), columns), dtype=dtype, device=x.device) if found is None else found
+
+    scales = new(-(-cols // form.group) if form.group else 1, torch.float32)
+    return CodedRows(new(cols, torch.int8 if form.kind == "int8" else torch.uint8), scales, form, x.dtype)
 
 
-def coded_rows(x: Tensor, form: CodeForm, kind: str = "", up: Tensor | None = None) -> CodedRows:
-    """The codes of kind(x) * up [T, cols], or of x itself. Any row strides."""
+def coded_rows(x: Tensor, form: CodeForm, kind: str = "", up: Tensor | None = None, find: Find = nowhere) -> CodedRows:
+    """The codes of kind(x) * up [T, cols], or of x itself. Any row strides. find: their memory."""
     rows, cols = x.shape
     require_columns(x, up)
-    out = empty_codes(x, cols, form)
+    out = empty_codes(x, cols, form, find)
     block = power_of_two(cols, form.group)
     warps = {} if INTERPRETED else {"num_warps": min(max(block // 512, 1), 16)}
     if rows:

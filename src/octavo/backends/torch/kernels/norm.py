@@ -1,4 +1,7 @@
-"""Norms of rows, with the addition to the residual stream before them and the codes of a product's rows after them."""
+"""Norms of rows, and the codes of a product's rows after them.
+
+The residual stream is added to where a product ends, not here.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.coded import CodedRows, CodeForm
+from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere
 from octavo.backends.torch.kernels.common import INTERPRETED, power_of_two, require_columns, store_coded
 from octavo.backends.torch.kernels.gate import empty_codes
 
 
 @triton.jit
 def _norm(
-    out, total, scales, x, residual, weight, bias, eps, x_row, residual_row, out_row, N: tl.constexpr,
-    BLOCK: tl.constexpr, GROUPS: tl.constexpr, WEIGHTS: tl.constexpr, CENTERED: tl.constexpr, KIND: tl.constexpr,
-    CODE_GROUP: tl.constexpr, CODE_GROUPS: tl.constexpr,
+    out, scales, x, weight, bias, eps, x_row, out_row, N: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+    WEIGHTS: tl.constexpr, CENTERED: tl.constexpr, KIND: tl.constexpr, CODE_GROUP: tl.constexpr,
+    CODE_GROUPS: tl.constexpr,
 ):  # fmt: skip
     row, group = tl.program_id(0).to(tl.int64) // GROUPS, tl.program_id(0) % GROUPS
     c = tl.arange(0, BLOCK)
     mask = c < N
     at = group * N + c
     value = tl.load(x + row * x_row + at, mask, 0).to(tl.float32)
-    if residual is not None:
-        value += tl.load(residual + row * residual_row + at, mask, 0).to(tl.float32)
-        tl.store(total + row * out_row + at, value.to(total.dtype.element_ty), mask)
-        # The norm is of the numbers that the stream holds from here on.
-        value = value.to(total.dtype.element_ty).to(tl.float32)
     if CENTERED:
         value = tl.where(mask, value - tl.sum(value) / N, 0.0)
     value *= 1.0 / tl.sqrt(tl.sum(value * value) / N + eps)
@@ -45,62 +43,45 @@ def _norm(
         tl.store(out + row * out_row + at, value.to(out.dtype.element_ty), mask)
 
 
-def rms_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    *,
-    group: int = 0,
-    residual: Tensor | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(norm of x + residual [T, cols], x + residual in the type of the residual).
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, group: int = 0, out: Tensor | None = None) -> Tensor:
+    """The norm of x [T, cols], of any row stride, in its type.
 
-    x, residual: [T, cols], any row stride. weight: [n], repeated over the columns; None: none. group: columns that are
-    normalized together; 0: all of them. Without a residual the second is x itself. out: the memory of the first,
-    contiguous.
+    weight: [n], repeated over the columns; None: none. group: columns that are normalized together; 0: all of them.
+    out: the memory of the result, contiguous.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    return out, _launch(out, None, (x, residual), (weight, None), eps, group or x.shape[1], is_centered=False)
+    _launch(out, None, x, (weight, None), eps, group or x.shape[1], is_centered=False)
+    return out
 
 
-def rms_norm_coded(
-    x: Tensor, weight: Tensor | None, eps: float, form: CodeForm, residual: Tensor | None = None
-) -> tuple[CodedRows, Tensor]:
-    """The same as `rms_norm` of whole rows, whose result is codes."""
-    out = empty_codes(x, x.shape[1], form)
-    return out, _launch(out.codes, out, (x, residual), (weight, None), eps, x.shape[1], is_centered=False)
+def rms_norm_coded(x: Tensor, weight: Tensor | None, eps: float, form: CodeForm, find: Find = nowhere) -> CodedRows:
+    """The same as `rms_norm` of whole rows, whose result is codes. find: their memory."""
+    out = empty_codes(x, x.shape[1], form, find)
+    _launch(out.codes, out, x, (weight, None), eps, x.shape[1], is_centered=False)
+    return out
 
 
-def layer_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    residual: Tensor | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, out: Tensor | None = None) -> Tensor:
     """The same as `rms_norm` with (x - mean) / sqrt(variance + eps) * weight + bias."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    return out, _launch(out, None, (x, residual), (weight, bias), eps, x.shape[1], is_centered=True)
+    _launch(out, None, x, (weight, bias), eps, x.shape[1], is_centered=True)
+    return out
 
 
 def _launch(
     out: Tensor,
     coded: CodedRows | None,
-    values: tuple[Tensor, Tensor | None],
+    x: Tensor,
     weights: tuple[Tensor | None, Tensor | None],
     eps: float,
     group: int,
     *,
     is_centered: bool,
-) -> Tensor:
-    """Writes the norm to `out`, whose scales are those of `coded`, and returns the sum with the residual."""
-    (x, residual), (weight, bias) = values, weights
+) -> None:
+    """Writes the norm to `out`, whose scales are those of `coded`."""
     rows, cols = x.shape
-    require_columns(x, residual)
-    total = x if residual is None else torch.empty((rows, cols), dtype=residual.dtype, device=x.device)
+    weight, bias = weights
+    require_columns(x)
     block = power_of_two(group, 1 if coded is None else coded.form.group)
     codes: dict[str, Any] = {"KIND": "", "CODE_GROUP": 1, "CODE_GROUPS": 1}
     if coded is not None:
@@ -108,8 +89,7 @@ def _launch(
     warps = {} if INTERPRETED else {"num_warps": min(max(block // 512, 1), 16)}
     if rows:
         _norm[(rows * (cols // group),)](
-            out, total, None if coded is None else coded.scales, x, residual, weight, bias, eps, x.stride(0),
-            0 if residual is None else residual.stride(0), cols, N=group, BLOCK=block, GROUPS=cols // group,
-            WEIGHTS=1 if weight is None else weight.shape[0], CENTERED=is_centered, **codes, **warps,
+            out, None if coded is None else coded.scales, x, weight, bias, eps, x.stride(0), cols, N=group,
+            BLOCK=block, GROUPS=cols // group, WEIGHTS=1 if weight is None else weight.shape[0], CENTERED=is_centered,
+            **codes, **warps,
         )  # fmt: skip
-    return total

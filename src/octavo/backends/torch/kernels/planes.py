@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.backends.torch.coded import CodeForm
+from octavo.backends.torch.coded import INPUT_GROUPS, CodeForm
 from octavo.backends.torch.kernels.ggml_planes import fields_of
 from octavo.quantization.packed import CodebookWeight, Float8Weight, GGMLWeight, GroupedWeight, Weight
 from octavo.quantization.packed.grouped import unpacked
@@ -25,8 +25,6 @@ from octavo.quantization.packed.grouped import unpacked
 BLOCK = 128
 
 _PLAIN_FIELDS = ("type_name", "bits", "group", "decode", "high_bits", "scale_bits", "super_group", "zero", "inputs")
-
-_INPUT_GROUPS = (32, 64, 128)  # columns with one scale, of codes that are multiplied by codes
 
 # Widths of the two planes of a code.
 _SPLIT = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
@@ -162,14 +160,14 @@ def _grouped(w: GroupedWeight) -> Planes | None:
     width = w.shape[-1]
     group = w.group or width
     order = w.column_order
+    if group < 16 or (order is not None and order.ndim > 1 and (order != order.reshape(-1, width)[0]).any()):
+        return None
     codes = _coded(unpacked(w.codes, w.bits), w.bits)
     inputs, zero = None, 0 if w.minima is not None else w.zero
     is_plain = all(x is None for x in (w.group, w.zeros, w.minima, order))
     if w.inputs is not None and len(w.shape) == 2 and is_plain:
         inputs, zero = CodeForm(w.inputs), 0
         codes["codes"] = (codes["codes"] ^ w.zero).view(torch.int8)
-    if group < 16 or (order is not None and order.ndim > 1 and (order != order.reshape(-1, width)[0]).any()):
-        return None
     return Planes(
         w.type_name,
         w.shape,
@@ -209,7 +207,7 @@ def _float8(w: Float8Weight) -> Planes | None:
         return None
     scales = np.repeat(w.scales, w.block_rows or rows, axis=-2)[..., :rows, :]
     inputs = None
-    if w.inputs is not None and w.kind == "E4M3" and len(w.shape) == 2 and (group >= width or group in _INPUT_GROUPS):
+    if w.inputs is not None and w.kind == "E4M3" and len(w.shape) == 2 and (group >= width or group in INPUT_GROUPS):
         inputs = CodeForm(w.inputs, 0 if group >= width else group)
     fields: dict[str, Any] = {"scales": _tensor(scales), "group": group, "decode": w.kind.lower(), "inputs": inputs}
     return Planes(w.type_name, w.shape, **fields, **_coded(w.data, 8))
