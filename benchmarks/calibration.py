@@ -10,6 +10,7 @@ the two halves of the built-in text, which is none of these.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import subprocess
 import sys
 import sysconfig
@@ -45,12 +46,16 @@ def write_texts(checkpoint: Path, folder: Path) -> dict[str, Path]:
     }
     paths = {kind: folder / f"{kind.replace(' ', '_')}.txt" for kind in texts}
     for kind, text in texts.items():
-        paths[kind].write_text(text)
+        if not paths[kind].exists() or paths[kind].read_text() != text:  # models of the same text stay
+            paths[kind].write_text(text)
     return paths
 
 
-def quantize(source: Path, result: Path, *options: object) -> Path:
-    """Makes `result` unless an earlier run did."""
+def quantize(source: Path, folder: Path, name: str, *options: object) -> Path:
+    """Makes a model unless an earlier run made it of the same files by the same options: its name has their digest."""
+    files = [source / "config.json", *source.glob("*.safetensors"), *(o for o in options if isinstance(o, Path))]
+    state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    result = folder / f"{name}-{hashlib.sha256(repr((state, *map(str, options))).encode()).hexdigest()[:12]}"
     if not result.exists():
         command = [sys.executable, "-m", "octavo", "quantize", source, result, "--type", *options]
         subprocess.run([str(part) for part in command], check=True)
@@ -86,11 +91,11 @@ def main() -> None:
     group = ("--group-size", arguments.group_size)
     rows = []
     for name, rounded in TYPES.items():
-        plain = quantize(arguments.checkpoint, arguments.folder / f"none-{name}", *rounded, *group)
+        plain = quantize(arguments.checkpoint, arguments.folder, f"none-{name}", *rounded, *group)
         made = {f"none: `{' '.join(rounded)}`": plain}
         for kind, text in texts.items():
             options = (name, *group, "--calibration", text, "--calibration-chunks", arguments.chunks)
-            made[kind] = quantize(arguments.checkpoint, arguments.folder / f"{text.stem}-{name}", *options)
+            made[kind] = quantize(arguments.checkpoint, arguments.folder, f"{text.stem}-{name}", *options)
         for kind, model in made.items():
             found = divergences(model, arguments.checkpoint, arguments.tokens)
             rows.append({"type": f"`{name}`", "calibration": kind, **found})

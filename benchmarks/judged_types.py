@@ -8,7 +8,8 @@ text, go through all three; the tokens after the middle of a chunk count. `llama
 log-probabilities of each position in 65,536 steps of the range below the likeliest token: 1e-4 to 3e-4 nats each. It
 cuts them off 16 nats below the likeliest; such tokens count as missing. A type is a mixture, or NAME=TYPE for the type
 of the tensors in whose name NAME is found, with float16 for the others; there `llama-quantize` changes nothing, so
-that its columns are those of MODEL. Each file is deleted when it has been judged.
+that its columns are those of MODEL. tq1_0 and tq2_0 want a model of `ternary.py`; its embedding, which is not
+ternary, stays float16 in both files. Each file is deleted when it has been judged.
 
 Columns: the perplexity by llama.cpp of our file and of theirs, the difference of their losses token by token with its
 standard error (below zero: ours is better), the perplexity of our file by `octavo eval`, and the mean and the largest
@@ -29,11 +30,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from report import commit, machine, table
+from report import beginning, commit, machine, table
 
 from octavo.compress.mixtures import MIXTURES
-from octavo.quality.evaluation import tokenizer_of
-from octavo.quality.texts import read_text
 
 CHUNK = 512
 COUNTED = CHUNK - 1 - CHUNK // 2
@@ -56,16 +55,6 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     if done.returncode:
         raise SystemExit("\n".join([*(done.stdout + done.stderr).splitlines()[-5:], f"{command[0]} failed"]))
     return done
-
-
-def cut_text(model: Path, text: Path | None, chunks: int) -> str:
-    """The beginning of the text, with at least so many whole chunks and not one more."""
-    whole, tokenizer = read_text(text).text, tokenizer_of(str(model))
-    ids = tokenizer.encode(whole, add_special_tokens=False)
-    wanted = chunks * CHUNK + CHUNK // 2
-    if len(ids) < wanted:
-        raise SystemExit(f"the text has {len(ids)} tokens; {chunks} chunks and half of one more need {wanted}")
-    return whole[: len(tokenizer.decode(ids[:wanted]))]
 
 
 def saved_losses(path: Path) -> Floats:
@@ -112,9 +101,12 @@ def quantize(name: str, options: argparse.Namespace, folder: Path) -> tuple[Path
     override = ("--tensor-type", name) if type_name else ()
     mixture = "f16" if type_name else name
     importance = ("--imatrix", options.imatrix) if options.imatrix else ()
+    is_ternary = name.startswith("tq")
     command = (sys.executable, "-m", "octavo", "quantize", options.model, ours, "--force", "--type", mixture)
-    said = run(*command, *override, *importance, "--threads", options.threads, "--json")
-    command = (options.llama / "llama-quantize", *importance, *override, options.model, theirs, mixture.upper())
+    kept = ("--keep", "token_embd") if is_ternary else ()
+    said = run(*command, *override, *kept, *importance, "--threads", options.threads, "--json")
+    kept = ("--token-embedding-type", "f16") if is_ternary else ()
+    command = (options.llama / "llama-quantize", *importance, *override, *kept, options.model, theirs, mixture.upper())
     run(*command, options.threads)
     return ours, theirs, json.loads(said.stdout)["bits_per_weight"]
 
@@ -158,7 +150,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
         text = Path(folder) / "text.txt"
-        text.write_text(cut_text(options.model, options.text, options.chunks))
+        # At least so many whole chunks, and not one more.
+        text.write_text(beginning(options.model, options.text, options.chunks * CHUNK + CHUNK // 2))
         for name in types:
             rows.append(judge(name, options, Path(folder), text))
             print(rows[-1], file=sys.stderr, flush=True)

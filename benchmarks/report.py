@@ -47,6 +47,18 @@ def machine() -> dict[str, Any]:
     }
 
 
+def beginning(model: Path, text: Path | None, tokens: int) -> str:
+    """The first so many tokens of a text, or of the built-in one."""
+    from octavo.quality.evaluation import tokenizer_of
+    from octavo.quality.texts import read_text
+
+    whole, tokenizer = read_text(text).text, tokenizer_of(str(model))
+    ids = tokenizer.encode(whole, add_special_tokens=False)
+    if len(ids) < tokens:
+        raise SystemExit(f"the text has {len(ids)} tokens; {tokens} are needed")
+    return whole[: len(tokenizer.decode(ids[:tokens]))]
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, smallest and largest."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}

@@ -51,20 +51,21 @@ def serve(text: str, folders: list[str]) -> None:
         print(json.dumps(answer), file=out, flush=True)
 
 
-def ask_vllm(python: str, text: Path, folders: list[Path], log: Path) -> list[dict[str, Any]]:
+def ask_vllm(python: str, text: Path, folders: list[Path]) -> list[dict[str, Any]]:
     """The answer for each folder. Ends naming the log if the process does not give them."""
     reader, writer = os.pipe()
     settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {**settings, "ANSWERS": str(writer), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     command = [python, __file__, "--inside", str(text), *map(str, folders)]
-    with log.open("wb") as said:
+    with tempfile.NamedTemporaryFile(prefix="octavo-vllm-", suffix=".log", delete=False) as said:
         process = subprocess.Popen(command, env=environment, pass_fds=[writer], stdout=said, stderr=said)
     os.close(writer)
     with os.fdopen(reader) as answers:
         found = [json.loads(line) for line in answers]
     if process.wait() or len(found) != len(folders):
-        raise SystemExit(f"vLLM ended after {len(found)} of {len(folders)} checkpoints; see {log}")
+        raise SystemExit(f"vLLM ended after {len(found)} of {len(folders)} checkpoints; see {said.name}")
+    Path(said.name).unlink()
     return found
 
 
@@ -95,10 +96,7 @@ def compare(folder: Path, theirs: dict[str, Any], ids: list[int], losses: list[f
 
 
 def main() -> None:
-    from report import commit, machine, table
-
-    from octavo.quality.evaluation import tokenizer_of
-    from octavo.quality.texts import read_text
+    from report import beginning, commit, machine, table
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
@@ -106,13 +104,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    tokenizer, whole = tokenizer_of(str(options.folders[0])), read_text(None).text
-    ids = tokenizer.encode(whole, add_special_tokens=False)[: options.tokens]
     with tempfile.TemporaryDirectory() as made:
         text, lines = Path(made) / "text.txt", Path(made) / "lines.jsonl"
-        text.write_text(whole[: len(tokenizer.decode(ids))])
-        log = Path(tempfile.gettempdir()) / "octavo-vllm.log"
-        answers = ask_vllm(options.vllm, text, [folder.resolve() for folder in options.folders], log)
+        text.write_text(beginning(options.folders[0], None, options.tokens))
+        answers = ask_vllm(options.vllm, text, [folder.resolve() for folder in options.folders])
         pairs = zip(options.folders, answers, strict=True)
         rows = [compare(folder, theirs, *losses_in_octavo(folder, text, lines)) for folder, theirs in pairs]
     print(table(COLUMNS, rows))

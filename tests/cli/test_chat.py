@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -114,13 +115,25 @@ def test_blocks_settings_and_files(smollm2_path: Path, tmp_path: Path) -> None:
         ("/set top_k much", "top_k cannot be 'much'"),
         ("/set logprobs 3", "there is no sampling parameter 'logprobs'"),
         ("/save", "/save needs a file"),
-        ("/save /proc/x/y", "/proc/x/y: No such file"),
+        ("/save /proc/x/y", "/proc/x/y.partial: No such file"),
+        ("/save /dev/null", "/dev/null: no ordinary file, which could be replaced; write to another name"),
         ("/load /dev/null", "not a conversation"),
         ("/nonsense", "There is no command /nonsense"),
     ],
 )
 def test_wrong_commands(line: str, said: str, tiny_chat: Path) -> None:
     assert said in octavo_here("chat", tiny_chat, stdin=line + "\n").stdout
+
+
+def test_save_keeps_links_and_pipes(tiny_chat: Path, tmp_path: Path) -> None:
+    """A link stays one, and the file that it names has the conversation."""
+    (tmp_path / "link.json").symlink_to("file.json")
+    os.mkfifo(tmp_path / "pipe")
+    said = octavo_here("chat", tiny_chat, stdin=f"/save {tmp_path}/link.json\n/save {tmp_path}/pipe\n").stdout
+    assert "pipe: no ordinary file, which could be replaced" in said
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+    assert json.loads((tmp_path / "file.json").read_text()) == {"messages": []}
 
 
 def test_a_pasted_text_is_one_message_and_history_lasts(smollm2_path: Path, tmp_path: Path) -> None:

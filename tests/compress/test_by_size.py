@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
@@ -17,12 +18,22 @@ from octavo.backends import ExecutorLimits, reference
 from octavo.backends.whole_texts import whole_texts
 from octavo.compress.allocation import Option, allocate
 from octavo.compress.mixtures import can_be_quantized
-from octavo.compress.sensitivity import Measurements, Sensitivity, calibration_texts, measured_of, probe_of
+from octavo.compress.quantize import TypeOptions, check_size, choose_by_size, free_tensors
+from octavo.compress.sensitivity import (
+    Measurements,
+    Sensitivity,
+    calibration_texts,
+    least_bytes,
+    measured_of,
+    probe_of,
+    types_of,
+)
 from octavo.compress.source import open_source
 from octavo.errors import UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import build_graph
 from octavo.quality.figures import kl_divergence, log_softmax
+from octavo.quantization.ggml import stored_bytes
 from tests.compress.models import write_model
 from tests.compress.test_quantize import run
 
@@ -126,6 +137,25 @@ def test_the_command_makes_the_size_that_is_asked(source: Path, text: Path, tmp_
         open_checkpoint(path).close()
     [kept] = (tmp_path / "cache" / "sensitivities").iterdir()  # measured once for both sizes
     assert len(json.loads(kept.read_text())) == 15
+
+
+def test_the_limit_of_a_size_is_exact(source: Path) -> None:
+    """Bits for exactly the bytes of the smallest types are enough, and one byte less is refused."""
+    with open_source(source) as model:
+        options = TypeOptions()
+        losses = {
+            t.name: [Option(name, stored_bytes(name, t.shape), 1.0) for name in types_of(t)]
+            for t in free_tensors(model, options)
+        }
+        smallest = {t.name: least_bytes(t) for t in free_tensors(model, options)}
+        numbers = sum(math.prod(t.shape) for t in model.tensors)
+        fixed = sum(t.shape[0] * 4 for t in model.tensors if len(t.shape) == 1)
+        least = fixed + sum(smallest.values())
+        exact = 8 * least / numbers
+        check_size(model, options, exact, smallest)
+        assert sum(choice.nbytes for choice in choose_by_size(model, options, exact, losses)) == least
+        with pytest.raises(UsageError, match="is too small"):
+            check_size(model, options, 8 * (least - 1) / numbers, smallest)
 
 
 def test_overrides_count_in_the_size(source: Path, text: Path, tmp_path: Path) -> None:

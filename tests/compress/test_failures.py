@@ -124,6 +124,28 @@ def test_a_kill_in_the_middle_leaves_the_older_result(folder: Path, case: str) -
     assert not (folder / "out.gguf.partial").exists()
 
 
+@pytest.mark.parametrize("case", ["quantize-folder", "convert-folder"])
+def test_a_kill_in_the_middle_of_a_folder(folder: Path, case: str) -> None:
+    """Killed before the configuration, which comes last: an older result stays, and what is left is no model."""
+    assert run(case)[0] == 0
+    before = {name: data for name, data in contents(folder).items() if name.startswith("out/")}
+    code = (
+        "import json, os, signal\n"
+        "import octavo.compress.checkpoints.write as w, octavo.compress.to_safetensors as s\n"
+        "kill = lambda path, *_: os.kill(os.getpid(), signal.SIGKILL) if path.name == 'config.json' else None\n"
+        "w.write_text = s.write_text = kill\n"
+        "from octavo.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", code, case.partition("-")[0], *arguments_of(case), "--force"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -9
+    assert {name: data for name, data in contents(folder).items() if name.startswith("out/")} == before
+    assert (folder / "out.partial").is_dir()
+    with pytest.raises(ModelLoadError):
+        open_checkpoint(folder / "out.partial")
+    assert run(case, "--force")[0] == 0
+    assert not (folder / "out.partial").exists()
+
+
 def spoil(path: Path, tensor: str, value: float) -> None:
     """Puts a number into a float16 or float32 tensor of a GGUF file."""
     data = bytearray(path.read_bytes())

@@ -145,7 +145,7 @@ class _Conversation:
     def _save(self, file: str) -> None:
         from octavo.loader.atomic_file import write_text
 
-        path = _file(file, "/save")
+        path = _file(file, "/save").resolve()  # of a link the file that it names
         try:
             write_text(path, json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n")
         except ModelWriteError as error:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.quantizers import quantize
 from octavo.errors import ModelWriteError
-from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight, check_finite
 
 PIECE_VALUES = 1 << 19
 """Values that are converted at a time: their temporaries take about four bytes each."""
@@ -63,8 +63,8 @@ def _encoded(
     try:
         values = piece.dequantize()
         is_copy = piece.type_name == type_name
-        if (is_copy or type_name in DENSE_TYPES) and not np.isfinite(values).all():
-            raise ValueError("it has a NaN or an infinity; take an intact model")
+        if is_copy or type_name in DENSE_TYPES:
+            check_finite(values)
         if is_copy:
             return np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8)
         if type_name in DENSE_TYPES:

@@ -122,12 +122,15 @@ def free_tensors(model: SourceModel, options: TypeOptions) -> list[SourceTensor]
 
 def check_size(model: SourceModel, options: TypeOptions, bits: float, smallest: Mapping[str, int]) -> None:
     """Raises UsageError if the model needs more bits per weight. smallest: the least bytes of every free tensor."""
-    others = sum(choice.nbytes for choice in _choices_beside(model, options, smallest).values())
-    needed = 8 * (others + sum(smallest.values())) / _num_values(model)
-    if bits < needed:
-        raise UsageError(
-            f"--bpw {bits:g} is too small: this model needs {math.ceil(100 * needed) / 100:g} bits per weight at least"
-        )
+    least = sum(choice.nbytes for choice in _choices_beside(model, options, smallest).values()) + sum(smallest.values())
+    if _budget(model, bits) < least:
+        needed = math.ceil(800 * least / _num_values(model)) / 100
+        raise UsageError(f"--bpw {bits:g} is too small: this model needs {needed:g} bits per weight at least")
+
+
+def _budget(model: SourceModel, bits: float) -> int:
+    """The bytes of all tensors at so many bits per weight."""
+    return int(bits * _num_values(model) / 8)
 
 
 def _choices_beside(model: SourceModel, options: TypeOptions, free: Container[str]) -> dict[str, TypeChoice]:
@@ -153,7 +156,7 @@ def choose_by_size(
     """
     taken = _choices_beside(model, options, losses)
     free = [tensor for tensor in model.tensors if tensor.name in losses]
-    room = int(bits * _num_values(model) / 8) - sum(choice.nbytes for choice in taken.values())
+    room = _budget(model, bits) - sum(choice.nbytes for choice in taken.values())
     chosen = allocate([losses[tensor.name] for tensor in free], room)
     taken |= {tensor.name: TypeChoice(tensor, option.type_name) for tensor, option in zip(free, chosen, strict=True)}
     return [taken[tensor.name] for tensor in model.tensors]

@@ -58,10 +58,14 @@ def candidates(width: int) -> list[str]:
     return [name for name in CANDIDATES if width % BLOCK_SIZES[name][0] == 0]
 
 
+def types_of(tensor: SourceTensor) -> list[str]:
+    """The types that a tensor could have, its own among them."""
+    return list(dict.fromkeys([*candidates(tensor.shape[-1]), tensor.type_name]))
+
+
 def least_bytes(tensor: SourceTensor) -> int:
     """Bytes of a tensor in the smallest of its types."""
-    types = [*candidates(tensor.shape[-1]), tensor.type_name]
-    return min(stored_bytes(name, tensor.shape) for name in types)
+    return min(stored_bytes(name, tensor.shape) for name in types_of(tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +237,7 @@ class Sensitivity:
     def options(
         self, tensors: Sequence[SourceTensor], known: Measurements, report: Count = _silent
     ) -> list[list[Option]]:
-        """The types that each tensor could have, with the losses expected of them. Its own type loses nothing."""
+        """The options of each tensor, its `types_of`, with the losses expected of them. Its own type loses nothing."""
         errors = []
         for done, tensor in enumerate(tensors, 1):
             errors.append(self._errors(tensor, candidates(tensor.shape[-1])))
@@ -247,8 +251,9 @@ class Sensitivity:
         scales = _interpolated(tensors, scales)
         return [
             [
-                Option(name, stored_bytes(name, tensor.shape), error * scales[tensor.name])
-                for name, error in {**found, tensor.type_name: 0.0}.items()
+                Option(name, stored_bytes(name, tensor.shape), loss * scales[tensor.name])
+                for name in types_of(tensor)
+                for loss in [0.0 if name == tensor.type_name else found[name]]
             ]
             for tensor, found in zip(tensors, errors, strict=True)
         ]

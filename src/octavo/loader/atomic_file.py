@@ -23,7 +23,8 @@ class AtomicFile:
     The first bytes, `magic`, are written last of all: a partial file that a killed process left behind has zeros in
     their place, so no reader takes it for a model. The next attempt writes over it. A lock keeps a second writer out.
 
-    Use it as a context manager: leaving it by an exception deletes the partial file. Raises ModelWriteError naming
+    A destination that is a folder, a pipe or a device is refused: a rename would put a file in its place. Use it as a
+    context manager: leaving it by an exception deletes the partial file. Raises ModelWriteError naming
     the file and the reason.
     """
 
@@ -33,6 +34,9 @@ class AtomicFile:
         self._magic = magic
         self.position = 0
         with _errors_of(path):
+            if path.exists() and not path.is_file():
+                raise ModelWriteError(f"{path}: no ordinary file, which could be replaced; write to another name")
+        with _errors_of(self.partial):
             self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         self._is_complete = False
         try:

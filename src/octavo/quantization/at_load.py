@@ -22,6 +22,7 @@ from octavo.quantization.packed import (
     GroupedWeight,
     Weight,
     arrays_of,
+    check_finite,
     concat,
     stack,
 )
@@ -62,8 +63,7 @@ def quantized(weight: Weight, method: str) -> Weight:
     parts = []
     for begin in range(0, rows, step):
         values = weight.rows(slice(begin, begin + step)).dequantize()
-        if not np.isfinite(values).all():
-            raise ValueError("it has numbers that are not finite")
+        check_finite(values)
         parts.append(METHODS[method](values))
     return concat(parts)
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any, Literal
 
-import numpy as np
-
 from octavo.compress.checkpoints import awq, gptq
 from octavo.compress.checkpoints.folding import ColumnFold, smoothing_scale
 from octavo.compress.checkpoints.grids import GridForm, nearest
@@ -21,7 +19,7 @@ from octavo.quantization.checkpoints import bitsandbytes, compressed_tensors
 from octavo.quantization.checkpoints import gptq as gptq_layout
 from octavo.quantization.checkpoints._stored import StoredTensor
 from octavo.quantization.ggml_blocks import Floats
-from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
+from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight, check_finite
 
 MethodKind = Literal["gptq", "rtn", "awq", "nf4", "fp4", "int8", "fp8", "w8a8", "mxfp4"]
 TYPES: Mapping[str, tuple[MethodKind, int]] = {
@@ -106,8 +104,7 @@ class QuantizationMethod:
 
         Raises ValueError for numbers beyond the type.
         """
-        if not np.isfinite(matrix).all():
-            raise ValueError("it has a NaN or an infinity")
+        check_finite(matrix)
         if self.kind == "gptq" and statistics is not None:
             if statistics.factor is None:
                 statistics.factor = gptq.factor_of(statistics.gram, self.options)

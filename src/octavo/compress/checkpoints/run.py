@@ -20,7 +20,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.values import Parameter
 from octavo.quantization.checkpoints._stored import StoredTensor, stored_tensor
 from octavo.quantization.ggml_blocks import Floats
-from octavo.quantization.packed import DenseWeight
+from octavo.quantization.packed import DenseWeight, check_finite
 
 StepReport = Callable[[int, int], None]
 """Steps that are done, and all of them: a text through a layer, or a matrix."""
@@ -78,10 +78,13 @@ class LayerQuantizer:
 
     def _check_finite(self, layer: Graph, weights: WorkingWeights) -> None:
         """A NaN would spread through the activations of all layers after it."""
-        for parameter in layer.parameters:
-            for tensor in self.plan.checkpoint.weights.info(parameter.name).tensors:
-                if not np.isfinite(weights.stored(tensor)).all():
-                    raise ModelWriteError(f"tensor {tensor!r:.100} has a NaN or an infinity; take an intact checkpoint")
+        info = self.plan.checkpoint.weights.info
+        tensor = ""
+        try:
+            for tensor in (name for parameter in layer.parameters for name in info(parameter.name).tensors):
+                check_finite(weights.stored(tensor))
+        except ValueError as error:
+            raise ModelWriteError(f"tensor {tensor!r:.100}: {error}") from error
 
     def _observe(
         self, index: int, layer: Graph, weights: WorkingWeights, values: Sequence[Values]

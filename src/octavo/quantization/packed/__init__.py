@@ -7,6 +7,7 @@ a backend packs these for its kernels and knows nothing about formats.
 from octavo.quantization.packed.base import Weight as Weight
 from octavo.quantization.packed.base import WeightInfo as WeightInfo
 from octavo.quantization.packed.base import arrays_of as arrays_of
+from octavo.quantization.packed.base import check_finite as check_finite
 from octavo.quantization.packed.base import concat as concat
 from octavo.quantization.packed.base import stack as stack
 from octavo.quantization.packed.codebook import CodebookWeight as CodebookWeight

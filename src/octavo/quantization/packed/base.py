@@ -15,6 +15,12 @@ RowIndex = slice | NDArray[np.intp]
 W = TypeVar("W", bound="Weight")
 
 
+def check_finite(values: NDArray[np.floating]) -> None:
+    """Raises ValueError for a NaN or an infinity; whoever knows the tensor says its name."""
+    if not np.isfinite(values).all():
+        raise ValueError("it has a NaN or an infinity; take an intact model")
+
+
 class WeightInfo(Protocol):
     """Type and size of a weight, which need not exist yet."""
 
