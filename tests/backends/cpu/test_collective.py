@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,27 @@ def test_a_rank_that_is_gone_ends_the_exchange_of_all_others(number: signal.Sign
     for rank in ranks:
         rank.join(10)
     assert_nothing_left(name)
+
+
+def test_a_rank_that_lives_and_does_not_reach_the_exchange() -> None:
+    """Its heart beats. The others give up at the deadline; it has what they gave before, and then no more."""
+    name = secrets.token_hex(6)
+    with ThreadPoolExecutor(2) as pool:
+        late, waiting = pool.map(lambda rank: join(name, rank, 2, deadline_ms=1000, silence_ms=800), range(2))
+    x, start = np.ones((1, 4), np.float32), time.monotonic()
+    with pytest.raises(RuntimeError, match="rank 0 of 2 lives but did not reach the exchange within 1 s"):
+        waiting.all_reduce(x)
+    assert 1 <= time.monotonic() - start < 3
+    of_late = np.ones((1, 4), np.float32)
+    late.all_reduce(of_late)
+    assert (of_late == 2).all()
+    with pytest.raises(RuntimeError, match="rank 1 of 2 has given up or ended"):
+        late.all_reduce(of_late)
+    start = time.monotonic()
+    for group in (late, waiting):  # at once, from now on
+        with pytest.raises(RuntimeError):
+            group.all_reduce(x)
+    assert time.monotonic() - start < 0.5
 
 
 def test_a_rank_that_does_not_come() -> None:
