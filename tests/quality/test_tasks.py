@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -20,8 +21,6 @@ from octavo.quality.tasks import flexible_answer, is_same_answer, read_task, str
 from octavo.quality.windows import Window
 from tests.quality.test_text_quality import exact_logprobs
 from tests.support.processes import octavo_here
-
-HARNESS = Path("/work/peers/lm_eval")  # lm_eval and what it needs, by `pip install --target`
 
 
 def write(path: Path, *records: object) -> Path:
@@ -174,8 +173,7 @@ def test_answers_are_generated(tiny: Path, tmp_path: Path) -> None:
 
 
 _SCRIPT = """
-import json, sys
-sys.path.append({harness!r})
+import json
 import lm_eval
 from lm_eval.tasks import TaskManager
 import lm_eval.models
@@ -189,7 +187,7 @@ print("RESULTS " + json.dumps(results["results"], default=str))
 
 
 def harness_results(folder: Path, names: list[str], model: str, arguments: dict[str, object]) -> dict[str, dict]:
-    script = _SCRIPT.format(harness=str(HARNESS), folder=str(folder), model=model, arguments=arguments, names=names)
+    script = _SCRIPT.format(folder=str(folder), model=model, arguments=arguments, names=names)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULTS ")]
@@ -199,8 +197,8 @@ def harness_results(folder: Path, names: list[str], model: str, arguments: dict[
 @pytest.fixture(scope="module")
 def harness_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A task of choices and one of answers, as the harness's own configuration files write them."""
-    if not (HARNESS / "lm_eval").is_dir():
-        pytest.skip("lm-evaluation-harness is not installed")
+    if importlib.util.find_spec("lm_eval") is None:
+        pytest.skip("lm-evaluation-harness is not installed: pip install 'octavo[eval]'")
     folder = tmp_path_factory.mktemp("tasks")
     data = {name: write(folder / f"{name}.jsonl", *records) for name, records in _RECORDS.items()}
     for name, body in _YAML.items():
