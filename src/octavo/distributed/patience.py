@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo.graph.ops import Op
 
 LEAST_S = 2.5
-MOST_WAITED_S = 30.0  # of a silence, for a disk or a processor: it does not count as time to compute
+MOST_WAITED_S = 10.0  # of a silence, for a disk or a processor: it does not count as time to compute
 _TIMES = 2.0  # what is expected
 # A slow processor that other programs use as well. It counts until something was measured.
 _FLOPS_PER_S = 1e9
