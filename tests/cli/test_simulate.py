@@ -77,7 +77,7 @@ def test_table(model: Path) -> None:
 
 
 def test_logits_that_ranks_gather(model: Path, tmp_path: Path) -> None:
-    """A temperature alone needs them all, and ranks on torch gather them always; greedy tokens need a few."""
+    """A temperature alone needs them all; greedy tokens need a few."""
     figures = "nodes=2,bandwidth=1e18,compute=1e18,memory=1e9,latency=1e-12,link=1e3"
     assert machines_of(figures)[1].sockets == 1
     greedy = Path(shutil.copytree(model, tmp_path / "greedy"))
@@ -87,7 +87,17 @@ def test_logits_that_ranks_gather(model: Path, tmp_path: Path) -> None:
     more_s = config["vocab_size"] * 4 / 2 / 1e3  # half of the logits through the link of each rank
     assert 1 / whole - 1 / few == pytest.approx(more_s, rel=1e-3)
     assert ranks_sample_together(EngineConfig())
-    assert not ranks_sample_together(EngineConfig(backend="torch:cpu"))
+    assert ranks_sample_together(EngineConfig(backend="torch:cpu"))
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.0}, {"top_k": 256}, {"top_k": 257}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.9}]
+)
+def test_options_that_need_all_logits_on_torch(sampling: dict[str, float]) -> None:
+    """As the ranks decide for each row."""
+    rank_sampling = pytest.importorskip("octavo.backends.torch.rank_sampling")
+    rows = sampling_batch(1, **{"temperature": 1.0, **sampling})
+    assert needs_all_logits(sampling, on_torch=True) == (rank_sampling.offers_of(rows) is None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,12 +39,15 @@ def write_simulation(
     as_json: bool,
 ) -> None:
     """text: of the option. context: tokens of each user. whole_experts: on each rank, of a mixture."""
+    from octavo.engine.devices import backend_name
     from octavo.engine.rank import ranks_sample_together
     from octavo.engine.simulation import Load, simulate
     from octavo.loader.generation_config import sampling_defaults
 
     sampling = sampling_defaults(checkpoint, config.generation_config)
-    whole_logits = not ranks_sample_together(config) or needs_all_logits(sampling.values)
+    several = replace(config, tensor_parallel_size=max(config.tensor_parallel_size, 2))
+    on_torch = backend_name(several).startswith("torch")
+    whole_logits = not ranks_sample_together(config) or needs_all_logits(sampling.values, on_torch=on_torch)
     load = Load(context, users, whole_experts, whole_logits)
     nodes, machines = machines_of(text)
     choices = simulate(checkpoint, config, machines, nodes, load)
@@ -66,14 +69,20 @@ def write_simulation(
             click.echo(_row(each))
 
 
-def needs_all_logits(sampling: Mapping[str, int | float]) -> bool:
-    """True if ranks cannot sample such tokens from the best candidates of each (csrc/sample_plan.h)."""
+def needs_all_logits(sampling: Mapping[str, int | float], *, on_torch: bool = False) -> bool:
+    """True if ranks cannot sample such tokens from the best candidates of each.
+
+    The rules are those of csrc/sample_plan.h, and on torch of `octavo.backends.torch.rank_sampling.offers_of`, where
+    only `top_k` limits the candidates.
+    """
     temperature, top_k, top_p, min_p, typical_p = (
         sampling.get(name, neutral)
         for name, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1), ("min_p", 0), ("typical_p", 1))
     )
-    if temperature <= 0 or 0 < top_k <= MOST_CANDIDATES or min_p > 0:
+    if temperature <= 0 or 0 < top_k <= MOST_CANDIDATES:
         return False
+    if on_torch or min_p > 0:
+        return on_torch
     return not (top_p < 1 and top_k <= 0 and typical_p >= 1)
 
 

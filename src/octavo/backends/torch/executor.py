@@ -24,6 +24,7 @@ from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, bucke
 from octavo.backends.torch.operations import evaluate
 from octavo.backends.torch.paged_step import PagedStep, StepKernels
 from octavo.backends.torch.rank_group import TorchRankGroup
+from octavo.backends.torch.rank_sampling import offers_of, sample_together
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
 from octavo.backends.torch.step_arrays import HostArrays, host_arrays, sent
 from octavo.backends.torch.weights import DeviceWeights, vector_type
@@ -270,18 +271,41 @@ class TorchExecutor:
         count = len(batch.logits_indices)
         at_once = self._limits.rows[Rows.LOGITS] if self._head else max(count, 1)
         whole, parts = dict(step.values), []
+        offers = self._offers(batch)
         for begin in range(0, max(count, 1), at_once):
             rows = slice(begin, min(begin + at_once, count))
             for value, tensor in whole.items():
                 step.values[value] = tensor[rows] if value.rows is Rows.OUTPUTS else tensor
             step.num_outputs = rows.stop - begin
-            self._evaluate(step, self._head)
-            parts.append(self._sampled(step.values[self._graph.output].float(), batch, rows))
+            parts.append(self._of_head(step, batch, rows, offers))
         return self._results(parts, batch)
+
+    def _offers(self, batch: Batch) -> int | None:
+        """The tokens that each rank offers for a row, where they sample together; None: where all logits are needed."""
+        last = self._head[-1].op if self._head else None
+        if self._group is None or last not in self._widths or batch.sampling is None or batch.return_logits:
+            return None
+        return offers_of(batch.sampling)
+
+    def _of_head(
+        self, step: PagedStep, batch: Batch, rows: slice, offers: int | None
+    ) -> tuple[Samples | None, Tensor | None]:
+        """The output head for some rows, and what `_sampled` gives."""
+        if offers is None:
+            self._evaluate(step, self._head)
+            return self._sampled(step.values[self._graph.output].float(), batch, rows)
+        gather, group = self._head[-1].op, self._group
+        assert isinstance(gather, AllGather)
+        assert group is not None
+        assert batch.sampling is not None
+        self._evaluate(step, self._head[:-1])
+        own, options = step.values[gather.x].float(), rows_of(batch.sampling, rows)
+        return sample_together(own, options, self._widths[gather], group.rank, group.side_by_side, offers), None
 
     def _sampled(self, logits: Tensor, batch: Batch, rows: slice) -> tuple[Samples | None, Tensor | None]:
         """The tokens of some rows, and their logits if they are wanted: a copy, as the next step may overwrite them."""
-        options = batch.sampling
+        # Gathered logits are sampled from by the first rank.
+        options = batch.sampling if self._group is None or self._group.rank == 0 else None
         num_top = 0 if options is None else max(int(options.rows["num_logprobs"].max(initial=0)), 0)
         draw = sample if self.calls is None else self.calls.sampled
         samples = None if options is None else draw(logits, rows_of(options, rows), num_top)

@@ -70,6 +70,11 @@ def sample(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
     return Samples(tokens, logprobs, ranks, top_ids, top_logprobs, errors)
 
 
+def processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Logits [R, vocab] after bias, mask and penalties; entries whose id is not in the vocabulary are left out."""
+    return _Rows(logits, batch).processed(logits.clamp(max=_LARGEST))
+
+
 def foreign_rows(batch: SamplingBatch, vocab: int) -> NDArray[np.bool_]:
     """The rows with a token id outside of the vocabulary [R]."""
     b = batch
