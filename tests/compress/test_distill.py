@@ -16,6 +16,7 @@ from octavo.backends.whole_texts import TextRunner
 from octavo.cli.distill import distill
 from octavo.compress.distill import TeacherCache
 from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.gguf import open_gguf
 from octavo.quality.figures import kl_divergence, log_softmax
 from octavo.tokenizer import load_tokenizer
 from tests.compress.models import write_model
@@ -154,3 +155,18 @@ def test_mistakes_end_in_one_line(folder: Path) -> None:
     assert "--minutes was over before the first step" in error
     other = write_model(folder / "s.gguf", layers=1)
     assert "this is the source" in run(teacher, other, teacher, *options, "--force")[2]
+
+
+@pytest.mark.parametrize("place", ["teacher", "student"])
+def test_weights_that_are_no_numbers_are_named_before_any_work(folder: Path, place: str) -> None:
+    paths = {"teacher": write_model(folder / "t.gguf"), "student": write_model(folder / "s.gguf")}
+    with closing(open_checkpoint(paths[place])) as checkpoint:
+        name = next(name for name in checkpoint.weights if name.endswith("down_proj.weight"))
+    info = open_gguf(paths[place]).tensors["blk.0.ffn_down.weight"]
+    data = bytearray(paths[place].read_bytes())
+    data[info.offset + 2 : info.offset + 4] = np.array(np.nan, np.float16).tobytes()
+    paths[place].write_bytes(data)
+    code, _, error = run(*paths.values(), folder / "h.gguf", "--data", folder / "text.txt", "--length", 32)
+    assert code != 0
+    assert f"{paths[place]}: tensor {name!r} has a NaN" in error
+    assert not (folder / "cache" / "teachers").exists()

@@ -189,6 +189,7 @@ def test_the_report_is_that_of_a_comparison(source: Path, tmp_path: Path, monkey
         (("--ffn", 0.5, "--turns", 1), "--turns is of the report: add --report"),
         (("--ffn", 0.5, "--report", "--text", "/nowhere/text"), "/nowhere/text"),
         (("--ffn", 0.5, "--report", "--reference-cache", "much"), "much"),
+        (("--ffn", 0.5, "--report", "--tokens", 16), "16 tokens are fewer than one window of 512"),
         (("--layers", 4), "--layers 4: the model has 4, of which at least one must stay"),
         (("--sparsity", "half"), "write a share such as 0.5, or 2:4"),
         (("--sparsity", "1.5"), "must lie between 0 and 1"),

@@ -81,10 +81,10 @@ def _check(models: tuple[str, ...], engines: tuple[str, ...], options: Options, 
 
 
 def _compare_models(models: tuple[str, ...], as_json: bool, options: Options, given: dict[str, Any]) -> None:
-    text = prepare_report(given)
     found = [(short_name(model), find_model(model, options)[0]) for model in models]
     left = {name: value for name, value in options.items() if name != "revision"}
     reference = None if given["reference"] is None else find_model(given["reference"], {})[0]
+    text = prepare_report(given, found[0][1] if reference is None else reference)
     if given["types"] is not None and reference is not None:
         found += _made(reference, given["types"], left.get("num_threads", 0))
     report_models(found, reference, text, left, given, as_json=as_json)

@@ -67,6 +67,7 @@ def distill(**options: Any) -> None:
     from octavo.compress.quantize import TypeOptions, choose_types, parse_mixture, quantize_model
     from octavo.compress.source import as_source, open_source
     from octavo.loader.checkpoint import open_checkpoint
+    from octavo.loader.finite_weights import check_weights
 
     destination: Path = options["destination"]
     teacher_path, student_path = (find_model(options[name], {})[0] for name in ("teacher", "student"))
@@ -80,6 +81,8 @@ def distill(**options: Any) -> None:
         seed=options["seed"],
     )
     mixture = parse_mixture(options["dtype"])
+    for path in (teacher_path, student_path):
+        check_weights(str(path))
     losses: list[float] = []
     with open_source(student_path) as source, ProgressBar(announced=True) as bar:
         check_destination(source.path, destination, options["force"])

@@ -47,12 +47,17 @@ def with_report_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def prepare_report(given: dict[str, Any]) -> JudgedText:
-    """The text of the report. Reads the options and makes the folder of plots: an error comes before the long work."""
+def prepare_report(given: dict[str, Any], model: Path) -> JudgedText:
+    """The text of the report. Makes the folder of plots.
+
+    An error comes before the long work: an option that cannot be read, a text too short for the model's tokens.
+    """
+    from octavo.quality.evaluation import WindowOptions, tokenizer_of
     from octavo.quality.texts import read_text
 
     parse_bytes("reference_cache", given["reference_cache"])
-    text = read_text(given["text"])
+    text, tokenizer = read_text(given["text"]), tokenizer_of(str(model))
+    WindowOptions(size=given["window"], max_tokens=given["tokens"]).windows(text.encode(tokenizer), tokenizer)
     if given["plots"] is not None:
         given["plots"].mkdir(parents=True, exist_ok=True)
     return text

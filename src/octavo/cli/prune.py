@@ -72,9 +72,9 @@ def prune(**options: Any) -> None:
     wanted = _wanted(options)
     if not options["report"] and (unused := first_given(NAMES)) is not None:
         raise UsageError(f"{unused} is of the report: add --report")
-    text = prepare_report(options) if options["report"] else None
     destination: Path = options["destination"]
     path, _ = find_model(options["source"], {})
+    text = prepare_report(options, path) if options["report"] else None
     mixture = parse_mixture(options["dtype"])
     with open_source(path) as source, closing(open_checkpoint(path)) as checkpoint, ProgressBar(announced=True) as bar:
         check_destination(source.path, destination, options["force"])

@@ -1,4 +1,4 @@
-"""Weights that are no numbers: an error before a model is judged by what they make of its answers."""
+"""Weights that are no numbers: an error before a model is judged, or taught, by what they make of its answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_weights(model: str, revision: str | None = None) -> None:
             weight = checkpoint.weights[name]
             if isinstance(weight, DenseWeight) and not _is_finite(weight):
                 raise NumericalError(
-                    f"{checkpoint.path}: tensor {name!r} has a NaN or an infinity, so the model cannot be judged; take "
+                    f"{checkpoint.path}: tensor {name!r} has a NaN or an infinity, so its answers mean nothing; take "
                     "an intact model"
                 )
 
