@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from struct import pack
+from struct import Struct, pack
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ MetadataValue = bool | int | float | str | np.generic | NDArray[Any] | Sequence[
 _MAGIC = b"GGUF"
 _TYPE_IDS = {name: type_id for type_id, name in GGML_TYPES.items()}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
+_LENGTH = Struct("<Q")
 _NUMBERS = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "u8": 10, "i8": 11, "f8": 12, "b1": _BOOL}
 _INTEGERS = (np.uint32, np.int32, np.uint64, np.int64)
 
@@ -165,7 +167,7 @@ def _aligned(size: int, alignment: int) -> int:
 
 def _string(text: str) -> bytes:
     data = text.encode()
-    return pack("<Q", len(data)) + data
+    return _LENGTH.pack(len(data)) + data
 
 
 def _checked_value(key: str, value: object) -> list[bytes]:
@@ -187,7 +189,8 @@ def _value(value: object) -> Iterator[bytes]:
         if not all(isinstance(item, str) for item in value):
             raise TypeError("a list of anything but strings; use a numpy array for numbers")
         yield pack("<IIQ", _ARRAY, _STRING, len(value))
-        yield from map(_string, value)
+        texts = [text.encode() for text in value]  # a vocabulary may have 300,000
+        yield from chain.from_iterable(zip(map(_LENGTH.pack, map(len, texts)), texts, strict=True))
     else:
         number = _as_number(value)
         yield pack("<I", _number_type(number.dtype)) + _little_endian(number)
