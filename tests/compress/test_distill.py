@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -169,4 +170,21 @@ def test_weights_that_are_no_numbers_are_named_before_any_work(folder: Path, pla
     code, _, error = run(*paths.values(), folder / "h.gguf", "--data", folder / "text.txt", "--length", 32)
     assert code != 0
     assert f"{paths[place]}: tensor {name!r} has a NaN" in error
+    assert not (folder / "cache" / "teachers").exists()
+
+
+def test_a_full_disk_is_noticed_before_any_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, full, statvfs = write_model(folder / "t.gguf"), folder / "full", os.statvfs
+    full.mkdir()
+
+    def space(path: Path) -> os.statvfs_result:
+        found = list(statvfs(path))
+        return os.statvfs_result([*found[:4], 0, *found[5:]] if Path(path) == full else found)
+
+    monkeypatch.setattr(os, "statvfs", space)
+    options = ("--data", folder / "text.txt", "--length", 32, "--dtype", "f32")
+    code, _, error = run(teacher, teacher, full / "h.gguf", *options)
+    assert code != 0
+    assert "bytes and 0 are free; free some or write elsewhere" in error
+    assert not list(full.iterdir())
     assert not (folder / "cache" / "teachers").exists()

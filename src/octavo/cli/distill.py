@@ -66,6 +66,7 @@ def distill(**options: Any) -> None:
     from octavo.compress.distill import TeacherCache, check_vocabularies, distilled, training_options, training_texts
     from octavo.compress.quantize import TypeOptions, choose_types, parse_mixture, quantize_model
     from octavo.compress.source import as_source, open_source
+    from octavo.loader.atomic_file import check_free_space
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.loader.finite_weights import check_weights
 
@@ -86,6 +87,8 @@ def distill(**options: Any) -> None:
     losses: list[float] = []
     with open_source(student_path) as source, ProgressBar(announced=True) as bar:
         check_destination(source.path, destination, options["force"])
+        expected = choose_types(source, mixture, TypeOptions())  # the student keeps its shapes
+        check_free_space(destination.parent, sum(choice.nbytes for choice in expected))
         with closing(open_checkpoint(teacher_path)) as teacher:
             check_destination(teacher.path, destination, options["force"])
             with closing(open_checkpoint(student_path)) as student:
