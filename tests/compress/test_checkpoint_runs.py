@@ -23,7 +23,7 @@ from octavo.compress.checkpoints import gptq
 from octavo.compress.checkpoints.awq import quantized as awq_quantized
 from octavo.compress.checkpoints.awq import searched_scale
 from octavo.compress.checkpoints.calibration import read_calibration
-from octavo.compress.checkpoints.folding import ColumnFold
+from octavo.compress.checkpoints.folding import ColumnFold, smoothing_scale
 from octavo.compress.checkpoints.grids import GridForm, clipped_grid, grouped, nearest
 from octavo.compress.checkpoints.inputs import InputStatistics
 from octavo.compress.checkpoints.methods import Choices, choose_method
@@ -157,6 +157,34 @@ def test_awq_does_not_trade_small_matrices_for_large_ones() -> None:
     once, larger = (searched_scale(fold, statistics, [queries * f, values], form) for f in (1, 64))
     np.testing.assert_allclose(larger, once, rtol=1e-2)
     assert not np.allclose(once, 1)
+
+
+def test_smoothing_moves_the_range_of_large_inputs_into_the_weights() -> None:
+    """The formula of SmoothQuant; int8 products of inputs with large columns are nearer with it than without."""
+    rng = np.random.default_rng(9)
+    x, matrix = rng.normal(size=(256, 128)).astype(np.float32), rng.normal(size=(64, 128)).astype(np.float32)
+    x[:, ::16] *= 60
+    scale = smoothing_scale(np.abs(x).max(0), [matrix, matrix / 2], 0.5)
+    np.testing.assert_allclose(scale, np.sqrt(np.abs(x).max(0) / np.abs(matrix).max(0)), rtol=1e-5)
+
+    def error(a: Floats, w: Floats) -> float:
+        steps = [np.abs(m).max(1, keepdims=True) / 127 for m in (a, w)]
+        a, w = (np.rint(m / step) * step for m, step in zip((a, w), steps, strict=True))
+        return float(np.square(a @ w.T - x @ matrix.T).sum())
+
+    assert error(x / scale, matrix * scale) < 0.3 * error(x, matrix)
+
+
+@pytest.mark.parametrize(("strength", "changed"), [("0.5", True), ("0", False)])
+def test_w8a8_smooths_the_norms_as_far_as_it_is_asked(
+    strength: str, changed: bool, source: Path, tmp_path: Path
+) -> None:
+    options = ("--calibration", source / "calibration.md", "--calibration-chunks", 1, "--smoothing", strength)
+    assert run(source, tmp_path / "out", "--type", "w8a8", *options)[0] == 0
+    before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "out/model.safetensors")
+    norms = [name for name in before if name.endswith("layernorm.weight")]
+    assert len(norms) == 6
+    assert all(torch.equal(before[name], after[name]) != changed for name in norms)
 
 
 class Scaling:

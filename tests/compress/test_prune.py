@@ -12,9 +12,12 @@ from click.testing import CliRunner
 
 from octavo.backends.layers import layers_of, run_layer
 from octavo.cli.prune import prune as command
+from octavo.cli.quantize import tokens_of
+from octavo.compress.importance import split_text
 from octavo.compress.prune import block_influence, sparse_matrix
 from octavo.compress.to_gguf import gguf_form_of
 from octavo.errors import UsageError
+from octavo.graph.values import Parameter
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.gguf import open_gguf
 from octavo.models import build_graph
@@ -100,6 +103,60 @@ def test_heads_that_do_nothing_change_nothing(source: Path, tmp_path: Path) -> N
     assert run(quiet, tmp_path / "p.gguf", "--heads", 0.5)[0] == 0
     with closing(open_checkpoint(quiet)) as before, closing(open_checkpoint(tmp_path / "p.gguf")) as after:
         np.testing.assert_allclose(logits(after), logits(before), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("reader", "maker", "share", "option"),
+    [("attn_output", "attn_v", slice(64, 192), "--heads"), ("ffn_down", "ffn_up", slice(64, 192), "--ffn")],
+)
+def test_what_no_input_reaches_goes_whatever_its_weights_are(
+    reader: str, maker: str, share: slice, option: str, source: Path, tmp_path: Path
+) -> None:
+    """Half of the columns have large weights, and inputs of zero: by magnitude alone the others would go."""
+    quiet = tmp_path / "quiet.gguf"
+    data = bytearray(source.read_bytes())
+    heads = slice(32, 96) if maker == "attn_v" else share  # the values of groups 1 and 2, which two heads share each
+    for layer in range(4):
+        for name, rows, columns, factor in ((maker, heads, slice(None), 0), (reader, slice(None), share, 50)):
+            info = open_gguf(source).tensors[f"blk.{layer}.{name}.weight"]
+            values = np.frombuffer(data, np.float16, info.nbytes // 2, info.offset).reshape(info.shape)
+            values[rows, columns] *= np.float16(factor)
+    quiet.write_bytes(data)
+    (tmp_path / "text.txt").write_text(TEXT)
+    code, _, error = run(quiet, tmp_path / "p.gguf", option, 0.5)
+    assert code == 0, error
+    with closing(open_checkpoint(quiet)) as before, closing(open_checkpoint(tmp_path / "p.gguf")) as after:
+        np.testing.assert_allclose(logits(after), logits(before), atol=2e-4)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_a_layer_is_made_sparse_by_what_the_sparse_layers_before_it_make(method: str, tmp_path: Path) -> None:
+    """The second layer's matrices by hand, from inputs that the first one makes with and without its zeros."""
+    source, path = write_model(tmp_path / "m.gguf"), tmp_path / "p.gguf"
+    (tmp_path / "text.txt").write_text("ab cd a b " * 3)
+    code, _, error = run(source, path, "--sparsity", "0.5", "--method", method)
+    assert code == 0, error
+    name = "layers.1.self_attn.q_proj.weight"
+    with closing(open_checkpoint(source)) as whole, closing(open_checkpoint(path)) as pruned:
+        first, second = layers_of(build_graph(whole.architecture, whole.config, whole.weights.shapes))
+        ids, begin = tokens_of(whole, tmp_path / "text.txt")
+        texts = split_text(ids, 8, begin)
+        made = []
+        for checkpoint in (pruned, whole):
+            inputs: list[np.ndarray] = []
+
+            def observe(parameter: Parameter, x: np.ndarray, _: int | None, found: list[np.ndarray] = inputs) -> None:
+                if parameter.name == name:
+                    found.append(x.astype(np.float64))
+
+            values = run_layer(first, checkpoint.weights, texts, [()] * len(texts))
+            run_layer(second, whole.weights, texts, values, observe=observe)
+            x = np.concatenate(inputs)
+            products = x.T @ x if method == "sparsegpt" else np.square(x).sum(axis=0)
+            made.append(sparse_matrix(whole.weights[name].dequantize(), products, 0.5, method))  # type: ignore[arg-type]
+        found = pruned.weights[name].dequantize()
+    np.testing.assert_allclose(found, made[0], rtol=1e-3, atol=1e-5)
+    assert ((made[0] != 0) != (made[1] != 0)).any()
 
 
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt"])

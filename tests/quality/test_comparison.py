@@ -13,12 +13,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from octavo.bench import Spread
+from octavo.cli.compare import compare
 from octavo.errors import ModelWriteError
 from octavo.quality import engine_comparison
 from octavo.quality.answers_page import answers_page
-from octavo.quality.engine_comparison import EngineFigures
+from octavo.quality.engine_comparison import (
+    EngineFigures,
+    EngineOptions,
+    EngineSpec,
+    compare_engines,
+    read_prompts,
+)
 from octavo.quality.evaluation import ReferenceOptions, WindowOptions
 from octavo.quality.model_comparison import (
     ComparedModel,
@@ -29,6 +37,7 @@ from octavo.quality.model_comparison import (
     recommend,
 )
 from octavo.quality.plots import write_plots
+from octavo.quality.servers import StreamedAnswer
 from octavo.quality.speed import Speed
 from octavo.quality.texts import read_text
 from tests.support.processes import octavo_here
@@ -220,6 +229,37 @@ def test_engines_take_turns_and_answers_are_side_by_side(
     assert "&lt;b&gt;one two &amp; three" in page
     assert "<script" not in page
     assert "<b>" not in page
+
+
+def test_engines_take_turns_at_every_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first engine changes; the ratios and the spread are those of the turns."""
+    asked: list[tuple[str, str]] = []
+
+    def answer(url: str, body: dict[str, object], _: object) -> StreamedAnswer:
+        """Eleven tokens in one second by a; by b in two seconds, and in three in the second turn."""
+        if body["prompt"] == "Hello":
+            return StreamedAnswer(0.0, [1.0], "x", 1)
+        asked.append((url[-1], str(body["prompt"])))
+        seconds = 1.0 if url[-1] == "a" else 2.0 + (len(asked) - 1) // 4
+        return StreamedAnswer(0.0, [0.5, seconds], "xy", 11)
+
+    monkeypatch.setattr(engine_comparison, "PAUSE_S", 0)
+    monkeypatch.setattr(engine_comparison, "first_model", lambda *_: "m")
+    monkeypatch.setattr(engine_comparison, "stream_completion", answer)
+    specs = [EngineSpec.parse(f"{name}=http://{name}") for name in "ab"]
+    first, second = compare_engines(specs, None, ["one", "two"], EngineOptions(turns=2))
+    assert ["".join(name for name, _ in asked[i : i + 2]) for i in range(0, 8, 2)] == ["ab", "ba", "ba", "ab"]
+    assert [prompt for _, prompt in asked] == ["one", "one", "two", "two"] * 2
+    assert (first.tokens_per_s, second.tokens_per_s) == (Spread.of([11, 11]), Spread.of([11 / 2, 11 / 3]))
+    assert (first.ratio, second.ratio) == (None, Spread.of([2, 3]))
+    assert second.ttft_s == Spread.of([0.5] * 4)
+    assert second.tpot_s == Spread.of([0.15, 0.15, 0.25, 0.25])
+
+
+def test_nine_prompts_and_200_tokens_are_the_default() -> None:
+    assert len(set(read_prompts(None))) == 9
+    assert EngineOptions().max_tokens == 200
+    assert "[default: 200]" in " ".join(CliRunner().invoke(compare, ["--help"]).stdout.split())
 
 
 LLAMA_SERVER = """#!{python}
