@@ -19,13 +19,13 @@ build:  ## the native library, in place
 	$(BIN)/pip install --no-build-isolation --no-deps -e .
 
 format:
-	$(BIN)/ruff format src tests tools benchmarks
-	$(BIN)/ruff check --fix src tests tools benchmarks
+	$(BIN)/ruff format src tests tools benchmarks examples
+	$(BIN)/ruff check --fix src tests tools benchmarks examples
 	$(BIN)/clang-format -i $(CPP)
 
 lint:
-	$(BIN)/ruff check src tests tools benchmarks
-	$(BIN)/ruff format --check src tests tools benchmarks
+	$(BIN)/ruff check src tests tools benchmarks examples
+	$(BIN)/ruff format --check src tests tools benchmarks examples
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 type:

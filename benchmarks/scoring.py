@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from judged_types import CHUNK, cut_text, run
-from report import commit, machine, spread, table
+from judged_types import CHUNK, run
+from report import beginning, commit, machine, spread, table
 
 TIME = r"(\d+\.\d+\.\d+\.\d+)"  # of a line of the log; the line before it may end on the other stream
 
@@ -60,7 +60,8 @@ def main() -> None:
     ours, theirs, perplexities = [], [], ("", "")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
-        text.write_text(cut_text(options.model, options.text, options.chunks))
+        # At least so many whole chunks, and not one more.
+        text.write_text(beginning(options.model, options.text, options.chunks * CHUNK + CHUNK // 2))
         for _ in range(options.turns):
             (own, mine), (other, its) = by_octavo(options, text), by_llama(options, text)
             ours.append(own)
