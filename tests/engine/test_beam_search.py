@@ -143,7 +143,7 @@ def test_beams_share_blocks_and_give_them_back() -> None:
 def test_preempted_beams_go_on_where_they_were() -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=12)
     expected = search(fake_engine(num_blocks=200), [5, 6, 7, 8, 9], params)
-    engine = fake_engine(num_blocks=14, block_size=4, max_model_len=40, max_num_batched_tokens=10, max_num_seqs=4)
+    engine = fake_engine(num_blocks=12, block_size=4, max_model_len=40, max_num_batched_tokens=10, max_num_seqs=4)
     request = create_request(engine, "beams", [5, 6, 7, 8, 9], params, priority=1)
     engine.add_request(request)
     for _ in range(6):

@@ -51,7 +51,8 @@ TOKENIZER = ByteTokenizer()
 def _wide_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     def logits(token_ids: list[int]) -> Any:
         values = fake_logits(token_ids, NUM_COLUMNS)
-        values[NUM_TOKENS:] += 50  # the padding of the logits, which nobody may choose
+        if fake_executor.real_model is None:
+            values[NUM_TOKENS:] += 50  # the padding of the logits, which nobody may choose
         return values
 
     monkeypatch.setattr(fake_executor, "fake_logits", logits)

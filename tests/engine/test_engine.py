@@ -384,6 +384,12 @@ def test_waste_of_the_paged_cache_is_small_on_a_mixed_load(record_property: Call
     assert 0 < waste < 0.04
 
 
+def test_one_run_of_these_tests_is_on_torch_tensors(request: pytest.FixtureRequest) -> None:
+    executor = fake_engine().executor
+    assert isinstance(executor, FakeExecutor)
+    assert (executor.real is not None) == request.node.name.endswith("[torch]")
+
+
 def test_the_executor_sees_each_step_once_and_no_token_twice() -> None:
     engine = fake_engine(max_num_batched_tokens=64)
     executor = engine.executor

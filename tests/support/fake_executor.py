@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from octavo.backends import PendingStep
+from octavo.backends import Executor, PendingStep
 from octavo.backends.sampling import sample
 from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
@@ -25,8 +25,23 @@ VOCAB_SIZE = 64
 EOS_ID = 1
 
 
+class RealModel(Protocol):
+    """A model that takes the place of the hash."""
+
+    def logits(self, token_ids: list[int], vocab_size: int) -> np.ndarray:
+        """The logits [vocab] after these tokens."""
+
+    def executor(self, vocab_size: int) -> Executor:
+        """A new executor of the model, whose steps are checked against `logits`."""
+
+
+real_model: RealModel | None = None  # tests.support.torch_model
+
+
 def fake_logits(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> np.ndarray:
-    """The "model": logits [vocab] that are a hash of all tokens up to here."""
+    """The "model": logits [vocab] that are a hash of all tokens up to here, unless there is a real one."""
+    if real_model is not None:
+        return real_model.logits(token_ids, vocab_size)
     digest = hashlib.blake2b(np.asarray(token_ids, np.int64).tobytes(), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest, "little")).normal(0, 3, vocab_size).astype(np.float32)
 
@@ -64,6 +79,7 @@ class FakeExecutor:
     """Implements `octavo.backends.Executor` over token ids.
 
     windows: of the groups of layers, one of them None. All groups hold the tokens; the answers come from that one.
+    real: the executor of the real model, if there is one: its results are those of a step.
     is_deferred: whether a step is computed when somebody waits for it, not when it is submitted.
     """
 
@@ -83,6 +99,7 @@ class FakeExecutor:
         self.late: list[LateStep] = []
         self.max_in_flight = 1
         self._tokens = np.zeros(0, np.int32)  # of the step before
+        self.real: Executor | None = None
 
     workspace_bytes = 0
     num_threads = 1
@@ -91,6 +108,10 @@ class FakeExecutor:
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:  # noqa: ARG002
         self.block_size = block_size
         self.slots = np.full(num_blocks * block_size, -1, np.int64)
+        if real_model is not None:
+            assert self.windows == [None], "the real model has one group of layers"
+            self.real = real_model.executor(len(fake_logits([0])))
+            self.real.allocate_cache(num_blocks, block_size)
 
     def submit(self, batch: Batch) -> PendingStep:
         return FakeStep(self, batch)
@@ -101,7 +122,7 @@ class FakeExecutor:
         check_arrays(batch)
         if batch.token_sources is not None:
             assert self.max_in_flight > 1
-        batch = with_tokens(batch, self._tokens)
+        submitted, batch = batch, with_tokens(batch, self._tokens)
         if self.num_steps == self.fails_at_step:
             raise RuntimeError("the fake executor was told to fail")
         for source, destination in batch.block_copies.tolist():
@@ -122,6 +143,14 @@ class FakeExecutor:
         self._tokens = np.zeros(len(logits), np.int32)  # unless rows have no outcome
         output = sample(logits, batch.sampling)
         self._tokens = output.token_ids
+        return output if self.real is None else self._checked(self.real.submit(submitted).wait(), output)
+
+    def _checked(self, output: StepOutput, expected: StepOutput) -> StepOutput:
+        """The results of the real executor, which are those of the logits of its model."""
+        for name in ("token_ids", "ranks", "top_ids"):
+            np.testing.assert_array_equal(getattr(output, name), getattr(expected, name), err_msg=name)
+        for name in ("logprobs", "top_logprobs"):
+            np.testing.assert_allclose(getattr(output, name), getattr(expected, name), 1e-5, 1e-5, err_msg=name)
         return output
 
     def _context(self, batch: Batch, request: int, position: int) -> list[int]:

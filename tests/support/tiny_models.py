@@ -331,9 +331,12 @@ def expected_logits(model: PreTrainedModel, token_ids: list[int]) -> NDArray[np.
         return model(input_ids=torch.tensor([token_ids])).logits[0].numpy()
 
 
-def tiny_graph(name: str, seed: int = 0) -> tuple[Graph, dict[str, Weight]]:
-    """The model as our graph, not optimized, with its weights by name; nothing touches the disk."""
-    model = tiny_model(name, seed)
+def tiny_graph(name: str, seed: int = 0, **changes: object) -> tuple[Graph, dict[str, Weight]]:
+    """The model as our graph, not optimized, with its weights by name; nothing touches the disk.
+
+    changes: other values of its configuration.
+    """
+    model = tiny_model(name, seed, **changes)
     module = load_architecture(model.config.model_type)
     config = module.Config.from_hf(ConfigReader(model.config.to_dict()))
     table = weight_table(module)
