@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from octavo import LLM
 from octavo.backends.memory import MemoryBudget
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
+from octavo.distributed.executor import GroupExecutor
 from octavo.engine.load import plan_cache
-from octavo.engine.rank import rank_needs
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint
@@ -104,11 +103,22 @@ def test_plan_of_ranks(smollm2_path: Path) -> None:
     # The logits of the last stage, as many as the rank has rows of the output head.
     assert sum(rank["logits_bytes_per_row"] for rank in ranks) == 4 * 49152
     assert [rank["logits_bytes_per_row"] > 0 for rank in ranks] == [True] * 3 + [False] * 3
-    assert not any(rank["gathers_logits"] for rank in ranks)
     assert "64.0 KiB for each row of logits that is not sampled from the best candidates" in text
-    with closing(open_checkpoint(smollm2_path)) as checkpoint:
-        on_torch = rank_needs(checkpoint, EngineConfig(backend="torch:cpu", tensor_parallel_size=2), 512)
-    assert all(rank.gathers_logits for rank in on_torch)
+
+
+@pytest.mark.parametrize("place", ["cpu", "torch:cpu"])
+def test_the_plan_of_ranks_is_what_they_take(smollm2_path: Path, place: str) -> None:
+    """On the CPU and on a device of torch, as they are once they are loaded."""
+    options = ("--ctx", "512", "--tensor-parallel-size", "2", "--backend", place)
+    ranks = json.loads(octavo_here("plan", smollm2_path, *options, "--json").stdout)["ranks"]
+    places = {"backend": place, "tensor_parallel_size": 2, "max_model_len": 512}
+    with LLM(str(smollm2_path), kv_cache_memory="32MiB", **places) as llm:
+        executor = llm._session.model().executor
+        assert isinstance(executor, GroupExecutor)
+        assert executor.weight_bytes == sum(rank["weight_bytes"] for rank in ranks)
+        assert executor.own_weight_bytes == ranks[0]["weight_bytes"]
+        assert executor.workspace_bytes == pytest.approx(ranks[0]["workspace_bytes"], rel=0.1)
+        assert executor.cache_sizes.token_bytes == max(rank["kv_bytes_per_token"] for rank in ranks)
 
 
 def test_plan_of_whole_experts(tmp_path: Path) -> None:

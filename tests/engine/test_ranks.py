@@ -192,15 +192,26 @@ def test_options() -> None:
         EngineConfig(tensor_parallel_size=2, backend="reference")
 
 
-def test_two_machines(model: str, of_one_rank: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one is a process that comes over the network."""
+@pytest.mark.parametrize("launcher", [None, "LeaderWorkerSet", "Slurm"])
+def test_two_machines(
+    model: str, of_one_rank: list[object], monkeypatch: pytest.MonkeyPatch, launcher: str | None
+) -> None:
+    """The second one is a process that comes over the network. Its place is in its flags, or in its environment."""
     monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", secrets.token_hex(16))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        master = f"127.0.0.1:{free.getsockname()[1]}"
+        master = "{}:{}".format(*free.getsockname())
+    host, _, port = master.partition(":")
     nodes = {"nnodes": 2, "master": master, "pipeline_parallel_size": 2}
-    flags = ["--nnodes", "2", "--node-rank", "1", "--master", master, "--pipeline-parallel-size", "2"]
-    helper = subprocess.Popen([sys.executable, "-m", "octavo", "serve", model, *flags], stderr=subprocess.PIPE)
+    flags, variables = ["--pipeline-parallel-size", "2"], {"MASTER_PORT": port}
+    if launcher is None:
+        flags += ["--nnodes", "2", "--node-rank", "1", "--master", master]
+    elif launcher == "Slurm":
+        variables |= {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "MASTER_ADDR": host}
+    else:
+        variables |= {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": host}
+    command = [sys.executable, "-m", "octavo", "serve", model, *flags]
+    helper = subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | variables)
     with LLM(model, kv_cache_memory=20 << 10, **nodes, **OPTIONS) as llm:
         greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
         found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]

@@ -183,10 +183,8 @@ class SleepingExecutor(Protocol):
 class RankGroup(Protocol):
     """The ranks that compute parts of the same layers, and exchange values in the middle of a step.
 
-    samples_together: all ranks take part in sampling and need `Batch.sampling`; else only the first one.
+    All of them take part in sampling, and need `Batch.sampling`.
     """
-
-    samples_together: bool
 
     @property
     def error(self) -> str:
@@ -222,7 +220,6 @@ class BackendDescription:
 class Backend(Protocol):
     """A module under `octavo.backends` with these functions."""
 
-    RANKS_SAMPLE_TOGETHER: bool  # `RankGroup.samples_together` of its groups
     PAGES_WEIGHTS: bool  # a model larger than memory can run, with `PackCacheOptions.resident_bytes`
 
     def compile(

@@ -43,7 +43,6 @@ from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
 
 PAGES_WEIGHTS = False
-RANKS_SAMPLE_TOGETHER = False
 
 
 def compile(  # noqa: A001 - the backend protocol's name

@@ -130,7 +130,6 @@ class SplitBackend:
     room: int | None = None
 
     PAGES_WEIGHTS = True  # those on the CPU
-    RANKS_SAMPLE_TOGETHER = False  # it has none
 
     def device_limit(self) -> MemoryBudget:
         """The device's memory that a model which is not loaded yet may use."""

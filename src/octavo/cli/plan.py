@@ -379,8 +379,9 @@ def _rank_facts(rank: RankNeeds) -> str:
     exchange = (
         f"; gives {size(rank.exchanged_bytes_per_token)} a token to its stage in {rank.exchanges} exchanges a step"
     )
-    which = "" if rank.gathers_logits else " that is not sampled from the best candidates"
-    logits = f", and {size(rank.logits_bytes_per_row)} for each row of logits{which}"
+    logits = (
+        f", and {size(rank.logits_bytes_per_row)} for each row of logits that is not sampled from the best candidates"
+    )
     return (
         f"stage {rank.stage}, part {rank.part}: weights {size(rank.weight_bytes)}, workspace "
         f"{size(rank.workspace_bytes)}, KV cache {size(rank.kv_bytes_per_token)} a token"

@@ -40,14 +40,13 @@ def write_simulation(
 ) -> None:
     """text: of the option. context: tokens of each user. whole_experts: on each rank, of a mixture."""
     from octavo.engine.devices import backend_name
-    from octavo.engine.rank import ranks_sample_together
     from octavo.engine.simulation import Load, simulate
     from octavo.loader.generation_config import sampling_defaults
 
     sampling = sampling_defaults(checkpoint, config.generation_config)
     several = replace(config, tensor_parallel_size=max(config.tensor_parallel_size, 2))
     on_torch = backend_name(several).startswith("torch")
-    whole_logits = not ranks_sample_together(config) or needs_all_logits(sampling.values, on_torch=on_torch)
+    whole_logits = needs_all_logits(sampling.values, on_torch=on_torch)
     load = Load(context, users, whole_experts, whole_logits)
     nodes, machines = machines_of(text)
     choices = simulate(checkpoint, config, machines, nodes, load)

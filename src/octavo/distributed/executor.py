@@ -73,12 +73,12 @@ class GroupExecutor:
         return _GroupStep(self, step.wait)
 
     def _tell(self, batch: Batch) -> None:
-        """Sends the step to all ranks. Those of the last stage get the sampling options, if they sample together."""
+        """Sends the step to all ranks. Those of the last stage, which sample together, get the sampling options."""
         self._number += 1
         if self._leader.patience is not None:
             self._leader.patience.begin(batch)
-        together = self._group is not None and self._group.samples_together and not batch.return_logits
-        message = step_message(self._number, batch, with_sampling=together)
+        is_sampled = self._group is not None and not batch.return_logits
+        message = step_message(self._number, batch, with_sampling=is_sampled)
         last = self._ranks.of_stage(self.num_stages - 1)
         earlier = range(last.stop, self._ranks.count)
         if earlier:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo import env
-from octavo.backends import Executor, ExecutorLimits, RankGroup, get_backend, numa
+from octavo.backends import Executor, ExecutorLimits, RankGroup, numa
 from octavo.backends.parameters import column_step
 from octavo.backends.progress import WaitMeter, WatchedExecutor, work_done
 from octavo.backends.rank_segments import remove_segments
@@ -213,9 +213,8 @@ class RankNeeds:
     """One rank of a model. Sizes in bytes. exchanges: with the other ranks of its stage, in a step.
 
     exchanged_bytes_per_token: that the rank gives to them. logits_bytes_per_row: that it gives of a row of logits which
-    is gathered whole. gathers_logits: all rows are; else those that cannot be sampled from the best candidates of each
-    rank. handed_on_bytes_per_token: to the next stage. experts: the first and how many of each mixture, if it has not
-    all of them.
+    is gathered whole, because it cannot be sampled from the best candidates of each rank. handed_on_bytes_per_token: to
+    the next stage. experts: the first and how many of each mixture, if it has not all of them.
     """
 
     rank: int
@@ -228,7 +227,6 @@ class RankNeeds:
     exchanges: int
     exchanged_bytes_per_token: int
     logits_bytes_per_row: int
-    gathers_logits: bool
     handed_on_bytes_per_token: int
     experts: tuple[int, int] | None = None
 
@@ -256,7 +254,6 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
                 len(exchanged),
                 _FLOAT_BYTES * (sum(each.given for each in exchanged) - sum(logits)),
                 _FLOAT_BYTES * sum(logits),
-                bool(logits) and not ranks_sample_together(config),
                 0 if is_last else _FLOAT_BYTES * sum(value.cols for value in graph.outputs),
                 (mixtures[0].first_expert, mixtures[0].gate.shape[0]) if mixtures else None,
             )
@@ -287,12 +284,6 @@ def exchanges_of(graph: Graph) -> list[RankExchange]:
             given = node.op.inputs[0].cols
             found.append(RankExchange(node.output.rows, given, times * others * node.output.cols))
     return found
-
-
-def ranks_sample_together(config: EngineConfig) -> bool:
-    """True if ranks with these options can sample from the best candidates of each, and need not gather all logits."""
-    name = backend_name(replace(config, tensor_parallel_size=max(config.tensor_parallel_size, 2)))
-    return get_backend(name).RANKS_SAMPLE_TOGETHER
 
 
 class Follower:

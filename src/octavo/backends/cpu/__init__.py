@@ -18,17 +18,15 @@ from octavo.backends.cpu.compile import (
     sizes,
 )
 from octavo.backends.cpu.executor import CpuExecutor
-from octavo.backends.cpu.rank_group import CpuRankGroup, join_group
+from octavo.backends.cpu.rank_group import join_group
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.memory import host_memory as memory
 from octavo.backends.rates import Rates
 
 PAGES_WEIGHTS = True
-RANKS_SAMPLE_TOGETHER = CpuRankGroup.samples_together
 
 __all__ = [
     "PAGES_WEIGHTS",
-    "RANKS_SAMPLE_TOGETHER",
     "CompileOptions",
     "CpuExecutor",
     "choose_isa",

@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 class CpuRankGroup:
     """Implements `octavo.backends.RankGroup`."""
 
-    samples_together = True
-
     def __init__(self, group: _native.CollectiveGroup) -> None:
         self._group = group
 

@@ -70,7 +70,6 @@ class TorchBackend:
     group: TorchRankGroup | None = None
 
     PAGES_WEIGHTS = False
-    RANKS_SAMPLE_TOGETHER = TorchRankGroup.samples_together
 
     @classmethod
     def on(cls, name: str | None = None) -> TorchBackend:

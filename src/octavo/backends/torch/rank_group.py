@@ -30,7 +30,6 @@ _WAIT = timedelta(seconds=120)  # for ranks to come, and in a step for each othe
 class TorchRankGroup:
     """Implements `octavo.backends.RankGroup`. On a GPU, exchanges are queued like kernels; nothing waits for them."""
 
-    samples_together = True  # where the options allow it: `octavo.backends.torch.rank_sampling`
     is_waiting = True  # or not: that is not known here, where a wait ends after two minutes
     compile: Callable[..., Executor]  # as `TorchBackend.compile`, for the graph of this rank; set by the backend
 
