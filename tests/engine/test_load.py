@@ -109,7 +109,7 @@ def test_packed_weights_are_kept_and_mapped(
 ) -> None:
     """The second start takes them from disk; every log-probability is the same to the last bit."""
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    caplog.set_level(logging.INFO, "octavo.backends.cpu.pack_cache")
+    caplog.set_level(logging.INFO, "octavo.backends.kept_files")
     answers = []
     for pack_cache in (False, True, True):
         with LLM(str(smollm2_path), kv_cache_memory="64MiB", pack_cache=pack_cache) as llm:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import time
 from pathlib import Path
@@ -18,7 +20,8 @@ from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.storages import Layout
 from octavo.backends.torch.stream import FileCopies, FileLayer, HostCopies, LayerRing
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
-from octavo.errors import EngineDeadError
+from octavo.backends.torch.weights import DeviceWeights
+from octavo.errors import EngineDeadError, InsufficientMemoryError
 from octavo.graph.passes import optimize
 from octavo.graph.segments import layer_borders
 from tests.models.test_steps import LIMITS, in_chunks
@@ -214,16 +217,132 @@ def test_late_copies_change_nothing() -> None:
     held.clear()
 
 
-def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "layers"
     path.write_bytes(bytes(range(200)) * 3)
     with path.open("rb") as file:
-        place = torch.zeros(200, dtype=torch.uint8)
         copies = FileCopies(HostCopies(), 200, pinned=False)
-        for layer, error in ((FileLayer(file, 100, 200, 1), "not kept"), (FileLayer(file, 500, 200, 1), "ends early")):
-            with pytest.raises(EngineDeadError, match=error):
-                copies.finish(copies.copy(place, layer, None))
+        with pytest.raises(EngineDeadError, match="ends early"):
+            copies.finish(copies.copy(torch.zeros(200, dtype=torch.uint8), FileLayer(file, 500, 200), None))
         copies.close()
+
+
+class FromDisk:
+    """Starts of one model whose layers are all streamed from disk. made: the layers that the latest one laid out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str = "llama", seed: int = 0) -> None:
+        self._graph, self._weights = tiny_graph(name, seed)
+        self._backend = TorchBackend(CPU, torch.float32)
+        self.layers = tuple(sorted({n.layer_index for n in self._graph.nodes if n.layer_index is not None}))
+        self._monkeypatch = monkeypatch
+        self.made = 0
+
+    def logits(self, identity: str = "model", limit: int = 1 << 30) -> np.ndarray:
+        load = DeviceWeights.__init__
+
+        def counted(*args: Any, **kwargs: Any) -> None:
+            self.made += 1
+            load(*args, **kwargs)
+
+        sizes = self._backend.streamed(self._backend.sizes(self._graph, self._weights, LIMITS), self.layers)
+        self.made = -1  # what stays on the device is made, too
+        with self._monkeypatch.context() as patch:
+            patch.setattr(DeviceWeights, "__init__", counted)
+            options = PackCacheOptions(identity, limit, 0)
+            return logits_of(self._backend.compile(sizes, self._weights, LIMITS, pack_cache=options))
+
+    def resident(self) -> np.ndarray:
+        return logits_of(self._backend.compile(self._graph, self._weights, LIMITS))
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    return tmp_path / "packed"
+
+
+def the_file(packed: Path) -> Path:
+    [path] = packed.iterdir()
+    return path
+
+
+def test_a_second_start_writes_nothing_and_lays_out_one_layer(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FromDisk(monkeypatch)
+    first = model.logits()
+    assert model.made == len(model.layers) + 1
+    before = the_file(packed).stat()
+    np.testing.assert_array_equal(first, model.resident())
+    np.testing.assert_array_equal(model.logits(), first)
+    after = the_file(packed).stat()
+    assert (after.st_ino, after.st_blocks) == (before.st_ino, before.st_blocks)
+    assert model.made == 1 < len(model.layers)
+
+
+@pytest.mark.parametrize("at", [3, 20, 60, 5000, 200_000])
+def test_a_damaged_file_is_written_anew(
+    at: int, packed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = FromDisk(monkeypatch)
+    expected = model.logits()
+    good = the_file(packed).read_bytes()
+    damaged = bytearray(good)
+    damaged[at] ^= 1
+    the_file(packed).chmod(0o600)
+    the_file(packed).write_bytes(damaged)
+    np.testing.assert_array_equal(model.logits(), expected)
+    assert "removed and the weights are packed anew" in caplog.text
+    assert the_file(packed).read_bytes() == good
+
+
+def test_a_file_that_other_code_wrote_is_written_anew(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checksums are right."""
+    model = FromDisk(monkeypatch)
+    expected = model.logits()
+    the_file(packed).unlink()
+    with monkeypatch.context() as patch:
+        write = Layout.write
+        patch.setattr(Layout, "write", lambda self, buffer: (write(self, buffer), buffer.bitwise_not_()))
+        model.logits()
+    np.testing.assert_array_equal(model.logits(), expected)
+    assert "streamed layer 0 is laid out otherwise" in caplog.text
+
+
+def test_another_model_has_another_file(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its weights, even if time stamps lie, and by the identity of its files."""
+    model, other = FromDisk(monkeypatch), FromDisk(monkeypatch, seed=1)
+    model.logits()
+    np.testing.assert_array_equal(other.logits(), other.resident())
+    assert len([*packed.iterdir()]) == 2
+    model.logits("changed")
+    assert len([*packed.iterdir()]) == 3
+
+
+@pytest.mark.usefixtures("packed")
+def test_layers_of_several_kinds_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lfm2", "deepseek3"):
+        model = FromDisk(monkeypatch, name)
+        expected = model.resident()
+        np.testing.assert_array_equal(model.logits(), expected)
+        np.testing.assert_array_equal(model.logits(), expected)
+        assert model.made < len(model.layers)
+
+
+@pytest.mark.parametrize("reason", ["limit", "disk"])
+def test_a_disk_without_room_is_one_line(
+    reason: str, packed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if reason == "disk":
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(InsufficientMemoryError, match=r"could not be kept on disk; .* raise pack_cache_size"):
+        FromDisk(monkeypatch).logits(limit=1000 if reason == "limit" else 1 << 30)
+    [record] = caplog.records
+    assert ("pack_cache_size allows" if reason == "limit" else "No space left") in record.getMessage()
+    assert not [*packed.iterdir()]
 
 
 def test_tensors_keep_their_numbers_strides_and_sharing() -> None:

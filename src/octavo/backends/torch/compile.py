@@ -111,8 +111,8 @@ class TorchBackend:
         check_model_len(planned.graph, limits)
         with room_for("the weights", planned.weight_bytes):
             if isinstance(planned, StreamedSizes):
-                on_disk = pack_cache is not None and pack_cache.resident_bytes is not None
-                streamed = StreamPlan(planned.layers, on_disk)
+                on_disk = pack_cache if pack_cache is not None and pack_cache.resident_bytes is not None else None
+                streamed = StreamPlan(planned.layers, on_disk, planned.host_bytes)
                 held = load_streamed(planned.graph, weights, self.dtype, self.device, streamed, progress)
             else:
                 held = DeviceWeights(planned.graph, weights, self.dtype, self.device, progress)

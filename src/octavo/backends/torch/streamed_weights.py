@@ -1,9 +1,7 @@
-"""The weights of a graph of which some layers are streamed: where each lies, and the file of those on disk."""
+"""The weights of a graph of which some layers are streamed, and where each lies."""
 
 from __future__ import annotations
 
-import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo import env
+from octavo.backends import CHECKING, PackCacheOptions
 from octavo.backends.parameters import parameter_info
+from octavo.backends.torch.layer_file import LayerFile
 from octavo.backends.torch.storages import Layout
 from octavo.backends.torch.stream import (
     CopyEngine,
     FileCopies,
-    FileLayer,
     HostCopies,
     LayerRing,
     StreamCopies,
@@ -26,7 +24,6 @@ from octavo.backends.torch.stream import (
 )
 from octavo.backends.torch.weights import DeviceWeights
 from octavo.config import LoadProgress
-from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
@@ -45,10 +42,14 @@ def places_of(num_layers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """layers: indices of the streamed layers of a graph, ascending. on_disk: they are read from a file in each step."""
+    """layers: indices of the streamed layers of a graph, ascending.
+
+    pack_cache: they are read from a file of it in each step, of about so many bytes; None: they lie in main memory.
+    """
 
     layers: tuple[int, ...]
-    on_disk: bool = False
+    pack_cache: PackCacheOptions | None = None
+    num_bytes: int = 0
 
 
 def streamed_parameters(graph: Graph, layers: Sequence[int]) -> dict[int, list[Parameter]]:
@@ -91,19 +92,20 @@ def load_streamed(
     elsewhere = {parameter for found in by_layer.values() for parameter in found}
     held = load([p for p in graph.parameters if p not in elsewhere], device)
     is_gpu = device.type == "cuda"
-    file = _LayerFile() if plan.on_disk else None
-    sources: list[Any] = []
-    layers: list[DeviceWeights] = []
-    for found in by_layer.values():
-        layer = load(found, torch.device("cpu"))
-        layout = Layout(layer.tensors)
-        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=is_gpu and file is None)
-        layout.write(buffer)
-        sources.append(buffer if file is None else file.append(buffer))
-        # Only the shapes of the tensors and their places in the buffer are kept.
-        shapes = torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
-        layer.replace_tensors(partial(layout.view, buffer=shapes))
-        layers.append(layer)
+
+    def in_buffer(parameters: Sequence[Parameter]) -> tuple[DeviceWeights, Tensor]:
+        layer = load(parameters, torch.device("cpu"))
+        return layer, _bytes_of(layer, pinned=is_gpu and plan.pack_cache is None)
+
+    found: Sequence[tuple[DeviceWeights, Any]]
+    if plan.pack_cache is None:
+        found = [*map(in_buffer, by_layer.values())]
+    else:
+        kept = LayerFile(plan.pack_cache, f"{dtype} {device.type}", weights, [*by_layer.values()])
+        found = kept.layers(in_buffer, plan.num_bytes)
+        if progress is not None:
+            progress(CHECKING, sum(stored.values()), sum(stored.values()))
+    layers, sources = [layer for layer, _ in found], [source for _, source in found]
     largest = max((len(x) if isinstance(x, Tensor) else x.num_bytes for x in sources), default=0)
     places = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(places_of(len(sources)))]
     for number, layer in enumerate(layers):
@@ -111,14 +113,24 @@ def load_streamed(
         layer.replace_tensors(partial(_seen_in, place))
         held.take(layer)
     held.nbytes += largest * len(places)
-    if copies is None:
-        copies = StreamCopies(device) if is_gpu else HostCopies()
-    if file is not None:
+    copies = copies or (StreamCopies(device) if is_gpu else HostCopies())
+    if plan.pack_cache is not None:
         copies = FileCopies(copies, largest, pinned=is_gpu)
     numbers: dict[int | None, int] = {layer: number for number, layer in enumerate(by_layer)}
     ring = LayerRing(sources, places, copies)
     held.streamed = StreamedLayers(ring, lambda node: numbers.get(node.layer_index), graph.nodes)
     return held
+
+
+def _bytes_of(layer: DeviceWeights, *, pinned: bool) -> Tensor:
+    """A layer's tensors in one buffer. Of themselves, only the shapes and the places there are kept."""
+    layout = Layout(layer.tensors)
+    # Zeros between the tensors, so that the same layer has the same bytes.
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
+    layout.write(buffer)
+    shapes = torch.empty(layout.nbytes, dtype=torch.uint8, device="meta")
+    layer.replace_tensors(partial(layout.view, buffer=shapes))
+    return buffer
 
 
 def _seen_in(place: Tensor, shape: Tensor) -> Tensor:
@@ -127,30 +139,4 @@ def _seen_in(place: Tensor, shape: Tensor) -> Tensor:
 
 
 def _of_part(progress: LoadProgress, before: int, total: int, phase: str, done: int, _: int) -> None:
-    progress(phase, before + done, total)
-
-
-class _LayerFile:
-    """The streamed layers one after another in a file without a name, which is gone with the process that reads it."""
-
-    def __init__(self) -> None:
-        folder = env.pack_cache_dir()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the layers read it until the process ends
-        self._end = 0
-
-    def append(self, buffer: Tensor) -> FileLayer:
-        """Raises InsufficientMemoryError if the disk is full."""
-        data = buffer.numpy().data
-        try:
-            self._file.seek(self._end)
-            self._file.write(data)
-            self._file.flush()
-        except OSError as error:
-            raise InsufficientMemoryError(
-                f"{env.pack_cache_dir()}: the weights of streamed layers cannot be written ({error}); free space "
-                "there, or take gpu_offload cpu"
-            ) from None
-        layer = FileLayer(self._file, self._end, len(data), zlib.crc32(data))
-        self._end += len(data)
-        return layer
+    progress(phase, min(before + done, total), total)  # a layer of a new file is laid out twice

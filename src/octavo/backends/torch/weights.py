@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate
@@ -264,6 +265,28 @@ class DeviceWeights:
         self._tensors = {p: moved(x) for p, x in self._tensors.items()}
         self.planes = {p: moved_planes(x) for p, x in self.planes.items()}
         self._joined = {g: moved_planes(x) if isinstance(x, Planes) else moved(x) for g, x in self._joined.items()}
+
+    def structure(self, parameters: Sequence[Parameter]) -> str:
+        """Everything but the numbers, of tensors that lie in one buffer. parameters: all of them, in their order."""
+        place = {p: i for i, p in enumerate(parameters)}
+
+        def of(held: Tensor | Planes) -> object:
+            if isinstance(held, Tensor):
+                return (held.dtype, tuple(held.shape), held.stride(), held.storage_offset())
+            tensors = {name: of(tensor) for name, tensor in held.tensors.items()}
+            return (tensors, {name: getattr(held, name) for name in held.__slots__ if name not in tensors})
+
+        alone = {place[p]: of(x) for p, x in self._tensors.items()}
+        alone |= {place[p]: of(x) for p, x in self.planes.items()}
+        return repr((sorted(alone.items()), [([place[p] for p in g], of(x)) for g, x in self._joined.items()]))
+
+    def as_those_of(self, names: Mapping[Parameter, Parameter]) -> DeviceWeights:
+        """The same tensors as other weights of the same structure. names: of each weight, the other one."""
+        other = copy(self)
+        other._tensors = {names[p]: x for p, x in self._tensors.items()}
+        other.planes = {names[p]: x for p, x in self.planes.items()}
+        other._joined = {tuple(names[p] for p in g): x for g, x in self._joined.items()}
+        return other
 
     def take(self, others: DeviceWeights) -> None:
         """Has those of others too, of the same graph; `nbytes` does not change."""

@@ -1,0 +1,180 @@
+"""Files in the pack cache's folder: private, bounded in size together, written completely or not at all.
+
+Who writes one chooses its first bytes, the key of the content, and checks the others when it is read. Problems with a
+file are logged and never prevent a start by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from octavo import env
+
+logger = logging.getLogger(__name__)
+
+_SUFFIX = ".packed"
+_ALIGNMENT = 4096
+
+Content = TypeVar("Content")
+
+
+class WrongFileError(Exception):
+    """A file cannot be used, for the reason in the message."""
+
+
+class KeptFile:
+    """The file of one content."""
+
+    def __init__(self, digest: bytes, limit_bytes: int) -> None:
+        """digest: of everything that its content depends on. limit_bytes: of all files together."""
+        self._limit_bytes = limit_bytes
+        self._stem = digest.hex()[:32]
+        self._name = self._stem + _SUFFIX
+        self.path = env.pack_cache_dir() / self._name
+
+    def read(self, content_of: Callable[[int], Content]) -> Content | None:
+        """The content of its descriptor, which ends with the call; None if it is missing or cannot be used.
+
+        content_of: raises `WrongFileError` if it is not what it must be; the file is removed then.
+        """
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        try:
+            with _open_folder(self.path.parent) as folder, _opened(self._name, flags, folder) as file:
+                try:
+                    status = os.fstat(file)
+                    _check_private(status)
+                    if not stat.S_ISREG(status.st_mode):
+                        raise WrongFileError("not a regular file")
+                    content = content_of(file)
+                except WrongFileError as reason:
+                    logger.warning("%s: %s; it is removed and the weights are packed anew", self.path, reason)
+                    with contextlib.suppress(OSError):
+                        os.unlink(self._name, dir_fd=folder)
+                    return None
+                with contextlib.suppress(OSError):  # a read-only folder keeps no order of use
+                    os.utime(file)
+                return content
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("%s: %s; the weights are packed anew", self.path, error.strerror or error)
+            return None
+
+    def write(self, size: int, write: Callable[[int], int]) -> bool:
+        """Makes room for about `size` bytes and writes them. False: they could not be kept.
+
+        write: writes to a descriptor and returns where the file ends; it is not called if there is no room.
+        """
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _open_folder(self.path.parent) as folder:
+                return self._write(folder, size, write)
+        except OSError as error:
+            logger.warning("%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
+            return False
+
+    def _write(self, folder: int, size: int, write: Callable[[int], int]) -> bool:
+        if size > self._limit_bytes:
+            logger.warning(
+                "%s: the packed weights take %d MB, more than pack_cache_size allows (%d MB): not kept",
+                self.path, size // 10**6, self._limit_bytes // 10**6,
+            )  # fmt: skip
+            return False
+        if _remove_dead_files(folder, self._stem):
+            logger.info("%s: another process is writing it", self.path)
+            return False
+        _make_room(folder, self._limit_bytes - size, self._name)
+        draft = f".{self._stem}-{secrets.token_hex(8)}.draft"
+        with _opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)  # tells others that its writer lives
+                os.posix_fallocate(file, 0, size)  # a full disk is noticed before anything is written
+                size = write(file)
+                os.ftruncate(file, size)
+                if size > self._limit_bytes:
+                    raise OSError(errno.EFBIG, f"they take {size // 10**6} MB, more than pack_cache_size allows")
+                os.fsync(file)
+                os.rename(draft, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(draft, dir_fd=folder)
+                raise
+        logger.info("%s: packed weights kept for the next start, %d MB", self.path, size // 10**6)
+        return True
+
+
+def padded(nbytes: int) -> int:
+    """Whole pages."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+@contextlib.contextmanager
+def _opened(name: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+    """A descriptor of a file in `folder`, only readable by its owner if it is new. Follows no symbolic link."""
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400, dir_fd=folder)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _open_folder(path: Path) -> Iterator[int]:
+    """A descriptor of the folder, for all further accesses. Raises OSError if others may write to it."""
+    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
+        try:
+            _check_private(os.fstat(folder))
+        except WrongFileError as reason:
+            remedy = f"chmod 700 {path}, or set OCTAVO_CACHE"
+            raise PermissionError(0, f"the folder is not safe, {reason} ({remedy})") from None
+        yield folder
+
+
+def _check_private(status: os.stat_result) -> None:
+    """Checks that no other user could have written the mapped file, or could write to it while it is in use."""
+    if status.st_uid != os.geteuid():
+        raise WrongFileError(f"it belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise WrongFileError("others may write to it")
+
+
+def _remove_dead_files(folder: int, stem: str) -> bool:
+    """Removes drafts of dead writers. True if a living process is writing a draft of `stem`."""
+    alive = False
+    for name in os.listdir(folder):
+        if not name.endswith(".draft"):
+            continue
+        with contextlib.suppress(OSError), _opened(name, os.O_RDONLY | os.O_NONBLOCK, folder) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+            except BlockingIOError:
+                alive = alive or name.startswith(f".{stem}-")
+    return alive
+
+
+def _make_room(folder: int, left_bytes: int, own_name: str) -> None:
+    """Removes the least recently used files until the others take at most `left_bytes`."""
+    found = []
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if name.endswith(_SUFFIX) and name != own_name and stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime_ns, name, status.st_size))
+    total = sum(size for _, _, size in found)
+    for _, name, size in sorted(found):
+        if total <= left_bytes:
+            break
+        logger.info("%s: removed packed weights that were not used for longest, %d MB", name, size // 10**6)
+        os.unlink(name, dir_fd=folder)
+        total -= size

@@ -1,0 +1,134 @@
+"""Streamed layers on disk, kept for the next start: the bytes of each as it lies in a place of the ring.
+
+As in the CPU's file (`octavo.backends.cpu.pack_cache`), the key must be that of the model, and nothing in the file is
+followed but checked: the size, checksum and structure of each layer. Structures come from the first layer of each kind,
+which every start lays out anew and compares, so a file of other code is found even if nobody raised the version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from octavo.backends import PackCacheOptions
+from octavo.backends.kept_files import KeptFile, WrongFileError, padded
+from octavo.backends.parameters import fingerprint_of, parameter_info
+from octavo.backends.torch.stream import FileLayer
+from octavo.backends.torch.weights import DeviceWeights
+from octavo.errors import InsufficientMemoryError
+from octavo.graph.values import Parameter
+from octavo.quantization.packed import Weight
+
+_MAGIC = b"octavo layers 1\n"
+_ENTRY = struct.Struct("<QQ16s")  # bytes of a layer, their checksum, digest of its structure
+
+Maker = Callable[[Sequence[Parameter]], tuple[DeviceWeights, Tensor]]
+
+
+class LayerFile:
+    """The file of a model's streamed layers."""
+
+    def __init__(
+        self,
+        options: PackCacheOptions,
+        place: str,
+        weights: Mapping[str, Weight],
+        layers: Sequence[Sequence[Parameter]],
+    ) -> None:
+        """place: types and device of the computation. layers: the weights of each."""
+        digest = hashlib.blake2b(f"{place} {options.identity}\n".encode(), digest_size=32)
+        for parameter in (parameter for layer in layers for parameter in layer):
+            digest.update(f"{parameter.label} {parameter.shape}\n".encode() + fingerprint_of(weights, parameter))
+        self._weights, self._layers = weights, layers
+        self._key = _MAGIC + digest.digest()
+        self._header_bytes = len(self._key) + len(layers) * _ENTRY.size
+        self._file = KeptFile(digest.digest(), options.limit_bytes)
+
+    def layers(self, make: Maker, num_bytes: int) -> list[tuple[DeviceWeights, FileLayer]]:
+        """Each layer with its place in the file, which is written if it is missing or damaged.
+
+        make: lays a layer out on the host. num_bytes: of all layers, about.
+        Raises InsufficientMemoryError if the file cannot be kept.
+        """
+        found = self._file.read(lambda file: self._read(file, make))
+        size = padded(self._header_bytes) + num_bytes
+        if found is None and self._file.write(size, lambda file: self._write(file, make)):
+            found = self._file.read(lambda file: self._read(file, make))
+        if found is None:
+            raise InsufficientMemoryError(
+                f"{self._file.path}: the streamed layers have no room in main memory and could not be kept on disk; "
+                "the warnings say why: free space there, raise pack_cache_size, or take gpu_offload cpu"
+            )
+        return found
+
+    def _write(self, file: int, make: Maker) -> int:
+        """Writes one layer after another, then the header. Returns the size of the file."""
+        entries = []
+        with open(file, "wb", closefd=False) as out:
+            out.seek(padded(self._header_bytes))
+            for parameters in self._layers:
+                layer, buffer = make(parameters)
+                data = buffer.numpy().data
+                out.write(data)
+                entries.append(_ENTRY.pack(len(data), zlib.crc32(data), _structure(layer, parameters)))
+                out.seek(padded(out.tell()))
+            end = out.tell()
+            out.seek(0)
+            out.write(b"".join([self._key, *entries]))
+        return end
+
+    def _read(self, file: int, make: Maker) -> list[tuple[DeviceWeights, FileLayer]]:
+        header = os.pread(file, self._header_bytes, 0)
+        if len(header) != self._header_bytes or not header.startswith(self._key):
+            raise WrongFileError("not the streamed layers of this model, or damaged")
+        entries = [*_ENTRY.iter_unpack(header[len(self._key) :])]
+        end = padded(self._header_bytes) + sum(padded(nbytes) for nbytes, _, _ in entries)
+        if (size := os.fstat(file).st_size) != end:
+            raise WrongFileError(f"it has {size} bytes, must have {end}")
+        kept = os.fdopen(os.dup(file), "rb")
+        try:
+            return self._checked(kept, entries, make)
+        except BaseException:
+            kept.close()
+            raise
+
+    def _checked(
+        self, kept: IO[bytes], entries: Sequence[tuple[int, int, bytes]], make: Maker
+    ) -> list[tuple[DeviceWeights, FileLayer]]:
+        """Raises WrongFileError if a layer is not what its entry and this code say."""
+        examples: dict[object, tuple[DeviceWeights, Sequence[Parameter], int]] = {}
+        found, offset = [], padded(self._header_bytes)
+        for number, (parameters, (nbytes, checksum, structure)) in enumerate(zip(self._layers, entries, strict=True)):
+            kind = tuple((parameter_info(self._weights, p).type_name, p.shape) for p in parameters)
+            layer = None
+            if kind in examples:
+                other, names, other_bytes = examples[kind]
+                layer = other.as_those_of(dict(zip(names, parameters, strict=True)))
+                if (other_bytes, _structure(layer, parameters)) != (nbytes, structure):
+                    layer = None  # of other numbers, such as an order of columns
+            if layer is None:
+                layer, buffer = make(parameters)
+                made = (len(buffer), zlib.crc32(buffer.numpy().data), _structure(layer, parameters))
+                if made != (nbytes, checksum, structure):
+                    raise WrongFileError(f"streamed layer {number} is laid out otherwise")
+                examples.setdefault(kind, (layer, parameters, nbytes))
+                layer = layer.as_those_of({p: p for p in parameters})  # the example keeps its places
+            source = FileLayer(kept, offset, nbytes)
+            buffer = torch.empty(nbytes, dtype=torch.uint8)
+            source.read_into(buffer)
+            if zlib.crc32(buffer.numpy().data) != checksum:
+                raise WrongFileError(f"the bytes of streamed layer {number} are damaged")
+            found.append((layer, source))
+            offset += padded(nbytes)
+        return found
+
+
+def _structure(layer: DeviceWeights, parameters: Sequence[Parameter]) -> bytes:
+    return hashlib.blake2b(layer.structure(parameters).encode(), digest_size=16).digest()
