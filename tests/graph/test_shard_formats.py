@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 
 from octavo.backends.parameters import weight_of
+from octavo.backends.quantizers import quantize, quantizer_types
 from octavo.engine.load import model_graph
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.quantization.ggml import BLOCK_SIZES
-from octavo.quantization.packed import DenseWeight, Weight
+from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
 from tests.graph.test_shard import assert_same, logits_of, ranks_of
 from tests.support.quantize import random_weight
 from tests.support.quantized_checkpoints import CASES, SLOWER, Packer, tiny_model, write
 
 STAGES = [range(1), range(1, 2)]
 GGML = [name for name, (values, _) in BLOCK_SIZES.items() if values > 1]
+TERNARY = {"TQ1_0", "TQ2_0"}
 FAST_GGML = {"Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ2_XXS", "IQ4_XS", "MXFP4"}
 FAST_CASES = {"gptq-4", "gptq-4-act-order", "awq-64", "nf4-nested", "llm-int8", "fp8-block", "w8a8", "mxfp4", "hqq-4"}
 
@@ -35,8 +37,17 @@ def assert_ranks_and_stages_agree(graph: Graph, weights: Mapping[str, Weight], d
 HIDDEN, INNER, HEAD_DIM, VOCAB = 256, 768, 64, 96
 
 
+def weight(type_name: str, shape: tuple[int, int], seed: int) -> GGMLWeight:
+    """Of normally distributed numbers, or of three; of random blocks where there is no quantizer."""
+    if type_name not in quantizer_types():
+        return random_weight(type_name, shape, seed)
+    rng, deviation = np.random.default_rng(seed), shape[1] ** -0.5
+    values = rng.integers(-1, 2, shape) * deviation if type_name in TERNARY else rng.normal(0, deviation, shape)
+    return GGMLWeight.from_bytes(type_name, quantize(type_name, values.astype(np.float32)).ravel(), shape)
+
+
 def two_layers(type_name: str) -> tuple[Graph, dict[str, Weight]]:
-    """Of a Llama, with random blocks of one type; the down projection has three of a K-quant's 256 columns."""
+    """Of a Llama, with weights of one type; the down projection has three of a K-quant's 256 columns."""
     shapes = {"q": (HIDDEN, HIDDEN), "k": (128, HIDDEN), "v": (128, HIDDEN), "o": (HIDDEN, HIDDEN)}
     shapes |= {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
     weights: dict[str, Weight] = {}
@@ -45,7 +56,7 @@ def two_layers(type_name: str) -> tuple[Graph, dict[str, Weight]]:
         weights[f"{name}.weight"] = DenseWeight(values.astype(np.float32))
     for layer in range(2):
         for seed, (name, shape) in enumerate(shapes.items()):
-            weights[f"layers.{layer}.{name}.weight"] = random_weight(type_name, shape, 10 * layer + seed)
+            weights[f"layers.{layer}.{name}.weight"] = weight(type_name, shape, 10 * layer + seed)
     weights["norm.weight"] = DenseWeight(np.ones(HIDDEN, np.float32))
     g = Graph({name: weight.shape for name, weight in weights.items()})
     x = g.embedding("embed")
@@ -71,7 +82,7 @@ def with_slow(names: Iterable[str], fast: set[str]) -> list[object]:
 def test_types_of_gguf(type_name: str) -> None:
     graph, weights = two_layers(type_name)
     # Random blocks make attention choose sharply, where float32 is not exact to 1e-5 in one process either.
-    assert_ranks_and_stages_agree(graph, weights, "float64")
+    assert_ranks_and_stages_agree(graph, weights, "float32" if type_name in quantizer_types() else "float64")
 
 
 LAYOUTS: dict[str, tuple[dict[str, object], Packer]] = {
