@@ -16,6 +16,7 @@ from octavo.config import EngineConfig
 from octavo.core.process_client import ProcessClient
 from octavo.errors import EngineDeadError
 from octavo.sampling_params import SamplingParams
+from tests.engine.test_ranks import segments
 from tests.support.engine_clients import SOON_S, collect, engine_process, request, tokens, wait_until
 from tests.support.witness import faulty
 
@@ -55,6 +56,7 @@ def test_a_killed_process_ends_requests_and_the_engine_comes_back(tiny_config: E
         await wait_until(lambda: not new.is_running(), SOON_S)
 
     asyncio.run(run())
+    assert not segments()
 
 
 def test_a_rank_that_waits_for_a_slow_disk(
@@ -90,3 +92,4 @@ def test_a_rank_that_is_stuck_ends_requests_by_name(tiny_config: EngineConfig, m
             await wait_until(lambda: client.status().num_restarts == 1, SOON_S)
 
     asyncio.run(run())
+    assert not segments()

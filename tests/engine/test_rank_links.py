@@ -27,7 +27,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import EngineDeadError
-from tests.engine.test_ranks import OPTIONS, PROMPTS
+from tests.engine.test_ranks import OPTIONS, PROMPTS, segments
 from tests.support.text_models import save_decoder
 
 DELAY_S, STALL_S, LOSS = 0.01, 0.25, 0.02
@@ -212,7 +212,11 @@ def test_a_link_that_delays_stalls_and_breaks(
                 llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=120, ignore_eos=True), use_tqdm=False)
             assert between.broken.is_set()
             assert time.monotonic() - start < 5
+        between.broken.clear()
+        assert helper.wait(30) == 0  # by itself, once it hears that the leader is gone
+        assert not segments()
     finally:
         between.broken.clear()
-        helper.terminate()
-        helper.wait(20)
+        if helper.poll() is None:
+            helper.terminate()
+            helper.wait(20)
