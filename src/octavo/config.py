@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -253,7 +254,7 @@ def _check_device(config: EngineConfig) -> None:
             if device
             else f"backend {backend}"
         )
-        raise UsageError(f"{name} is for a GPU, and {where} compute on the CPU; leave out one of them")
+        raise UsageError(f"{name} is for a GPU, and with {where} everything runs on the CPU; leave out one of them")
 
 
 def _part_of_memory(value: float | str) -> float | int:
@@ -261,7 +262,9 @@ def _part_of_memory(value: float | str) -> float | int:
     try:
         number = float(value)
     except ValueError:
-        return parse_bytes("gpu_memory", str(value))
+        with contextlib.suppress(UsageError):
+            return parse_bytes("gpu_memory", str(value))
+        number = -1.0
     if 0 < number <= 1:
         return number
     if number.is_integer() and 1 < number < 2**63:

@@ -332,24 +332,64 @@ def test_each_part_of_the_cache_finds_room() -> None:
         ({"gpu_memory": "0"}, "gpu_memory is '0'; write a fraction"),
         ({"gpu_memory": -0.5}, "gpu_memory is -0.5; write"),
         ({"gpu_memory": "nan"}, "gpu_memory is 'nan'; write"),
-        ({"gpu_memory": "lots"}, "gpu_memory is 'lots'; write a size"),
+        (
+            {"gpu_memory": "lots"},
+            "gpu_memory is 'lots'; write a fraction of the GPU's memory above 0 and up to 1, or a size",
+        ),
         ({"gpu_offload": "disk"}, "gpu_offload is 'disk'; it must be auto, cpu or stream"),
-        ({"device": "cpu", "gpu_offload": "stream"}, "gpu_offload is for a GPU, and device cpu compute on the CPU"),
+        (
+            {"device": "cpu", "gpu_offload": "stream"},
+            "gpu_offload is for a GPU, and with device cpu everything runs on the CPU",
+        ),
         ({"device": "tpu"}, "device is 'tpu'; it must be cpu, cuda, or one of several GPUs, such as cuda:1"),
         ({"device": "cuda", "backend": "cpu"}, "device cuda and backend cpu both say where to compute"),
-        ({"device": "cpu", "gpu_layers": 2}, "gpu_layers is for a GPU, and device cpu compute on the CPU"),
+        ({"device": "cpu", "gpu_layers": 2}, "gpu_layers is for a GPU, and with device cpu everything runs on the CPU"),
         (
             {"device": "cuda", "tensor_parallel_size": 2, "gpu_layers": 3},
             "split a model of one process; ranks have all",
         ),
-        ({"backend": "cpu", "gpu_memory": 0.5}, "gpu_memory is for a GPU, and backend cpu compute on the CPU"),
-        ({"tensor_parallel_size": 2, "gpu_layers": 1}, "gpu_layers is for a GPU, and several processes compute"),
+        (
+            {"backend": "cpu", "gpu_memory": 0.5},
+            "gpu_memory is for a GPU, and with backend cpu everything runs on the CPU",
+        ),
+        (
+            {"tensor_parallel_size": 2, "gpu_layers": 1},
+            "gpu_layers is for a GPU, and with several processes everything runs on the CPU",
+        ),
         ({"data_parallel_size": 2, "device": "cuda"}, "several replicas run on the cpu, not on cuda"),
     ],
 )
 def test_wrong_options(options: dict[str, object], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         EngineConfig(**options)
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "bench latency", "plan"])
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--gpu-layers", "-1", "--gpu-layers is '-1'; it must be a number of layers from 0 on, or auto"),
+        ("--gpu-layers", "abc", "--gpu-layers is 'abc'; it must be a number of layers from 0 on, or auto"),
+        ("--gpu-layers", "2", "there is no GPU here"),
+        ("--gpu-layers", "3", "--gpu-layers is 3, and the model has 2 layers; give at most that many, or auto"),
+        ("--gpu-memory", "-1", "--gpu-memory is '-1'; write a fraction of the GPU's memory above 0"),
+        ("--gpu-memory", "abc", "--gpu-memory is 'abc'; write a fraction of the GPU's memory above 0"),
+        ("--device", "abc", "--device is 'abc'; it must be cpu, cuda, or one of several GPUs, such as cuda:1"),
+        ("--device", "cuda", "the device cuda is not there"),
+    ],
+)
+def test_wrong_options_of_commands_are_one_line(command: str, option: str, value: str, reason: str, model: str) -> None:
+    if torch.cuda.is_available() and "there" in reason:
+        pytest.skip("there is a GPU")
+    place = ["--backend", "torch:cpu"] if value == "3" else []
+    more = {"run": ["a prompt"], "serve": ["--port", "0"]}.get(command, [])
+    ended = octavo_here(*command.split(), model, *more, option, value, *place)
+    assert ended.returncode == 2, ended.stderr
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("octavo: ")]
+    assert reason in line
+    assert line == ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    assert not ended.stdout
 
 
 def test_options_for_a_gpu_that_is_not_there() -> None:

@@ -63,8 +63,8 @@ def compiled(arch: int, only: Collection[str]) -> Iterator[tuple[str, Any]]:
         yield from ((case, kernel) for kernel in found)
 
 
-def resources(kernel: Any) -> dict[str, int]:
-    """Registers of a thread, bytes of local memory (spills) and of shared memory, and matrix instructions."""
+def resources(kernel: Any) -> dict[str, int | str]:
+    """The target, registers of a thread, bytes of local memory (spills) and of shared memory, matrix instructions."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -74,7 +74,9 @@ def resources(kernel: Any) -> dict[str, int]:
         ).stdout
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
     ptx = kernel.asm["ptx"]
+    [target] = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
     return {
+        "target": target,
         "registers": usage["REG"],
         "spilled": usage["STACK"] + usage["LOCAL"],
         "shared": int(kernel.metadata.shared),
@@ -84,7 +86,7 @@ def resources(kernel: Any) -> dict[str, int]:
 
 
 def main() -> None:
-    table: dict[str, dict[str, int]] = {}
+    table: dict[str, dict[str, int | str]] = {}
     for case, kernel in compiled(int(sys.argv[1]), sys.argv[2:]):
         table[f"{case}: {kernel.name.lstrip('_')}"] = resources(kernel)
     rows = (f" {json.dumps(name)}: {json.dumps(table[name])}" for name in sorted(table))
