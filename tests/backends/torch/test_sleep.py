@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.backends import SleepingExecutor
+from octavo.backends import PackCacheOptions, SleepingExecutor
 from octavo.backends.placement import spread
 from octavo.backends.torch.compile import TorchBackend
 from octavo.errors import UsageError
@@ -21,15 +21,20 @@ from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 BACKEND = TorchBackend(torch.device("cpu"), torch.float32)
 
 
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("streams", [None, "memory", "disk"])
 @pytest.mark.parametrize("name", ["llama", "lfm2", "qwen2moe", "deepseek3"])
-def test_the_logits_after_a_sleep(name: str, streams: bool) -> None:
+def test_the_logits_after_a_sleep(
+    name: str, streams: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """streams: where the weights of streamed layers are."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     graph, weights = tiny_graph(name)
     sizes = BACKEND.sizes(graph, weights, LIMITS)
     if streams:
         count = len(layer_borders(graph))
         sizes = BACKEND.streamed(sizes, spread(count, count))
-    executor = BACKEND.compile(sizes, weights, LIMITS)
+    pack_cache = PackCacheOptions("model", 1 << 30, 0) if streams == "disk" else None
+    executor = BACKEND.compile(sizes, weights, LIMITS, pack_cache=pack_cache)
     assert isinstance(executor, SleepingExecutor)
     executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16, 32)
     expected = in_chunks(executor, [17, 12, 1])
