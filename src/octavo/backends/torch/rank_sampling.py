@@ -25,7 +25,7 @@ MOST_OFFERS = 256  # of a rank for a row; rows that may draw from more tokens ne
 _ID_BITS = 32
 _LAST_ID = (1 << _ID_BITS) - 1
 _SIGN = 0x7FFFFFFF
-_NO_NUMBER = -(1 << 62)  # below every offer: one of a row with a NaN
+_NO_NUMBER = -(1 << 62)  # of a row with a NaN: no offer is this number, whose id no token has
 
 
 class Gather(Protocol):
