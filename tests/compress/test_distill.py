@@ -76,12 +76,13 @@ def test_a_temperature_compares_the_lists_alone() -> None:
     assert found.item() == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["forward", "reverse"])
-def test_a_student_comes_nearer_to_its_teacher(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "temperature"), [("forward", 1), ("reverse", 1), ("forward", 2)])
+def test_a_student_comes_nearer_to_its_teacher(folder: Path, kind: str, temperature: int) -> None:
     """The teacher without one of its layers; the judge is the divergence of whole models by numpy."""
     teacher, student, healed = write_model(folder / "t.gguf"), folder / "s.gguf", folder / "h.gguf"
     assert prune(teacher, student, "--layers", 1)[0] == 0
     options = ("--steps", 12, "--length", 32, "--rate", 3e-4, "--divergence", kind, "--dtype", "f32")
+    options += ("--temperature", temperature, "--top-k", 6)
     code, out, error = run(teacher, student, healed, "--data", folder / "text.txt", *options)
     assert code == 0, error
     assert "12 steps; loss" in out
@@ -95,6 +96,7 @@ def test_a_student_comes_nearer_to_its_teacher(folder: Path, kind: str) -> None:
             found.append(kl_divergence(reference, logits(checkpoint, tokens)).mean())
     assert found[1] < 0.8 * found[0]
     [kept] = (folder / "cache" / "teachers").iterdir()
+    assert np.load(kept / "ids.npy", mmap_mode="r").shape[1:] == (32, 6)
     before = (kept / "ids.npy").stat().st_mtime_ns
     code, _, _ = run(teacher, student, healed, "--data", folder / "text.txt", *options, "--force", "--seed", 1)
     assert code == 0
