@@ -74,7 +74,10 @@ class OutputStream:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens of the prompt that are computed already. They grow by steps until the first item comes."""
+        """Tokens of the prompt that are computed already. They grow by steps until the first item comes.
+
+        While the next step is planned, those of the step in flight count for a moment, too.
+        """
         computed = [sequence.num_computed_tokens for sequence in self._request.sequences]
         return min(computed[0], self.num_prompt_tokens) if computed else self.num_prompt_tokens
 

@@ -110,9 +110,11 @@ def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
     over = threading.Event()
 
     def show() -> None:
+        done = 0
         with ProgressBar(transient=True) as progress:
             while not over.wait(_POLL_S):
-                progress.update("reading the prompt", stream.num_computed_tokens, stream.num_prompt_tokens)
+                done = max(done, stream.num_computed_tokens)
+                progress.update("reading the prompt", done, stream.num_prompt_tokens)
 
     thread = threading.Thread(target=show, daemon=True)
     if is_terminal(sys.stderr):
