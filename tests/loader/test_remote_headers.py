@@ -97,6 +97,28 @@ def test_a_safetensors_directory(tmp_path: Path) -> None:
     assert 0 < content_bytes(hub, ".safetensors") < len(hub.files["model.safetensors"]) // 2
 
 
+def test_the_plan_of_a_split_model_that_is_not_downloaded(tmp_path: Path) -> None:
+    """The parts on the GPU and on the CPU, and a speed, from the headers alone."""
+    folder = save_decoder(tmp_path / "model")
+    hub = Behaviour({file.name: file.read_bytes() for file in folder.iterdir()})
+    program = """
+import sys
+from octavo.cli.main import main
+from octavo.loader import remote_headers
+remote_headers._FIRST_BYTES = int(sys.argv[1])
+main(sys.argv[2:])
+"""
+    options = ("--ctx", "64", "--backend", "torch:cpu", "--gpu-layers", "1")
+    with serve(hub) as endpoint:
+        words = ("-c", program, str(FIRST_BYTES), "plan", "org/name", *options)
+        result = octavo(*words, cache=tmp_path, endpoint=endpoint)
+    assert result.returncode == 0, result.stderr
+    written = " ".join(result.stdout.split())
+    assert "1 of 2 layers, weights" in written
+    assert "tokens/s" in written
+    assert 0 < content_bytes(hub, ".safetensors") < len(hub.files["model.safetensors"]) // 2
+
+
 @pytest.mark.parametrize("damage", ["no ranges", "not a model", "refused"])
 def test_hubs_that_misbehave(damage: str, tmp_path: Path) -> None:
     hub = Behaviour({"m.gguf": tiny_gguf()})
