@@ -97,7 +97,7 @@ def test_plan_of_ranks(smollm2_path: Path) -> None:
     assert [rank["handed_on_bytes_per_token"] for rank in ranks] == [0] * 3 + [576 * 4] * 3
     # Two sums for each of 15 layers, and the embedding of the first stage or the logits of the last.
     assert {rank["exchanges"] for rank in ranks} == {31}
-    text = octavo_here("plan", smollm2_path, *options).stdout
+    text = octavo_here("plan", smollm2_path, "--ctx", "512", "--tp", "3", "--pp", "2").stdout
     assert "rank 5" in text
     assert "in 31 exchanges a step; hands on 2.2 KiB a token" in text
     # The logits of the last stage, as many as the rank has rows of the output head.

@@ -52,6 +52,7 @@ MAX_ANSWER_TOKENS = 4096
 # Those of `octavo.loader.generation_config`, which is not imported here because that takes a tenth of a second.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 _SHOWN_DEFAULTS: Options = {**dict.fromkeys(MODEL_DEFAULTS, "the model's"), "max_tokens": MAX_ANSWER_TOKENS}
+_SHORT_FLAGS = {"tensor_parallel_size": ["--tp"], "pipeline_parallel_size": ["--pp"], "data_parallel_size": ["--dp"]}
 _MODEL_OPTIONS = ("revision", "quantization", "dtype", "kv_dtype")
 
 
@@ -195,4 +196,7 @@ def _option(
         )
     multiple = get_origin(kind) is list
     item = get_args(kind)[0] if multiple else kind
-    return click.option(flag, name, type=item, multiple=multiple, help=text + shown, cls=HeadedOption, heading=heading)
+    flags = [flag, *_SHORT_FLAGS.get(name, [])]
+    return click.option(
+        *flags, name, type=item, multiple=multiple, help=text + shown, cls=HeadedOption, heading=heading
+    )
