@@ -12,12 +12,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from octavo.backends.torch.distillation import divergence_of
+from octavo.backends.torch import distillation
+from octavo.backends.torch.distillation import TeacherTokens, TrainingOptions, divergence_of, train
 from octavo.backends.whole_texts import TextRunner
 from octavo.cli.distill import distill
 from octavo.compress.distill import TeacherCache
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.gguf import open_gguf
+from octavo.models import build_graph
 from octavo.quality.figures import kl_divergence, log_softmax
 from octavo.tokenizer import load_tokenizer
 from tests.compress.models import write_model
@@ -76,16 +78,22 @@ def test_a_temperature_compares_the_lists_alone() -> None:
     assert found.item() == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("forward", 1), ("reverse", 1), ("forward", 2)])
-def test_a_student_comes_nearer_to_its_teacher(folder: Path, kind: str, temperature: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "temperature", "products"),
+    [("forward", 1, "float32"), ("forward", 1, "bfloat16"), ("reverse", 1, "float32"), ("forward", 2, "float32")],
+)
+def test_a_student_comes_nearer_to_its_teacher(
+    folder: Path, kind: str, temperature: int, products: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The teacher without one of its layers; the judge is the divergence of whole models by numpy."""
+    monkeypatch.setattr(distillation, "bfloat16_is_faster", lambda: products == "bfloat16")
     teacher, student, healed = write_model(folder / "t.gguf"), folder / "s.gguf", folder / "h.gguf"
     assert prune(teacher, student, "--layers", 1)[0] == 0
     options = ("--steps", 12, "--length", 32, "--rate", 3e-4, "--divergence", kind, "--dtype", "f32")
     options += ("--temperature", temperature, "--top-k", 6)
     code, out, error = run(teacher, student, healed, "--data", folder / "text.txt", *options)
     assert code == 0, error
-    assert "12 steps; loss" in out
+    assert f"12 steps, products in {products}; loss" in out
     found = []
     with closing(open_checkpoint(teacher)) as checkpoint:
         tokens = np.array(load_tokenizer(checkpoint).encode(TEXT)[:60], np.int32)
@@ -101,6 +109,23 @@ def test_a_student_comes_nearer_to_its_teacher(folder: Path, kind: str, temperat
     code, _, _ = run(teacher, student, healed, "--data", folder / "text.txt", *options, "--force", "--seed", 1)
     assert code == 0
     assert (kept / "ids.npy").stat().st_mtime_ns == before  # not computed again
+
+
+def test_products_in_bfloat16_train_nearly_the_same_weights(folder: Path) -> None:
+    """A step follows the sign of the gradients, nearly: weights move as they do in float32, and stay float32."""
+    rng = np.random.default_rng(0)
+    ids = np.argsort(rng.random((4, 16, 6)), axis=-1)[..., :3].astype(np.int32)
+    teacher = TeacherTokens(ids[..., 0], ids, np.log(np.full(ids.shape, 0.3)).astype(np.float16))
+    moved = []
+    with closing(open_checkpoint(write_model(folder / "t.gguf"))) as student:
+        graph = build_graph(student.architecture, student.config, student.weights.shapes)
+        before = {p.name: student.weights[p.name].dequantize() for p in graph.parameters}
+        for in_bfloat16 in (False, True):
+            trained = train(graph, student.weights, teacher, TrainingOptions(20, in_bfloat16=in_bfloat16))
+            assert {array.dtype for array in trained.values()} == {np.dtype(np.float32)}
+            moved.append(np.concatenate([(trained[name] - before[name]).ravel() for name in sorted(before)]))
+    assert not np.array_equal(*moved)
+    assert np.corrcoef(*moved)[0, 1] > 0.95
 
 
 def test_the_teacher_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,8 +140,9 @@ def _with(source: Source, name: str, arrays: Mapping[str, NDArray[np.float32]]) 
 
 
 def training_options(**fields: Any) -> TrainingOptions:
-    """`TrainingOptions` of these fields. Raises UsageError if torch is missing."""
-    made: TrainingOptions = _training().TrainingOptions(**fields)
+    """`TrainingOptions` of these fields, with products in the faster type. Raises UsageError if torch is missing."""
+    training = _training()
+    made: TrainingOptions = training.TrainingOptions(**fields, in_bfloat16=training.bfloat16_is_faster())
     return made
 
 
