@@ -319,7 +319,9 @@ def test_interrupt_ends_at_once(tmp_path: Path) -> None:
     hub = Behaviour({"m.gguf": TestHub.CONTENT * 20}, seconds_per_chunk=0.1)
     with serve(hub) as endpoint:
         process = start(["org/name"], tmp_path, endpoint)
+        end = time.monotonic() + 60
         while not any("/resolve/" in path for path in hub.seen("GET")):
+            assert time.monotonic() < end
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) != 0

@@ -155,7 +155,9 @@ def test_cancelling_is_for_the_same_key_only(model: ServedModel) -> None:
     async def test(client: httpx.AsyncClient, state: ServerState) -> None:
         anna, bert = ({"Authorization": f"Bearer {key}"} for key in ("anna", "bert"))
         asked = asyncio.create_task(client.post(CHAT, json=BODY, headers=anna))
+        end = time.monotonic() + 10
         while not state.admission.num_requests:
+            assert time.monotonic() < end
             await asyncio.sleep(0.01)
         [request_id] = [ticket.request_id for lane in state.admission._lanes.values() for ticket in lane.tickets]
         path = f"/v1/requests/{request_id}/cancel"

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -56,6 +56,23 @@ def wait_for_both(server: RunningServer) -> None:
         time.sleep(0.1)
 
 
+def four_streams(client: httpx.Client, pool: ThreadPoolExecutor) -> list[Future[str]]:
+    """The texts of four answers, all of which have begun."""
+    have_begun = threading.Semaphore(0)
+
+    def stream(i: int) -> str:
+        with client.stream("POST", CHAT, json={**body(f"Count from {i}.", 200), "stream": True}) as response:
+            lines = iter(response.iter_lines())
+            first = next(lines)
+            have_begun.release()
+            return "\n".join([first, *lines])
+
+    streams = [pool.submit(stream, i) for i in range(4)]
+    for _ in streams:
+        assert have_begun.acquire(timeout=LATE_S)
+    return streams
+
+
 def test_each_replica_has_its_figures(server: RunningServer) -> None:
     wait_for_both(server)
     with server.client as client, ThreadPoolExecutor(4) as pool:
@@ -80,18 +97,7 @@ def test_a_killed_replica_is_an_error_in_its_streams_only(server: RunningServer)
     wait_for_both(server)
     pid = min(engine_pids(server))
     with server.client as client, ThreadPoolExecutor(4) as pool:
-
-        def stream(i: int) -> str:
-            with client.stream("POST", CHAT, json={**body(f"Count from {i}.", 200), "stream": True}) as response:
-                lines = iter(response.iter_lines())
-                first = next(lines)
-                have_begun.release()
-                return "\n".join([first, *lines])
-
-        have_begun = threading.Semaphore(0)
-        streams = [pool.submit(stream, i) for i in range(4)]
-        for _ in streams:
-            assert have_begun.acquire(timeout=LATE_S)
+        streams = four_streams(client, pool)
         os.kill(pid, signal.SIGKILL)
         texts = [future.result(LATE_S) for future in streams]
         failed = [text for text in texts if '"error"' in text]
@@ -115,9 +121,11 @@ def test_a_restart_fails_no_request(server: RunningServer) -> None:
 
     with ThreadPoolExecutor(2) as pool, httpx.Client(base_url=server.url, timeout=2 * LATE_S) as client:
         asking = [pool.submit(ask) for _ in range(2)]
-        name = client.get("/v1/models").json()["data"][0]["id"]
-        answer = client.post(f"/v1/models/{name}/restart")
-        is_over.set()
+        try:
+            name = client.get("/v1/models").json()["data"][0]["id"]
+            answer = client.post(f"/v1/models/{name}/restart")
+        finally:
+            is_over.set()
         for future in asking:
             future.result(LATE_S)
     assert (answer.status_code, answer.json()["state"]) == (200, "loaded")
@@ -131,11 +139,10 @@ def test_sigterm_lets_the_requests_of_all_replicas_end(server: RunningServer) ->
     """The last test of this server, which ends here."""
     wait_for_both(server)
     with server.client as client, ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(client.post, CHAT, json=body(f"Count from {i}.", 64)) for i in range(4)]
-        while sum(by_engine(server, "num_requests_running").values()) < 4:
-            time.sleep(0.01)
+        streams = four_streams(client, pool)
         server.signal(signal.SIGTERM)
-        assert [answer.result(LATE_S).status_code for answer in answers] == [200] * 4
+        texts = [future.result(LATE_S) for future in streams]
+    assert all("[DONE]" in text and '"error"' not in text for text in texts)
     assert server.wait() == 0
 
 
