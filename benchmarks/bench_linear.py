@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.backends.cpu import _native
-from octavo.backends.cpu.compile import choose_isa
+from octavo.backends.cpu.instruction_set import choose_isa
 from octavo.backends.cpu.threads import plan_threads
 from octavo.quantization.ggml import BLOCK_SIZES
 

@@ -18,7 +18,7 @@ import numpy as np
 from report import table
 
 from octavo.backends.cpu import _native
-from octavo.backends.cpu.compile import choose_isa
+from octavo.backends.cpu.instruction_set import choose_isa
 from octavo.batch import SamplingBatch, StepOutput, greedy_rows
 
 ROWS = 8

@@ -31,7 +31,7 @@ from octavo.backends.cpu.ceilings import (
     has_level,
     memory_figures,
 )
-from octavo.backends.cpu.compile import choose_isa
+from octavo.backends.cpu.instruction_set import choose_isa
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.profiling import Ceiling, Ceilings
 

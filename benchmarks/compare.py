@@ -37,7 +37,7 @@ from protocol import Peer, PeerError
 from report import commit, machine, spread, table
 
 from octavo.backends.cpu.ceilings import ReadBandwidth
-from octavo.backends.cpu.compile import choose_isa
+from octavo.backends.cpu.instruction_set import choose_isa
 from octavo.backends.profiling import Ceilings
 
 PAUSE_SECONDS = 0.3  # the spinning threads of the engine whose turn is over go to sleep

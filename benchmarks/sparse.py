@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.cpu import _native
-from octavo.backends.cpu.compile import choose_isa
+from octavo.backends.cpu.instruction_set import choose_isa
 
 BEYOND_CACHES = 256 << 20  # bytes that no cache holds
 GROUP, BLOCK = 64, 32

@@ -274,7 +274,7 @@ def test_unknown_options_name_the_nearest() -> None:
         LLM("fake", max_model_length=5)
 
 
-@pytest.mark.parametrize("backend", ["cuda", "sampling", "cpu.compile"])
+@pytest.mark.parametrize("backend", ["cuda", "sampling", "cpu.compiler"])
 def test_unknown_backends_are_named(smollm2_path: Path, backend: str) -> None:
     with pytest.raises(UsageError, match=f"there is no backend '{backend}'; leave it out, or take 'cpu'"):
         LLM(str(smollm2_path), backend=backend)

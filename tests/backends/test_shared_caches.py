@@ -9,7 +9,7 @@ import pytest
 
 from octavo.backends import ExecutorLimits, reference
 from octavo.backends.cpu import compile as compile_native
-from octavo.backends.cpu.compile import CompileOptions
+from octavo.backends.cpu.compiler import CompileOptions
 from octavo.backends.cpu.lowering import PASSES
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph

@@ -158,7 +158,7 @@ def test_ctrl_c_ends_it_quietly(smollm2_path: Path) -> None:
 def test_an_interrupt_while_loading_is_quiet(smollm2_path: Path) -> None:
     code = """
 import importlib, os, signal, sys
-compiler = importlib.import_module("octavo.backends.cpu.compile")
+compiler = importlib.import_module("octavo.backends.cpu.compiler")
 load_matrices = compiler.load_matrices
 def interrupted(*arguments):
     os.kill(os.getpid(), signal.SIGINT)

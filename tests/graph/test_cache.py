@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.backends import ExecutorLimits, reference
-from octavo.backends.cpu.compile import cache_sizes
+from octavo.backends.cpu.compiler import cache_sizes
 from octavo.batch import Batch
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
-from octavo.backends.cpu.compile import estimate_workspace_bytes
+from octavo.backends.cpu.compiler import estimate_workspace_bytes
 from octavo.backends.cpu.lowering import PASSES
 from octavo.batch import Batch
 from octavo.errors import GraphError, UsageError

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from octavo.graph.builder import Graph
-from octavo.graph.cache import CacheSizes
-from octavo.graph.layer_formats import LayerFormat
-from octavo.graph.values import Parameter
+if TYPE_CHECKING:  # a program that asks for its memory or its threads alone starts without graphs
+    from octavo.graph.builder import Graph
+    from octavo.graph.cache import CacheSizes
+    from octavo.graph.layer_formats import LayerFormat
+    from octavo.graph.values import Parameter
 
 # Kept free for the rest of the machine: a tenth of the memory, but not less than this.
 _MIN_HEADROOM_BYTES = 256 * 2**20

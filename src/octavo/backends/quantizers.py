@@ -40,7 +40,7 @@ def quantize(
     not finite or larger than `MAX_VALUE`.
     """
     import octavo.backends.cpu._native as _native
-    from octavo.backends.cpu.compile import choose_isa
+    from octavo.backends.cpu.instruction_set import choose_isa
 
     x = np.ascontiguousarray(x, np.float32)
     out = np.empty(stored_bytes(type_name, x.shape), np.uint8)

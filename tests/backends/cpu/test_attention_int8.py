@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from octavo.backends.cpu.compile import layer_bytes_per_token
+from octavo.backends.cpu.compiler import layer_bytes_per_token
 from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.graph.ops import AttentionParams
 from octavo.graph.ops.kv_rounding import round_values

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends import ExecutorLimits
-from octavo.backends.cpu.compile import CompileOptions
-from octavo.backends.cpu.compile import compile as compile_graph
+from octavo.backends.cpu.compiler import CompileOptions
+from octavo.backends.cpu.compiler import compile as compile_graph
 from octavo.config import KVDtype
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.models import build_graph, load_architecture

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.backends import ExecutorLimits, cpu, reference
 from octavo.backends.cpu import CompileOptions, CpuExecutor, choose_isa
-from octavo.backends.cpu.compile import cache_sizes
+from octavo.backends.cpu.compiler import cache_sizes
 from octavo.batch import Batch, SamplingBatch, greedy_rows
 from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.errors import GraphError, UsageError

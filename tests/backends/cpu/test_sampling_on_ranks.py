@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo.backends import cpu, sampling
 from octavo.backends.cpu import _native
-from octavo.backends.cpu.compile import CompileOptions
+from octavo.backends.cpu.compiler import CompileOptions
 from octavo.batch import Float32, SamplingBatch, StepOutput
 from octavo.graph.shard import shard
 from tests.backends.cpu.test_sampling import assert_same_reports, native_sample

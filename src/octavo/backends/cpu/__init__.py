@@ -1,29 +1,33 @@
-"""The native CPU backend: graphs compiled to programs over the kernels of csrc/."""
+"""The native CPU backend: graphs compiled to programs over the kernels of csrc/.
+
+Its members are loaded when they are first used: what needs the native library alone, as `octavo quantize` does, starts
+in half the time.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import OctavoError
 
 try:
-    import octavo.backends.cpu._native as _native
+    from octavo.backends.cpu import _native as _native  # here, so that the error is one line
 except ImportError as error:
     raise OctavoError(f"the native library cannot be loaded ({error}): install octavo again") from error
 
-from octavo import env
-from octavo.backends import BackendDescription
-from octavo.backends.cpu.ceilings import rates as kernel_rates
-from octavo.backends.cpu.compile import (
-    CompileOptions,
-    choose_isa,
-    compile,  # noqa: A004 - the backend protocol's name
-    expected_paging,
-    sizes,
-)
-from octavo.backends.cpu.executor import CpuExecutor
-from octavo.backends.cpu.rank_group import join_group
-from octavo.backends.cpu.threads import plan_threads
-from octavo.backends.memory import host_memory as memory
-from octavo.backends.rates import Rates
-
-PAGES_WEIGHTS = True
+if TYPE_CHECKING:
+    from octavo.backends.cpu.backend import (
+        PAGES_WEIGHTS,
+        CompileOptions,
+        CpuExecutor,
+        choose_isa,
+        compile,  # noqa: A004 - the backend protocol's name
+        describe,
+        expected_paging,
+        join_group,
+        memory,
+        rates,
+        sizes,
+    )
 
 __all__ = [
     "PAGES_WEIGHTS",
@@ -40,21 +44,7 @@ __all__ = [
 ]
 
 
-def rates() -> Rates:
-    """See `octavo.backends.split.Device`."""
-    return kernel_rates(choose_isa(), plan_threads().count)
-
-
-def describe() -> BackendDescription:
-    """See `octavo.backends.Backend`."""
-    threads = plan_threads()
-    try:
-        kernels, detected = choose_isa(), _native.detected_isa()
-    except OctavoError as error:
-        return BackendDescription("none", str(error), threads.count, threads.reasons, (str(error),))
-    if kernels == detected:
-        reason = f"the widest that processor, system and this build support (of {', '.join(_native.known_isas())})"
-    else:
-        cap = env.max_instruction_set()
-        reason = f"limited by OCTAVO_ISA={cap}; processor, system and this build support {detected}"
-    return BackendDescription(kernels, reason, threads.count, threads.reasons)
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("octavo.backends.cpu.backend"), name)

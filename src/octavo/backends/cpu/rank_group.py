@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.backends import numa
 from octavo.backends.cpu import _native
-from octavo.backends.cpu.compile import (
+from octavo.backends.cpu.compiler import (
     CompileOptions,
     compile,  # noqa: A004 - the backend protocol's name
 )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo import env
 from octavo.backends import check_model_len, refuse_fp8_cache
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
+from octavo.backends.cpu.instruction_set import choose_isa
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
 from octavo.backends.cpu.packing import packed_types
 from octavo.backends.cpu.paging import plan_paging
@@ -23,7 +23,7 @@ from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import load_matrices, pack_cache_of, plain_weight
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.parameters import parameter_info
-from octavo.errors import GraphError, UsageError
+from octavo.errors import GraphError
 from octavo.graph.cache import CacheSizes, KVCache, StateCache
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
@@ -110,18 +110,6 @@ def expected_paging(sizes: Sizes, weights: Mapping[str, Weight], pack_cache: Pac
     path = pack_cache_of(weights, sizes.matrices, pack_cache).path
     plan = plan_paging(sizes.graph, sizes.weights, pack_cache.resident_bytes)
     return plan.paging(path, path if path.exists() else sample)
-
-
-def choose_isa(isa: str | None = None) -> str:
-    """The instruction set of the kernels: `isa`, else OCTAVO_ISA, and never more than the machine has.
-
-    Raises UsageError for an unknown one.
-    """
-    known = _native.known_isas()
-    cap = isa or env.max_instruction_set() or known[-1]
-    if cap not in known:
-        raise UsageError(f"instruction set {cap!r} is unknown; known are {', '.join(known)}")
-    return min(cap, _native.detected_isa(), key=known.index)
 
 
 def sizes(

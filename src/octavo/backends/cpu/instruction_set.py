@@ -1,0 +1,19 @@
+"""The instruction set of the kernels, of those that this machine and this build have."""
+
+from __future__ import annotations
+
+import octavo.backends.cpu._native as _native
+from octavo import env
+from octavo.errors import UsageError
+
+
+def choose_isa(isa: str | None = None) -> str:
+    """The instruction set of the kernels: `isa`, else OCTAVO_ISA, and never more than the machine has.
+
+    Raises UsageError for an unknown one.
+    """
+    known = _native.known_isas()
+    cap = isa or env.max_instruction_set() or known[-1]
+    if cap not in known:
+        raise UsageError(f"instruction set {cap!r} is unknown; known are {', '.join(known)}")
+    return min(cap, _native.detected_isa(), key=known.index)
