@@ -16,7 +16,8 @@ from octavo.backends.torch import distillation
 from octavo.backends.torch.distillation import TeacherTokens, TrainingOptions, divergence_of, train
 from octavo.backends.whole_texts import TextRunner
 from octavo.cli.distill import distill
-from octavo.compress.distill import TeacherCache
+from octavo.compress.distill import TeacherCache, likeliest
+from octavo.errors import NumericalError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.gguf import open_gguf
 from octavo.models import build_graph
@@ -109,6 +110,33 @@ def test_a_student_comes_nearer_to_its_teacher(
     code, _, _ = run(teacher, student, healed, "--data", folder / "text.txt", *options, "--force", "--seed", 1)
     assert code == 0
     assert (kept / "ids.npy").stat().st_mtime_ns == before  # not computed again
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "count"), [(1, 1, 1), (5, 96, 96), (40, 1000, 64), (17, 5003, 7), (3, 49152, 64)]
+)
+@pytest.mark.parametrize("kind", ["normal", "equal", "falling"])
+def test_the_likeliest_tokens(rows: int, cols: int, count: int, kind: str) -> None:
+    rng = np.random.default_rng(cols)
+    logits = rng.normal(scale=3, size=(rows, cols)).astype(np.float32)
+    if kind == "equal":
+        logits = np.round(logits / 4)
+    elif kind == "falling":
+        logits = -np.sort(-logits, axis=1)
+    ids, logprobs = likeliest(logits, count)
+    whole = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(logprobs, -np.sort(-whole, axis=1)[:, :count], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(logprobs, np.take_along_axis(whole, ids, axis=1), rtol=1e-3, atol=1e-5)
+    assert all(len(set(row)) == count for row in ids.tolist())
+    assert (logprobs < 0).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers(bad: float) -> None:
+    logits = np.zeros((20, 100), np.float32)
+    logits[19, 99] = bad
+    with pytest.raises(NumericalError, match="NaN or an infinity"):
+        likeliest(logits, 5)
 
 
 def test_products_in_bfloat16_train_nearly_the_same_weights(folder: Path) -> None:

@@ -25,9 +25,10 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Half prose, half code, and none of it in the text that the models are judged on."""
-    prose = "".join(path.read_text() for path in sorted((Path(__file__).parents[2] / "docs").glob("*.md")))
-    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py"))
+    """Half prose, half code of Python's library, and none of it in the text that the models are judged on."""
+    library = Path(sysconfig.get_path("stdlib"))
+    prose = (library / "pydoc_data/topics.py").read_text()  # the reference of the language
+    modules = sorted(library.glob("[a-d]*.py"))
     path = tmp_path_factory.mktemp("calibration") / "text.txt"
     path.write_text(prose + "".join(module.read_text() for module in modules)[: len(prose)])
     return path

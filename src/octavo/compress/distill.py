@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.backends.quantizers import compute_threads
 from octavo.backends.whole_texts import TextRunner
 from octavo.compress.prune import dense_source
 from octavo.compress.to_gguf import tensors_in_gguf
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 _REMEDY = "training needs torch: pip install 'octavo[train]'"
 _FORMAT = 2  # of the cache
 _AT_ONCE = 4  # texts of the teacher in a step
+_ROWS_AT_ONCE = 16  # of logits, which then stay in a cache
+_GROUPS_PER_TOKEN = 16  # of a row, for each of the likeliest tokens that are wanted
+_LEAST_LOSS = np.float32(-6e-8)  # the smallest number below 0 as a float16: 0 stands for "not yet computed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class TeacherCache:
                     part = texts[begin : begin + _AT_ONCE]
                     runner.take(part)
                     [logits] = runner.run()
-                    found, values = _top(logits, top_k)
+                    found, values = likeliest(logits, top_k)
                     ids[begin : begin + len(part)] = found.reshape(len(part), length, top_k)
                     ids.flush()
                     logprobs[begin : begin + len(part)] = values.reshape(len(part), length, top_k)
@@ -88,18 +94,37 @@ def _array(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> n
     return mapped_array(path, dtype, shape)
 
 
-def _top(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
-    """The likeliest tokens of each row, in falling order, and their log-probabilities."""
-    if not np.isfinite(logits).all():
+def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float16]]:
+    """The likeliest tokens of each row [rows, vocabulary] in falling order, and their log-probabilities, below 0.
+
+    Raises NumericalError for a logit that is not finite.
+    """
+    ids = np.empty((len(logits), count), np.int32)
+    logprobs = np.empty((len(logits), count), np.float16)
+
+    def take(begin: int) -> None:
+        rows = slice(begin, begin + _ROWS_AT_ONCE)
+        ids[rows], logprobs[rows] = _likeliest(logits[rows], count)
+
+    with ThreadPoolExecutor(compute_threads()) as pool:  # numpy lets go of the interpreter's lock
+        deque(pool.map(take, range(0, len(logits), _ROWS_AT_ONCE)), maxlen=0)
+    return ids, logprobs
+
+
+def _likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    rows, cols = logits.shape
+    high = logits.max(axis=1, keepdims=True)
+    if not np.isfinite(high).all() or not np.isfinite(logits.min()):
         raise NumericalError("the teacher's logits have a NaN or an infinity")
-    chosen = np.argpartition(logits, -count, axis=1)[:, -count:]
-    values = np.take_along_axis(logits, chosen, axis=1)
-    order = np.argsort(-values, axis=1, kind="stable")
-    high = values.max(axis=1, keepdims=True)
     total = high + np.log(np.exp(logits - high).sum(axis=1, keepdims=True))
-    sorted_values = np.take_along_axis(values - total, order, axis=1)
-    found = np.take_along_axis(chosen, order, axis=1).astype(np.int32)
-    return found, np.minimum(sorted_values, -6e-8).astype(np.float16)
+    # The largest numbers of many groups, of which the one in place `count` bounds those that are wanted from below.
+    size = max(cols // (_GROUPS_PER_TOKEN * count), 1)
+    largest = logits[:, : cols // size * size].reshape(rows, size, cols // size).max(axis=1)
+    row_of, candidates = np.nonzero(logits >= np.partition(largest, -count, axis=1)[:, -count, None])
+    values = logits[row_of, candidates] - total[row_of, 0]
+    order = np.lexsort((-values, row_of))
+    chosen = order[np.searchsorted(row_of, np.arange(rows))[:, None] + np.arange(count)]
+    return candidates[chosen].astype(np.int32), np.minimum(values[chosen], _LEAST_LOSS)
 
 
 def check_vocabularies(teacher: Checkpoint, student: Checkpoint) -> None:
