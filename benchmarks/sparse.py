@@ -30,6 +30,7 @@ from octavo.backends.cpu.instruction_set import choose_isa
 
 BEYOND_CACHES = 256 << 20  # bytes that no cache holds
 GROUP, BLOCK = 64, 32
+MOST_COLUMNS = 16384  # of sparse.cpp
 SOURCE = Path(__file__).with_suffix(".cpp")
 NEEDED = ("avx512_vnni", "avx512_vbmi2", "avx512_bf16")
 Array = NDArray[Any]
@@ -199,6 +200,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.shape[0] % (4 * args.threads) or args.shape[1] % 256 or any(r != 1 and r % 4 for r in args.rows):
         parser.error("N must be a multiple of 4 times the threads, K one of 256, rows 1 or a multiple of 4")
+    if args.shape[1] > MOST_COLUMNS:
+        parser.error(f"K is {args.shape[1]}; the prototypes take at most {MOST_COLUMNS}")
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         product = compiled(Path(folder))

@@ -107,18 +107,20 @@ void CollectiveGroup::wait_to_join(int64_t end, int32_t rank) const {
 // The memory of this rank's segment, all of which is there. Closes the file if there is no room for it.
 CollectiveGroup::Segment* CollectiveGroup::make_segment(int file, const std::string& path) {
     // Mapped while it has no pages: another rank that looks at the first page as soon as the file has its size would
-    // otherwise have it on its own node.
+    // otherwise have it on its own node. Only the reservation gives the file its size, so that a page that another
+    // rank sees is there.
     void* const memory = mmap(nullptr, segment_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory != MAP_FAILED && options_.numa_node >= 0)
         placement_error_ = prefer_node(memory, segment_bytes_, options_.numa_node);
-    if (memory != MAP_FAILED && ftruncate(file, static_cast<off_t>(segment_bytes_)) == 0 &&
-        posix_fallocate(file, 0, static_cast<off_t>(segment_bytes_)) == 0)
-        return static_cast<Segment*>(memory);
+    int error = memory == MAP_FAILED ? errno : EINTR;
+    while (error == EINTR) error = posix_fallocate(file, 0, static_cast<off_t>(segment_bytes_));
+    if (error == 0) return static_cast<Segment*>(memory);
     if (memory != MAP_FAILED) munmap(memory, segment_bytes_);
     ::close(file);
     unlink(path.c_str());
     throw std::runtime_error(path + ": no room for " + std::to_string(segment_bytes_ >> 20) +
-                             " MiB of shared memory: enlarge /dev/shm (docker run --shm-size)");
+                             " MiB of shared memory (" + std::strerror(error) +
+                             "): enlarge /dev/shm (docker run --shm-size)");
 }
 
 // Makes this rank's segment and maps those of the others, once they have made them.

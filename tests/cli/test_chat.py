@@ -115,7 +115,7 @@ def test_blocks_settings_and_files(smollm2_path: Path, tmp_path: Path) -> None:
         ("/set top_k much", "top_k cannot be 'much'"),
         ("/set logprobs 3", "there is no sampling parameter 'logprobs'"),
         ("/save", "/save needs a file"),
-        ("/save /proc/x/y", "/proc/x/y.partial: No such file"),
+        ("/save /proc/x/y", "/proc/x/y: No such file"),
         ("/save /dev/null", "/dev/null: no ordinary file, which could be replaced; write to another name"),
         ("/load /dev/null", "not a conversation"),
         ("/nonsense", "There is no command /nonsense"),

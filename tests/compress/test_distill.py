@@ -70,6 +70,26 @@ def test_the_other_tokens_count_as_one() -> None:
     assert found.item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_slope_is_that_of_the_divergence(dtype: torch.dtype) -> None:
+    """Of more rows than are taken at a time, beside autograd's."""
+    generator = torch.Generator().manual_seed(1)
+    logits = (3 * torch.randn(70, 30, generator=generator)).to(dtype).requires_grad_()
+    top = torch.log_softmax(torch.randn(70, 30, generator=generator), dim=-1).topk(5)
+    plain = logits.detach().float().requires_grad_()
+    q = torch.log_softmax(plain, dim=-1).gather(1, top.indices)
+    rest = [torch.log(1 - x.exp().sum(1, keepdim=True)) for x in (top.values, q)]
+    p, q = torch.cat([top.values, rest[0]], 1), torch.cat([q, rest[1]], 1)
+    expected = (p.exp() * (p - q)).sum(1).mean()
+    found = divergence_of(logits, top.indices, top.values, "forward")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for loss in (found, expected):
+        loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.dtype == dtype
+    torch.testing.assert_close(logits.grad.float(), plain.grad, rtol=1e-2, atol=1e-5)
+
+
 def test_a_temperature_compares_the_lists_alone() -> None:
     student, teacher = some_rows()
     top = torch.log_softmax(teacher, 1).topk(5, dim=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NODES = Path("/sys/devices/system/node")
@@ -51,7 +51,8 @@ def kept_affinity() -> Iterator[None]:
         yield
     finally:
         if os.sched_getaffinity(0) != before:
-            os.sched_setaffinity(0, before)
+            with suppress(OSError):  # the CPUs of this process have changed meanwhile
+                os.sched_setaffinity(0, before)
 
 
 def _cpus_of(text: str) -> frozenset[int]:

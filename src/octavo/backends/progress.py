@@ -45,10 +45,10 @@ class WaitMeter:
         with suppress(OSError):
             for thread in os.listdir("/proc/self/task"):
                 with suppress(OSError, IndexError, ValueError):  # the thread has just ended
-                    queued_s[thread] = int(_read(thread, "schedstat").split()[1]) * 1e-9
-                    is_at_disk = _read(thread, "stat").rpartition(b")")[2].split()[0] == b"D"
-                    queued = queued_s[thread] - self._queued_s.get(thread, queued_s[thread])
-                    longest_s = max(longest_s, now - self._at if is_at_disk else queued)
+                    if _read(thread, "stat").rpartition(b")")[2].split()[0] == b"D":  # at a disk
+                        longest_s = max(longest_s, now - self._at)
+                    queued_s[thread] = int(_read(thread, "schedstat").split()[1]) * 1e-9  # not on every system
+                    longest_s = max(longest_s, queued_s[thread] - self._queued_s.get(thread, queued_s[thread]))
         self._waited_s += min(longest_s, now - self._at)
         self._at, self._queued_s = now, queued_s
         return self._waited_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -145,7 +146,7 @@ class _Conversation:
     def _save(self, file: str) -> None:
         from octavo.loader.atomic_file import write_text
 
-        path = _file(file, "/save").resolve()  # of a link the file that it names
+        path = Path(os.path.realpath(_file(file, "/save")))  # of a link the file that it names
         try:
             write_text(path, json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n")
         except ModelWriteError as error:
@@ -200,7 +201,7 @@ class _Conversation:
 def _file(name: str, command: str) -> Path:
     if not name:
         raise UsageError(f"{command} needs a file, for example {command} talk.json")
-    return Path(name).expanduser()
+    return Path(os.path.expanduser(name))
 
 
 def _read_messages(path: Path) -> list[dict[str, str]]:

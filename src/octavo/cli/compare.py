@@ -10,7 +10,7 @@ import click
 
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
-from octavo.cli.model_report import NAMES, prepare_report, report_models, short_name, with_report_options
+from octavo.cli.model_report import NAMES, check_windows, prepare_report, report_models, short_name, with_report_options
 from octavo.cli.options import Options, first_given, with_engine_options
 from octavo.cli.terminal import check_folder, find_model, write, write_json, write_table
 from octavo.config import EngineConfig
@@ -81,10 +81,11 @@ def _check(models: tuple[str, ...], engines: tuple[str, ...], options: Options, 
 
 
 def _compare_models(models: tuple[str, ...], as_json: bool, options: Options, given: dict[str, Any]) -> None:
+    text = prepare_report(given)
     found = [(short_name(model), find_model(model, options)[0]) for model in models]
     left = {name: value for name, value in options.items() if name != "revision"}
     reference = None if given["reference"] is None else find_model(given["reference"], {})[0]
-    text = prepare_report(given, found[0][1] if reference is None else reference)
+    check_windows(given, text, found[0][1] if reference is None else reference)
     if given["types"] is not None and reference is not None:
         found += _made(reference, given["types"], left.get("num_threads", 0))
     report_models(found, reference, text, left, given, as_json=as_json)

@@ -83,8 +83,6 @@ def distill(**options: Any) -> None:
         seed=options["seed"],
     )
     mixture = parse_mixture(options["dtype"])
-    for path in (teacher_path, student_path):
-        check_weights(str(path))
     losses: list[float] = []
     with open_source(student_path) as source, ProgressBar(announced=True) as bar:
         check_destination(source.path, destination, options["force"])
@@ -94,6 +92,8 @@ def distill(**options: Any) -> None:
             check_destination(teacher.path, destination, options["force"])
             with closing(open_checkpoint(student_path)) as student:
                 check_vocabularies(teacher, student)
+            for path in (teacher_path, student_path):
+                check_weights(str(path))
             ids, first = tokens_of(teacher, options["data"])
             texts = training_texts(ids, options["length"], first, options["max_pieces"])
             cache = TeacherCache(env.cache_dir() / "teachers", options["top_k"])

@@ -47,20 +47,23 @@ def with_report_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def prepare_report(given: dict[str, Any], model: Path) -> JudgedText:
-    """The text of the report. Makes the folder of plots.
-
-    An error comes before the long work: an option that cannot be read, a text too short for the model's tokens.
-    """
-    from octavo.quality.evaluation import WindowOptions, tokenizer_of
+def prepare_report(given: dict[str, Any]) -> JudgedText:
+    """The text of the report. Makes the folder of plots. An error in the options comes before a model is fetched."""
     from octavo.quality.texts import read_text
 
     parse_bytes("reference_cache", given["reference_cache"])
-    text, tokenizer = read_text(given["text"]), tokenizer_of(str(model))
-    WindowOptions(size=given["window"], max_tokens=given["tokens"]).windows(text.encode(tokenizer), tokenizer)
+    text = read_text(given["text"])
     if given["plots"] is not None:
         given["plots"].mkdir(parents=True, exist_ok=True)
     return text
+
+
+def check_windows(given: dict[str, Any], text: JudgedText, model: Path) -> None:
+    """Raises UsageError for a text that is too short in the model's tokens, before the long work."""
+    from octavo.quality.evaluation import WindowOptions, tokenizer_of
+
+    tokenizer = tokenizer_of(str(model))
+    WindowOptions(size=given["window"], max_tokens=given["tokens"]).windows(text.encode(tokenizer), tokenizer)
 
 
 def report_models(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from octavo.cli.completion import complete_model
-from octavo.cli.model_report import NAMES, prepare_report, report_models, short_name, with_report_options
+from octavo.cli.model_report import NAMES, check_windows, prepare_report, report_models, short_name, with_report_options
 from octavo.cli.options import first_given
 from octavo.cli.quantize import check_destination, float_type, tokens_of
 from octavo.cli.terminal import find_model, write
@@ -73,8 +73,10 @@ def prune(**options: Any) -> None:
     if not options["report"] and (unused := first_given(NAMES)) is not None:
         raise UsageError(f"{unused} is of the report: add --report")
     destination: Path = options["destination"]
+    text = prepare_report(options) if options["report"] else None
     path, _ = find_model(options["source"], {})
-    text = prepare_report(options, path) if options["report"] else None
+    if text is not None:
+        check_windows(options, text, path)
     mixture = parse_mixture(options["dtype"])
     with open_source(path) as source, closing(open_checkpoint(path)) as checkpoint, ProgressBar(announced=True) as bar:
         check_destination(source.path, destination, options["force"])
@@ -93,7 +95,9 @@ def prune(**options: Any) -> None:
         )
     write("".join(f"{line}\n" for line in result.removed))
     if text is not None:
-        models = [(short_name(str(each)), each) for each in (path, destination)]
+        names = [options["source"], str(destination)]
+        short = [short_name(name) for name in names]
+        models = [*zip(short if short[0] != short[1] else names, (path, destination), strict=True)]
         engine = {"num_threads": options["threads"]} if options["threads"] else {}
         write("\n")
         report_models(models, path, text, engine, options)

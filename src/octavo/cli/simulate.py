@@ -44,7 +44,10 @@ def write_simulation(
     from octavo.loader.generation_config import sampling_defaults
 
     sampling = sampling_defaults(checkpoint, config.generation_config)
-    several = replace(config, tensor_parallel_size=max(config.tensor_parallel_size, 2))
+    try:
+        several = replace(config, tensor_parallel_size=max(config.tensor_parallel_size, 2))
+    except UsageError as error:
+        raise UsageError(f"--simulate divides the model among several ranks: {error}") from None
     on_torch = backend_name(several).startswith("torch")
     whole_logits = needs_all_logits(sampling.values, on_torch=on_torch)
     load = Load(context, users, whole_experts, whole_logits)

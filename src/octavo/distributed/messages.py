@@ -143,7 +143,7 @@ class StageValues(_Message):
 class Alive(_Message):
     """A sign of life. progress: changes while a step gets on. is_busy: it computes, and waits for no other rank.
 
-    waited_s: seconds so far in which it was busy and had to wait for a disk or for a processor.
+    waited_s: seconds since its start in which one of its threads had to wait for a disk or for a processor.
     """
 
     progress: int = 0

@@ -180,7 +180,11 @@ def settled(config: EngineConfig, rank: int) -> EngineConfig:
         return config
     cpus = numa.cpus_of_process(rank % here, here, threads)
     if cpus is not None:
-        os.sched_setaffinity(0, cpus)
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:  # a container may forbid it
+            logger.warning("rank %d is not bound to a NUMA node, and may be slower: %s", rank, error.strerror)
+            return config
         logger.info("rank %d computes on CPUs %s of one NUMA node", rank, ", ".join(map(str, sorted(cpus))))
     return config
 
@@ -307,7 +311,7 @@ class Follower:
         try:
             self._serve()
         except ConnectionEndedError:
-            pass
+            os._exit(0)  # the leader is gone
         except OctavoError as error:
             logger.error("%s", error)
             self._say(RankFailed(type(error).__name__, str(error)))

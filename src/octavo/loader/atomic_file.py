@@ -36,7 +36,7 @@ class AtomicFile:
         with _errors_of(path):
             if path.exists() and not path.is_file():
                 raise ModelWriteError(f"{path}: no ordinary file, which could be replaced; write to another name")
-        with _errors_of(self.partial):
+        with _errors_of(self.partial if path.parent.is_dir() else path):
             self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         self._is_complete = False
         try:

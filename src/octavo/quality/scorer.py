@@ -8,6 +8,7 @@ from types import TracebackType
 
 import numpy as np
 
+from octavo.backends.numa import kept_affinity
 from octavo.backends.sampling import SamplingError
 from octavo.batch import Batch, Float32, Int32, SamplingBatch, StepOutput, greedy_rows
 from octavo.config import EngineConfig, LoadProgress
@@ -48,7 +49,8 @@ class Scorer:
         """config: made by `scorer_config`. Raises what `load_engine` and `check_weights` raise, and UsageError for an
         encoder."""
         check_weights(config.model, config.revision)
-        self._loaded: LoadedModel = load_engine(config, progress)
+        with kept_affinity():  # this thread is the caller's; the first of several ranks may be bound to a NUMA node
+            self._loaded: LoadedModel = load_engine(config, progress)
         engine = self._loaded.engine
         self.limits = engine.limits
         self.vocab_size = engine.limits.vocab_size

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from octavo.quantization.packed import Weight
 
 DivergenceKind = Literal["forward", "reverse"]
 _TINY = 1e-8
+_ROWS_AT_ONCE = 32  # of logits, which then stay in a cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +82,36 @@ def divergence_of(
     one. With another temperature they are left out, and both distributions are those over the list.
     """
     if temperature == 1.0:
-        q = torch.log_softmax(logits, dim=-1).gather(1, ids)
+        q = _LogProbabilities.apply(logits, ids)  # type: ignore[no-untyped-call]
         p, q = (torch.cat([x, _rest(x)], dim=1) for x in (logprobs, q))
     else:
         p = torch.log_softmax(logprobs / temperature, dim=-1)
-        q = torch.log_softmax(logits.gather(1, ids) / temperature, dim=-1)
+        q = torch.log_softmax(logits.gather(1, ids).float() / temperature, dim=-1)
     if kind == "reverse":
         p, q = q, p
     return (p.exp() * (p - q)).sum(dim=1).mean() * temperature**2
+
+
+class _LogProbabilities(torch.autograd.Function):
+    """The log-probabilities, float32, of tokens [rows, K] in rows of logits [rows, vocabulary] of any type.
+
+    A few rows at a time: all logits of a batch may be hundreds of megabytes, of which `log_softmax` makes three more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
+        total = torch.cat([part.float().logsumexp(1, keepdim=True) for part in torch.split(logits, _ROWS_AT_ONCE)])
+        ctx.save_for_backward(logits, ids, total)
+        return logits.gather(1, ids).float() - total
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        logits, ids, total = ctx.saved_tensors
+        made = torch.empty_like(logits)
+        each = (logits, made, ids, total, slope, -slope.sum(1, keepdim=True))
+        for part, out, at, all_of, own, rest in zip(*(torch.split(x, _ROWS_AT_ONCE) for x in each), strict=True):
+            out.copy_((part - all_of).exp_().mul_(rest).scatter_add_(1, at, own))
+        return made, None
 
 
 def _rest(logprobs: Tensor) -> Tensor:
@@ -138,7 +161,7 @@ def _loss(
     graph: Graph, source: WeightSource, teacher: TeacherTokens, chosen: Sequence[int], options: TrainingOptions
 ) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16, enabled=options.in_bfloat16):
-        logits = logits_of(graph, source, Texts.of(teacher.texts[chosen].tolist())).float()
+        logits = logits_of(graph, source, Texts.of(teacher.texts[chosen].tolist()))
     count = logits.shape[0]
     ids = torch.tensor(teacher.ids[chosen].reshape(count, -1), dtype=torch.int64)
     logprobs = torch.tensor(teacher.logprobs[chosen].reshape(count, -1).astype(np.float32))
