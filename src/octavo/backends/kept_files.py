@@ -69,34 +69,42 @@ class KeptFile:
             logger.warning("%s: %s; the weights are packed anew", self.path, error.strerror or error)
             return None
 
-    def write(self, size: int, write: Callable[[int], int]) -> bool:
+    def fits(self, size: int) -> bool:
+        """True if `size` bytes are within the limit of all files."""
+        return size <= self._limit_bytes
+
+    def write(self, size: int, write: Callable[[int], int], *, waits: bool = False) -> bool:
         """Makes room for about `size` bytes and writes them. False: they could not be kept.
 
         write: writes to a descriptor and returns where the file ends; it is not called if there is no room.
+        waits: for another process that is writing it, in place of writing it too; True then, even if that one failed.
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _open_folder(self.path.parent) as folder:
-                return self._write(folder, size, write)
+                return self._write(folder, size, write, waits=waits)
         except OSError as error:
             logger.warning("%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
             return False
 
-    def _write(self, folder: int, size: int, write: Callable[[int], int]) -> bool:
-        if size > self._limit_bytes:
+    def _write(self, folder: int, size: int, write: Callable[[int], int], *, waits: bool) -> bool:
+        if not self.fits(size):
             logger.warning(
                 "%s: the packed weights take %d MB, more than pack_cache_size allows (%d MB): not kept",
                 self.path, size // 10**6, self._limit_bytes // 10**6,
             )  # fmt: skip
             return False
-        if _remove_dead_files(folder, self._stem):
-            logger.info("%s: another process is writing it", self.path)
-            return False
+        if draft := _remove_dead_files(folder, self._stem):
+            if not waits:
+                logger.info("%s: another process is writing it", self.path)
+                return False
+            logger.warning("%s: another process is writing it; waiting until that is done", self.path)
+            with contextlib.suppress(FileNotFoundError), _opened(draft, os.O_RDONLY | os.O_NONBLOCK, folder) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            return True
         _make_room(folder, self._limit_bytes - size, self._name)
-        draft = f".{self._stem}-{secrets.token_hex(8)}.draft"
-        with _opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as file:
+        with _new_draft(folder, self._stem) as (draft, file):
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)  # tells others that its writer lives
                 os.posix_fallocate(file, 0, size)  # a full disk is noticed before anything is written
                 size = write(file)
                 os.ftruncate(file, size)
@@ -148,9 +156,21 @@ def _check_private(status: os.stat_result) -> None:
         raise WrongFileError("others may write to it")
 
 
-def _remove_dead_files(folder: int, stem: str) -> bool:
-    """Removes drafts of dead writers. True if a living process is writing a draft of `stem`."""
-    alive = False
+@contextlib.contextmanager
+def _new_draft(folder: int, stem: str) -> Iterator[tuple[str, int]]:
+    """The name and a descriptor of a new file. Its lock tells others that its writer lives."""
+    while True:
+        draft = f".{stem}-{secrets.token_hex(8)}.draft"
+        with _opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file).st_nlink > 0:  # else another process has removed it before it had its lock
+                yield draft, file
+                return
+
+
+def _remove_dead_files(folder: int, stem: str) -> str:
+    """Removes drafts of dead writers. The name of the draft of `stem` that a living process is writing, else empty."""
+    alive = ""
     for name in os.listdir(folder):
         if not name.endswith(".draft"):
             continue
@@ -159,7 +179,7 @@ def _remove_dead_files(folder: int, stem: str) -> bool:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(name, dir_fd=folder)
             except BlockingIOError:
-                alive = alive or name.startswith(f".{stem}-")
+                alive = name if name.startswith(f".{stem}-") else alive
     return alive
 
 
@@ -176,5 +196,6 @@ def _make_room(folder: int, left_bytes: int, own_name: str) -> None:
         if total <= left_bytes:
             break
         logger.info("%s: removed packed weights that were not used for longest, %d MB", name, size // 10**6)
-        os.unlink(name, dir_fd=folder)
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            os.unlink(name, dir_fd=folder)
         total -= size

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from octavo.backends.torch.storages import Layout
 from octavo.backends.torch.stream import FileCopies, FileLayer, HostCopies, LayerRing
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
 from octavo.backends.torch.weights import DeviceWeights
-from octavo.errors import EngineDeadError, InsufficientMemoryError
+from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.passes import optimize
 from octavo.graph.segments import layer_borders
 from tests.models.test_steps import LIMITS, in_chunks
@@ -338,11 +340,53 @@ def test_a_disk_without_room_is_one_line(
 
     if reason == "disk":
         monkeypatch.setattr(os, "posix_fallocate", full)
+    model = FromDisk(monkeypatch)
+    if reason == "limit":
+        with pytest.raises(InsufficientMemoryError, match=r"take 0.0 GiB, more than pack_cache_size allows: raise it"):
+            model.logits(limit=1000)
+        assert model.made == -1  # nothing was loaded before
+        assert not packed.exists()
+        return
     with pytest.raises(InsufficientMemoryError, match=r"could not be kept on disk; .* raise pack_cache_size"):
-        FromDisk(monkeypatch).logits(limit=1000 if reason == "limit" else 1 << 30)
+        model.logits()
     [record] = caplog.records
-    assert ("pack_cache_size allows" if reason == "limit" else "No space left") in record.getMessage()
+    assert "No space left" in record.getMessage()
     assert not [*packed.iterdir()]
+
+
+def test_a_model_that_cannot_be_read_is_no_fault_of_the_file(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(self: Layout, buffer: Tensor) -> None:  # noqa: ARG001
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Layout, "write", damaged)
+    with pytest.raises(ModelLoadError, match=r"the model's weights cannot be read: .*Input/output error"):
+        FromDisk(monkeypatch).logits()
+    assert not [*packed.iterdir()]
+
+
+@pytest.mark.parametrize("ends", ["written", "dead"])
+def test_a_second_start_waits_for_the_first(
+    ends: str, packed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first writes the same file, completely or not."""
+    model = FromDisk(monkeypatch)
+    expected, path = model.logits(), the_file(packed)
+    good = path.rename(packed.parent / "good")
+    draft = packed / f".{path.stem}-other.draft"
+    with draft.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def end() -> None:
+            if ends == "written":
+                good.rename(path)
+                draft.unlink()
+            other.close()
+
+        threading.Timer(0.3, end).start()
+        np.testing.assert_array_equal(model.logits(), expected)
+    assert "another process is writing it; waiting" in caplog.text
+    assert model.made == (1 if ends == "written" else len(model.layers) + 1)
+    assert [*packed.iterdir()] == [path]
 
 
 def test_tensors_keep_their_numbers_strides_and_sharing() -> None:

@@ -22,14 +22,17 @@ from octavo.backends.kept_files import KeptFile, WrongFileError, padded
 from octavo.backends.parameters import fingerprint_of, parameter_info
 from octavo.backends.torch.stream import FileLayer
 from octavo.backends.torch.weights import DeviceWeights
-from octavo.errors import InsufficientMemoryError
+from octavo.errors import InsufficientMemoryError, ModelLoadError
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
 
 _MAGIC = b"octavo layers 1\n"
 _ENTRY = struct.Struct("<QQ16s")  # bytes of a layer, their checksum, digest of its structure
 
+_ATTEMPTS = 3  # another process may write the file, in vain, or remove it for another one
+
 Maker = Callable[[Sequence[Parameter]], tuple[DeviceWeights, Tensor]]
+LayersReport = Callable[[int], None]
 
 
 class LayerFile:
@@ -51,22 +54,38 @@ class LayerFile:
         self._header_bytes = len(self._key) + len(layers) * _ENTRY.size
         self._file = KeptFile(digest.digest(), options.limit_bytes)
 
-    def layers(self, make: Maker, num_bytes: int) -> list[tuple[DeviceWeights, FileLayer]]:
+    def check_limit(self, num_bytes: int) -> None:
+        """Raises InsufficientMemoryError if the file of layers of about so many bytes would be too large."""
+        if not self._file.fits(size := padded(self._header_bytes) + num_bytes):
+            raise InsufficientMemoryError(
+                f"the streamed layers have no room in main memory, and on disk they take {size / 2**30:.1f} GiB, more "
+                "than pack_cache_size allows: raise it, or take gpu_offload cpu"
+            )
+
+    def layers(self, make: Maker, num_bytes: int, report: LayersReport) -> list[tuple[DeviceWeights, FileLayer]]:
         """Each layer with its place in the file, which is written if it is missing or damaged.
 
-        make: lays a layer out on the host. num_bytes: of all layers, about.
-        Raises InsufficientMemoryError if the file cannot be kept.
+        make: lays a layer out on the host. num_bytes: of all layers, about. report: called with the layers checked.
+        Raises InsufficientMemoryError if the file cannot be kept, ModelLoadError if the model's own cannot be read.
         """
-        found = self._file.read(lambda file: self._read(file, make))
-        size = padded(self._header_bytes) + num_bytes
-        if found is None and self._file.write(size, lambda file: self._write(file, make)):
-            found = self._file.read(lambda file: self._read(file, make))
-        if found is None:
-            raise InsufficientMemoryError(
-                f"{self._file.path}: the streamed layers have no room in main memory and could not be kept on disk; "
-                "the warnings say why: free space there, raise pack_cache_size, or take gpu_offload cpu"
-            )
-        return found
+
+        def make_it(parameters: Sequence[Parameter]) -> tuple[DeviceWeights, Tensor]:
+            try:
+                return make(parameters)
+            except OSError as error:  # is not about the file that is kept
+                raise ModelLoadError(f"the model's weights cannot be read: {error}") from error
+
+        for _ in range(_ATTEMPTS):
+            found = self._file.read(lambda file: self._read(file, make_it, report))
+            if found is not None:
+                return found
+            size = padded(self._header_bytes) + num_bytes
+            if not self._file.write(size, lambda file: self._write(file, make_it), waits=True):
+                break
+        raise InsufficientMemoryError(
+            f"{self._file.path}: the streamed layers have no room in main memory and could not be kept on disk; "
+            "the warnings say why: free space there, raise pack_cache_size, or take gpu_offload cpu"
+        )
 
     def _write(self, file: int, make: Maker) -> int:
         """Writes one layer after another, then the header. Returns the size of the file."""
@@ -84,7 +103,7 @@ class LayerFile:
             out.write(b"".join([self._key, *entries]))
         return end
 
-    def _read(self, file: int, make: Maker) -> list[tuple[DeviceWeights, FileLayer]]:
+    def _read(self, file: int, make: Maker, report: LayersReport) -> list[tuple[DeviceWeights, FileLayer]]:
         header = os.pread(file, self._header_bytes, 0)
         if len(header) != self._header_bytes or not header.startswith(self._key):
             raise WrongFileError("not the streamed layers of this model, or damaged")
@@ -94,13 +113,13 @@ class LayerFile:
             raise WrongFileError(f"it has {size} bytes, must have {end}")
         kept = os.fdopen(os.dup(file), "rb")
         try:
-            return self._checked(kept, entries, make)
+            return self._checked(kept, entries, make, report)
         except BaseException:
             kept.close()
             raise
 
     def _checked(
-        self, kept: IO[bytes], entries: Sequence[tuple[int, int, bytes]], make: Maker
+        self, kept: IO[bytes], entries: Sequence[tuple[int, int, bytes]], make: Maker, report: LayersReport
     ) -> list[tuple[DeviceWeights, FileLayer]]:
         """Raises WrongFileError if a layer is not what its entry and this code say."""
         examples: dict[object, tuple[DeviceWeights, Sequence[Parameter], int]] = {}
@@ -127,6 +146,7 @@ class LayerFile:
                 raise WrongFileError(f"the bytes of streamed layer {number} are damaged")
             found.append((layer, source))
             offset += padded(nbytes)
+            report(number + 1)
         return found
 
 

@@ -90,6 +90,10 @@ def load_streamed(
 
     by_layer = {layer: found for layer, found in streamed_parameters(graph, plan.layers).items() if found}
     elsewhere = {parameter for found in by_layer.values() for parameter in found}
+    kept = None
+    if plan.pack_cache is not None:
+        kept = LayerFile(plan.pack_cache, f"{dtype} {device.type}", weights, [*by_layer.values()])
+        kept.check_limit(plan.num_bytes)  # before the long work
     held = load([p for p in graph.parameters if p not in elsewhere], device)
     is_gpu = device.type == "cuda"
 
@@ -98,13 +102,15 @@ def load_streamed(
         return layer, _bytes_of(layer, pinned=is_gpu and plan.pack_cache is None)
 
     found: Sequence[tuple[DeviceWeights, Any]]
-    if plan.pack_cache is None:
+    if kept is None:
         found = [*map(in_buffer, by_layer.values())]
     else:
-        kept = LayerFile(plan.pack_cache, f"{dtype} {device.type}", weights, [*by_layer.values()])
-        found = kept.layers(in_buffer, plan.num_bytes)
-        if progress is not None:
-            progress(CHECKING, sum(stored.values()), sum(stored.values()))
+
+        def checked(number: int) -> None:
+            if progress is not None:
+                progress(CHECKING, sum(stored.values()) * number // len(by_layer), sum(stored.values()))
+
+        found = kept.layers(in_buffer, plan.num_bytes, checked)
     layers, sources = [layer for layer, _ in found], [source for _, source in found]
     largest = max((len(x) if isinstance(x, Tensor) else x.num_bytes for x in sources), default=0)
     places = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(places_of(len(sources)))]
