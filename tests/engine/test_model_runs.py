@@ -109,6 +109,13 @@ def test_answers_do_not_depend_on_batch_chunks_or_room(name: str, backend: str, 
     assert cramped.metrics.num_preemptions_total > 0
 
 
+@pytest.mark.parametrize("name", ["mixtral", "deepseek3", "gemma3n", "granitehybrid-dense"])
+def test_a_long_prompt_alone_has_steps_that_want_no_rows(name: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, output_kind=RequestOutputKind.FINAL_ONLY)
+    whole = answers(tiny_engine(name, "torch"), [PROMPTS[-1]], params)
+    assert answers(tiny_engine(name, "torch", max_num_batched_tokens=8), [PROMPTS[-1]], params) == whole
+
+
 def windowed_engine(name: str, backend: str, num_blocks: int, *, max_num_seqs: int = 8) -> Engine:
     """With blocks of 8 tokens and steps of at most 16."""
     graph, weights = tiny_graph(name)

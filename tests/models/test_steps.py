@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,6 +58,14 @@ def in_chunks(executor: Executor, sizes: list[int]) -> NDArray[np.floating]:
     return np.concatenate([executor.submit(paged([(sequence, size)])).wait().logits for size in sizes])
 
 
+def assert_first_steps_may_want_no_rows(executor: Executor) -> None:
+    """As that of a long prompt, if nothing else runs."""
+    whole, sequence = in_chunks(executor, [30]), Request(TOKENS, BLOCKS)
+    first = replace(paged([(sequence, 13)]), logits_indices=np.zeros(0, np.int32))
+    assert executor.submit(first).wait().logits.shape == (0, 96)
+    assert_same(executor, executor.submit(paged([(sequence, 17)])).wait().logits, whole[13:])
+
+
 def test_chunks_and_single_tokens(executor: Executor) -> None:
     whole = in_chunks(executor, [30])
     for sizes in ([7, 1, 16, 6], [1] * 30, [29, 1]):
@@ -80,3 +89,7 @@ def test_only_wanted_rows(executor: Executor) -> None:
     stranger = Request(TOKENS[::-1], [16, 17])
     batch = paged([(stranger, 30), (Request(TOKENS, BLOCKS), 30)], all_logits=False)
     assert_same(executor, executor.submit(batch).wait().logits[1], whole[-1])
+
+
+def test_a_step_that_wants_no_rows(executor: Executor) -> None:
+    assert_first_steps_may_want_no_rows(executor)

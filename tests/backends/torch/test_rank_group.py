@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from octavo.graph.ops import AllGather, AllReduce
 from octavo.graph.shard import shard
 from tests.support.batches import Request, step
 from tests.support.host_waits import refuse_waits
+from tests.support.sampling_batches import sampling_batch
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 
 BACKEND = TorchBackend(torch.device("cpu"), torch.float32)
@@ -84,6 +86,28 @@ def test_the_parts_of_two_ranks_are_the_whole_model(name: str) -> None:
     for whole, first, second in zip(expected, *found, strict=True):
         np.testing.assert_allclose(first, whole, rtol=0, atol=1e-3 * np.abs(whole).max())
         np.testing.assert_array_equal(first, second)
+
+
+def test_a_step_of_two_ranks_that_wants_no_rows() -> None:
+    """Of a hybrid, with options for sampling as an engine gives them."""
+    graph, weights = tiny_graph("granitehybrid")
+    expected = logits(BACKEND.compile(graph, weights, LIMITS))
+    parts = [shard(graph, rank, 2, lambda p: column_step(weights, p.name)) for rank in range(2)]
+
+    def work(group: TorchRankGroup) -> np.ndarray:
+        executor = group.compile(parts[group.rank], weights, LIMITS)
+        executor.allocate_cache(4 * NUM_CACHE_GROUPS, 8, 4)
+        request = Request(PROMPT, [0, 1, 2])
+        first = step([(request, 12)], block_size=8, num_groups=NUM_CACHE_GROUPS)
+        nothing = np.zeros(0, np.int32)
+        first = replace(first, logits_indices=nothing, sampling=sampling_batch(0), return_logits=False)
+        assert len(executor.submit(first).wait().token_ids) == 0
+        found = executor.submit(step([(request, 7)], block_size=8, num_groups=NUM_CACHE_GROUPS)).wait().logits
+        executor.close()
+        return found
+
+    for found in of_ranks(2, work):
+        np.testing.assert_allclose(found, expected[1], rtol=0, atol=1e-3 * np.abs(expected[1]).max())
 
 
 def test_a_part_without_its_group() -> None:

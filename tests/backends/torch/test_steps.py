@@ -12,6 +12,7 @@ from octavo.graph.builder import Graph
 from octavo.quantization.packed import Weight
 from tests.models.test_steps import (  # noqa: F401 - run here with the fixtures below
     LIMITS,
+    assert_first_steps_may_want_no_rows,
     in_chunks,
     test_chunks_and_single_tokens,
     test_only_wanted_rows,
@@ -43,3 +44,12 @@ def test_logits_are_those_of_the_specification(model: Model, executor: Executor)
     expected = in_chunks(judge, [30])
     found = in_chunks(executor, [17, 12, 1])
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_step_that_wants_no_rows(name: str) -> None:
+    """None of a last layer's operations has any rows then: a tenth of a second for each architecture."""
+    executor = get_backend("torch:cpu").compile(*tiny_graph(name), LIMITS)
+    executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16, 32)
+    assert_first_steps_may_want_no_rows(executor)
+    executor.close()

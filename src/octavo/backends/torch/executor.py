@@ -281,11 +281,11 @@ class TorchExecutor:
         return self._results(parts, batch)
 
     def _offers(self, batch: Batch) -> int | None:
-        """The tokens that each rank offers for a row, where they sample together; None: where all logits are needed."""
+        """The tokens that each rank offers for a row, where they sample together; None: all logits are needed, or none."""
         last = self._head[-1].op if self._head else None
         if self._group is None or last not in self._widths or batch.sampling is None or batch.return_logits:
             return None
-        return offers_of(batch.sampling)
+        return offers_of(batch.sampling) if len(batch.logits_indices) else None
 
     def _of_head(
         self, step: PagedStep, batch: Batch, rows: slice, offers: int | None

@@ -19,7 +19,7 @@ from octavo.backends.torch.step import TorchStep, constant
 from octavo.errors import GraphError
 from octavo.graph import ops
 from octavo.graph.builder import Node
-from octavo.graph.values import Parameter
+from octavo.graph.values import Parameter, Rows
 
 OpType = TypeVar("OpType", bound=ops.Op)
 Form = Callable[[OpType, TorchStep], Tensor | CodedRows]
@@ -27,11 +27,15 @@ FORMS: dict[type[ops.Op], Form[Any]] = {}
 
 
 def evaluate(node: Node, step: TorchStep) -> None:
-    """Gives the step the output of one operation, in its place if it has one.
+    """Gives the step the output of one operation, in its place if it has one. Where no row is wanted, nothing runs.
 
     Raises GraphError naming an operation without a torch form.
     """
     check_operation(node)
+    if node.output.rows is not Rows.TOKENS and not len(step.rows.wanted):
+        # As in every part of a prompt but the last: neither forms nor kernels are made for matrices without rows.
+        step.values[node.output] = torch.empty((0, node.output.cols), device=step.rows.wanted.device)
+        return
     step.begin(node)
     found, out = FORMS[type(node.op)](node.op, step), step.out
     if isinstance(found, CodedRows):

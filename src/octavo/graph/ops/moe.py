@@ -61,7 +61,7 @@ class Routing:
             scores = sigmoid(logits)
         rank = scores if bias is None else scores + bias
         if self.num_groups > 1:
-            groups = rank.reshape(len(rank), self.num_groups, -1)
+            groups = rank.reshape(len(rank), self.num_groups, rank.shape[1] // self.num_groups)
             best = np.sort(groups, axis=-1)[..., -self.group_best :].sum(axis=-1)
             kept = np.argsort(-best, axis=-1, kind="stable")[:, : self.top_groups]
             is_kept = np.zeros(best.shape, bool)

@@ -76,7 +76,7 @@ class MixStreams(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         x, n = step.values[self.x], self._streams
-        streams = x.reshape(len(x), n, -1)
+        streams = x.reshape(len(x), n, self.x.cols // n)
         mixed = streams + step.values[self.coefficients].reshape(len(x), n, n) @ streams
         return np.asarray(mixed.reshape(x.shape))
 
@@ -134,7 +134,7 @@ class MatchMagnitude(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         x, target = step.values[self.x], step.values[self.target]
-        streams = x.reshape(len(x), -1, target.shape[1])
+        streams = x.reshape(len(x), self.x.cols // self.target.cols, self.target.cols)
         own = np.maximum(np.mean(streams * streams, axis=-1, keepdims=True), self.floor)
         wanted = np.mean(target * target, axis=-1)[:, None, None]
         return np.asarray((streams * np.sqrt(wanted) / np.sqrt(own)).reshape(x.shape))

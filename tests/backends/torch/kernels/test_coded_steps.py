@@ -88,6 +88,26 @@ def test_steps_multiply_codes(name: str, tmp_path: Path) -> None:
     assert_close(found, logits_of(checkpoint, "cpu"), of_cpu)
 
 
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("name", ["w8a8", pytest.param("float-block", marks=pytest.mark.slow)])
+def test_a_step_that_wants_no_rows(name: str, tmp_path: Path, *, has_kernels: bool) -> None:
+    from octavo.backends.torch import triton_calls
+
+    checkpoint = _opened(name, MORE[name], tmp_path)
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    found = []
+    for calls, first in ((None, 0), (triton_calls if has_kernels else None, 3)):
+        executor: Any = get_backend("torch:cpu").compile(graph, checkpoint.weights, LIMITS)
+        executor.allocate_cache(10, 16)
+        executor.calls, request = calls, Request(TOKENS[:5], [9])
+        if first:
+            batch = replace(step([(request, first)], block_size=16), logits_indices=np.zeros(0, np.int32))
+            assert len(executor.submit(batch).wait().logits) == 0
+        batch = step([(request, 5 - first)], block_size=16)
+        found.append(executor.submit(batch).wait().logits[-2:])
+    assert_close(found[1], found[0], 1e-2 if name == "w8a8" else 4e-2)
+
+
 def test_codes_lie_in_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of norms and of gates."""
     found: list[Workspace] = []

@@ -87,6 +87,29 @@ def test_experts(name: str) -> None:
     assert "experts" in assert_same(*tiny_graph(name), 5e-3)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["mixtral", "deepseek3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama", "gemma3n", "qwen35moe"))],
+)
+def test_a_step_that_wants_no_rows(name: str) -> None:
+    """The first part of a prompt that is alone: no kernel runs for the rows of its last layer."""
+    from octavo.backends.torch import triton_calls
+
+    graph, weights = tiny_graph(name)
+    found = []
+    for calls, first in ((None, 0), (triton_calls, 3)):
+        executor: Any = get_backend("torch:cpu").compile(graph, weights, LIMITS)
+        executor.allocate_cache(8 * NUM_CACHE_GROUPS, 8, 4)
+        executor.calls, request = calls, Request(PROMPTS[0][:5], [0])
+        if first:
+            batch = step([(request, first)], block_size=8, num_groups=NUM_CACHE_GROUPS)
+            none = executor.submit(replace(batch, logits_indices=np.zeros(0, np.int32))).wait()
+            assert none.logits.shape == (0, 96)
+        batch = step([(request, 5 - first)], block_size=8, num_groups=NUM_CACHE_GROUPS)
+        found.append(executor.submit(batch).wait().logits[-2:])
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=5e-3 * np.abs(found[0]).max())
+
+
 def test_the_experts_of_one_of_two_ranks() -> None:
     """The sums of both ranks are those of all experts; nothing of an expert elsewhere is read."""
     from octavo.backends.torch import triton_calls
