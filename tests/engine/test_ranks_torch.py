@@ -13,6 +13,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import EngineDeadError
+from octavo.outputs import RejectedPromptsError, RequestOutput
 from tests.engine.test_ranks import OPTIONS, children, generate_for_ever
 from tests.support.engine_answers import PROMPTS
 from tests.support.text_models import save_decoder
@@ -34,6 +35,19 @@ def test_the_answers_of_one_rank(model: str, tensor: int, pipeline: int) -> None
             found.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)])
     assert found[1] == found[0]
     assert not children()
+
+
+def test_a_request_without_an_outcome_ends_alone(model: str) -> None:
+    """The ranks sample together: each finds that no token is allowed, and only the first one says so."""
+    good = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    bad = SamplingParams(temperature=0, max_tokens=4, min_tokens=2, stop_token_ids=[3], allowed_token_ids=[3])
+    with LLM(model, backend="torch:cpu", tensor_parallel_size=2, **OPTIONS) as llm:
+        with pytest.raises(RejectedPromptsError, match="no token may be chosen") as raised:
+            llm.generate(PROMPTS[:2], [good, bad])
+        answer = raised.value.outputs[0]
+        assert isinstance(answer, RequestOutput)
+        assert len(answer.outputs[0].token_ids) == 20
+        assert llm.generate(PROMPTS[:1], good)[0].outputs[0].token_ids == answer.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])

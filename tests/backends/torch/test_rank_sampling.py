@@ -14,7 +14,7 @@ import torch
 
 from octavo.backends import ExecutorLimits
 from octavo.backends.parameters import column_step
-from octavo.backends.sampling import ROW_NAN_LOGITS, ROW_NOTHING_ALLOWED, ROW_TOKEN_ID_OUT_OF_RANGE
+from octavo.backends.sampling import ROW_NAN_LOGITS, ROW_NOTHING_ALLOWED, ROW_TOKEN_ID_OUT_OF_RANGE, SamplingError
 from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.rank_sampling import MOST_OFFERS, offers_of, sample_together
@@ -163,3 +163,29 @@ def test_two_ranks_draw_what_one_does(top_k: int) -> None:
         np.testing.assert_array_equal(first, one)
     assert ((torch.int64, 2 * top_k) in exchanged) == (top_k > 0)
     assert ((torch.float32, 96) in exchanged) == (top_k == 0)
+
+
+@pytest.mark.parametrize("top_k", [5, 0])
+def test_a_row_without_an_outcome_is_an_error_of_the_first_rank(top_k: int) -> None:
+    """The other goes on, whether the row is sampled from offers or from all logits."""
+    graph, weights = tiny_graph("llama")
+    parts = [shard(graph, rank, 2, lambda p: column_step(weights, p.name)) for rank in range(2)]
+    bad = replace(sampling_batch(1, temperature=1.0, top_k=top_k), allowed_mask=np.zeros((1, 3), np.uint32))
+
+    def of_rank(group: TorchRankGroup) -> tuple[str, int]:
+        executor = group.compile(parts[group.rank], weights, LIMITS)
+        executor.allocate_cache(4, 8)
+        batch = replace(step([(Request([5, 6, 7], [0]), 3)], all_logits=False, block_size=8), return_logits=False)
+        error = ""
+        try:
+            executor.submit(replace(batch, sampling=bad)).wait()
+        except SamplingError as found:
+            error = str(found)
+        good = executor.submit(replace(batch, sampling=sampling_batch(1, top_k=top_k))).wait().token_ids[0]
+        executor.close()
+        return error, int(good)
+
+    (first, token), (second, _) = of_ranks(2, of_rank)
+    assert "no token may be chosen" in first
+    assert not second
+    assert token >= 0

@@ -281,7 +281,7 @@ class TorchExecutor:
         return self._results(parts, batch)
 
     def _offers(self, batch: Batch) -> int | None:
-        """The tokens that each rank offers for a row, where they sample together; None: all logits are needed, or none."""
+        """The tokens that each rank offers for a row, if they sample together; None: all logits are needed, or none."""
         last = self._head[-1].op if self._head else None
         if self._group is None or last not in self._widths or batch.sampling is None or batch.return_logits:
             return None
@@ -300,7 +300,9 @@ class TorchExecutor:
         assert batch.sampling is not None
         self._evaluate(step, self._head[:-1])
         own, options = step.values[gather.x].float(), rows_of(batch.sampling, rows)
-        return sample_together(own, options, self._widths[gather], group.rank, group.side_by_side, offers), None
+        samples = sample_together(own, options, self._widths[gather], group.rank, group.side_by_side, offers)
+        # A row without an outcome is the first rank's to report: it alone knows of requests, and the others go on.
+        return samples if group.rank == 0 else None, None
 
     def _sampled(self, logits: Tensor, batch: Batch, rows: slice) -> tuple[Samples | None, Tensor | None]:
         """The tokens of some rows, and their logits if they are wanted: a copy, as the next step may overwrite them."""
