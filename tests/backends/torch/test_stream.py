@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.backends import PackCacheOptions
+from octavo.backends import Executor, PackCacheOptions
 from octavo.backends.placement import spread
 from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.storages import Layout
@@ -219,13 +219,16 @@ def test_late_copies_change_nothing() -> None:
     held.clear()
 
 
-def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "reason"), [("rb", "the file was truncated"), ("ab", os.strerror(errno.EBADF))])
+def test_a_layer_that_cannot_be_read_names_its_file(mode: str, reason: str, tmp_path: Path) -> None:
+    """The file became shorter, or the system has an error, here that the descriptor is only for writing."""
     path = tmp_path / "layers"
     path.write_bytes(bytes(range(200)) * 3)
-    with path.open("rb") as file:
+    with path.open(mode) as file:
         copies = FileCopies(HostCopies(), 200, pinned=False)
-        with pytest.raises(EngineDeadError, match="ends early"):
-            copies.finish(copies.copy(torch.zeros(200, dtype=torch.uint8), FileLayer(file, 500, 200), None))
+        copy = copies.copy(torch.zeros(200, dtype=torch.uint8), FileLayer(file, path, 500, 200), None)
+        with pytest.raises(EngineDeadError, match=rf"{path}: a streamed layer could not be read: {reason}\. Start"):
+            copies.finish(copy)
         copies.close()
 
 
@@ -246,12 +249,15 @@ class FromDisk:
             self.made += 1
             load(*args, **kwargs)
 
-        sizes = self._backend.streamed(self._backend.sizes(self._graph, self._weights, LIMITS), self.layers)
         self.made = -1  # what stays on the device is made, too
         with self._monkeypatch.context() as patch:
             patch.setattr(DeviceWeights, "__init__", counted)
-            options = PackCacheOptions(identity, limit, 0)
-            return logits_of(self._backend.compile(sizes, self._weights, LIMITS, pack_cache=options))
+            return logits_of(self.executor(identity, limit))
+
+    def executor(self, identity: str = "model", limit: int = 1 << 30) -> Executor:
+        sizes = self._backend.streamed(self._backend.sizes(self._graph, self._weights, LIMITS), self.layers)
+        options = PackCacheOptions(identity, limit, 0)
+        return self._backend.compile(sizes, self._weights, LIMITS, pack_cache=options)
 
     def resident(self) -> np.ndarray:
         return logits_of(self._backend.compile(self._graph, self._weights, LIMITS))
@@ -319,6 +325,20 @@ def test_another_model_has_another_file(packed: Path, monkeypatch: pytest.Monkey
     assert len([*packed.iterdir()]) == 2
     model.logits("changed")
     assert len([*packed.iterdir()]) == 3
+
+
+def test_a_file_that_is_truncated_while_it_is_used_ends_the_step(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FromDisk(monkeypatch)
+    executor = model.executor()
+    executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16, 32)
+    in_chunks(executor, [9])
+    path = the_file(packed)
+    path.chmod(0o600)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(EngineDeadError, match=rf"{path}: a streamed layer could not be read: the file was truncated"):
+        in_chunks(executor, [9, 9])
+    executor.close()
+    np.testing.assert_array_equal(model.logits(), model.resident())
 
 
 @pytest.mark.usefixtures("packed")

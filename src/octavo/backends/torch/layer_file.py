@@ -139,7 +139,7 @@ class LayerFile:
                     raise WrongFileError(f"streamed layer {number} is laid out otherwise")
                 examples.setdefault(kind, (layer, parameters, nbytes))
                 layer = layer.as_those_of({p: p for p in parameters})  # the example keeps its places
-            source = FileLayer(kept, offset, nbytes)
+            source = FileLayer(kept, self._file.path, offset, nbytes)
             buffer = torch.empty(nbytes, dtype=torch.uint8)
             source.read_into(buffer)
             if zlib.crc32(buffer.numpy().data) != checksum:

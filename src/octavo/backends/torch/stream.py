@@ -7,10 +7,12 @@ the first ones of the next. (ZeRO-Inference, Accelerate's offload with overlap.)
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 import torch
@@ -26,19 +28,20 @@ _STAGED = 2  # layers on their way from the disk
 
 @dataclass(frozen=True, slots=True)
 class FileLayer:
-    """The weights of a layer in a file."""
+    """The weights of a layer in a file, which is at the path."""
 
     file: IO[bytes]
+    path: Path
     offset: int
     num_bytes: int
 
     def read_into(self, buffer: Tensor) -> None:
-        """Raises EngineDeadError if the file has become shorter."""
+        """Raises OSError if the disk has an error or the file has become shorter."""
         view, done = buffer[: self.num_bytes].numpy().data, 0
         while done < self.num_bytes:
             count = os.preadv(self.file.fileno(), [view[done : done + _READ_BYTES]], self.offset + done)
             if not count:
-                raise EngineDeadError("the file of streamed weights ends early; start again")
+                raise OSError(errno.EIO, "the file was truncated")
             done += count
 
 
@@ -113,7 +116,10 @@ class StreamCopies:
 
 
 class FileCopies:
-    """Copies from files: a thread reads the next layers into buffers, from which another engine copies them."""
+    """Copies from files: a thread reads the next layers into buffers, from which another engine copies them.
+
+    A copy whose layer cannot be read ends with EngineDeadError, which names the file.
+    """
 
     def __init__(self, copies: CopyEngine, num_bytes: int, *, pinned: bool) -> None:
         """num_bytes: of the largest layer. pinned: the buffers are, as a GPU's copies need it."""
@@ -134,7 +140,13 @@ class FileCopies:
         self._next = (number + 1) % _STAGED
         if self._from[number] is not None:
             self._copies.finish(self._from[number])
-        source.read_into(self._buffers[number])
+        try:
+            source.read_into(self._buffers[number])
+        except OSError as error:
+            raise EngineDeadError(
+                f"{source.path}: a streamed layer could not be read: {error.strerror or error}. Start again: a damaged "
+                "file is removed, and the layers are written anew"
+            ) from error
         self._from[number] = self._copies.copy(place, self._buffers[number][: source.num_bytes], after)
         return self._from[number]
 
