@@ -377,7 +377,7 @@ def _moe(op: ops.MoE, step: TorchStep) -> Tensor:
         rows, place = torch.nonzero(chosen == expert, as_tuple=True)
         if len(rows):
             y = _expert(op, step, x[rows], weights[rows, place, None], expert)
-            out = out.index_add(0, rows, y)
+            out = out.index_add(0, rows, y.to(out.dtype))  # under autocast a product is narrower
     return out
 
 
