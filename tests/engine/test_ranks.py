@@ -28,7 +28,7 @@ from octavo.distributed.messages import Joining, Setup
 from octavo.distributed.ranks import Ranks
 from octavo.engine import load
 from octavo.engine import rank as rank_module
-from octavo.errors import EngineDeadError, UsageError
+from octavo.errors import EngineDeadError, OctavoError, UsageError
 from tests.support.engine_answers import PROMPTS, answers
 from tests.support.numa_nodes import pretend
 from tests.support.text_models import save_decoder
@@ -272,6 +272,40 @@ def test_a_rank_joins_when_all_have_found_their_parts(model: str, monkeypatch: p
     assert not joined.wait(0.5)
     follower._inbox.put(Joining())
     assert joined.wait(10)
+    serving.join(10)
+
+
+def test_what_loading_waits_for_a_disk_is_not_counted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks while a rank loads, so at the first question all of that time would have been a wait."""
+
+    class Loaded:
+        cache_sizes = SimpleNamespace(block_token_bytes=0, token_bytes=0, state_bytes=0)
+        weight_bytes = mapped_bytes = 0
+
+        def progress(self) -> int:
+            return 0
+
+    def loaded(*_: object) -> Loaded:
+        time.sleep(0.5)
+        return Loaded()
+
+    def serve() -> None:
+        with suppress(OctavoError):
+            follower._serve()
+
+    monkeypatch.setattr(rank_module, "join", lambda *_: None)
+    monkeypatch.setattr(rank_module, "compile_graph", loaded)
+    monkeypatch.setattr("octavo.backends.progress._read", lambda *_: b"1 (a thread) D 0 0")  # at a disk, all the time
+    _ours, theirs = (Connection(sock) for sock in socket.socketpair())
+    follower = rank_module.Follower(theirs)
+    follower._inbox.put(Setup(EngineConfig(model=model, tensor_parallel_size=2, num_threads=1), 1, "name-0", 160))
+    follower._inbox.put(Joining())
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    while serving.is_alive() and follower._executor is None:
+        time.sleep(0.001)
+    assert 0 < follower._state().waited_s < 0.4
+    follower._inbox.put(Joining())  # not the size of the cache, which it waits for
     serving.join(10)
 
 

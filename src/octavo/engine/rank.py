@@ -302,7 +302,7 @@ class Follower:
         self._group: RankGroup | None = None
         self._executor: Executor | None = None  # once it is loaded
         self._is_in_step = False
-        self._waits = WaitMeter()
+        self._waits: WaitMeter | None = None  # from when the executor is there: what loading waits is not a step's
 
     def run(self) -> None:
         """Returns never normally: the process ends with the connection."""
@@ -328,6 +328,7 @@ class Follower:
         executor = self._executor
         if not isinstance(executor, WatchedExecutor):  # of which that is not known
             return Alive()
+        assert self._waits is not None
         is_waiting = self._group is not None and self._group.is_waiting
         return Alive(work_done(executor), self._is_in_step and not is_waiting, self._waits.sample())
 
@@ -376,7 +377,8 @@ class Follower:
         config = settled(config, rank)
         self._group = group = join(config, graph, ranks, rank, setup.group)
         limits = executor_limits(config, setup.model_len, whole)
-        self._executor = executor = compile_graph(config, checkpoint, graph, limits, None, group)
+        executor = compile_graph(config, checkpoint, graph, limits, None, group)
+        self._waits, self._executor = WaitMeter(), executor  # in this order: another thread asks for the state
         sizes, own = executor.cache_sizes, executor.weight_bytes
         free = memory_of_rank(config, held_bytes=own).available_bytes - executor.mapped_bytes
         self._connection.send(Loaded(sizes.block_token_bytes, sizes.token_bytes, sizes.state_bytes, own, max(free, 0)))
