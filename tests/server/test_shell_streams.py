@@ -53,20 +53,22 @@ def test_a_stream_and_its_headers(shell: Shell) -> None:
 def test_comments_while_nothing_happens(shell: Shell) -> None:
     reply = shell.post(CHAT, call(stream=True, num_events=2, event_size=1, pause=0.35))
     first, second, rest = reply.body.split(b"data: ", 2)
-    assert first == b": keep-alive\n\n" * 3
-    assert second == b"0\n\n" + b": keep-alive\n\n" * 3
+    few = [b": keep-alive\n\n" * n for n in range(1, 5)]  # three, or as many as a busy machine has time for
+    assert first in few
+    assert second in [b"0\n\n" + comments for comments in few]
     assert rest == b"1\n\n" + DONE
 
 
 def test_every_event_comes_at_once(shell: Shell) -> None:
     with shell.connect() as sock:
-        sock.sendall(request(CHAT, call(stream=True, num_events=3, pause=0.05)))
-        times = []
+        sock.sendall(request(CHAT, call(stream=True, num_events=3, pause=0.3)))
         data = b""
+        while b"data: " not in data:
+            data += sock.recv(65536)
+        first_at = time.monotonic()
         while not data.endswith(b"0\r\n\r\n"):
             data += sock.recv(65536)
-            times.append(time.monotonic())
-    assert times[-1] - times[1] > 0.08
+    assert time.monotonic() - first_at > 0.2  # two pauses, the first event being read late on a busy machine
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
@@ -44,6 +45,7 @@ class Call(RequestModel):
     num_events: Int = 5
     event_size: Int = 10
     pause: Number = 0.0
+    until: str | None = None  # a path: the answer comes when there is such a file
     fail: Literal["usage", "overloaded", "bug", "stream"] | None = None
 
 
@@ -198,6 +200,8 @@ async def _work(call: Call, probe: Probe) -> str:
     probe.num_started += 1
     try:
         await asyncio.sleep(call.pause)
+        while call.until is not None and not Path(call.until).exists():
+            await asyncio.sleep(0.01)
         return json.dumps({"n": call.n, "temperature": call.temperature, "content": call.messages[0].content})
     finally:
         probe.num_closed += 1

@@ -369,9 +369,12 @@ def test_a_client_that_is_cancelled_aborts_its_request(fake: ScriptedServer) -> 
 
     async def leave() -> None:
         async with openai.AsyncOpenAI(base_url=f"{fake.url}/v1", api_key="none", max_retries=0) as client:
-            request = client.chat.completions.create(model="fake", messages=QUESTION)
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(request, 0.3)
+            before = len(fake.client.streams)
+            request = asyncio.create_task(client.chat.completions.create(model="fake", messages=QUESTION))
+            await asyncio.to_thread(wait_for, lambda: len(fake.client.streams) > before)
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
             stream = await client.chat.completions.create(model="fake", messages=QUESTION, stream=True)
             async for _ in stream:
                 break
