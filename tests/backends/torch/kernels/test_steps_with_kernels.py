@@ -103,8 +103,9 @@ def test_a_step_that_wants_no_rows(name: str) -> None:
         executor.calls, request = calls, Request(PROMPTS[0][:5], [0])
         if first:
             batch = step([(request, first)], block_size=8, num_groups=NUM_CACHE_GROUPS)
-            none = executor.submit(replace(batch, logits_indices=np.zeros(0, np.int32))).wait()
-            assert none.logits.shape == (0, 96)
+            batch = replace(batch, logits_indices=np.zeros(0, np.int32), sampling=sampling_batch(0))
+            none = executor.submit(batch).wait()
+            assert (none.logits.shape, none.token_ids.shape) == ((0, 96), (0,))
         batch = step([(request, 5 - first)], block_size=8, num_groups=NUM_CACHE_GROUPS)
         found.append(executor.submit(batch).wait().logits[-2:])
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=5e-3 * np.abs(found[0]).max())
