@@ -105,7 +105,7 @@ def test_a_cancelled_task_ends_its_request(llm: AsyncLLM) -> None:
                 await asyncio.sleep(60)  # whoever listens is cancelled here, however fast the engine is
 
         task = asyncio.create_task(listen())
-        await has_begun.wait()
+        await asyncio.wait_for(has_begun.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

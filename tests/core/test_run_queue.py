@@ -15,9 +15,12 @@ from octavo.core.liveness import UsageMeter, run_queue_meter
 
 @contextmanager
 def spinning(count: int) -> Iterator[list[int]]:
-    """The ids of processes that compute forever, all on one processor."""
+    """The ids of processes that compute for a minute, all on one processor."""
     core = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    code = (
+        f"import os, time; os.sched_setaffinity(0, {{{core}}}); end = time.monotonic() + 60\n"
+        "while time.monotonic() < end: pass"
+    )
     processes = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(count)]
     try:
         time.sleep(0.3)

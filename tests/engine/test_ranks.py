@@ -211,12 +211,16 @@ def test_two_machines(
     else:
         variables |= {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": host}
     command = [sys.executable, "-m", "octavo", "serve", model, *flags]
-    helper = subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | variables)
-    with LLM(model, kv_cache_memory=20 << 10, **nodes, **OPTIONS) as llm:
-        greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-        found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]
-        assert found == of_one_rank[: len(PROMPTS)]
-    assert helper.wait(10) == 0
+    helper = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ | variables)
+    try:
+        with LLM(model, kv_cache_memory=20 << 10, **nodes, **OPTIONS) as llm:
+            greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+            found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]
+            assert found == of_one_rank[: len(PROMPTS)]
+        assert helper.wait(60) == 0
+    finally:
+        helper.kill()
+        helper.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -225,13 +229,15 @@ def test_ranks_end_with_the_command_of_their_machine(
 ) -> None:
     monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", secrets.token_hex(16))
     flags = ["--nnodes", "2", "--node-rank", "1", "--master", "127.0.0.1:9", "--pipeline-parallel-size", "2"]
-    helper = subprocess.Popen([sys.executable, "-m", "octavo", "serve", model, *flags], stderr=subprocess.PIPE)
+    helper = subprocess.Popen([sys.executable, "-m", "octavo", "serve", model, *flags], stderr=subprocess.DEVNULL)
     try:
         ranks = wait_for(lambda: psutil.Process(helper.pid).children())
-    finally:
         helper.send_signal(number)
-        helper.wait(10)
-    gone, alive = psutil.wait_procs(ranks, timeout=10)
+        helper.wait(60)
+    finally:
+        helper.kill()
+        helper.wait()
+    gone, alive = psutil.wait_procs(ranks, timeout=60)
     for rank in alive:
         rank.kill()
     assert gone
@@ -239,7 +245,7 @@ def test_ranks_end_with_the_command_of_their_machine(
 
 
 def wait_for(find: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         if found := find():
             time.sleep(1.0)  # until it has imported its modules

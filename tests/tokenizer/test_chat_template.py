@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
 import subprocess
 import sys
 import time
@@ -23,6 +21,7 @@ from octavo.loader.gguf import open_gguf
 from octavo.tokenizer.chat_template import ChatTemplate, TemplateProcess
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.template_worker import MAX_OUTPUT_CHARS
+from tests.support.forked import in_fork
 from tests.support.vocabularies import IM_END, superword_metadata
 
 CHATML = (
@@ -331,15 +330,7 @@ def test_a_process_that_was_never_needed_ends() -> None:
 def test_a_forked_child_has_a_process_of_its_own() -> None:
     template = ChatTemplate(CHATML)
     expected = template.render(CHAT)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(write, json.dumps(template.render(CHAT) == expected).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read, 100) == b"true"
-    os.close(read)
-    os.close(write)
+    assert in_fork(lambda: template.render(CHAT).encode()) == (expected.encode(), 0)
     assert template.render(CHAT) == expected
 
 

@@ -10,7 +10,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,6 +46,15 @@ def exchange(name: str, rank: int, size: int, pipe: Connection) -> None:
             group.all_gather(part, gathered)
             found.append((x, gathered))
     pipe.send(found)
+
+
+@pytest.fixture(autouse=True)
+def _no_rank_outlives_its_test() -> Iterator[None]:
+    """Also after a failure: at exit multiprocessing waits for its processes, and a stopped one would never end."""
+    yield
+    for rank in multiprocessing.active_children():
+        rank.kill()
+        rank.join()
 
 
 def start(size: int, target: Callable[..., None], *arguments: Any) -> tuple[str, list[Any], list[Connection]]:

@@ -21,8 +21,9 @@ def values(rank: int, at: int, rows: int, cols: int) -> Array:
 
 
 def run(name: str, rank: int, size: int, exchanges: list[Exchange]) -> list[Array]:
-    """A rank on a thread: its buffer holds 2032 numbers."""
-    group, found = _native.CollectiveGroup(name, rank, size, buffer_bytes=4096, join_ms=60000), []
+    """A rank on a thread: its buffer holds 2032 numbers. If another one fails, it ends after a minute."""
+    limits = {"join_ms": 60_000, "deadline_ms": 60_000}
+    group, found = _native.CollectiveGroup(name, rank, size, buffer_bytes=4096, **limits), []
     for at, (is_sum, rows, cols, late) in enumerate(exchanges):
         if late == rank:
             time.sleep(0.002)

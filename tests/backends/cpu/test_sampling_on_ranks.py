@@ -23,6 +23,12 @@ from tests.support.sampling_batches import sampling_batch
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 
 
+def group_of(name: str, rank: int, size: int, buffer_bytes: int) -> _native.CollectiveGroup:
+    """If a rank fails, the others on their threads end after a minute."""
+    limits = {"join_ms": 60_000, "deadline_ms": 60_000}
+    return _native.CollectiveGroup(name, rank, size, buffer_bytes=buffer_bytes, **limits)
+
+
 def sample_on_ranks(
     logits: Float32, batch: SamplingBatch, borders: list[int], isa: str = "avx2", buffer_bytes: int = 1 << 18
 ) -> tuple[StepOutput, np.ndarray, list[int]]:
@@ -32,7 +38,7 @@ def sample_on_ranks(
     top = max(int(batch.rows["num_logprobs"].max(initial=0)), 0)
 
     def run(rank: int) -> tuple[StepOutput, np.ndarray, int]:
-        group = _native.CollectiveGroup(name, rank, size, buffer_bytes=buffer_bytes, join_ms=60000)
+        group = group_of(name, rank, size, buffer_bytes)
         output, errors = StepOutput.unsampled(rows, top), np.zeros(rows, np.int32)
         first, end = borders[rank], borders[rank + 1]
         part = np.ascontiguousarray(logits[:, first:end])
@@ -237,7 +243,7 @@ def test_steps_of_ranks(return_logits: bool) -> None:
     expected, name = alone.submit(batch).wait(), secrets.token_hex(6)
 
     def run(rank: int) -> tuple[StepOutput, int]:
-        group = _native.CollectiveGroup(name, rank, 2, buffer_bytes=1 << 16, join_ms=60000)
+        group = group_of(name, rank, 2, 1 << 16)
         part = shard(graph, rank, 2, lambda p: weights[p.name].column_step)
         options = CompileOptions(group=group)
         executor = cpu.compile(part, weights, limits, num_threads=2, options=options)
@@ -264,7 +270,7 @@ def test_a_row_without_an_outcome_is_an_error_of_the_first_rank(top_k: int) -> N
     name = secrets.token_hex(6)
 
     def run(rank: int) -> str:
-        group = _native.CollectiveGroup(name, rank, 2, buffer_bytes=1 << 16, join_ms=60000)
+        group = group_of(name, rank, 2, 1 << 16)
         part = shard(graph, rank, 2, lambda p: weights[p.name].column_step)
         executor = cpu.compile(part, weights, LIMITS, num_threads=1, options=CompileOptions(group=group))
         executor.allocate_cache(8 * NUM_CACHE_GROUPS, 16, 8)

@@ -1,6 +1,5 @@
 """The worker threads: barriers, oversubscription, sleep between steps, and what a fork leaves behind."""
 
-import os
 import shutil
 import subprocess
 import threading
@@ -12,6 +11,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
+from tests.support.forked import in_fork
 
 CSRC = Path(__file__).parents[3] / "csrc"
 STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
@@ -74,24 +74,21 @@ def test_a_forked_process_gets_a_clear_error_and_can_exit(cpu_batch):
     program = add_program(2)
     batch = cpu_batch(8)
     run(program, batch)
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def use_and_close() -> bytes:
         try:
             program.submit(batch, 2, None, None).wait()
             message = "no error"
         except RuntimeError as error:
             message = str(error)
-        os.write(write_end, message.encode())
         ended = [threading.Thread(target=time.sleep, args=(0.1,)) for _ in range(4)]
         for thread in ended:  # these take the memory of the threads that stayed in the parent
             thread.start()
         program.close()
-        os._exit(0)
-    os.close(write_end)
-    assert "before a fork" in os.read(read_end, 1000).decode()
-    os.close(read_end)
-    assert os.waitpid(pid, 0)[1] == 0
+        return message.encode()
+
+    message, code = in_fork(use_and_close)
+    assert (b"before a fork" in message, code) == (True, 0)
     run(program, batch)  # the parent goes on
 
 
