@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+_STEP_TOKENS = 1024  # of a step of training
+
 
 def octavo(cache: Path, *arguments: object) -> str:
     """The output of a command of Octavo; its progress goes to the terminal."""
@@ -43,7 +45,8 @@ def heal(options: argparse.Namespace, folder: Path) -> float:
     if lost <= whole:
         sys.exit("the layers that were removed did not cost any perplexity: there is nothing to heal")
     training = ("--data", options.text, "--minutes", options.training_minutes, "--steps", options.steps)
-    more = ("--rate", options.rate, "--max-pieces", options.pieces, "--force")
+    more = ("--rate", options.rate, "--max-pieces", options.pieces, "--length", options.length, "--force")
+    more += ("--batch", max(_STEP_TOKENS // options.length, 1))
     print(octavo(cache, "distill", options.model, pruned, healed, *training, *more), end="", flush=True)
     found = perplexity(cache, healed, options)
     share = (lost - found) / (lost - whole)
@@ -56,10 +59,11 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--layers", type=int, default=2, help="how many are removed (2)")
-    parser.add_argument("--training-minutes", type=float, default=15, help="of the training alone (15)")
+    parser.add_argument("--training-minutes", type=float, default=15.5, help="of the training alone (15.5)")
     parser.add_argument("--steps", type=int, default=1000, help="the most steps of training (1000)")
     parser.add_argument("--rate", type=float, default=2e-4, help="learning rate (2e-4)")
-    parser.add_argument("--pieces", type=int, default=448, help="of 256 tokens, for training (448)")
+    parser.add_argument("--pieces", type=int, default=1000, help="of text, for training (1000)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a piece (512)")
     parser.add_argument("--tokens", type=int, default=8192, help="of the perplexity (8192)")
     parser.add_argument("--judge", type=Path, metavar="FILE", help="text of the perplexity (the built-in one)")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where the healed model goes (nowhere)")
