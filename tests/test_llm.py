@@ -24,7 +24,9 @@ from octavo import (
     TokensPrompt,
     UsageError,
 )
+from octavo.backends import PendingStep
 from octavo.backends.memory import host_memory
+from octavo.batch import Batch
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_model import use_fake_model
 
@@ -124,11 +126,20 @@ def test_a_closed_or_forgotten_stream_ends_its_request(llm: LLM) -> None:
     assert not llm._session._engine.engine.has_work
 
 
-def test_threads_share_the_model(llm: LLM, executor: FakeExecutor) -> None:
+def test_threads_share_the_model(llm: LLM, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = executor.submit
+
+    def slow(batch: Batch) -> PendingStep:
+        time.sleep(0.002)  # a request is not over before the other threads have begun theirs
+        return submit(batch)
+
+    monkeypatch.setattr(executor, "submit", slow)
+    together = threading.Barrier(6)
     expected = llm.generate("abc", SamplingParams(max_tokens=30, ignore_eos=True, seed=1))[0].outputs
     answers = []
 
     def call() -> None:
+        together.wait(60)
         answers.append(llm.generate("abc", SamplingParams(max_tokens=30, ignore_eos=True, seed=1))[0].outputs)
 
     before = executor.num_steps
