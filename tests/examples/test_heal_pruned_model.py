@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -114,10 +115,10 @@ def test_a_command_that_fails_ends_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_smollm2_is_healed_within_twenty_minutes(smollm2_path: Path, tmp_path: Path) -> None:
-    """On a machine without other load, with the text that docs/quality.md names."""
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    parts = sorted((SCRIPT.parents[1] / "docs").glob("*.md"))
-    parts += [stdlib / "pydoc_data" / "topics.py", *sorted(stdlib.glob("[a-d]*.py"))]
+    """On a machine without other load, with a text as docs/quality.md has it: stories and code."""
+    if (novels := os.environ.get("OCTAVO_TEST_NOVELS")) is None:
+        pytest.skip("set OCTAVO_TEST_NOVELS to a file with a megabyte of stories")
+    parts = [Path(novels), *sorted(Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py"))]
     text = tmp_path / "text.txt"
     text.write_text("".join(part.read_text("utf-8") for part in parts))
     done = run(smollm2_path, text)
