@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from octavo.backends import numa
+from octavo.config import EngineConfig
+from octavo.engine.rank import settled
+from octavo.errors import ModelLoadError
+from octavo.quality import scorer
 from tests.support.numa_nodes import pretend
 
 
@@ -46,6 +51,33 @@ def test_processes_share_the_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert [numa.cpus_of_process(at, 2, 2) for at in range(2)] == [{2, 3}, {4, 5}]
     allow(monkeypatch, 0, 1, 2, 3)  # as with `numactl --cpunodebind 0`
     assert numa.cpus_of_process(0, 2, 2) is None
+
+
+def test_a_machine_that_binds_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as a container whose rules refuse the system call."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(numa, "cpus_of_process", lambda *_: {0})
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    config = EngineConfig(model="model", tensor_parallel_size=2, backend="cpu", num_threads=1)
+    assert settled(config, 1).num_threads == 1
+    assert "rank 1 is not bound to a NUMA node, and may be slower: Operation not permitted" in caplog.text
+
+
+def test_a_scorer_leaves_its_thread_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+
+    def bound(*_: object) -> None:
+        os.sched_setaffinity(0, {min(before)})
+        raise ModelLoadError("no model")
+
+    for name, found in (("load_engine", bound), ("check_weights", lambda *_: None)):
+        monkeypatch.setattr(scorer, name, found)
+    with pytest.raises(ModelLoadError):
+        scorer.Scorer(EngineConfig(model="model"))
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_thread_gets_its_cpus_back() -> None:

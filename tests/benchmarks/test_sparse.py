@@ -31,6 +31,17 @@ def test_every_form_is_compared_with_numpy_and_timed(
     assert (bits["bf16, dense"], bits["bf16, half, bitmap"]) == (16, 9)
 
 
+def test_rows_that_the_prototype_cannot_hold(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sparse = script("sparse")
+    assert f"MAX_COLUMNS = {sparse.MOST_COLUMNS};" in sparse.SOURCE.read_text()
+    monkeypatch.setattr(sys, "argv", ["sparse.py", "--shape", "1536", "17920"])
+    with pytest.raises(SystemExit):
+        sparse.main()
+    assert "K is 17920; the prototypes take at most 16384" in capsys.readouterr().err
+
+
 def test_half_of_the_weights_stay(script: Callable[[str], ModuleType]) -> None:
     sparse = script("sparse")
     rng = sparse.np.random.default_rng(0)

@@ -116,6 +116,7 @@ def test_blocks_settings_and_files(smollm2_path: Path, tmp_path: Path) -> None:
         ("/set logprobs 3", "there is no sampling parameter 'logprobs'"),
         ("/save", "/save needs a file"),
         ("/save /proc/x/y", "/proc/x/y: No such file"),
+        ("/save ~nobody-of-that-name/x", "~nobody-of-that-name/x: No such file"),
         ("/save /dev/null", "/dev/null: no ordinary file, which could be replaced; write to another name"),
         ("/load /dev/null", "not a conversation"),
         ("/nonsense", "There is no command /nonsense"),
@@ -129,7 +130,11 @@ def test_save_keeps_links_and_pipes(tiny_chat: Path, tmp_path: Path) -> None:
     """A link stays one, and the file that it names has the conversation."""
     (tmp_path / "link.json").symlink_to("file.json")
     os.mkfifo(tmp_path / "pipe")
-    said = octavo_here("chat", tiny_chat, stdin=f"/save {tmp_path}/link.json\n/save {tmp_path}/pipe\n").stdout
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    names = ("link.json", "pipe", "a")
+    said = octavo_here("chat", tiny_chat, stdin="".join(f"/save {tmp_path}/{name}\n" for name in names)).stdout
+    assert f"0 messages are in {tmp_path}/a" in said  # of links that name each other
     assert "pipe: no ordinary file, which could be replaced" in said
     assert (tmp_path / "link.json").is_symlink()
     assert (tmp_path / "pipe").is_fifo()

@@ -185,6 +185,13 @@ def test_wrong_figures(text: str, reason: str) -> None:
         machines_of(text)
 
 
+def test_options_that_ranks_cannot_have(model: Path) -> None:
+    done = octavo_here("plan", model, "--gpu-memory", "20GiB", "--simulate", "nodes=2")
+    assert done.returncode == 2
+    assert "--simulate divides the model among several ranks: " in done.stderr
+    assert "gpu_memory" in done.stderr.replace("-", "_")
+
+
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_safetensors(tiny_model("qwen3moe"), tmp_path_factory.mktemp("mixture"))

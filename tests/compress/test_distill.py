@@ -233,6 +233,19 @@ def test_mistakes_end_in_one_line(folder: Path) -> None:
     assert "this is the source" in run(teacher, other, teacher, *options, "--force")[2]
 
 
+def test_a_file_that_stays_is_named_before_the_weights_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("octavo.loader.finite_weights.check_weights", read)
+    teacher = write_model(folder / "t.gguf")
+    (folder / "h.gguf").write_text("kept")
+    code, _, error = run(teacher, teacher, folder / "h.gguf", "--data", folder / "text.txt", "--length", 32)
+    assert code != 0
+    assert "--force" in error
+    assert "weights are read" not in error
+
+
 @pytest.mark.parametrize("place", ["teacher", "student"])
 def test_weights_that_are_no_numbers_are_named_before_any_work(folder: Path, place: str) -> None:
     paths = {"teacher": write_model(folder / "t.gguf"), "student": write_model(folder / "s.gguf")}

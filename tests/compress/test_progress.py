@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from octavo.cli import quantize as quantize_module
 from octavo.cli import quantize_checkpoint
+from octavo.compress.checkpoints import run as checkpoint_run
+from octavo.compress.checkpoints.run import LayerQuantizer
 from octavo.engine import progress
 from tests.compress.models import write_model
 from tests.compress.test_checkpoint_types import save_source
@@ -95,3 +98,15 @@ def test_lines_have_the_time_left(case: str, folder: Path, tmp_path: Path, monke
     number = r"[\d.,]+(?: [KMG]?i?B)?"
     for what in CASES[case][2]:
         assert re.search(rf"octavo: {what}: {number} of {number}, about \d+ s left\n", error), error
+
+
+def test_layers_of_an_earlier_run_are_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time left would be told from those that took none."""
+    layers, seen = 4, []
+    monkeypatch.setattr(checkpoint_run, "WorkingWeights", lambda _: SimpleNamespace(changed=set()))
+    monkeypatch.setattr(LayerQuantizer, "_layer", lambda self, *_: self._step())
+    plan = SimpleNamespace(checkpoint=None, layers=[None] * layers, matrices=[["a", "b"]] * layers)
+    place = SimpleNamespace(num_finished=lambda: 2, write_layer=lambda *_: None)
+    method = SimpleNamespace(needs_inputs=False)
+    LayerQuantizer(plan, method, [], place, lambda done, _: seen.append(done)).run()  # type: ignore[arg-type]
+    assert seen == [4, 5, 6]

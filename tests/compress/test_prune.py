@@ -239,6 +239,20 @@ def test_the_report_is_that_of_a_comparison(source: Path, tmp_path: Path, monkey
     assert (whole[7], pruned[7] > "0.00100") == ("0.00000", True)  # KL mean
 
 
+def test_models_of_one_name_have_their_paths_in_the_report(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[list[tuple[str, Path]]] = []
+    monkeypatch.setattr("octavo.cli.prune.report_models", lambda models, *_: reported.append(models))
+    (tmp_path / "judged.txt").write_text("abcd ab dc" * 30)
+    same, other = tmp_path / source.name, tmp_path / "pruned.gguf"
+    for path in (same, other):
+        code, _, error = run(source, path, "--ffn", 0.5, "--report", "--text", tmp_path / "judged.txt", "--window", 16)
+        assert code == 0, error
+    names = [[name for name, _ in models] for models in reported]
+    assert names == [[str(source), str(same)], ["model", "pruned"]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

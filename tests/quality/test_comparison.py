@@ -344,6 +344,7 @@ def test_a_page_escapes_everything() -> None:
         (("--engine", "a=http://127.0.0.1:9", "--engine", "a=http://127.0.0.1:9"), "two engines are called a"),
         (("--engine", "octavo", "--prompts", "EMPTY"), "has no prompts"),
         (("--engine", "octavo", "--kv-dtype", "int8"), "--kv-dtype is for models"),
+        (("/nowhere/m", "--text", "/nowhere/text"), "/nowhere/text"),  # before the model is looked for
     ],
 )
 def test_wrong_commands(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -107,7 +106,7 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32
         ids[rows], logprobs[rows] = _likeliest(logits[rows], count)
 
     with ThreadPoolExecutor(compute_threads()) as pool:  # numpy lets go of the interpreter's lock
-        deque(pool.map(take, range(0, len(logits), _ROWS_AT_ONCE)), maxlen=0)
+        list(pool.map(take, range(0, len(logits), _ROWS_AT_ONCE)))
     return ids, logprobs
 
 

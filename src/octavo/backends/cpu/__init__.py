@@ -1,7 +1,7 @@
 """The native CPU backend: graphs compiled to programs over the kernels of csrc/.
 
-Its members are loaded when they are first used: what needs the native library alone, as `octavo quantize` does, starts
-in half the time.
+Its members, those of `octavo.backends.cpu.backend`, are loaded when one is first used: what needs the native library
+alone, as `octavo quantize` does, starts without them.
 """
 
 from importlib import import_module
@@ -15,36 +15,11 @@ except ImportError as error:
     raise OctavoError(f"the native library cannot be loaded ({error}): install octavo again") from error
 
 if TYPE_CHECKING:
-    from octavo.backends.cpu.backend import (
-        PAGES_WEIGHTS,
-        CompileOptions,
-        CpuExecutor,
-        choose_isa,
-        compile,  # noqa: A004 - the backend protocol's name
-        describe,
-        expected_paging,
-        join_group,
-        memory,
-        rates,
-        sizes,
-    )
-
-__all__ = [
-    "PAGES_WEIGHTS",
-    "CompileOptions",
-    "CpuExecutor",
-    "choose_isa",
-    "compile",
-    "describe",
-    "expected_paging",
-    "join_group",
-    "memory",
-    "rates",
-    "sizes",
-]
+    from octavo.backends.cpu.backend import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    # The import system, too, asks for names: those of modules of this package, which it then loads itself.
+    if name.startswith("_") or name == "backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("octavo.backends.cpu.backend"), name)
