@@ -37,7 +37,7 @@ from octavo.quality.model_comparison import (
     recommend,
 )
 from octavo.quality.plots import write_plots
-from octavo.quality.servers import StreamedAnswer
+from octavo.quality.servers import ServerError, StreamedAnswer
 from octavo.quality.speed import Speed
 from octavo.quality.texts import read_text
 from tests.support.processes import octavo_here
@@ -163,7 +163,10 @@ def test_speed_is_measured_in_a_process_of_its_own(other: Path, text: Path) -> N
 
 
 class _Answers(BaseHTTPRequestHandler):
-    """Two pieces of text for every prompt; fields that it does not know are refused as OpenAI does it."""
+    """Two pieces of text for every prompt; fields that it does not know are refused as OpenAI does it.
+
+    The first request, which no figure is of, ends without text: so may any model.
+    """
 
     def do_GET(self) -> None:
         self._send(200, "application/json", b'{"data": [{"id": "m<1>"}]}')
@@ -179,6 +182,8 @@ class _Answers(BaseHTTPRequestHandler):
             {"choices": [{"text": " two & three"}]},
             {"choices": [], "usage": usage},
         ]
+        if body["prompt"] == "Hello":
+            events = events[2:]
         lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         self._send(200, "text/event-stream", lines.encode())
 
@@ -191,6 +196,12 @@ class _Answers(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def test_an_answer_without_text_has_no_figures(foreign: str) -> None:
+    engines = [EngineSpec.parse(f"other={foreign}")]
+    with pytest.raises(ServerError, match=r"http://127.0.0.1:\d+ ended its answer without any text"):
+        compare_engines(engines, None, ["Hello"], EngineOptions(turns=1, api_key="secret"))
 
 
 @pytest.fixture

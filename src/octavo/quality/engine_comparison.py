@@ -109,6 +109,8 @@ class _Engine:
                 raise
             self.honours_end = True  # OpenAI itself refuses fields that it does not know
             answer = stream_completion(self.url, body, options.api_key)
+        if not answer.times:
+            raise ServerError(f"{self.url} ended its answer without any text")
         self.ttft.append(answer.ttft_s)
         self.tpot.append(answer.tpot_s)
         self.answers.setdefault(place, answer.text)
