@@ -84,6 +84,7 @@ class OwnedWeight {
         weight.data = panels.data();
         std::unique_ptr<OwnedWeight> w(new OwnedWeight(type_name, weight, std::move(panels)));
         w->guard_ = std::move(guard);
+        read_range(w->weight_);
         w->order_ids_ = find_orders(w->weight_);
         return w.release();
     }
@@ -108,6 +109,8 @@ class OwnedWeight {
         weight_.data = out;
         const nb::gil_scoped_release release;  // callers pack several matrices at once
         write(out);
+        write_range(weight_, out);
+        read_range(weight_);
         order_ids_ = find_orders(weight_);
     }
 

@@ -65,11 +65,16 @@ Isa detect() {
     if (!has_bits(xcr0, bit(5) | bit(6) | bit(7)) || !has_bits(leaf7.ebx, AVX512)) return Isa::avx2;
     constexpr uint64_t VNNI = bit(11);
     if (!has_bits(leaf7.ecx, VNNI)) return Isa::avx512;
-    constexpr uint64_t AMX = bit(22) | bit(24) | bit(25);  // BF16, TILE, INT8
+    constexpr uint64_t AMX = bit(22) | bit(23) | bit(24) | bit(25);  // BF16, AVX512-FP16, TILE, INT8
     constexpr uint64_t AVX512_BF16 = bit(5);
     const bool amx = has_bits(xcr0, bit(17) | bit(18)) && has_bits(leaf7.edx, AMX) &&
                      has_bits(cpuid(7, 1).eax, AVX512_BF16) && request_tile_permission();
     return amx ? Isa::amx : Isa::avx512vnni;
+}
+
+bool detect_many_chains() {
+    constexpr unsigned GENUINE_INTEL = 0x756e6547;  // ebx of leaf 0
+    return cpuid(0, 0).ebx == GENUINE_INTEL;
 }
 
 bool detect_fast_products() {
@@ -81,6 +86,7 @@ bool detect_fast_products() {
 #elif defined(__aarch64__)
 
 bool detect_fast_products() { return false; }
+bool detect_many_chains() { return false; }
 
 // What the operating system says that all cores have: on a chip of unlike cores, one of them cannot speak for the rest.
 Isa detect() {
@@ -95,10 +101,13 @@ Isa detect() {
 
 #elif defined(OCTAVO_EMULATE_AVX512)
 Isa detect() { return Isa::amx; }
-bool detect_fast_products() { return true; }  // tests cover the loops of both kinds: fewer rows take the other
+// Tests cover the loops of all kinds: a single panel takes the second, fewer rows the plain one.
+bool detect_fast_products() { return true; }
+bool detect_many_chains() { return true; }
 #else
 Isa detect() { return Isa::scalar; }
 bool detect_fast_products() { return false; }
+bool detect_many_chains() { return false; }
 #endif
 
 }  // namespace
@@ -121,6 +130,11 @@ Isa detect_isa() {
 
 bool starts_products_like_loads() {
     static const bool detected = detect_fast_products();
+    return detected;
+}
+
+bool needs_many_chains() {
+    static const bool detected = detect_many_chains();
     return detected;
 }
 

@@ -17,6 +17,9 @@ namespace octavo {
 // Whether a core starts as many 512-bit products (vpdpbusd) as loads in a cycle, by its model (isa.cpp).
 bool starts_products_like_loads();
 
+// Whether a core needs more than eight chains of 512-bit products to hide their latency, by its maker (isa.cpp).
+bool needs_many_chains();
+
 // The arrays of one step (octavo/batch.py, same names).
 struct Step {
     int32_t num_tokens;

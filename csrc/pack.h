@@ -9,7 +9,7 @@
 namespace octavo {
 
 // Changes whenever the bytes of a packed matrix do: packed weights that were kept on disk are then packed anew.
-constexpr int32_t PACK_LAYOUT_VERSION = 4;
+constexpr int32_t PACK_LAYOUT_VERSION = 5;
 
 // A row of WEIGHT_TYPES with blocks in files. Throws std::invalid_argument naming the known types.
 const WeightType& parse_weight_type(const std::string& name);
@@ -27,10 +27,15 @@ const WeightType& parse_weight_type(const std::string& name);
 // Throws std::invalid_argument if there is no such type or if rows do not divide into its blocks.
 PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k);
 
+constexpr size_t RANGE_BYTES = 64;
 inline size_t order_bytes(const PackedWeight& w) { return sizeof(int32_t) * static_cast<size_t>(w.num_orders) * w.k; }
 inline size_t packed_bytes(const PackedWeight& w) {
-    return static_cast<size_t>(w.panel_bytes * num_panels(w)) + (order_bytes(w) + 63) / 64 * 64;
+    return static_cast<size_t>(w.panel_bytes * num_panels(w)) + (order_bytes(w) + 63) / 64 * 64 + RANGE_BYTES;
 }
+// The range of packed panels (pack_range.cpp), which the packer leaves behind them, and which a view of them reads.
+int32_t find_range(const PackedWeight& w);
+void write_range(const PackedWeight& w, uint8_t* out);
+void read_range(PackedWeight& w);
 // Lets a matrix with `data` find its orders there. Returns their ids, which the caller keeps. Throws
 // std::invalid_argument if one of them has a column that there is not.
 std::vector<uint64_t> find_orders(PackedWeight& w);

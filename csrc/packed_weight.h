@@ -26,6 +26,8 @@
 // there are any, zero points or minimums, as wide as the matrix says. The last group may be narrower if its type has
 // exponents.
 //
+// Behind the panels lie the orders of columns, if a matrix has any, and 64 bytes with its range (PackedWeight), int32.
+//
 // A weight type is a row of WEIGHT_TYPES. Types with equal PanelTraits share their compiled kernels.
 #pragma once
 
@@ -138,11 +140,14 @@ struct PackedWeight {
     const int32_t* order = nullptr;  // [num_orders, k]
     const uint64_t* order_id = nullptr;
     int32_t num_orders = 0;
+    // No scale times 2^code_room(traits), and no minimum, is larger than 2^range; or RANGE_NOT_FINITE.
+    int32_t range = 0;
 };
 
 // Kernels and packers are compiled apart and must not share functions across instruction sets.
 namespace {
 
+constexpr int RANGE_NOT_FINITE = 1 << 20;  // some scale or minimum is no number, or infinite
 constexpr int PANEL_COLS = 16;
 constexpr int UNIT_K = 32;
 constexpr int QUADS = 8;
@@ -231,6 +236,12 @@ constexpr bool has_half_scales(const PanelTraits& t) {
     return (t.scales >= Scales::u4_per_half_unit && t.scales <= Scales::odd_u4_per_half_unit) || has_e4m3_scales(t);
 }
 constexpr bool is_grouped(const PanelTraits& t) { return t.scales >= Scales::group; }
+// Bits in which the kernels of AMX have a code, as the product of float16 with its scale takes it.
+constexpr int code_room(const PanelTraits& t) {
+    if (is_grid(t) && t.bits == 1) return 5;
+    if (is_wide(t) || t.bits == 6) return 8;
+    return has_table(t) ? 5 : t.bits == 1 ? 2 : t.bits;
+}
 // Values in a block of a file.
 constexpr int32_t block_values(const WeightType& type) {
     return is_grouped(type.traits) ? type.file_values : type.traits.block_k;

@@ -93,21 +93,12 @@ void ceiling_int8(const Args& args, const Step&, Worker& worker) {
     });
 }
 
-template <int c>
-inline void tile_dot_bf16() {
-#if defined(OCTAVO_EMULATE_AVX512)
-    _tile_dpbf16ps(c, 4, 5);
-#else
-    __asm__ volatile("tdpbf16ps %%tmm5, %%tmm4, %%tmm%c0" : : "i"(c));
-#endif
-}
-
 void ceiling_bf16(const Args& args, const Step&, Worker& worker) {
     run_tiles(args, worker, 2 * TILE_PRODUCTS, [] {
-        tile_dot_bf16<0>();
-        tile_dot_bf16<1>();
-        tile_dot_bf16<2>();
-        tile_dot_bf16<3>();
+        tile_dot_bf16<0, 4, 5>();
+        tile_dot_bf16<1, 4, 5>();
+        tile_dot_bf16<2, 4, 5>();
+        tile_dot_bf16<3, 4, 5>();
     });
 }
 

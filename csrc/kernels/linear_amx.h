@@ -1,107 +1,306 @@
-// Products of quantized panels with AMX: 16 rows x 16 columns x one unit (32 k) an instruction; few rows with VNNI.
+// Products of quantized panels with AMX, whose arithmetic is its own: weights and activations are rounded to bfloat16
+// and multiplied by tiles, for any number of rows, so that a row's sums are the same in every batch.
 //
-// All tiles have 16 rows of 64 bytes (load_tile_configuration in isa.cpp). A unit fills half of a tile of weights, the
-// other half is zero, so that the second 32 bytes of a row of activations (those of the next row) count nothing.
+// A unit of a panel becomes one tile: 16 pairs of k by 16 columns. With F = 2^-(range + 1) (PackedWeight), which keeps
+// all numbers in the range of float16, a weight is
+//     F w = fma(code * 2^-24, float16(F s 2^24), float16(F m)) in float16, then rounded to bfloat16
+// where the code is a subnormal float16 as it stands, or shifted left as far as a byte has room, and m contains the
+// zero point. The bits of a float16 shifted right by three are those of a bfloat16 with its exponent 112 too small:
+// activations and finished sums make up for it (linear_image_bf16.h, sum_factor). Numbers below 2^-14 become zero in
+// the product, which is less than 2^-11 of the largest weights of the matrix.
+//
+// A tile product adds the products of even and of odd k apart, from zero, and both to the sum. All products of a row
+// with a column are one chain of these in increasing k.
 #pragma once
 
 #include "amx_tiles.h"
-#include "linear_avx512.h"
+#include "linear_codes_avx512.h"
+#include "linear_image_bf16.h"
 
 namespace octavo {
 namespace {
 
-constexpr int TILE_ROWS = 16;
-constexpr int TILE_BYTES = TILE_ROWS * 64;
-constexpr int BATCH_UNITS = 4;  // units whose products are under way together
+constexpr int TILE_BYTES = 16 * 64;
+// Rows whose activations stay in the L2 cache, and rows times panels whose sums a worker keeps there.
+constexpr int BLOCK_ROWS = 512, KEPT_ROWS = 8192;
+// Up to so many rows, two tiles of them, a panel is unpacked as it is multiplied: which takes longer than the products.
+constexpr int PACKED_ROWS = 32;
+constexpr int PIECE_UNITS = 12;  // that are unpacked at once for more rows: two panels of them stay in the L1 cache
+constexpr int AHEAD_UNITS = 2;   // units that are unpacked before they are multiplied, so that no load waits for stores
+constexpr int RING_UNITS = 4;
+constexpr int64_t UNPACKED_BYTES = 2 * PIECE_UNITS * TILE_BYTES;
 
-// One unit unpacked into one tile of weights, or one for each half unit.
-template <typename Form>
-struct alignas(64) UnitTile {
-    static constexpr int TILES = Form::in_halves ? 2 : 1;
-    uint8_t codes[TILES][TILE_BYTES];
-    float scales[PANEL_COLS];
-    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
-    float half_scales[TILES][PANEL_COLS];
+constexpr int64_t terms_bytes(int64_t) { return 0; }
+
+// Sums have whole tiles.
+constexpr int32_t sum_rows(int32_t rows) { return (rows + ROW_GROUP - 1) / ROW_GROUP * ROW_GROUP; }
+
+constexpr bool SCALES_SUMS = true;
+inline float sum_factor(const PackedWeight& w) {
+    if (is_dense(w.type->traits)) return 1.0f;
+    if (w.range == RANGE_NOT_FINITE) return __builtin_nanf("");
+    return __builtin_ldexpf(1.0f, w.range + 1 - UNPACKED_EXPONENT - ACTIVATION_EXPONENT);
+}
+
+inline int panels_at_once() { return 2; }
+inline int fitting_panels(int32_t rows) { return KEPT_ROWS / sum_rows(rows) / 2 * 2; }
+
+// Codes lie so far to the left in the low byte of a word.
+template <typename F>
+constexpr int code_shift() {
+    return 8 - code_room(F::traits);
+}
+template <typename F>
+constexpr bool has_direct_nibbles() {
+    return F::bits == 4 && F::has_nibbles && !F::has_table;
+}
+
+// Values of a grid between -16 and 15: of the signed byte the lowest five bits are kept, plus 16.
+template <typename F>
+constexpr bool has_short_values() {
+    return F::is_grid && code_shift<F>() == 3;
+}
+
+// The words of 16 columns with the codes of k = 4q and 4q + 2, and with those of 4q + 1 and 4q + 3.
+struct CodePairs {
+    __m512i even, odd;
 };
 
-template <typename F>
-void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
-    using Tile = UnitTile<FormOf<F>>;
-    const __m512i zero = _mm512_setzero_si512();
-    for (int j = 0; j < Tile::TILES; ++j)
-        for (int row = 0; row < TILE_ROWS; ++row) _mm512_storeu_si512(tile.codes[j] + 64 * row, zero);
-    unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
-        constexpr int Q = decltype(q)::value;
-        _mm512_storeu_si512(tile.codes[Tile::TILES == 2 ? Q / 4 : 0] + 64 * Q, source.template quad<Q>());
-    });
-    store(tile.scales, source.scales());
-    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
-    if constexpr (F::has_half_scales)
-        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], source.half_scales(j));
-}
-
-using TileSums = int32_t[TILE_ROWS][PANEL_COLS];
-
-// The integer sums of up to BATCH_UNITS products, without zero points.
-template <typename Form, int Batch>
-inline void multiply_batch(const UnitTile<Form>* tiles, ImageGroup a,
-                           TileSums (&sums)[BATCH_UNITS][UnitTile<Form>::TILES]) {
-    unroll<Batch>([&](auto i) __attribute__((always_inline)) {
-        constexpr int I = decltype(i)::value, A = 4 + I % 2, B = 6 + I % 2;
-        tile_load<A>(a.unit(I), 32);
-        unroll<UnitTile<Form>::TILES>([&](auto j) __attribute__((always_inline)) {
-            constexpr int J = decltype(j)::value, C = (I * UnitTile<Form>::TILES + J) % 4;
-            tile_zero<C>();
-            tile_load<B>(tiles[I].codes[J], 64);
-            tile_dot_signed_unsigned<C, A, B>();
-            tile_store<C>(sums[I][J], 64);
-        });
-    });
-}
-
-template <typename Form>
-inline F32x16 row_sum(const UnitTile<Form>& tile, const TileSums (&sums)[UnitTile<Form>::TILES], const int32_t* terms,
-                      int row, int rows) {
-    F32x16 part[2];
-    for (int j = 0; j < UnitTile<Form>::TILES; ++j) {
-        __m512i sum = _mm512_loadu_si512(sums[j][row]);
-        if constexpr (Form::has_zero_terms) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(terms[j * rows + row]));
-        part[j] = {_mm512_cvtepi32_ps(sum)};
+template <typename F, int Q>
+inline CodePairs code_pairs(const PackedQuads<F>& source) {
+    if constexpr (has_direct_nibbles<F>()) {
+        const __m512i mask = _mm512_set1_epi16(0xf0), x = load_bytes(source.codes() + 64 * (Q / 2));
+        if constexpr (Q % 2 == 0)
+            return {_mm512_and_si512(_mm512_slli_epi16(x, 4), mask), _mm512_and_si512(_mm512_srli_epi16(x, 4), mask)};
+        else
+            return {_mm512_and_si512(x, mask), _mm512_and_si512(_mm512_srli_epi16(x, 8), mask)};
+    } else {
+        __m512i u = source.template quad<Q>();
+        if constexpr (code_shift<F>() > 0) u = _mm512_slli_epi16(u, code_shift<F>());
+        if constexpr (has_short_values<F>())
+            u = _mm512_xor_si512(_mm512_and_si512(u, _mm512_set1_epi8(-8)), _mm512_set1_epi8(-128));
+        return {_mm512_and_si512(u, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(u, 8)};
     }
-    if constexpr (!Form::in_halves) return part[0];
-    return fma(part[1], load(tile.half_scales[UnitTile<Form>::TILES - 1]), part[0] * load(tile.half_scales[0]));
 }
 
-// c [rows][16] += products of one unit
-template <typename Form>
-inline void add_unit(const UnitTile<Form>& tile, const TileSums (&sums)[UnitTile<Form>::TILES], ImageGroup a,
-                     const int32_t* terms, float* c) {
-    const UnitFactors<Form> factors(TileUnits<Form>{&tile});
-    for (int r = 0; r < a.rows; ++r, c += PANEL_COLS)
-        store(c, factors.add(load(c), row_sum<Form>(tile, sums, terms, r, a.rows), a.data, terms, r, a.rows));
+inline __m512h as_halves(__m512i bits) { return (__m512h)bits; }
+
+// Sixteen words, each twice side by side.
+inline __m512i each_twice(__m256i words) {
+    alignas(64) static constexpr uint16_t PLACES[32] = {0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
+                                                        8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15};
+    return _mm512_permutexvar_epi16(_mm512_load_si512(PLACES), _mm512_castsi256_si512(words));
+}
+inline __m512h to_halves(F32x16 x) { return as_halves(each_twice(_mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT))); }
+// Sixteen whole numbers of a byte.
+inline __m512h to_halves(const uint8_t* bytes) {
+    const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return _mm512_cvtepu16_ph(each_twice(words));
+}
+inline __m512h to_halves(const int8_t* bytes) {
+    const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return _mm512_cvtepi16_ph(each_twice(words));
 }
 
-// c [rows][16] += a * tiles
-template <typename Form>
-void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    alignas(64) TileSums sums[BATCH_UNITS][UnitTile<Form>::TILES];
-    for (int u = 0; u < units; u += BATCH_UNITS) {
-        const int batch = units - u < BATCH_UNITS ? units - u : BATCH_UNITS;
-        switch (batch) {
-            case 1:
-                multiply_batch<Form, 1>(tiles + u, a.from(u), sums);
-                break;
-            case 2:
-                multiply_batch<Form, 2>(tiles + u, a.from(u), sums);
-                break;
-            case 3:
-                multiply_batch<Form, 3>(tiles + u, a.from(u), sums);
-                break;
-            default:
-                multiply_batch<Form, 4>(tiles + u, a.from(u), sums);
+// S = F s 2^(24 - shift) and M = F m of half a unit, or of a whole one.
+struct WeightFactors {
+    __m512h scale, min;
+};
+
+// The factors of the units of a panel, from the walk over them.
+template <typename F>
+class UnitFactors {
+  public:
+    UnitFactors(const Panel& panel, int range)
+        : range_factor_(broadcast(__builtin_ldexpf(1.0f, -1 - range))),
+          code_factor_(broadcast(__builtin_ldexpf(1.0f, CODE_EXPONENT - 1 - range))) {
+        const float zero = has_short_values<F>() ? 16.0f : F::is_wide ? 128.0f : static_cast<float>(panel.type.zero);
+        zero_ = _mm512_set1_ph(static_cast<_Float16>(__builtin_ldexpf(-zero, -CODE_EXPONENT)));
+    }
+
+    // Of the unit that the walk is at; half: of those that have two scales.
+    WeightFactors of(const PackedQuads<F>& source, int half) {
+        if constexpr (HAS_BYTES) {
+            if (source.header != header_) read_header(source.header);
+            const uint8_t* const bytes = source.header + byte_scales_at(F::traits);
+            if constexpr (F::scales == Scales::u8_per_unit)
+                return with_min(scale_ * to_halves(bytes + PANEL_COLS * source.unit), source, half);
+            else
+                return with_min(scale_ * to_halves(reinterpret_cast<const int8_t*>(source.half_scale_bytes(half))),
+                                source, half);
+        } else {
+            F32x16 s = source.scales();
+            if constexpr (F::has_half_scales) s = s * source.half_scales(half);
+            return with_min(to_halves(s * code_factor_), source, half);
         }
-        for (int i = 0; i < batch; ++i)
-            add_unit<Form>(tiles[u + i], sums[i], a.from(u + i), terms + (u + i) * Form::term_count * a.rows, c);
+    }
+
+  private:
+    static constexpr int CODE_EXPONENT = 24 - code_shift<F>();
+    // A header has float16 for many units, whose own scales and minimums are bytes.
+    static constexpr bool HAS_BYTES = (F::scales == Scales::u8_per_unit || F::scales == Scales::i8_per_half_unit) &&
+                                      (F::mins == 0 || F::has_byte_mins);
+
+    void read_header(const uint8_t* header) {
+        header_ = header;
+        scale_ = to_halves(load_halves(header) * code_factor_);
+        if constexpr (F::mins > 0)
+            min_ = to_halves((broadcast(0.0f) - load_halves(header + min_at(F::traits))) * range_factor_);
+    }
+    WeightFactors with_min(__m512h scale, const PackedQuads<F>& source, int half) const {
+        WeightFactors f = {scale, _mm512_setzero_ph()};
+        if constexpr (HAS_BYTES && F::mins > 0)
+            f.min = min_ * to_halves(source.header + byte_mins_at(F::traits) + PANEL_COLS * source.unit);
+        else if constexpr (F::mins > 0)
+            f.min = to_halves(source.mins(half) * range_factor_);
+        if constexpr (F::is_wide || F::has_zero) f.min = F::mins > 0 ? f.min + scale * zero_ : scale * zero_;
+        return f;
+    }
+
+    F32x16 range_factor_, code_factor_;  // F, F 2^CODE_EXPONENT
+    __m512h zero_;                       // -zero 2^-CODE_EXPONENT
+    const uint8_t* header_ = nullptr;    // whose scale and minimum these are
+    __m512h scale_, min_;
+};
+
+// Units of a panel as tiles.
+template <typename F>
+struct TileUnpacker {
+    PackedQuads<F> source;
+    UnitFactors<F> factors;
+
+    TileUnpacker(const Panel& panel, int range, int first, int count)
+        : source(panel, first, count), factors(panel, range) {}
+
+    void unpack(uint8_t* tile) {
+        const WeightFactors first = factors.of(source, 0);
+        if constexpr (F::has_half_scales) {
+            const WeightFactors second = factors.of(source, 1);
+            unpack_quads<0, 4>(first, tile);
+            unpack_quads<4, 4>(second, tile);
+        } else {
+            unpack_quads<0, QUADS>(first, tile);
+        }
+        source.next();
+    }
+
+  private:
+    static __m512i weights(__m512i codes, const WeightFactors& f) {
+        const __m512i w = (__m512i)_mm512_fmadd_ph(as_halves(codes), f.scale, f.min);
+        // A shift by three that rounds and keeps the sign, whose copies are then taken away.
+        return _mm512_and_si512(_mm512_mulhrs_epi16(w, _mm512_set1_epi16(1 << 12)),
+                                _mm512_set1_epi16(static_cast<short>(0x8fff)));
+    }
+    template <int First, int Count>
+    void unpack_quads(const WeightFactors& f, uint8_t* tile) const {
+        unroll<Count>([&](auto i) __attribute__((always_inline)) {
+            constexpr int Q = First + decltype(i)::value;
+            const CodePairs codes = code_pairs<F, Q>(source);
+            _mm512_storeu_si512(tile + 128 * Q, weights(codes.even, f));
+            _mm512_storeu_si512(tile + 128 * Q + 64, weights(codes.odd, f));
+        });
+    }
+};
+
+// One or two groups of rows, and the sums of the first with a panel; those of the second follow.
+template <int G>
+struct TileRows {
+    ImageGroup groups[G];
+    int first;  // unit
+
+    template <int g, int tile>
+    void load(int u) const {
+        tile_load<tile>(groups[g].unit(first + u), ROW_UNIT_BYTES);
+    }
+};
+constexpr int GROUP_SUMS = ROW_GROUP * PANEL_COLS;
+
+// c [16 G][16] += rows * units [rows.first, rows.first + count) of a panel, whose tiles stay in tiles[u & mask].
+// ahead: distance in bytes of what is fetched meanwhile.
+template <typename F, int G>
+__attribute__((noinline)) void multiply_unpacking(const Panel& panel, int range, int count, const TileRows<G>& rows,
+                                                  uint8_t* tiles, int mask, int64_t ahead, float* c) {
+    TileUnpacker<F> unpacker(panel, range, rows.first, count);
+    const auto tile_of = [&](int u) { return tiles + (u & mask) * TILE_BYTES; };
+    const auto unpack = [&](int u) {
+        StreamedUnits<F>::fetch_unit(unpacker.source.codes() + ahead);
+        unpacker.unpack(tile_of(u));
+    };
+    tile_load<0>(c, 64);
+    if constexpr (G == 2) tile_load<2>(c + GROUP_SUMS, 64);
+    const int early = count < AHEAD_UNITS ? count : AHEAD_UNITS;
+    for (int u = 0; u < early; ++u) unpack(u);
+    for (int u = 0; u < count; ++u) {
+        if (u + AHEAD_UNITS < count) unpack(u + AHEAD_UNITS);
+        rows.template load<0, 4>(u);
+        tile_load<6>(tile_of(u), 64);
+        tile_dot_bf16<0, 4, 6>();
+        if constexpr (G == 2) {
+            rows.template load<1, 5>(u);
+            tile_dot_bf16<2, 5, 6>();
+        }
+    }
+    tile_store<0>(c, 64);
+    if constexpr (G == 2) tile_store<2>(c + GROUP_SUMS, 64);
+}
+
+// The tiles of some units of P panels, PIECE_UNITS apart, and the sums of these.
+template <int P>
+struct TilePanels {
+    const uint8_t* tiles;
+    int count;
+    float* sums[P];
+};
+
+template <int G, int P>
+inline void multiply_units(const TilePanels<P>& panels, const TileRows<G>& rows) {
+    for (int u = 0; u < panels.count; ++u) {
+        const uint8_t* const tile = panels.tiles + u * TILE_BYTES;
+        rows.template load<0, 4>(u);
+        tile_load<6>(tile, 64);
+        tile_dot_bf16<0, 4, 6>();
+        if constexpr (P == 2) {
+            tile_load<7>(tile + PIECE_UNITS * TILE_BYTES, 64);
+            tile_dot_bf16<1, 4, 7>();
+        }
+        if constexpr (G == 2) {
+            rows.template load<1, 5>(u);
+            tile_dot_bf16<2, 5, 6>();
+            if constexpr (P == 2) tile_dot_bf16<3, 5, 7>();
+        }
+    }
+}
+
+// Calls f(number of the accumulator, its place in the sums) for each of G x P.
+template <int G, int P, typename Do>
+inline void each_sum(const TilePanels<P>& panels, int group, const Do& f) {
+    unroll<G * P>([&](auto i) __attribute__((always_inline)) {
+        constexpr int g = decltype(i)::value / P, p = decltype(i)::value % P;
+        f(Int<2 * g + p>{}, panels.sums[p] + (group + g) * GROUP_SUMS);
+    });
+}
+
+// sums += groups [begin, end) of the image, from group `base` on, * panels.
+template <int P>
+__attribute__((noinline)) void multiply_tiles(const TilePanels<P>& panels, const Image& image, int32_t base, int first,
+                                              int begin, int end) {
+    int g = begin;
+    if (g + 2 <= end) {
+        each_sum<2, P>(panels, g, [](auto t, float* c) { tile_load<decltype(t)::value>(c, 64); });
+        for (; g + 2 <= end; g += 2) {
+            multiply_units<2, P>(panels, {{image.group(base + g), image.group(base + g + 1)}, first});
+            // The next sums are loaded as these are stored: the products wait for neither.
+            const int64_t next = g + 4 <= end ? 2 * GROUP_SUMS : 0;
+            each_sum<2, P>(panels, g, [&](auto t, float* c) {
+                tile_store<decltype(t)::value>(c, 64);
+                tile_load<decltype(t)::value>(c + next, 64);
+            });
+        }
+    }
+    if (g < end) {
+        each_sum<1, P>(panels, g, [](auto t, float* c) { tile_load<decltype(t)::value>(c, 64); });
+        multiply_units<1, P>(panels, {{image.group(base + g)}, first});
+        each_sum<1, P>(panels, g, [](auto t, float* c) { tile_store<decltype(t)::value>(c, 64); });
     }
 }
 

@@ -109,6 +109,7 @@ inline I32x16 load_half_scales(const uint8_t* p) {
 // Weights straight from the packed panel.
 template <typename F>
 struct PackedSource : PackedUnits<F> {
+    using Form = FormOf<F>;
     __m256i table;
     PackedSource(const Panel& panel, int first, int count)
         : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}

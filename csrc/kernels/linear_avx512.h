@@ -3,23 +3,16 @@
 // nibbles.
 #pragma once
 
+#include "linear_codes_avx512.h"
 #include "linear_units.h"
 
 namespace octavo {
 namespace {
 
-inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
 inline __m512i broadcast_i32(const void* p) {
     int32_t x;
     std::memcpy(&x, p, 4);
     return _mm512_set1_epi32(x);
-}
-// The code table, if the format has one; wide: plus 128.
-template <typename F>
-inline __m512i load_table(const WeightType& type) {
-    if constexpr (!F::has_table) return _mm512_setzero_si512();
-    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(type.table)));
-    return F::is_wide ? _mm512_xor_si512(table, _mm512_set1_epi8(-128)) : table;
 }
 // Hides a value from the compiler, which would otherwise reassociate sums, hold all products at once and spill them.
 inline __m512i pin(__m512i x) {
@@ -28,80 +21,11 @@ inline __m512i pin(__m512i x) {
 #endif
     return x;
 }
-// Moves the bits at `from` of every byte to `to` and masks them; other bits of the 16-bit lanes fall away.
-template <int from, int to>
-inline __m512i move_bits(__m512i x, int mask) {
-    if constexpr (from < to) x = _mm512_slli_epi16(x, to - from);
-    if constexpr (from > to) x = _mm512_srli_epi16(x, from - to);
-    return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(mask)));
-}
 
-// The 64 codes of quad Q of 4 in a chunk of triples.
-template <int Q>
-inline __m512i unpack_triples(const uint8_t* chunk) {
-    const auto bits = [&](int i, int mask) {
-        return _mm512_and_si512(load_bytes(chunk + 64 * i), _mm512_set1_epi8(static_cast<char>(mask)));
-    };
-    if constexpr (Q < 3) return bits(Q, 63);
-    // The high bits only move down, and never out of their byte.
-    __m512i u = _mm512_or_si512(_mm512_srli_epi16(bits(0, 192), 2), bits(1, 192));
-    u = _mm512_or_si512(_mm512_srli_epi16(u, 2), bits(2, 192));
-    return _mm512_srli_epi16(u, 2);
-}
-
-// The 64 unsigned codes of quad Q; wide: w + 128.
-template <typename F, int Q>
-inline __m512i unpack_quad(const uint8_t* codes, [[maybe_unused]] __m512i table) {
-    if constexpr (F::bits == 8) return _mm512_xor_si512(load_bytes(codes + 64 * Q), _mm512_set1_epi8(-128));
-    if constexpr (F::has_triples) return unpack_triples<Q % 4>(codes + TRIPLE_BYTES * (Q / 4));
-    __m512i u = _mm512_setzero_si512();
-    if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(load_bytes(codes + 64 * (Q / 2)), 15);
-    if constexpr (F::has_table) u = _mm512_shuffle_epi8(table, u);
-    if constexpr (F::has_pairs) u = move_bits<2 * (Q % 4), 0>(load_bytes(codes + 64 * (Q / 4)), 3);
-    if constexpr (F::has_bits)
-        u = _mm512_or_si512(u, move_bits<Q, F::bits_place>(load_bytes(codes + F::bits_offset), 1 << F::bits_place));
-    return u;
-}
-
-// The same of a grid, from vectors that were looked up.
-template <typename F, int Q>
-inline __m512i sign_vectors(const uint8_t* vectors, [[maybe_unused]] const uint8_t* codes) {
-    __m512i w = load_bytes(vectors);
-    if constexpr (F::has_signs) {
-        uint64_t signs;
-        std::memcpy(&signs, codes + F::signs_offset + 8 * Q, 8);
-        w = _mm512_mask_sub_epi8(w, signs, _mm512_setzero_si512(), w);
-    }
-    return _mm512_xor_si512(w, _mm512_set1_epi8(-128));
-}
-
-// scale_j of 16 columns as floats.
 template <typename F>
-inline F32x16 load_half_scales(const uint8_t* p, [[maybe_unused]] int half) {
-    if constexpr (F::has_e4m3_scales) return load_e4m3(p);
-    if constexpr (F::scales == Scales::i8_per_half_unit) return load_i8(p);
-    __m512i n = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    if (half == 1 && F::scales == Scales::odd_u4_per_half_unit) n = _mm512_srli_epi32(n, 4);
-    n = _mm512_and_si512(n, _mm512_set1_epi32(15));
-    if constexpr (F::scales == Scales::odd_u4_per_half_unit)
-        n = _mm512_add_epi32(_mm512_add_epi32(n, n), _mm512_set1_epi32(1));
-    return {_mm512_cvtepi32_ps(n)};
-}
-
-// Weights straight from the packed panel.
-template <typename F>
-struct PackedSource : PackedUnits<F> {
-    __m512i table;
-    PackedSource(const Panel& panel, int first, int count)
-        : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}
-    template <int Q>
-    __m512i quad() const {
-        if constexpr (F::is_grid)
-            return sign_vectors<F, Q>(this->vectors(Q), this->codes());
-        else
-            return unpack_quad<F, Q>(this->codes(), table);
-    }
-    F32x16 half_scales(int half) const { return load_half_scales<F>(this->half_scale_bytes(half), half); }
+struct PackedSource : PackedQuads<F> {
+    using Form = FormOf<F>;
+    using PackedQuads<F>::PackedQuads;
 };
 
 // Unpacked units.
@@ -136,8 +60,10 @@ inline __m512i repeat_quad(__m512i four) {
 template <typename F>
 struct KeepingSource : PackedSource<F> {
     UnitTile<FormOf<F>>* tile;
-    KeepingSource(const Panel& panel, int first, int count, UnitTile<FormOf<F>>* tiles)
-        : PackedSource<F>(panel, first, count), tile(tiles) {}
+    FetchAhead ahead;
+    KeepingSource(const Panel& panel, int first, int count, UnitTile<FormOf<F>>* tiles, FetchAhead ahead_)
+        : PackedSource<F>(panel, first, count), tile(tiles), ahead(ahead_) {}
+    void prefetch() { ahead.fetch(); }
     template <int Q>
     __m512i quad() const {
         const __m512i w = PackedSource<F>::template quad<Q>();
@@ -166,7 +92,6 @@ struct KeepingSource : PackedSource<F> {
 };
 #endif
 
-#if !defined(OCTAVO_ISA_amx)
 template <typename F>
 void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
@@ -178,7 +103,6 @@ void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     if constexpr (F::has_half_scales)
         for (int j = 0; j < 2; ++j) store(tile.half_scales[j], source.half_scales(j));
 }
-#endif
 
 #if defined(OCTAVO_ISA_avx512)
 
@@ -284,8 +208,71 @@ inline void multiply_units(Source source, int units, const uint8_t* a, const int
 #if defined(OCTAVO_ISA_avx512vnni)
 template <typename F>
 __attribute__((noinline)) void multiply_group(const Panel& panel, int first, int units, const uint8_t* a,
-                                              const int32_t* terms, float* c, UnitTile<FormOf<F>>* tiles) {
-    multiply_units<ROW_GROUP>(KeepingSource<F>(panel, first, units, tiles), units, a, terms, c);
+                                              const int32_t* terms, float* c, UnitTile<FormOf<F>>* tiles,
+                                              FetchAhead ahead) {
+    multiply_units<ROW_GROUP>(KeepingSource<F>(panel, first, units, tiles, ahead), units, a, terms, c);
+}
+
+// sum[p][r] = terms[r] + codes of quads [First, First + Count) of panel p x activations of row r.
+template <int First, int Count, typename Source>
+inline void sum_pair_quads(const Source (&sources)[2], const int8_t* a, const int32_t* terms,
+                           __m512i (&sum)[2][ROW_GROUP]) {
+    using Form = typename Source::Form;
+    for (int r = 0; r < ROW_GROUP; ++r)
+        sum[0][r] = sum[1][r] = Form::has_zero_terms ? broadcast_i32(terms + r) : _mm512_setzero_si512();
+    unroll<Count>([&](auto i) __attribute__((always_inline)) {
+        constexpr int Q = First + decltype(i)::value;
+        const __m512i u[2] = {sources[0].template quad<Q>(), sources[1].template quad<Q>()};
+        for (int r = 0; r < ROW_GROUP; ++r) {
+            const __m512i x = pin(broadcast_i32(a + 32 * r + 4 * Q));
+            for (int p = 0; p < 2; ++p) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], u[p], x);
+        }
+    });
+}
+
+// unit_sums of two panels.
+template <typename Source>
+inline void pair_sums(const Source (&sources)[2], const int8_t* a, const int32_t* terms, F32x16 (&sum)[2][ROW_GROUP]) {
+    using Form = typename Source::Form;
+    __m512i whole[2][ROW_GROUP];
+    if constexpr (Form::has_half_scales) {
+        sum_pair_quads<0, 4>(sources, a, terms, whole);
+        for (int p = 0; p < 2; ++p) {
+            const F32x16 scale = sources[p].half_scales(0);
+            for (int r = 0; r < ROW_GROUP; ++r) sum[p][r] = F32x16{_mm512_cvtepi32_ps(whole[p][r])} * scale;
+        }
+        sum_pair_quads<4, 4>(sources, a, terms + ROW_GROUP, whole);
+        for (int p = 0; p < 2; ++p) {
+            const F32x16 scale = sources[p].half_scales(1);
+            for (int r = 0; r < ROW_GROUP; ++r)
+                sum[p][r] = fma(F32x16{_mm512_cvtepi32_ps(whole[p][r])}, scale, sum[p][r]);
+        }
+    } else {
+        sum_pair_quads<0, QUADS>(sources, a, terms, whole);
+        for (int p = 0; p < 2; ++p)
+            for (int r = 0; r < ROW_GROUP; ++r) sum[p][r] = {_mm512_cvtepi32_ps(whole[p][r])};
+    }
+}
+
+// multiply_units of two panels: a broadcast serves two products, and sixteen chains of them hide their latency. The
+// sums stay in memory, because the chains fill the registers.
+template <typename Form>
+__attribute__((noinline)) void multiply_tile_pair(TilePair<Form> pair, int units, const uint8_t* a,
+                                                  const int32_t* terms) {
+    TileSource<Form> sources[2] = {{pair.of[0]}, {pair.of[1]}};
+    for (int u = 0; u < units; ++u, a += ROW_UNIT_BYTES * ROW_GROUP, terms += Form::term_count * ROW_GROUP) {
+        for (FetchAhead& ahead : pair.ahead) ahead.fetch();
+        F32x16 sum[2][ROW_GROUP];
+        pair_sums(sources, reinterpret_cast<const int8_t*>(a), terms, sum);
+        const UnitFactors<Form> factors[2] = {UnitFactors<Form>(sources[0]), UnitFactors<Form>(sources[1])};
+        for (int r = 0; r < ROW_GROUP; ++r) {
+            for (int p = 0; p < 2; ++p) {
+                float* const y = pair.sums[p] + PANEL_COLS * r;
+                store(y, factors[p].add(load(y), sum[p][r], a, terms, r, ROW_GROUP));
+            }
+        }
+        for (TileSource<Form>& source : sources) source.next();
+    }
 }
 #endif
 

@@ -23,6 +23,8 @@
 namespace octavo {
 namespace {
 
+constexpr int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
+
 // PanelTraits as a type, so that equal traits are the same instantiation of every template over them.
 template <Codes Codes_, int32_t Bits, int32_t BlockK, Scales Scales_, Mins Mins_>
 struct Format {

@@ -4,7 +4,7 @@
 // so do stores of single vectors.
 #pragma once
 
-#include "linear_image.h"
+#include "linear_format.h"
 
 namespace octavo {
 namespace {

@@ -1,4 +1,5 @@
-// The activations as the linear kernels read them: int8 with a scale a unit of 32 k, in groups of rows.
+// The activations as the linear kernels of all levels but AMX read them: int8 with a scale a unit of 32 k, in groups of
+// rows.
 //
 // A group of r rows (ROW_GROUP, the last group what is left) is one stream over the units; a unit has
 //   codes  int8 [r][32]      scales float [r]      sums float [r]: A of linear_format.h
@@ -11,29 +12,23 @@ namespace octavo {
 namespace {
 
 // ROW_GROUP: rows that a kernel takes at once. PACKED_ROWS: up to so many it reads the packed panel directly, beyond it
-// unpacks. PREFETCH_BYTES: ahead in the packed stream. WIDE_ZERO: subtracted from wide codes by terms (avx512: from
-// their high nibble). WIDE_APART: wide codes have sums of their own. SHORT_SUMS: products are added in int16; terms are
-// then pairs of int16 (for the sums of a over k % 4 in {0, 1} and {2, 3}) and not int32, and codes above 15 without a
-// zero point have their sums over half a unit.
-#if defined(OCTAVO_ISA_amx) || defined(OCTAVO_ISA_avx512vnni)
-#if defined(OCTAVO_ISA_amx)
-constexpr int ROW_GROUP = 16, PACKED_ROWS = 4;
-#else
-constexpr int ROW_GROUP = 8, PACKED_ROWS = 8;
-#endif
-constexpr int PREFETCH_BYTES = 8192, WIDE_ZERO = 128;
+// unpacks. WIDE_ZERO: subtracted from wide codes by terms (avx512: from their high nibble). WIDE_APART: wide codes have
+// sums of their own. SHORT_SUMS: products are added in int16; terms are then pairs of int16 (for the sums of a over
+// k % 4 in {0, 1} and {2, 3}) and not int32, and codes above 15 without a zero point have their sums over half a unit.
+#if defined(OCTAVO_ISA_avx512vnni)
+constexpr int ROW_GROUP = 8, PACKED_ROWS = 8, WIDE_ZERO = 128;
 constexpr bool WIDE_APART = false, SHORT_SUMS = false;
 using TileCode = uint8_t;
 #elif defined(OCTAVO_ISA_avx512)
-constexpr int ROW_GROUP = 8, PACKED_ROWS = 8, PREFETCH_BYTES = 2048, WIDE_ZERO = 8;
+constexpr int ROW_GROUP = 8, PACKED_ROWS = 8, WIDE_ZERO = 8;
 constexpr bool WIDE_APART = true, SHORT_SUMS = true;
 using TileCode = uint8_t;
 #elif defined(OCTAVO_ISA_avx2)
-constexpr int ROW_GROUP = 4, PACKED_ROWS = 8, PREFETCH_BYTES = 1536, WIDE_ZERO = 0;
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 8, WIDE_ZERO = 0;
 constexpr bool WIDE_APART = true, SHORT_SUMS = true;
 using TileCode = uint8_t;
 #elif defined(OCTAVO_NEON)
-constexpr int ROW_GROUP = 4, PACKED_ROWS = 8, PREFETCH_BYTES = 1024, WIDE_ZERO = 0;
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 8, WIDE_ZERO = 0;
 #if defined(OCTAVO_ISA_neon)
 constexpr bool WIDE_APART = true, SHORT_SUMS = false;
 #else
@@ -41,7 +36,7 @@ constexpr bool WIDE_APART = false, SHORT_SUMS = false;
 #endif
 using TileCode = int8_t;
 #else
-constexpr int ROW_GROUP = 4, PACKED_ROWS = 0, PREFETCH_BYTES = 0, WIDE_ZERO = 0;
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 0, WIDE_ZERO = 0;
 constexpr bool WIDE_APART = false, SHORT_SUMS = false;
 using TileCode = int16_t;
 #endif
@@ -53,8 +48,10 @@ constexpr bool WHOLE_HALF_SCALES = false;
 #endif
 #if defined(OCTAVO_ISA_avx512vnni)
 constexpr bool KEEPS_GROUPS = true;
+constexpr int MOST_PANELS = 2;  // that are multiplied at once
 #else
 constexpr bool KEEPS_GROUPS = false;
+constexpr int MOST_PANELS = 1;
 #endif
 // Wide codes of a tile are magnitudes with signs beside them.
 #if defined(OCTAVO_ISA_avx2)
@@ -215,9 +212,8 @@ struct Image {
     uint8_t* data;
     int32_t rows, units;
 
-    // AMX reads 16 rows whatever their number.
-    static constexpr int64_t SLACK_BYTES = 1024;
-    static int64_t bytes(int64_t rows, int64_t k) { return rows * (k / UNIT_K) * ROW_UNIT_BYTES + SLACK_BYTES; }
+    static constexpr int64_t SLACK_BYTES = 0;
+    static int64_t bytes(int64_t rows, int64_t k) { return rows * (k / UNIT_K) * ROW_UNIT_BYTES; }
     ImageGroup group(int32_t g) const {
         const int32_t first = g * ROW_GROUP;
         const int count = rows - first < ROW_GROUP ? rows - first : ROW_GROUP;

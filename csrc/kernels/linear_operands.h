@@ -5,7 +5,6 @@
 #include "elementwise.h"
 #include "kernel.h"
 #include "linear_dense.h"
-#include "linear_image.h"
 #include "norms.h"
 
 #if defined(OCTAVO_ISA_amx)
@@ -23,11 +22,7 @@
 namespace octavo {
 namespace {
 
-constexpr int FEW_ROWS = 8;      // up to so many rows every worker prepares its own activations: no barrier
-constexpr int BLOCK_ROWS = 128;  // activations of a block stay in the L2 cache
-// Units that are unpacked at once: they stay in the L1 cache. Fewer for few groups of rows, whose weights pass through
-// it from memory at the same time.
-constexpr int TILE_UNITS = KEEPS_GROUPS ? 24 : 16, FEW_TILE_UNITS = 16, FEW_GROUPS = 4;
+constexpr int FEW_ROWS = 8;  // up to so many rows every worker prepares its own activations: no barrier
 
 // One fused product. Everything but `weights` may be absent.
 struct Product {
@@ -47,8 +42,6 @@ struct Product {
 
     int32_t k() const { return x.cols / heads; }
 };
-
-constexpr int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
 
 inline uint64_t order_id(const PackedWeight& w) { return w.order ? *w.order_id : 0; }
 
@@ -87,25 +80,13 @@ struct ProductNeeds {
     }
 };
 
-// Unpacked units of any format.
-template <int I = 0>
-constexpr int64_t tile_bytes() {
-    if constexpr (I == NUM_WEIGHT_TYPES) {
-        return 0;
-    } else {
-        constexpr int64_t size = align64(sizeof(UnitTile<FormOf<FormatOf<I>>>)) * TILE_UNITS,
-                          rest = tile_bytes<I + 1>();
-        return size > rest ? size : rest;
-    }
-}
-
 // The private scratch of a worker.
 struct ProductScratch {
     uint8_t* activations;  // of FEW_ROWS
     float* row;            // one normed row
-    uint8_t* tiles;
-    int32_t* terms[2];  // of BLOCK_ROWS; for two types that take turns (gate and up)
-    float* sums[2];     // [panels of a run][rows][16], at most BLOCK_ROWS x 16
+    uint8_t* tiles;        // unpacked units
+    int32_t* terms[2];     // of BLOCK_ROWS; for two types that take turns (gate and up)
+    float* sums[2];        // [panels of a run][rows][16], at most KEPT_ROWS x 16
 
     static int64_t bytes(const Product& p) {
         ProductScratch s{};
@@ -126,10 +107,10 @@ struct ProductScratch {
         };
         activations = take(ProductNeeds(p).bytes(p, FEW_ROWS));
         row = reinterpret_cast<float*>(take(p.x.cols * 4));
-        tiles = take(tile_bytes());
+        tiles = take(UNPACKED_BYTES);
         for (int i = 0; i < 2; ++i) {
-            terms[i] = reinterpret_cast<int32_t*>(take(static_cast<int64_t>(BLOCK_ROWS) * (p.k() / UNIT_K) * 8));
-            sums[i] = reinterpret_cast<float*>(take(BLOCK_ROWS * PANEL_COLS * 4));
+            terms[i] = reinterpret_cast<int32_t*>(take(terms_bytes(p.k())));
+            sums[i] = reinterpret_cast<float*>(take(KEPT_ROWS * PANEL_COLS * 4));
         }
         return at;
     }
@@ -182,6 +163,22 @@ inline Activations prepare(const Product& p, const ProductScratch& scratch, void
     }
     return a;
 }
+
+struct RowBlock {
+    int32_t first, count;  // first is a multiple of ROW_GROUP
+};
+
+// Neighbouring panels of one weight.
+struct PanelRun {
+    const PackedWeight& weight;
+    Image image;  // of the activations, in the weight's order of columns
+    int image_index;
+    int32_t first;
+    int count;
+    int32_t head;
+
+    const uint8_t* data(int i) const { return weight.data + (first + i) * weight.panel_bytes; }
+};
 
 }  // namespace
 }  // namespace octavo

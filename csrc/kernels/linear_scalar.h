@@ -8,6 +8,7 @@ namespace {
 
 template <typename F>
 struct PackedSource : PackedUnits<F> {
+    using Form = FormOf<F>;
     const WeightType& type;
     PackedSource(const Panel& panel, int first, int count) : PackedUnits<F>(panel, first, count), type(panel.type) {}
 };

@@ -1,9 +1,10 @@
-// Units of weights one after the other, packed or unpacked, as the products with vectors read them. An instruction set
-// adds their codes and half scales (PackedSource, TileSource) and the product of R rows (multiply_units).
+// Units of weights one after the other, packed or unpacked, as the products of int8 with vectors read them. An
+// instruction set adds their codes and half scales (PackedSource, TileSource) and the product of R rows
+// (multiply_units).
 #pragma once
 
-#include "linear_grid.h"
 #include "linear_image.h"
+#include "linear_streams.h"
 
 namespace octavo {
 namespace {
@@ -17,56 +18,30 @@ struct ShuffledTileSource;
 template <typename Form>
 struct UnitTile;
 
+// Bytes [at, end) that are fetched into the L2 cache while units are multiplied, `step` with each: all at once would
+// fill the queue of misses, and the products would wait.
+struct FetchAhead {
+    const uint8_t *at, *end;
+    int64_t step;  // a multiple of a cache line
+    void fetch() {
+        const uint8_t* const stop = end - at < step ? end : at + step;
+        for (; at < stop; at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
+// What the products of two panels of one weight read and add to.
+template <typename Form>
+struct TilePair {
+    const UnitTile<Form>* of[2];
+    float* sums[2];
+    FetchAhead ahead[2];
+};
+
 // c [R][16] += a * weights over `units` units. Inlined: a source that is an argument is copied through memory, and the
 // loads of the next panel would wait for that.
 template <int R, typename Source>
 inline __attribute__((always_inline)) void multiply_units(Source source, int units, const uint8_t* a,
                                                           const int32_t* terms, float* c);
-
-template <typename F>
-struct StreamedUnits : UnitCursor<F> {
-    using Form = FormOf<F>;
-    using UnitCursor<F>::UnitCursor;
-    void prefetch() const {
-        const uint8_t* const ahead = this->codes() + PREFETCH_BYTES;
-        constexpr int BYTES = F::is_grouped ? F::unit_bytes : F::block_bytes / (F::units > 0 ? F::units : 1);
-        for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(ahead + i);
-    }
-};
-
-template <typename F, bool IsGrid = F::is_grid && PACKED_ROWS != 0>
-struct PackedUnits : StreamedUnits<F> {
-    using StreamedUnits<F>::StreamedUnits;
-};
-
-#if defined(__AVX2__) || defined(OCTAVO_NEON)
-// The vectors of the unit are looked up when the walk gets there. Their indices are kept from the unit before it, so
-// that no lookup waits for them.
-template <typename F>
-struct PackedUnits<F, true> : StreamedUnits<F> {
-    PackedUnits(const Panel& panel, int first, int count)
-        : StreamedUnits<F>(panel, first, count), grid_(panel.type.table) {
-        grid_indices<F>(this->codes(), indices_[0]);
-        look_up_unit();
-    }
-    const uint8_t* vectors(int quad) const { return vectors_ + QUAD_BYTES * quad; }
-    void next() {
-        StreamedUnits<F>::next();
-        current_ ^= 1;
-        if (!this->is_done()) look_up_unit();
-    }
-
-  private:
-    void look_up_unit() {
-        if (const uint8_t* const codes = this->next_codes()) grid_indices<F>(codes, indices_[current_ ^ 1]);
-        look_up<F>(grid_, this->codes(), indices_[current_], vectors_);
-    }
-    const int8_t* grid_;
-    int current_ = 0;
-    alignas(64) uint16_t indices_[2][INDICES];
-    alignas(64) uint8_t vectors_[PANEL_COLS * UNIT_K];
-};
-#endif
 
 template <typename Form_>
 struct TileUnits {
@@ -117,7 +92,11 @@ constexpr bool keeps_group() {
 // c [ROW_GROUP][16] += a * units [first, first + units) of the panel, which stay in `tiles`.
 template <typename F>
 void multiply_group(const Panel& panel, int first, int units, const uint8_t* a, const int32_t* terms, float* c,
-                    UnitTile<FormOf<F>>* tiles);
+                    UnitTile<FormOf<F>>* tiles, FetchAhead ahead);
+
+// pair.sums [ROW_GROUP][16] += a * pair.of
+template <typename Form>
+void multiply_tile_pair(TilePair<Form> pair, int units, const uint8_t* a, const int32_t* terms);
 
 // c [rows][16] += a * panel
 template <typename F>
@@ -129,8 +108,6 @@ void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t*
         if (a.rows == R) multiply_units<R>(source, units, a.data, terms, c);
     });
 }
-
-#if !defined(OCTAVO_ISA_amx)
 
 template <bool IsFloat>
 struct HalfScaleType {
@@ -182,7 +159,48 @@ void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const 
     });
 }
 
+// Rows whose activations stay in the L2 cache, and rows times panels whose sums a worker keeps.
+constexpr int BLOCK_ROWS = 128, KEPT_ROWS = MOST_PANELS * BLOCK_ROWS;
+// Units that are unpacked at once: they stay in the L1 cache. Fewer for few groups of rows, whose weights pass through
+// it from memory at the same time.
+constexpr int TILE_UNITS = KEEPS_GROUPS ? 24 : 16, FEW_TILE_UNITS = 16, FEW_GROUPS = 4;
+
+// Unpacked units of any format.
+template <int I = 0>
+constexpr int64_t tile_bytes() {
+    if constexpr (I == NUM_WEIGHT_TYPES) {
+        return 0;
+    } else {
+        constexpr int64_t size = align64(sizeof(UnitTile<FormOf<FormatOf<I>>>)) * TILE_UNITS,
+                          rest = tile_bytes<I + 1>();
+        return size > rest ? size : rest;
+    }
+}
+constexpr int64_t UNPACKED_BYTES = MOST_PANELS * tile_bytes();
+
+// The terms of a block of rows with k columns.
+constexpr int64_t terms_bytes(int64_t k) { return BLOCK_ROWS * (k / UNIT_K) * 8; }
+
+// Rows that the sums of `rows` rows with a panel take in memory.
+constexpr int32_t sum_rows(int32_t rows) { return rows; }
+
+// What finished sums are multiplied by.
+constexpr bool SCALES_SUMS = false;
+inline float sum_factor(const PackedWeight&) { return 1.0f; }
+
+// Panels of many rows that are multiplied at once.
+inline int panels_at_once() {
+#if defined(OCTAVO_ISA_avx512vnni)
+    if (needs_many_chains()) return MOST_PANELS;
 #endif
+    return 1;
+}
+
+// Panels whose sums a worker keeps for a block of so many rows.
+inline int fitting_panels(int32_t rows) {
+    const int once = panels_at_once();
+    return (BLOCK_ROWS / rows + once - 1) / once * once;
+}
 
 }  // namespace
 }  // namespace octavo

@@ -1,0 +1,90 @@
+// Sums of products with quantized panels on AMX: the arithmetic of linear_amx.h.
+#pragma once
+
+#include "linear_operands.h"
+
+namespace octavo {
+namespace {
+
+// The sums of one worker.
+class QuantizedSums {
+  public:
+    explicit QuantizedSums(const ProductScratch& s) : tiles_(s.tiles) {}
+
+    // sums [run.count][sum_rows(block.count)][16] += activations of the block * panels. The other arguments are for
+    // the other arithmetic (linear_int8.h).
+    template <typename F>
+    void add(const PanelRun& run, RowBlock block, int, float* sums, const float*, int64_t) {
+        const int32_t rest = block.count - ROW_GROUP;
+        configure(block.count > PACKED_ROWS ? TileRowCounts{ROW_GROUP, ROW_GROUP}
+                  : rest > 0                ? TileRowCounts{ROW_GROUP, rest}
+                                            : TileRowCounts{block.count, ROW_GROUP});
+        if (block.count <= ROW_GROUP)
+            add_few<F, 1>(run, block, sums);
+        else if (block.count <= PACKED_ROWS)
+            add_few<F, 2>(run, block, sums);
+        else
+            add_many<F>(run, block, sums);
+    }
+
+  private:
+    void configure(TileRowCounts rows) {
+        if (!(rows == rows_)) configure_tiles(rows);
+        rows_ = rows;
+    }
+    static Panel panel(const PanelRun& run, int i) { return {run.data(i), *run.weight.type, run.weight.groups}; }
+    static float* sums_of(float* sums, RowBlock block, int i) {
+        return sums + static_cast<int64_t>(i) * sum_rows(block.count) * PANEL_COLS;
+    }
+    template <int G>
+    static TileRows<G> first_rows(const PanelRun& run, RowBlock block, int first_unit) {
+        const int32_t g = block.first / ROW_GROUP;
+        if constexpr (G == 1)
+            return {{run.image.group(g)}, first_unit};
+        else
+            return {{run.image.group(g), run.image.group(g + 1)}, first_unit};
+    }
+
+    template <typename F, int G>
+    void add_few(const PanelRun& run, RowBlock block, float* sums) {
+        const TileRows<G> rows = first_rows<G>(run, block, 0);
+        for (int i = 0; i < run.count; ++i)
+            multiply_unpacking<F, G>(panel(run, i), run.weight.range, run.image.units, rows, tiles_, RING_UNITS - 1,
+                                     PREFETCH_BYTES, sums_of(sums, block, i));
+    }
+
+    // Pieces of units one after the other, so that their activations stay in the L2 cache for all panels of the run.
+    template <typename F>
+    void add_many(const PanelRun& run, RowBlock block, float* sums) {
+        const int units = run.image.units, pieces = (units + PIECE_UNITS - 1) / PIECE_UNITS;
+        for (int piece = 0; piece < pieces; ++piece) {
+            const int first = units * piece / pieces, count = units * (piece + 1) / pieces - first;
+            for (int i = 0; i < run.count; i += 2) {
+                if (i + 2 <= run.count)
+                    add_piece<F, 2>(run, block, i, first, count, sums);
+                else
+                    add_piece<F, 1>(run, block, i, first, count, sums);
+            }
+        }
+    }
+
+    template <typename F, int P>
+    void add_piece(const PanelRun& run, RowBlock block, int i, int first, int count, float* sums) {
+        const int32_t base = block.first / ROW_GROUP, groups = sum_rows(block.count) / ROW_GROUP;
+        TilePanels<P> panels = {tiles_, count, {}};
+        for (int p = 0; p < P; ++p) {
+            panels.sums[p] = sums_of(sums, block, i + p);
+            // What is needed next: the same units of the panels after these.
+            multiply_unpacking<F, 2>(panel(run, i + p), run.weight.range, count, first_rows<2>(run, block, first),
+                                     tiles_ + p * PIECE_UNITS * TILE_BYTES, -1, P * run.weight.panel_bytes,
+                                     panels.sums[p]);
+        }
+        multiply_tiles<P>(panels, run.image, base, first, 2, groups);
+    }
+
+    uint8_t* const tiles_;
+    TileRowCounts rows_;  // of the tiles now; 0: not known
+};
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,63 @@
+// The activations as the kernels of AMX read them: bfloat16, times 2^ACTIVATION_EXPONENT, in groups of 16 rows.
+//
+// A group of r rows (the last group: what is left) is one stream over the units; a unit has r rows of 32 values, in
+// which the middle two of every four have changed places: the order in which the weights are unpacked (linear_amx.h).
+#pragma once
+
+#include "linear_format.h"
+
+namespace octavo {
+namespace {
+
+constexpr int ROW_GROUP = 16;
+constexpr int ROW_UNIT_BYTES = 2 * UNIT_K;  // of one row in one unit
+// Unpacked weights have the exponents of float16 in bfloat16, which makes them 2^112 times too small. Sums of products
+// with these activations are small, and yet far from the least number that is not subnormal.
+constexpr int ACTIVATION_EXPONENT = 56, UNPACKED_EXPONENT = -112;
+
+struct ImageGroup {
+    uint8_t* data;
+    int rows;
+
+    uint8_t* unit(int u) const { return data + static_cast<int64_t>(u) * rows * ROW_UNIT_BYTES; }
+};
+
+// All rows of a step's activations. Group g starts at a fixed distance.
+struct Image {
+    uint8_t* data;
+    int32_t rows, units;
+
+    // A tile has 16 rows whatever their number in the group.
+    static constexpr int64_t SLACK_BYTES = ROW_GROUP * ROW_UNIT_BYTES;
+    static int64_t bytes(int64_t rows, int64_t k) { return rows * (k / UNIT_K) * ROW_UNIT_BYTES + SLACK_BYTES; }
+    ImageGroup group(int32_t g) const {
+        const int32_t first = g * ROW_GROUP;
+        const int count = rows - first < ROW_GROUP ? rows - first : ROW_GROUP;
+        return {data + static_cast<int64_t>(first) * units * ROW_UNIT_BYTES, count};
+    }
+    // order: null, or the columns of x in the order of the codes.
+    void quantize_row(const float* x, int32_t row, const int32_t* order) const {
+        const ImageGroup g = group(row / ROW_GROUP);
+        const __m512 factor = _mm512_set1_ps(0x1p56f);
+        static_assert(ACTIVATION_EXPONENT == 56, "the factor");
+        const __m512i middle_swapped =
+            _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+        for (int u = 0; u < units; ++u) {
+            const int32_t* const columns = order + u * UNIT_K;
+            const auto half = [&](int i) {
+                const __m512 v = order ? _mm512_i32gather_ps(_mm512_loadu_si512(columns + 16 * i), x, 4)
+                                       : _mm512_loadu_ps(x + u * UNIT_K + 16 * i);
+                return _mm512_mul_ps(v, factor);
+            };
+            const __m512i pairs = round_to_bf16(half(0), half(1));
+            _mm512_storeu_si512(g.unit(u) + ROW_UNIT_BYTES * (row % ROW_GROUP),
+                                _mm512_shuffle_epi8(pairs, middle_swapped));
+        }
+    }
+
+  private:
+    static __m512i round_to_bf16(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+};
+
+}  // namespace
+}  // namespace octavo

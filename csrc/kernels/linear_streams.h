@@ -1,0 +1,74 @@
+// A walk over the packed units of a panel with vectors: what comes next is fetched, vectors of grids are looked up.
+#pragma once
+
+#include "linear_grid.h"
+
+namespace octavo {
+namespace {
+
+// How far ahead of the unit that is read the packed stream is fetched.
+#if defined(OCTAVO_ISA_amx) || defined(OCTAVO_ISA_avx512vnni)
+constexpr int PREFETCH_BYTES = 8192;
+#elif defined(OCTAVO_ISA_avx512)
+constexpr int PREFETCH_BYTES = 2048;
+#elif defined(OCTAVO_ISA_avx2)
+constexpr int PREFETCH_BYTES = 1536;
+#elif defined(OCTAVO_NEON)
+constexpr int PREFETCH_BYTES = 1024;
+#else
+constexpr int PREFETCH_BYTES = 0;
+#endif
+// The scalar kernel looks up one value at a time.
+#if defined(__AVX2__) || defined(OCTAVO_NEON)
+constexpr bool LOOKS_UP_VECTORS = true;
+#else
+constexpr bool LOOKS_UP_VECTORS = false;
+#endif
+
+template <typename F>
+struct StreamedUnits : UnitCursor<F> {
+    using UnitCursor<F>::UnitCursor;
+    void prefetch() const { fetch_unit(this->codes() + PREFETCH_BYTES); }
+    // As many bytes as a unit has, with its share of a header.
+    static void fetch_unit(const uint8_t* at) {
+        constexpr int BYTES = F::is_grouped ? F::unit_bytes : F::block_bytes / (F::units > 0 ? F::units : 1);
+        for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i);
+    }
+};
+
+template <typename F, bool IsGrid = F::is_grid && LOOKS_UP_VECTORS>
+struct PackedUnits : StreamedUnits<F> {
+    using StreamedUnits<F>::StreamedUnits;
+};
+
+#if defined(__AVX2__) || defined(OCTAVO_NEON)
+// The vectors of the unit are looked up when the walk gets there. Their indices are kept from the unit before it, so
+// that no lookup waits for them.
+template <typename F>
+struct PackedUnits<F, true> : StreamedUnits<F> {
+    PackedUnits(const Panel& panel, int first, int count)
+        : StreamedUnits<F>(panel, first, count), grid_(panel.type.table) {
+        grid_indices<F>(this->codes(), indices_[0]);
+        look_up_unit();
+    }
+    const uint8_t* vectors(int quad) const { return vectors_ + QUAD_BYTES * quad; }
+    void next() {
+        StreamedUnits<F>::next();
+        current_ ^= 1;
+        if (!this->is_done()) look_up_unit();
+    }
+
+  private:
+    void look_up_unit() {
+        if (const uint8_t* const codes = this->next_codes()) grid_indices<F>(codes, indices_[current_ ^ 1]);
+        look_up<F>(grid_, this->codes(), indices_[current_], vectors_);
+    }
+    const int8_t* grid_;
+    int current_ = 0;
+    alignas(64) uint16_t indices_[2][INDICES];
+    alignas(64) uint8_t vectors_[PANEL_COLS * UNIT_K];
+};
+#endif
+
+}  // namespace
+}  // namespace octavo
