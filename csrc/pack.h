@@ -33,7 +33,7 @@ inline size_t packed_bytes(const PackedWeight& w) {
     return static_cast<size_t>(w.panel_bytes * num_panels(w)) + (order_bytes(w) + 63) / 64 * 64 + RANGE_BYTES;
 }
 // The range of packed panels (pack_range.cpp), which the packer leaves behind them, and which a view of them reads.
-int32_t find_range(const PackedWeight& w);
+WeightRange find_range(const PackedWeight& w);
 void write_range(const PackedWeight& w, uint8_t* out);
 void read_range(PackedWeight& w);
 // Lets a matrix with `data` find its orders there. Returns their ids, which the caller keeps. Throws

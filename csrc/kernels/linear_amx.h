@@ -1,8 +1,8 @@
 // Products of quantized panels with AMX, whose arithmetic is its own: weights and activations are rounded to bfloat16
 // and multiplied by tiles, for any number of rows, so that a row's sums are the same in every batch.
 //
-// A unit of a panel becomes one tile: 16 pairs of k by 16 columns. With F = 2^-(range + 1) (PackedWeight), which keeps
-// all numbers in the range of float16, a weight is
+// A unit of a panel becomes one tile: 16 pairs of k by 16 columns. With F = 2^-(exponent + 1) of WeightRange, which
+// keeps all numbers in the range of float16, a weight is
 //     F w = fma(code * 2^-24, float16(F s 2^24), float16(F m)) in float16, then rounded to bfloat16
 // where the code is a subnormal float16 as it stands, or shifted left as far as a byte has room, and m contains the
 // zero point. The bits of a float16 shifted right by three are those of a bfloat16 with its exponent 112 too small:
@@ -38,8 +38,7 @@ constexpr int32_t sum_rows(int32_t rows) { return (rows + ROW_GROUP - 1) / ROW_G
 constexpr bool SCALES_SUMS = true;
 inline float sum_factor(const PackedWeight& w) {
     if (is_dense(w.type->traits)) return 1.0f;
-    if (w.range == RANGE_NOT_FINITE) return __builtin_nanf("");
-    return __builtin_ldexpf(1.0f, w.range + 1 - UNPACKED_EXPONENT - ACTIVATION_EXPONENT);
+    return __builtin_ldexpf(1.0f, w.range.exponent + 1 - UNPACKED_EXPONENT - ACTIVATION_EXPONENT);
 }
 
 inline int panels_at_once() { return 2; }
