@@ -84,7 +84,7 @@ class OwnedWeight {
         weight.data = panels.data();
         std::unique_ptr<OwnedWeight> w(new OwnedWeight(type_name, weight, std::move(panels)));
         w->guard_ = std::move(guard);
-        read_range(w->weight_);
+        find_ranges(w->weight_);
         w->order_ids_ = find_orders(w->weight_);
         return w.release();
     }
@@ -109,8 +109,8 @@ class OwnedWeight {
         weight_.data = out;
         const nb::gil_scoped_release release;  // callers pack several matrices at once
         write(out);
-        write_range(weight_, out);
-        read_range(weight_);
+        write_ranges(weight_, out, 0, num_panels(weight_));
+        find_ranges(weight_);
         order_ids_ = find_orders(weight_);
     }
 

@@ -27,15 +27,22 @@ const WeightType& parse_weight_type(const std::string& name);
 // Throws std::invalid_argument if there is no such type or if rows do not divide into its blocks.
 PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k);
 
-constexpr size_t RANGE_BYTES = 64;
 inline size_t order_bytes(const PackedWeight& w) { return sizeof(int32_t) * static_cast<size_t>(w.num_orders) * w.k; }
-inline size_t packed_bytes(const PackedWeight& w) {
-    return static_cast<size_t>(w.panel_bytes * num_panels(w)) + (order_bytes(w) + 63) / 64 * 64 + RANGE_BYTES;
+inline size_t range_bytes(const PackedWeight& w) {
+    return is_dense(w.type->traits) ? 0 : static_cast<size_t>(num_panels(w)) * PANEL_COLS;
 }
-// The range of packed panels (pack_range.cpp), which the packer leaves behind them, and which a view of them reads.
-WeightRange find_range(const PackedWeight& w);
-void write_range(const PackedWeight& w, uint8_t* out);
-void read_range(PackedWeight& w);
+// Where the ranges lie behind the panels.
+inline size_t ranges_at(const PackedWeight& w) {
+    return static_cast<size_t>(w.panel_bytes * num_panels(w)) + (order_bytes(w) + 63) / 64 * 64;
+}
+inline size_t packed_bytes(const PackedWeight& w) { return ranges_at(w) + (range_bytes(w) + 63) / 64 * 64; }
+// Writes the ranges of the panels [begin, end), which are packed in `out`, behind all panels (pack_ranges.cpp).
+void write_ranges(const PackedWeight& w, uint8_t* out, int32_t begin, int32_t end);
+// Lets a matrix with `data` find them there.
+inline void find_ranges(PackedWeight& w) {
+    w.ranges = range_bytes(w) ? reinterpret_cast<const int8_t*>(w.data + ranges_at(w)) : nullptr;
+}
+
 // Lets a matrix with `data` find its orders there. Returns their ids, which the caller keeps. Throws
 // std::invalid_argument if one of them has a column that there is not.
 std::vector<uint64_t> find_orders(PackedWeight& w);

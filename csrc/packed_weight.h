@@ -26,7 +26,7 @@
 // there are any, zero points or minimums, as wide as the matrix says. The last group may be narrower if its type has
 // exponents.
 //
-// Behind the panels lie the orders of columns, if a matrix has any, and 64 bytes with its WeightRange.
+// Behind the panels lie the orders of columns, if a matrix has any, and the ranges of quantized types (PackedWeight).
 //
 // A weight type is a row of WEIGHT_TYPES. Types with equal PanelTraits share their compiled kernels.
 #pragma once
@@ -129,12 +129,6 @@ struct Groups {
     int32_t min_bytes = 0;    // 1: zero points, otherwise minimums as wide as the scales; 0: neither
 };
 
-// How large the scales and minimums of a matrix are.
-struct WeightRange {
-    int32_t exponent;        // no finite scale times 2^code_room(traits), and no minimum, is larger than 2^exponent
-    int32_t has_not_finite;  // 1: some of them are no numbers, or infinite
-};
-
 struct PackedWeight {
     const WeightType* type;
     int32_t n, k;
@@ -146,12 +140,15 @@ struct PackedWeight {
     const int32_t* order = nullptr;  // [num_orders, k]
     const uint64_t* order_id = nullptr;
     int32_t num_orders = 0;
-    WeightRange range{};
+    // Of each column of the panels: no scale times 2^code_room(traits), and no minimum, is larger than 2^range; or
+    // RANGE_NOT_FINITE. Null for dense types.
+    const int8_t* ranges = nullptr;  // [num_panels][16]
 };
 
 // Kernels and packers are compiled apart and must not share functions across instruction sets.
 namespace {
 
+constexpr int RANGE_NOT_FINITE = 127;  // some scale or minimum is no number, or infinite
 constexpr int PANEL_COLS = 16;
 constexpr int UNIT_K = 32;
 constexpr int QUADS = 8;

@@ -35,10 +35,26 @@ constexpr int64_t terms_bytes(int64_t) { return 0; }
 // Sums have whole tiles.
 constexpr int32_t sum_rows(int32_t rows) { return (rows + ROW_GROUP - 1) / ROW_GROUP * ROW_GROUP; }
 
+// 2^(range + exponent) of 16 columns.
+inline F32x16 range_powers(const int8_t* ranges, int exponent) {
+    const __m512i r = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(ranges)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(r, _mm512_set1_epi32(127 + exponent)), 23))};
+}
+// 2^(exponent - range).
+inline F32x16 inverse_range_powers(const int8_t* ranges, int exponent) {
+    const __m512i r = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(ranges)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(127 + exponent), r), 23))};
+}
+
 constexpr bool SCALES_SUMS = true;
-inline float sum_factor(const PackedWeight& w) {
-    if (is_dense(w.type->traits)) return 1.0f;
-    return __builtin_ldexpf(1.0f, w.range.exponent + 1 - UNPACKED_EXPONENT - ACTIVATION_EXPONENT);
+// Of columns with a weight that is not finite, which is lost on the way to bfloat16, all sums become no numbers.
+inline F32x16 sum_factors(const PackedWeight& w, int32_t panel) {
+    if (!w.ranges) return broadcast(1.0f);
+    const int8_t* const ranges = w.ranges + static_cast<int64_t>(panel) * PANEL_COLS;
+    const __mmask16 not_finite =
+        _mm_cmpeq_epi8_mask(_mm_loadu_si128(reinterpret_cast<const __m128i*>(ranges)), _mm_set1_epi8(RANGE_NOT_FINITE));
+    const F32x16 powers = range_powers(ranges, 1 - UNPACKED_EXPONENT - ACTIVATION_EXPONENT);
+    return {_mm512_mask_mov_ps(powers.v, not_finite, _mm512_set1_ps(__builtin_nanf("")))};
 }
 
 inline int panels_at_once() { return 2; }
@@ -110,9 +126,9 @@ struct WeightFactors {
 template <typename F>
 class UnitFactors {
   public:
-    UnitFactors(const Panel& panel, int range)
-        : range_factor_(broadcast(__builtin_ldexpf(1.0f, -1 - range))),
-          code_factor_(broadcast(__builtin_ldexpf(1.0f, CODE_EXPONENT - 1 - range))) {
+    UnitFactors(const Panel& panel, const int8_t* ranges)
+        : range_factor_(inverse_range_powers(ranges, -1)),
+          code_factor_(inverse_range_powers(ranges, CODE_EXPONENT - 1)) {
         const float zero = has_short_values<F>() ? 16.0f : F::is_wide ? 128.0f : static_cast<float>(panel.type.zero);
         zero_ = _mm512_set1_ph(static_cast<_Float16>(__builtin_ldexpf(-zero, -CODE_EXPONENT)));
     }
@@ -168,10 +184,10 @@ struct TileUnpacker {
     PackedQuads<F> source;
     UnitFactors<F> factors;
 
-    TileUnpacker(const Panel& panel, int range, int first, int count)
-        : source(panel, first, count), factors(panel, range) {}
+    TileUnpacker(const Panel& panel, const int8_t* ranges, int first, int count)
+        : source(panel, first, count), factors(panel, ranges) {}
 
-    void unpack(uint8_t* tile) {
+    __attribute__((always_inline)) void unpack(uint8_t* tile) {
         const WeightFactors first = factors.of(source, 0);
         if constexpr (F::has_half_scales) {
             const WeightFactors second = factors.of(source, 1);
@@ -217,22 +233,21 @@ constexpr int GROUP_SUMS = ROW_GROUP * PANEL_COLS;
 // c [16 G][16] += rows * units [rows.first, rows.first + count) of a panel, whose tiles stay in tiles[u & mask].
 // ahead: distance in bytes of what is fetched meanwhile.
 template <typename F, int G>
-__attribute__((noinline)) void multiply_unpacking(const Panel& panel, int range, int count, const TileRows<G>& rows,
-                                                  uint8_t* tiles, int mask, int64_t ahead, float* c) {
-    TileUnpacker<F> unpacker(panel, range, rows.first, count);
-    const auto tile_of = [&](int u) { return tiles + (u & mask) * TILE_BYTES; };
-    const auto unpack = [&](int u) {
-        StreamedUnits<F>::fetch_unit(unpacker.source.codes() + ahead);
-        unpacker.unpack(tile_of(u));
-    };
+__attribute__((noinline)) void multiply_unpacking(const Panel& panel, const int8_t* ranges, int count,
+                                                  const TileRows<G>& rows, uint8_t* tiles, int mask, int64_t ahead,
+                                                  float* c) {
+    TileUnpacker<F> unpacker(panel, ranges, rows.first, count);
     tile_load<0>(c, 64);
     if constexpr (G == 2) tile_load<2>(c + GROUP_SUMS, 64);
-    const int early = count < AHEAD_UNITS ? count : AHEAD_UNITS;
-    for (int u = 0; u < early; ++u) unpack(u);
-    for (int u = 0; u < count; ++u) {
-        if (u + AHEAD_UNITS < count) unpack(u + AHEAD_UNITS);
+    for (int next = 0; next < count + AHEAD_UNITS; ++next) {
+        if (next < count) {
+            StreamedUnits<F>::fetch_unit(unpacker.source.codes() + ahead);
+            unpacker.unpack(tiles + (next & mask) * TILE_BYTES);
+        }
+        const int u = next - AHEAD_UNITS;
+        if (u < 0) continue;
+        tile_load<6>(tiles + (u & mask) * TILE_BYTES, 64);
         rows.template load<0, 4>(u);
-        tile_load<6>(tile_of(u), 64);
         tile_dot_bf16<0, 4, 6>();
         if constexpr (G == 2) {
             rows.template load<1, 5>(u);

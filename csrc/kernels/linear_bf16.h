@@ -25,9 +25,6 @@ class QuantizedSums {
             add_few<F, 2>(run, block, sums);
         else
             add_many<F>(run, block, sums);
-        if (run.weight.range.has_not_finite)
-            for (int i = 0; i < run.count; ++i)
-                spoil_columns<F>(panel(run, i), run.image.units, block, sums_of(sums, block, i));
     }
 
   private:
@@ -36,6 +33,9 @@ class QuantizedSums {
         rows_ = rows;
     }
     static Panel panel(const PanelRun& run, int i) { return {run.data(i), *run.weight.type, run.weight.groups}; }
+    static const int8_t* ranges(const PanelRun& run, int i) {
+        return run.weight.ranges + static_cast<int64_t>(run.first + i) * PANEL_COLS;
+    }
     static float* sums_of(float* sums, RowBlock block, int i) {
         return sums + static_cast<int64_t>(i) * sum_rows(block.count) * PANEL_COLS;
     }
@@ -52,8 +52,8 @@ class QuantizedSums {
     void add_few(const PanelRun& run, RowBlock block, float* sums) {
         const TileRows<G> rows = first_rows<G>(run, block, 0);
         for (int i = 0; i < run.count; ++i)
-            multiply_unpacking<F, G>(panel(run, i), run.weight.range.exponent, run.image.units, rows, tiles_,
-                                     RING_UNITS - 1, PREFETCH_BYTES, sums_of(sums, block, i));
+            multiply_unpacking<F, G>(panel(run, i), ranges(run, i), run.image.units, rows, tiles_, RING_UNITS - 1,
+                                     PREFETCH_BYTES, sums_of(sums, block, i));
     }
 
     // Pieces of units one after the other, so that their activations stay in the L2 cache for all panels of the run.
@@ -71,18 +71,6 @@ class QuantizedSums {
         }
     }
 
-    // Weights that are not finite are lost on the way to bfloat16: whatever depends on one becomes no number here.
-    template <typename F>
-    static void spoil_columns(const Panel& panel, int units, RowBlock block, float* sums) {
-        F32x16 nothing = broadcast(0.0f);  // 0 or no number
-        UnitCursor<F> at(panel, 0, units);
-        for (int u = 0; u < units; ++u, at.next()) {
-            nothing = nothing + at.scales() * broadcast(0.0f);
-            for (int half = 0; half < F::mins; ++half) nothing = nothing + at.mins(half) * broadcast(0.0f);
-        }
-        for (int32_t r = 0; r < block.count; ++r) store(sums + r * PANEL_COLS, load(sums + r * PANEL_COLS) + nothing);
-    }
-
     template <typename F, int P>
     void add_piece(const PanelRun& run, RowBlock block, int i, int first, int count, float* sums) {
         const int32_t base = block.first / ROW_GROUP, groups = sum_rows(block.count) / ROW_GROUP;
@@ -90,9 +78,9 @@ class QuantizedSums {
         for (int p = 0; p < P; ++p) {
             panels.sums[p] = sums_of(sums, block, i + p);
             // What is needed next: the same units of the panels after these.
-            multiply_unpacking<F, 2>(panel(run, i + p), run.weight.range.exponent, count,
-                                     first_rows<2>(run, block, first), tiles_ + p * PIECE_UNITS * TILE_BYTES, -1,
-                                     P * run.weight.panel_bytes, panels.sums[p]);
+            multiply_unpacking<F, 2>(panel(run, i + p), ranges(run, i + p), count, first_rows<2>(run, block, first),
+                                     tiles_ + p * PIECE_UNITS * TILE_BYTES, -1, P * run.weight.panel_bytes,
+                                     panels.sums[p]);
         }
         multiply_tiles<P>(panels, run.image, base, first, 2, groups);
     }

@@ -33,11 +33,16 @@ class ProductRun {
         run_panels(0, begin, end, 0);
     }
 
-    // The sums of a block of rows with neighbouring panels of one weight, [count][sum_rows(block.count)][16], before
-    // they are multiplied by sum_factor.
+    // The sums of a block of rows with neighbouring panels of one weight, [count][sum_rows(block.count)][16].
     const float* sum_panels(RowBlock block, int32_t first, int count) {
         block_ = block;
         accumulate(panel_run(0, first, count), 0, nullptr);
+        for (int i = 0; SCALES_SUMS && i < count; ++i) {
+            const F32x16 factors = sum_factors(*p_.weights[0].packed, first + i);
+            float* const sums = sums_of(0, i);
+            for (int32_t r = 0; r < block.count * PANEL_COLS; r += PANEL_COLS)
+                store(sums + r, load(sums + r) * factors);
+        }
         return s_.sums[0];
     }
 
@@ -179,18 +184,18 @@ class ProductRun {
     // Reads rows of sums with the bias of weight i.
     struct BiasedSums {
         const float* sums;
-        F32x16 factor, bias;
+        F32x16 factors, bias;
         bool biased;
         F32x16 operator()(int32_t r) const {
-            const F32x16 sum = load(sums + r * PANEL_COLS), y = SCALES_SUMS ? sum * factor : sum;
+            const F32x16 sum = load(sums + r * PANEL_COLS), y = SCALES_SUMS ? sum * factors : sum;
             return biased ? y + bias : y;
         }
     };
     BiasedSums biased_sums(int i, int32_t panel, const float* sums) const {
         const float* const bias = p_.biases ? p_.biases[i].data : nullptr;
-        const F32x16 factor = broadcast(sum_factor(*p_.weights[i].packed));
-        if (!bias) return {sums, factor, broadcast(0.0f), false};
-        return {sums, factor, load_partial(bias + panel * PANEL_COLS, lanes_of(*p_.weights[i].packed, panel)), true};
+        const F32x16 factors = sum_factors(*p_.weights[i].packed, panel);
+        if (!bias) return {sums, factors, broadcast(0.0f), false};
+        return {sums, factors, load_partial(bias + panel * PANEL_COLS, lanes_of(*p_.weights[i].packed, panel)), true};
     }
 
     void finish(int i, int32_t panel, int32_t column, const float* sums) const {

@@ -186,7 +186,7 @@ constexpr int32_t sum_rows(int32_t rows) { return rows; }
 
 // What finished sums are multiplied by.
 constexpr bool SCALES_SUMS = false;
-inline float sum_factor(const PackedWeight&) { return 1.0f; }
+inline F32x16 sum_factors(const PackedWeight&, int32_t) { return broadcast(1.0f); }
 
 // Panels of many rows that are multiplied at once.
 inline int panels_at_once() {

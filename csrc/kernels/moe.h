@@ -347,11 +347,9 @@ class MoeRun {
             const int32_t column = (out.first + i) * PANEL_COLS;
             const int lanes = m_.out.cols - column < PANEL_COLS ? m_.out.cols - column : PANEL_COLS;
             const F32x16 b = bias ? load_partial(bias + column, lanes) : broadcast(0.0f);
-            const F32x16 factor = broadcast(sum_factor(*m_.down.packed));
             for (int32_t r = 0; r < block.count; ++r) {
                 const int32_t pair = pairs_.starts[e] + block.first + r;
                 F32x16 value = columns_at(y, sum_rows(block.count), i, r, expert.skip, left > i + 1);
-                if (SCALES_SUMS) value = value * factor;
                 if (bias) value = value + b;
                 float* const sum = sums_of(out.slot + i, pairs_.rows[pair]);
                 const float weight = m_.routing.on_input ? 1.0f : pairs_.weights[pair];

@@ -62,6 +62,7 @@ inline PackedWeight expert_panels(const PackedWeight& whole, int32_t expert, int
     const int64_t first = static_cast<int64_t>(expert) * n, panel = first / PANEL_COLS;
     PackedWeight p = whole;
     p.data += panel * p.panel_bytes;
+    if (p.ranges) p.ranges += panel * PANEL_COLS;
     if (p.num_orders > 1) {
         p.order += static_cast<int64_t>(expert) * p.k;
         p.order_id += expert;
