@@ -1,4 +1,4 @@
-// Sums of products with quantized panels on AMX: the arithmetic of linear_amx.h.
+// Sums of products with panels on AMX: the arithmetic of linear_amx.h, and of linear_dense_amx.h for floats.
 #pragma once
 
 #include "linear_operands.h"
@@ -7,9 +7,9 @@ namespace octavo {
 namespace {
 
 // The sums of one worker.
-class QuantizedSums {
+class ProductSums {
   public:
-    explicit QuantizedSums(const ProductScratch& s) : tiles_(s.tiles) {}
+    explicit ProductSums(const ProductScratch& s) : tiles_(s.tiles), dense_(s.dense) {}
 
     // sums [run.count][sum_rows(block.count)][16] += activations of the block * panels. The other arguments are for
     // the other arithmetic (linear_int8.h).
@@ -27,7 +27,48 @@ class QuantizedSums {
             add_many<F>(run, block, sums);
     }
 
+    // The same with panels of floats. rows: the activations of the block, k columns.
+    template <typename F>
+    void add_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
+        const int64_t stride = sum_rows(rows.rows) * PANEL_COLS;
+        if constexpr (F::codes != Codes::bf16) {
+            for (int i = 0; i < run.count; ++i) multiply_dense_panel<F>(run.data(i), k, rows, sums + i * stride);
+        } else {
+            const int groups = sum_rows(rows.rows) / ROW_GROUP, units = (k + UNIT_K - 1) / UNIT_K;
+            const int count = groups == 1 ? rows.rows : ROW_GROUP;
+            configure({count, count});
+            for (int first = 0, most = DENSE_ROW_UNITS / sum_rows(rows.rows); first < units; first += most) {
+                const DenseImage image = {dense_, units - first < most ? units - first : most};
+                const int64_t left = k - static_cast<int64_t>(first) * UNIT_K;
+                image.convert({rows.data + first * UNIT_K, rows.stride, rows.rows}, left);
+                for (int i = 0; i < run.count; i += 2) {
+                    float* const at = sums + i * stride;
+                    if (i + 2 <= run.count)
+                        add_dense_panels<2>(run, i, image, groups, first, left, {at, at + stride});
+                    else
+                        add_dense_panels<1>(run, i, image, groups, first, left, {at});
+                }
+            }
+        }
+    }
+
   private:
+    // P panels from the i-th on with an image of the units from `first` on, of which `left` columns are there.
+    template <int P>
+    void add_dense_panels(const PanelRun& run, int i, const DenseImage& image, int groups, int first, int64_t left,
+                          float* const (&sums)[P]) {
+        constexpr int UNIT_BYTES = UNIT_K * PANEL_COLS * 2;
+        for (int u = 0; u < image.units; u += DENSE_PIECE) {
+            TilePanels<P> panels = {tiles_, image.units - u < DENSE_PIECE ? image.units - u : DENSE_PIECE, {}};
+            for (int p = 0; p < P; ++p) {
+                panels.sums[p] = sums[p];
+                unpack_bf16(run.data(i + p) + static_cast<int64_t>(first + u) * UNIT_BYTES, panels.count,
+                            left - u * UNIT_K, tiles_ + p * DENSE_PIECE * TILE_BYTES);
+            }
+            multiply_dense_tiles<P>(image, groups, u, panels);
+        }
+    }
+
     void configure(TileRowCounts rows) {
         if (!(rows == rows_)) configure_tiles(rows);
         rows_ = rows;
@@ -85,7 +126,7 @@ class QuantizedSums {
         multiply_tiles<P>(panels, run.image, base, first, 2, groups);
     }
 
-    uint8_t* const tiles_;
+    uint8_t *const tiles_, *const dense_;
     TileRowCounts rows_;  // of the tiles now; 0: not known
 };
 

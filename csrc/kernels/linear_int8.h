@@ -1,4 +1,4 @@
-// Sums of products with quantized panels on all levels but AMX: the arithmetic of linear_format.h.
+// Sums of products with panels on all levels but AMX: the arithmetic of linear_format.h.
 #pragma once
 
 #include "linear_operands.h"
@@ -142,9 +142,9 @@ struct TermsKey {
 };
 
 // The sums of one worker.
-class QuantizedSums {
+class ProductSums {
   public:
-    explicit QuantizedSums(const ProductScratch& s) : s_(s) {}
+    explicit ProductSums(const ProductScratch& s) : s_(s) {}
 
     // sums [run.count][block.count][16] += activations of the block * panels. out: where the first row of the first
     // panel will be written, null: nowhere; rows lie `stride` apart. slot: of the terms.
@@ -169,6 +169,13 @@ class QuantizedSums {
                 accumulate_unpacked<F, 2>({unpacked(i, i + 2, 0), unpacked(i + 1, i + 3, 1)});
         }
         for (; i < run.count; ++i) accumulate_unpacked<F, 1>({unpacked(i, i + 1, 0)});
+    }
+
+    // The same with panels of floats. rows: the activations of the block, k columns.
+    template <typename F>
+    void add_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
+        for (int i = 0; i < run.count; ++i)
+            multiply_dense_panel<F>(run.data(i), k, rows, sums + static_cast<int64_t>(i) * rows.rows * PANEL_COLS);
     }
 
   private:

@@ -8,7 +8,7 @@
 #include "norms.h"
 
 #if defined(OCTAVO_ISA_amx)
-#include "linear_amx.h"
+#include "linear_dense_amx.h"
 #elif defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
 #include "linear_avx512.h"
 #elif defined(OCTAVO_ISA_avx2)
@@ -80,11 +80,18 @@ struct ProductNeeds {
     }
 };
 
+inline bool has_dense(const Product& p) {
+    for (int i = 0; i < p.num_weights; ++i)
+        if (is_dense(p.weights[i].packed->type->traits)) return true;
+    return false;
+}
+
 // The private scratch of a worker.
 struct ProductScratch {
     uint8_t* activations;  // of FEW_ROWS
     float* row;            // one normed row
     uint8_t* tiles;        // unpacked units
+    uint8_t* dense;        // activations for panels of floats
     int32_t* terms[2];     // of BLOCK_ROWS; for two types that take turns (gate and up)
     float* sums[2];        // [panels of a run][rows][16], at most KEPT_ROWS x 16
 
@@ -108,6 +115,7 @@ struct ProductScratch {
         activations = take(ProductNeeds(p).bytes(p, FEW_ROWS));
         row = reinterpret_cast<float*>(take(p.x.cols * 4));
         tiles = take(UNPACKED_BYTES);
+        dense = take(has_dense(p) ? DENSE_BYTES : 0);
         for (int i = 0; i < 2; ++i) {
             terms[i] = reinterpret_cast<int32_t*>(take(terms_bytes(p.k())));
             sums[i] = reinterpret_cast<float*>(take(KEPT_ROWS * PANEL_COLS * 4));

@@ -25,7 +25,7 @@ inline int32_t first_item(int64_t at, int64_t cost, int32_t count) {
 // One worker's part of a product.
 class ProductRun {
   public:
-    ProductRun(const Product& p, const ProductScratch& s, const Activations& a) : p_(p), s_(s), a_(a), quantized_(s) {}
+    ProductRun(const Product& p, const ProductScratch& s, const Activations& a) : p_(p), s_(s), a_(a), sums_(s) {}
 
     // The panels [begin, end) of one weight, or of gate and up, for a block of rows.
     void run_panels(RowBlock block, int32_t begin, int32_t end) {
@@ -144,16 +144,14 @@ class ProductRun {
         with_format(run.weight.type->traits, [&](auto format) {
             using F = decltype(format);
             if constexpr (F::is_dense)
-                accumulate_dense<F>(run, slot);
+                sums_.template add_dense<F>(run, dense_rows(run.head), p_.k(), s_.sums[slot]);
             else
-                quantized_.template add<F>(run, block_, slot, s_.sums[slot], out, p_.out.cols);
+                sums_.template add<F>(run, block_, slot, s_.sums[slot], out, p_.out.cols);
         });
     }
 
-    template <typename F>
-    void accumulate_dense(const PanelRun& run, int slot) {
-        const DenseRows rows = {a_.dense + block_.first * a_.stride + run.head * p_.k(), a_.stride, block_.count};
-        for (int i = 0; i < run.count; ++i) multiply_dense_panel<F>(run.data(i), p_.k(), rows, sums_of(slot, i));
+    DenseRows dense_rows(int32_t head) const {
+        return {a_.dense + block_.first * a_.stride + head * p_.k(), a_.stride, block_.count};
     }
 
     static int lanes_of(const PackedWeight& w, int32_t panel) {
@@ -223,7 +221,7 @@ class ProductRun {
     const ProductScratch& s_;
     const Activations& a_;
     RowBlock block_{};
-    QuantizedSums quantized_;
+    ProductSums sums_;
 };
 
 inline void run_product(const Product& p, void* shared, Worker& worker) {

@@ -178,6 +178,9 @@ constexpr int64_t tile_bytes() {
 }
 constexpr int64_t UNPACKED_BYTES = MOST_PANELS * tile_bytes();
 
+// Activations that are converted for products with dense panels.
+constexpr int64_t DENSE_BYTES = 0;
+
 // The terms of a block of rows with k columns.
 constexpr int64_t terms_bytes(int64_t k) { return BLOCK_ROWS * (k / UNIT_K) * 8; }
 

@@ -1,0 +1,118 @@
+// Products of panels of bfloat16 and float16 with AMX, as accurate as with float32.
+//
+// A float is the sum of two of bfloat16, hi = its nearest and lo = that of the rest, but for 2^-17 of it. A unit of 32
+// k adds, in this order, lo of the activations times hi of the weights, hi times hi and, for float16, hi times lo of
+// the weights, each by a tile product (linear_amx.h). Columns beyond the last k are zero.
+#pragma once
+
+#include "amx_tiles.h"
+#include "linear_amx.h"
+#include "linear_dense.h"
+
+namespace octavo {
+namespace {
+
+constexpr int DENSE_PIECE = 8;                             // units of weights that are unpacked at once
+constexpr int DENSE_ROW_UNITS = BLOCK_ROWS * DENSE_PIECE;  // rows times units of activations that are converted at once
+constexpr int PARTS = 2;                                   // hi, lo
+constexpr int64_t DENSE_BYTES = int64_t{DENSE_ROW_UNITS} * PARTS * ROW_UNIT_BYTES + ROW_GROUP * ROW_UNIT_BYTES;
+static_assert(2 * DENSE_PIECE * TILE_BYTES <= UNPACKED_BYTES, "the tiles of two panels fit");
+
+// Pairs of bfloat16: the nearest to two vectors, and to what they leave.
+struct SplitPairs {
+    __m512i hi, lo;
+};
+inline SplitPairs split(__m512 low, __m512 high) {
+    const __m512i hi = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    const __m512 low_hi = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(hi)), 16));
+    const __m512 high_hi =
+        _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(hi, 1)), 16));
+    return {hi, (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_hi), _mm512_sub_ps(low, low_hi))};
+}
+
+// The first `count` of 16 numbers, at most all; the others are zero.
+inline __mmask16 first_lanes(int count) {
+    return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
+}
+
+// Activations of some units as tiles: [group][unit][part][row][32].
+struct DenseImage {
+    uint8_t* data;
+    int units;
+
+    const uint8_t* tile(int group, int unit, int part) const {
+        return data + ((static_cast<int64_t>(group) * units + unit) * PARTS + part) * TILE_BYTES;
+    }
+    // k: columns of x that there are from the first unit on.
+    void convert(const DenseRows& x, int64_t k) const {
+        for (int r = 0; r < x.rows; ++r) {
+            uint8_t* out = data + static_cast<int64_t>(r / ROW_GROUP) * units * PARTS * TILE_BYTES +
+                           r % ROW_GROUP * ROW_UNIT_BYTES;
+            for (int u = 0; u < units; ++u, out += PARTS * TILE_BYTES) {
+                const float* const from = x.data + r * x.stride + u * UNIT_K;
+                const int left = k - u * UNIT_K < UNIT_K ? static_cast<int>(k - u * UNIT_K) : UNIT_K;
+                const SplitPairs pairs = split(_mm512_maskz_loadu_ps(first_lanes(left), from),
+                                               _mm512_maskz_loadu_ps(first_lanes(left - 16), from + 16));
+                _mm512_storeu_si512(out, pairs.hi);
+                _mm512_storeu_si512(out + TILE_BYTES, pairs.lo);
+            }
+        }
+    }
+};
+
+// Units of a panel as tiles. k: as above.
+inline void unpack_bf16(const uint8_t* panel, int units, int64_t k, uint8_t* tiles) {
+    alignas(64) static constexpr uint16_t SIDE_BY_SIDE[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                              21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                              11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i places = _mm512_load_si512(SIDE_BY_SIDE);
+    for (int64_t left = k; left > k - units * UNIT_K; left -= UNIT_K) {
+        for (int row = 0; row < 16; ++row, panel += 4 * PANEL_COLS, tiles += 64) {  // the numbers of two k
+            const __m512i x = left >= UNIT_K
+                                  ? load_bytes(panel)
+                                  : _mm512_maskz_loadu_epi32(first_lanes(static_cast<int>(left - 2 * row) * 8), panel);
+            _mm512_storeu_si512(tiles, _mm512_permutexvar_epi16(places, x));
+        }
+    }
+}
+
+// Sums of groups of rows += those of P panels, whose tiles lie DENSE_PIECE units apart, for units from `first` on.
+template <int G, int P>
+inline void multiply_dense_units(const DenseImage& image, int group, int first, const TilePanels<P>& panels) {
+    const auto load_rows = [&](int u, int part) __attribute__((always_inline)) {
+        tile_load<4>(image.tile(group, first + u, part), ROW_UNIT_BYTES);
+        if constexpr (G == 2) tile_load<5>(image.tile(group + 1, first + u, part), ROW_UNIT_BYTES);
+    };
+    const auto multiply = []() __attribute__((always_inline)) {
+        tile_dot_bf16<0, 4, 6>();
+        if constexpr (P == 2) tile_dot_bf16<1, 4, 7>();
+        if constexpr (G == 2) tile_dot_bf16<2, 5, 6>();
+        if constexpr (G == 2 && P == 2) tile_dot_bf16<3, 5, 7>();
+    };
+    for (int u = 0; u < panels.count; ++u) {
+        const uint8_t* const tile = panels.tiles + u * TILE_BYTES;
+        tile_load<6>(tile, 64);
+        if constexpr (P == 2) tile_load<7>(tile + DENSE_PIECE * TILE_BYTES, 64);
+        load_rows(u, 1);
+        multiply();
+        load_rows(u, 0);
+        multiply();
+    }
+}
+
+template <int P>
+__attribute__((noinline)) void multiply_dense_tiles(const DenseImage& image, int groups, int first,
+                                                    const TilePanels<P>& panels) {
+    const auto add = [&](auto group_count, int g) {
+        constexpr int G = decltype(group_count)::value;
+        each_sum<G, P>(panels, g, [](auto t, float* c) { tile_load<decltype(t)::value>(c, 64); });
+        multiply_dense_units<G, P>(image, g, first, panels);
+        each_sum<G, P>(panels, g, [](auto t, float* c) { tile_store<decltype(t)::value>(c, 64); });
+    };
+    int g = 0;
+    for (; g + 2 <= groups; g += 2) add(Int<2>{}, g);
+    if (g < groups) add(Int<1>{}, g);
+}
+
+}  // namespace
+}  // namespace octavo
