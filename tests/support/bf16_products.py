@@ -63,7 +63,9 @@ class Layout:
     @property
     def byte_scales(self) -> int:
         """Of a header."""
-        return self.units * {"u8_unit": 1, "i8_unit": 1, "u4_half": 2, "i8_half": 2, "odd_u4_half": 1}.get(self.scales, 0)
+        return self.units * {"u8_unit": 1, "i8_unit": 1, "u4_half": 2, "i8_half": 2, "odd_u4_half": 1}.get(
+            self.scales, 0
+        )
 
     @property
     def arrays(self) -> tuple[int, ...]:
@@ -129,7 +131,7 @@ def layout_of(type_name: str, k: int) -> Layout:
 
 @dataclass(frozen=True)
 class Header:
-    """What a super-block of 16 columns has before its units, and the scales behind these."""
+    """The beginning of a super-block of 16 columns, and the scales behind the codes of its units."""
 
     layout: Layout
     scale: Bytes  # [16, bytes]

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.skipif("amx" not in available_isas(), reason="needs AMX
 
 TYPES = [name for name in _native.packable_types() if name not in ("F32", "F16", "BF16")]
 ROWS = (1, 2, 9, 16, 17, 31, 32, 33, 48, 100, 513)
-MOST_BITS_UNUSED = 3  # by which a range is larger than its column needs: units count as if their scales were the largest
+MOST_BITS_UNUSED = (
+    3  # by which a range is larger than its column needs: units count as if their scales were the largest
+)
 
 
 def gaussian(rows: int, cols: int, seed: int = 0) -> np.ndarray:
@@ -165,7 +167,7 @@ def test_a_column_that_is_a_thousand_times_as_large_as_the_others_costs_them_not
 
 @pytest.mark.parametrize("type_name", SCALED)
 def test_a_block_that_is_a_thousand_times_as_large_as_the_others_of_its_column(type_name):
-    """What the others lose is little beside it: numbers below 2^-14 of the range are zero."""
+    """The others lose little beside it: numbers below 2^-14 of the range are zero."""
     factors = np.full((20, 4), 0.003)
     factors[7, 1] = 3.0
     packed, k = scaled(type_name, factors)

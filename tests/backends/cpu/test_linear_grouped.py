@@ -91,7 +91,7 @@ def test_groups_of_32_in_rows_that_no_wider_super_block_divides(bits, isa):
 @pytest.mark.parametrize("mins", ["zero", "zeros", "minima"])
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_products_are_exact_where_activations_are_small_integers(bits, mins, isa):
-    """Every unit has the activation 127, so that all of them are stored exactly; only float32 roundings are left, or bfloat16."""
+    """Every unit has the activation 127: all are stored exactly; only roundings to float32, or bfloat16, are left."""
     k = 256
     x = np.random.default_rng(1).integers(-127, 128, (9, k)).astype(np.float32)
     x[:, ::32], x[0], x[1] = 127, 127, -127
