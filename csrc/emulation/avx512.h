@@ -209,8 +209,7 @@ inline __m256 add_to_odd(__m256 p, __m256 c) {
     // 1, or -1 where the error has the other sign.
     const __m256i other_sign = _mm256_srai_epi32(_mm256_xor_si256(bits, _mm256_castps_si256(error)), 31);
     const __m256i step = _mm256_or_si256(other_sign, one);
-    return _mm256_castsi256_ps(
-        _mm256_add_epi32(bits, _mm256_and_si256(step, _mm256_and_si256(inexact, is_even))));
+    return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_and_si256(step, _mm256_and_si256(inexact, is_even))));
 }
 // Products of float16 are exact in float.
 inline Halves fmadd_halves(Halves a, Halves b, Halves c) {
