@@ -268,6 +268,16 @@ inline __m512i two_ps_to_bf16(__m512 upper_half, __m512 lower_half) {
     std::memcpy(&r, out, 64);
     return r;
 }
+// 16 numbers of 32 bits, V: those that the mask leaves out are zero, and their memory is not read.
+template <typename V>
+inline V load_some(uint32_t mask, const void* p) {
+    uint32_t x[16] = {};
+    for (int i = 0; i < 16; ++i)
+        if (mask >> i & 1) std::memcpy(x + i, static_cast<const char*>(p) + 4 * i, 4);
+    V r;
+    std::memcpy(&r, x, 64);
+    return r;
+}
 inline uint16_t equal_bytes(__m128i a, __m128i b) {
     return static_cast<uint16_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(a, b)));
 }
@@ -349,6 +359,10 @@ inline __m512 gather_ps(__m512i places, const void* base, int scale) {
 #define _mm512_permutexvar_epi16(...) octavo::emulation::permute_epi16(__VA_ARGS__)
 #define _mm512_cvtne2ps_pbh(...) octavo::emulation::two_ps_to_bf16(__VA_ARGS__)
 #define _mm512_i32gather_ps(places, base, scale) octavo::emulation::gather_ps(places, base, scale)
+#undef _mm512_maskz_loadu_epi32
+#undef _mm512_maskz_loadu_ps
+#define _mm512_maskz_loadu_epi32(mask, p) octavo::emulation::load_some<__m512i>(mask, p)
+#define _mm512_maskz_loadu_ps(mask, p) octavo::emulation::load_some<__m512>(mask, p)
 #undef _mm_cmpeq_epi8_mask
 #define _mm_cmpeq_epi8_mask(...) octavo::emulation::equal_bytes(__VA_ARGS__)
 #define __m512h octavo::emulation::Halves
