@@ -110,6 +110,15 @@ bool detect_fast_products() { return false; }
 bool detect_many_chains() { return false; }
 #endif
 
+// A compiler without float16 instructions (GCC before 12) builds no kernels of AMX: that level then does not exist, and
+// nobody configures tiles for it.
+Isa highest_built(Isa level) {
+    int i = static_cast<int>(level);
+    const auto is_built = [&i](const KernelEntry& e) { return std::strcmp(e.isa, ISA_NAMES[i]) == 0; };
+    while (i > 0 && std::none_of(__start_octavo_kernels, __stop_octavo_kernels, is_built)) --i;
+    return static_cast<Isa>(i);
+}
+
 }  // namespace
 
 const char* isa_name(Isa isa) { return ISA_NAMES[static_cast<int>(isa)]; }
@@ -124,7 +133,7 @@ Isa parse_isa(const std::string& name) {
 }
 
 Isa detect_isa() {
-    static const Isa detected = detect();
+    static const Isa detected = highest_built(detect());
     return detected;
 }
 

@@ -17,14 +17,15 @@ constexpr int LEAST_RANGE = -100, GREATEST_RANGE = 60;
 struct Magnitudes {
     uint32_t largest[PANEL_COLS] = {};
 
-    // T: uint16_t for float16, uint32_t for float32, uint8_t for what has no sign.
+    // T: uint16_t for float16, uint32_t for float32, int8_t for E4M3, uint8_t for what has no sign.
     template <typename T>
     void add(const uint8_t* p) {
-        constexpr uint32_t MAGNITUDE = sizeof(T) == 1 ? 255 : (uint32_t{1} << (8 * sizeof(T) - 1)) - 1;
+        constexpr bool HAS_SIGN = sizeof(T) > 1 || std::numeric_limits<T>::is_signed;
+        constexpr uint32_t MAGNITUDE = static_cast<uint32_t>((uint64_t{1} << (8 * sizeof(T) - HAS_SIGN)) - 1);
         T x[PANEL_COLS];
         std::memcpy(x, p, sizeof(x));
         for (int c = 0; c < PANEL_COLS; ++c) {
-            const uint32_t bits = x[c] & MAGNITUDE;
+            const uint32_t bits = static_cast<uint32_t>(x[c]) & MAGNITUDE;
             largest[c] = bits > largest[c] ? bits : largest[c];
         }
     }
@@ -94,25 +95,28 @@ Largest of_groups(const PackedWeight& w, const uint8_t* at) {
     const PanelTraits& t = w.type->traits;
     const Groups& g = w.groups;
     const bool wide = g.scale_bytes == 4 || has_e4m3_scales(t) || has_exponents(t);
-    Magnitudes scale, min, unit_scale;
+    Magnitudes scale, min, zero, unit_scale;
     for (int32_t k = 0; k < w.k; k += g.k) {
         const uint8_t* const mins = at + PANEL_COLS * g.scale_bytes;
         wide ? scale.add<uint32_t>(at) : scale.add<uint16_t>(at);
         if (g.min_bytes == 4) min.add<uint32_t>(mins);
         if (g.min_bytes == 2) min.add<uint16_t>(mins);
+        if (g.min_bytes == 1) zero.add<uint8_t>(mins);
         at += header_bytes(g);
         for (int32_t u = k; u < k + g.k && u < w.k; u += UNIT_K, at += unit_bytes(t))
-            for (int i = code_bytes(t); i < unit_bytes(t); i += PANEL_COLS) unit_scale.add<uint8_t>(at + i);
+            for (int i = code_bytes(t); i < unit_bytes(t); i += PANEL_COLS)
+                has_e4m3_scales(t) ? unit_scale.add<int8_t>(at + i) : unit_scale.add<uint8_t>(at + i);
     }
     Largest out;
     for (int c = 0; c < PANEL_COLS; ++c) {
         float s = wide ? from_f32(scale.largest[c]) : from_f16(scale.largest[c]);
         if (has_exponents(t)) s = std::ldexp(s, static_cast<int>(unit_scale.largest[c]) - 127);
-        if (has_e4m3_scales(t)) s *= from_e4m3(unit_scale.largest[c] & 127);
+        if (has_e4m3_scales(t)) s *= from_e4m3(unit_scale.largest[c]);
         out.scale[c] = s;
-        // Zero points reach as far as codes do; minimums of bytes are kept for codes that begin at -128.
+        // Those of codes of 8 bits are kept for codes that begin at -128.
+        const float middle = t.bits == 8 && g.min_bytes > 0 ? 128 * s : 0.0f;
         const float least = g.min_bytes == 4 ? from_f32(min.largest[c]) : from_f16(min.largest[c]);
-        out.min[c] = g.min_bytes == 1 ? 256 * s : t.bits == 8 && g.min_bytes > 0 ? least + 128 * s : least;
+        out.min[c] = g.min_bytes == 1 && t.bits < 8 ? static_cast<float>(zero.largest[c]) * s : least + middle;
     }
     return out;
 }

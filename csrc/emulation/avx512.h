@@ -136,27 +136,162 @@ inline void tile_dot_bytes(int c, int a, int b) {
         }
 }
 
-inline float bf16_at(const uint8_t* p) {
-    uint16_t bits;
-    std::memcpy(&bits, p, 2);
-    const uint32_t wide = (bits & 0x7f80) == 0 ? static_cast<uint32_t>(bits & 0x8000) << 16  // subnormals are zero
-                                               : static_cast<uint32_t>(bits) << 16;
-    float f;
-    std::memcpy(&f, &wide, 4);
-    return f;
+// bfloat16 as float, and floats: those that are subnormal become zero, as they do in the tile unit.
+inline __m256 flush(__m256 x) {
+    const __m256i exponent = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7f800000));
+    const __m256i is_zero = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+    const __m256i kept = _mm256_or_si256(_mm256_xor_si256(is_zero, _mm256_set1_epi32(-1)), _mm256_set1_epi32(1 << 31));
+    return _mm256_and_ps(x, _mm256_castsi256_ps(kept));
+}
+struct EvenOdd {
+    __m256 even, odd;
+};
+inline EvenOdd widen_bf16(__m256i pairs) {
+    return {flush(_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))),
+            flush(_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000)))))};
 }
 
+// As the manual has it: the products of even and of odd numbers are added up apart, from zero, each rounded once; the
+// two sums are added, then both to c.
 inline void tile_dot_bf16(int c, int a, int b) {
-    for (int m = 0; m < 16; ++m)
-        for (int n = 0; n < 16; ++n) {
-            float sum;
-            std::memcpy(&sum, tiles[c].rows[m] + 4 * n, 4);
-            for (int k = 0; k < 16; ++k)
-                for (int i = 0; i < 2; ++i)
-                    sum = __builtin_fmaf(bf16_at(tiles[a].rows[m] + 4 * k + 2 * i),
-                                         bf16_at(tiles[b].rows[k] + 4 * n + 2 * i), sum);
-            std::memcpy(tiles[c].rows[m] + 4 * n, &sum, 4);
+    for (int half = 0; half < 64; half += 32) {
+        EvenOdd columns[16];
+        for (int k = 0; k < 16; ++k)
+            columns[k] = widen_bf16(_mm256_load_si256(reinterpret_cast<const __m256i*>(tiles[b].rows[k] + half)));
+        for (int m = 0; m < 16; ++m) {
+            __m256 even = _mm256_setzero_ps(), odd = even;
+            for (int k = 0; k < 16; ++k) {
+                int32_t pair;
+                std::memcpy(&pair, tiles[a].rows[m] + 4 * k, 4);
+                const EvenOdd row = widen_bf16(_mm256_set1_epi32(pair));
+                even = flush(_mm256_fmadd_ps(row.even, columns[k].even, even));
+                odd = flush(_mm256_fmadd_ps(row.odd, columns[k].odd, odd));
+            }
+            float* const sums = reinterpret_cast<float*>(tiles[c].rows[m] + half);
+            const __m256 both = flush(_mm256_add_ps(even, odd));
+            _mm256_store_ps(sums, flush(_mm256_add_ps(flush(_mm256_load_ps(sums)), both)));
         }
+    }
+}
+
+// 32 float16. A class, so that no compiler keeps more bits between two operations.
+struct Halves {
+    __m512i bits;
+    explicit Halves(__m512i x) : bits(x) {}
+    Halves() : bits(_mm512_setzero_si512()) {}
+    explicit operator __m512i() const { return bits; }
+};
+// f(float of a, of b, of c) of eight, rounded to float16. f must be exact, or round to odd.
+template <typename F>
+inline Halves each_half(Halves a, Halves b, Halves c, const F& f) {
+    alignas(64) uint16_t x[3][32], out[32];
+    std::memcpy(x[0], &a.bits, 64);
+    std::memcpy(x[1], &b.bits, 64);
+    std::memcpy(x[2], &c.bits, 64);
+    for (int i = 0; i < 32; i += 8) {
+        const auto load = [&](const uint16_t* p) {
+            return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p + i)));
+        };
+        _mm_store_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(f(load(x[0]), load(x[1]), load(x[2])), 0));
+    }
+    __m512i r;
+    std::memcpy(&r, out, 64);
+    return Halves(r);
+}
+// p + c rounded to odd: where the sum is not exact its last bit is 1, and rounding it again to fewer bits gives what
+// rounding once would.
+inline __m256 add_to_odd(__m256 p, __m256 c) {
+    const __m256 s = _mm256_add_ps(p, c), t = _mm256_sub_ps(s, p);
+    const __m256 error = _mm256_add_ps(_mm256_sub_ps(p, _mm256_sub_ps(s, t)), _mm256_sub_ps(c, t));
+    const __m256i bits = _mm256_castps_si256(s), one = _mm256_set1_epi32(1);
+    const __m256i inexact = _mm256_castps_si256(_mm256_cmp_ps(error, _mm256_setzero_ps(), _CMP_NEQ_OQ));
+    const __m256i is_even = _mm256_cmpeq_epi32(_mm256_and_si256(bits, one), _mm256_setzero_si256());
+    // 1, or -1 where the error has the other sign.
+    const __m256i other_sign = _mm256_srai_epi32(_mm256_xor_si256(bits, _mm256_castps_si256(error)), 31);
+    const __m256i step = _mm256_or_si256(other_sign, one);
+    return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_and_si256(step, _mm256_and_si256(inexact, is_even))));
+}
+// Products of float16 are exact in float.
+inline Halves fmadd_halves(Halves a, Halves b, Halves c) {
+    return each_half(a, b, c, [](__m256 x, __m256 y, __m256 z) { return add_to_odd(_mm256_mul_ps(x, y), z); });
+}
+inline Halves operator*(Halves a, Halves b) {
+    return each_half(a, b, a, [](__m256 x, __m256 y, __m256) { return _mm256_mul_ps(x, y); });
+}
+inline Halves operator+(Halves a, Halves b) {
+    return each_half(a, b, a, [](__m256 x, __m256 y, __m256) { return add_to_odd(x, y); });
+}
+inline Halves set_halves(_Float16 x) {
+    uint16_t bits;
+    std::memcpy(&bits, &x, 2);
+    return Halves(_mm512_set1_epi16(static_cast<short>(bits)));
+}
+// Whole numbers of 16 bits, T.
+template <typename T>
+inline Halves whole_to_halves(__m512i words) {
+    alignas(64) T x[32];
+    alignas(64) float wide[32];
+    alignas(64) uint16_t out[32];
+    std::memcpy(x, &words, 64);
+    for (int i = 0; i < 32; ++i) wide[i] = x[i];
+    for (int i = 0; i < 32; i += 8)
+        _mm_store_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_load_ps(wide + i), 0));
+    __m512i r;
+    std::memcpy(&r, out, 64);
+    return Halves(r);
+}
+inline __m512i mulhrs_epi16(__m512i a, __m512i b) {
+    return join(_mm256_mulhrs_epi16(low(a), low(b)), _mm256_mulhrs_epi16(high(a), high(b)));
+}
+inline __m512i permute_epi16(__m512i places, __m512i a) {
+    uint16_t from[32], x[32], out[32];
+    std::memcpy(from, &places, 64);
+    std::memcpy(x, &a, 64);
+    for (int i = 0; i < 32; ++i) out[i] = x[from[i] & 31];
+    __m512i r;
+    std::memcpy(&r, out, 64);
+    return r;
+}
+inline __m512i two_ps_to_bf16(__m512 upper_half, __m512 lower_half) {
+    uint32_t x[32];
+    uint16_t out[32];
+    std::memcpy(x, &lower_half, 64);
+    std::memcpy(x + 16, &upper_half, 64);
+    for (int i = 0; i < 32; ++i) {
+        const uint32_t magnitude = x[i] & 0x7fffffff;
+        const uint32_t rounded = magnitude > 0x7f800000   ? x[i] | 1 << 22
+                                 : magnitude < 0x00800000 ? x[i] & 0x80000000
+                                                          : x[i] + 0x7fff + (x[i] >> 16 & 1);
+        out[i] = static_cast<uint16_t>(rounded >> 16);
+    }
+    __m512i r;
+    std::memcpy(&r, out, 64);
+    return r;
+}
+// 16 numbers of 32 bits, V: those that the mask leaves out are zero, and their memory is not read.
+template <typename V>
+inline V load_some(uint32_t mask, const void* p) {
+    uint32_t x[16] = {};
+    for (int i = 0; i < 16; ++i)
+        if (mask >> i & 1) std::memcpy(x + i, static_cast<const char*>(p) + 4 * i, 4);
+    V r;
+    std::memcpy(&r, x, 64);
+    return r;
+}
+inline uint16_t equal_bytes(__m128i a, __m128i b) {
+    return static_cast<uint16_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(a, b)));
+}
+inline __m512 gather_ps(__m512i places, const void* base, int scale) {
+    int32_t at[16];
+    float out[16];
+    std::memcpy(at, &places, 64);
+    for (int i = 0; i < 16; ++i) {
+        const auto* const p = static_cast<const char*>(base) + static_cast<int64_t>(at[i]) * scale;
+        std::memcpy(out + i, p, 4);
+    }
+    __m512 r;
+    std::memcpy(&r, out, 64);
+    return r;
 }
 
 }  // namespace emulation
@@ -215,6 +350,27 @@ inline void tile_dot_bf16(int c, int a, int b) {
 #define _mm512_xor_si512(...) octavo::emulation::xor_all(__VA_ARGS__)
 #define _mm512_storeu_si512(...) octavo::emulation::store_all(__VA_ARGS__)
 #define _mm512_dpbusd_epi32(...) octavo::emulation::dpbusd(__VA_ARGS__)
+
+#undef _mm512_mulhrs_epi16
+#undef _mm512_permutexvar_epi16
+#undef _mm512_cvtne2ps_pbh
+#undef _mm512_i32gather_ps
+#define _mm512_mulhrs_epi16(...) octavo::emulation::mulhrs_epi16(__VA_ARGS__)
+#define _mm512_permutexvar_epi16(...) octavo::emulation::permute_epi16(__VA_ARGS__)
+#define _mm512_cvtne2ps_pbh(...) octavo::emulation::two_ps_to_bf16(__VA_ARGS__)
+#define _mm512_i32gather_ps(places, base, scale) octavo::emulation::gather_ps(places, base, scale)
+#undef _mm512_maskz_loadu_epi32
+#undef _mm512_maskz_loadu_ps
+#define _mm512_maskz_loadu_epi32(mask, p) octavo::emulation::load_some<__m512i>(mask, p)
+#define _mm512_maskz_loadu_ps(mask, p) octavo::emulation::load_some<__m512>(mask, p)
+#undef _mm_cmpeq_epi8_mask
+#define _mm_cmpeq_epi8_mask(...) octavo::emulation::equal_bytes(__VA_ARGS__)
+#define __m512h octavo::emulation::Halves
+#define _mm512_fmadd_ph(...) octavo::emulation::fmadd_halves(__VA_ARGS__)
+#define _mm512_set1_ph(...) octavo::emulation::set_halves(__VA_ARGS__)
+#define _mm512_setzero_ph() octavo::emulation::Halves()
+#define _mm512_cvtepu16_ph(...) octavo::emulation::whole_to_halves<uint16_t>(__VA_ARGS__)
+#define _mm512_cvtepi16_ph(...) octavo::emulation::whole_to_halves<int16_t>(__VA_ARGS__)
 
 #undef _tile_loadd
 #undef _tile_stream_loadd

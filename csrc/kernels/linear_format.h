@@ -1,4 +1,4 @@
-// The packed quantized types as the linear kernels read them, and the one arithmetic that all of them follow.
+// The packed quantized types as the linear kernels read them, and the arithmetic that all levels but AMX follow.
 //
 // For output column n and one row of activations, quantized to int8 a with one scale per unit of 32 k
 //     s_a = max|x| / 127,  a = round to nearest even(x * (127 / max|x|)),  A = s_a * float(sum of a)
@@ -10,7 +10,9 @@
 // where u is the code or its entry in the table, and scale_j is 1 but for scales of half units. If these are E4M3,
 //     I = fma(float(I_1), scale_1, float(I_0) * scale_0),  I_j the sum over half unit j; rounded once
 // Dense types: y = fma(w, x, y) in increasing k. Every instruction set does exactly this, for any number of rows and
-// threads, so all results agree bit for bit.
+// threads, so all results agree bit for bit. AMX alone multiplies quantized weights as bfloat16 (linear_amx.h): sums
+// of int8 would have to be scaled for each unit, which takes longer than the products of its tiles. Its bits are its
+// own, and like all others they depend on no batch and no threads.
 //
 // Groups with zero points z have the minimum m = -(s * z), which is exact where s is a float16: 11 and 8 bits. Codes of
 // 8 bits are kept as c - 128 and their z as z - 128; the minimum of a group becomes fma(s, 128, minimum).

@@ -40,6 +40,21 @@ def packed_product(packed: _native.PackedWeight, x: Array, isa: str, threads: in
     return out
 
 
+AMX_ERROR = 3e-5  # relative squared error of bfloat16 weights and activations, which is 6e-6 of many sums
+
+
+def assert_agrees(actual: Array, scalar: Array, isa: str, exact: NDArray[np.float64], most: float = AMX_ERROR) -> None:
+    """Every level gives the bits of the scalar one, but that of AMX, whose products of quantized weights are its own.
+
+    Those are near `exact`; tests/support/bf16_products.py knows their bits.
+    """
+    if isa != "amx":
+        np.testing.assert_array_equal(actual.view(np.uint32), scalar.view(np.uint32), isa)
+        return
+    error = float(np.square(actual - exact).sum() / np.square(exact).sum())
+    assert error <= most, (isa, error)
+
+
 def make_batch(num_tokens: int, outputs: list[int] | None = None, vocab: int = 1) -> Batch:
     """One request of `num_tokens` tokens in consecutive slots of blocks of 16."""
     tokens = np.arange(num_tokens, dtype=np.int32)

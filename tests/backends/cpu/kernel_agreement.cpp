@@ -1,5 +1,6 @@
 // Runs every kernel on every instruction set of this machine and compares it with the scalar one, bit for bit (two NaN
-// are equal). Needs no Python, so it also runs under an emulator of another processor.
+// are equal); products with quantized weights on AMX with themselves in other batches, and nearly with the scalar ones.
+// Needs no Python, so it also runs under an emulator of another processor.
 //
 // Usage: kernel_agreement [LEVEL]    LEVEL: the highest instruction set that this machine must be found to have
 #include "kernel_agreement.h"
@@ -161,19 +162,19 @@ void compare_products(Judge& judge, Random& random) {
     add_biases(no_biases);
     call.floats = {1.5f, 0.0f, 0.0f};
     for (const int64_t scoring : {KIND_SOFTMAX, KIND_SIGMOID}) {
-        call.ints = {2, scoring, 1, 1, 1, 1, scoring == KIND_SIGMOID, KIND_SILU};
+        call.ints = {2, scoring, 1, 1, 1, 1, scoring == KIND_SIGMOID, KIND_SILU, 0};
         judge.compare(call, "scoring " + std::to_string(scoring), {1, 5, 33});
     }
     call.weights.resize(4);
     add_biases({random_vector(random, experts), random_vector(random, experts), random_vector(random, experts * inner),
                 random_vector(random, experts * inner), random_vector(random, experts * 64),
                 random_vector(random, experts)});
-    call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, 0, KIND_QUICK_GELU};
+    call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, 0, KIND_QUICK_GELU, 0};
     call.floats = {1.0f, 0.7f, 1.0f};
     judge.compare(call, "with groups and biases", {1, 5, 33});
     call.inputs = matrices(random_matrix(random, call.rows, call.cols), random_matrix(random, call.rows, call.cols));
     judge.compare(call, "with rows for the router", {1, 5, 33});
-    call.ints = {2, KIND_SOFTMAX, 1, 1, 1, 1, 0, KIND_SILU};
+    call.ints = {2, KIND_SOFTMAX, 1, 1, 1, 1, 0, KIND_SILU, 0};
     call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "I4_64_Z", experts * inner, 64),
                     random_weight(random, "I3_32", experts * inner, 64),
                     random_weight(random, "I8_ROW_F32", experts * 64, inner)};
@@ -277,6 +278,30 @@ void compare_simple(Judge& judge, Random& random) {
     }
 }
 
+// Norms over columns that several ranks have, of which this is one with `cols` columns.
+void compare_spanning(Judge& judge, Random& random) {
+    for (const int32_t cols : {1, 15, 96, 333}) {
+        Call call;
+        call.rows = 13;
+        call.cols = 1;
+        for (const int64_t power : {1, 2}) {
+            call.kernel = "group_sums";
+            call.inputs = matrices(random_matrix(random, call.rows, cols),
+                                   power == 1 ? Matrix() : random_matrix(random, call.rows, 1));
+            call.ints = {2 * cols, cols / 2, 1, power};
+            judge.compare(call, std::to_string(cols) + " columns, power " + std::to_string(power));
+        }
+        call.kernel = "spanning_norm";
+        call.cols = cols;
+        call.inputs = matrices(random_matrix(random, call.rows, cols), random_matrix(random, call.rows, 1),
+                               random_matrix(random, call.rows, 1));
+        call.weights = {random_vector(random, cols), Operand{}};
+        call.ints = {2 * cols, cols / 2, 1};
+        call.floats = {1e-5f};
+        judge.compare(call, std::to_string(cols) + " columns");
+    }
+}
+
 // Operations on two streams of `cols` columns side by side.
 void compare_streams(Judge& judge, Random& random) {
     for (const int32_t cols : {1, 15, 96, 333}) {
@@ -343,6 +368,7 @@ int main(int argc, char** argv) {
     compare_embedding(judge, random);
     compare_encoder(judge, random);
     compare_streams(judge, random);
+    compare_spanning(judge, random);
     compare_steps(judge, random);
     judge.finish();
     return 0;
