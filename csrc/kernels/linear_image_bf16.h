@@ -12,8 +12,9 @@ namespace {
 constexpr int ROW_GROUP = 16;
 constexpr int ROW_UNIT_BYTES = 2 * UNIT_K;  // of one row in one unit
 // Unpacked weights have the exponents of float16 in bfloat16, which makes them 2^112 times too small. Sums of products
-// with these activations are small, and yet far from the least number that is not subnormal.
-constexpr int ACTIVATION_EXPONENT = 56, UNPACKED_EXPONENT = -112;
+// with these activations are 2^32 times too small, which leaves room for products down to 2^-94 and activations up to
+// 2^48.
+constexpr int ACTIVATION_EXPONENT = 80, UNPACKED_EXPONENT = -112;
 
 struct ImageGroup {
     uint8_t* data;
@@ -38,8 +39,8 @@ struct Image {
     // order: null, or the columns of x in the order of the codes.
     void quantize_row(const float* x, int32_t row, const int32_t* order) const {
         const ImageGroup g = group(row / ROW_GROUP);
-        const __m512 factor = _mm512_set1_ps(0x1p56f);
-        static_assert(ACTIVATION_EXPONENT == 56, "the factor");
+        const __m512 factor = _mm512_set1_ps(0x1p80f);
+        static_assert(ACTIVATION_EXPONENT == 80, "the factor");
         const __m512i middle_swapped =
             _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
         for (int u = 0; u < units; ++u) {

@@ -25,7 +25,7 @@ Bytes = NDArray[np.uint8]
 
 COLUMNS, UNIT = 16, 32
 RANGE_NOT_FINITE = 127
-ACTIVATION_EXPONENT, UNPACKED_EXPONENT = 56, -112
+ACTIVATION_EXPONENT, UNPACKED_EXPONENT = 80, -112
 E4M3_FACTOR = 256
 EVEN, ODD = ([4 * quad + i for quad in range(8) for i in pair] for pair in ((0, 1), (2, 3)))
 
