@@ -251,7 +251,7 @@ inline QueryBlock carve_block(const AttentionTask& task, Carver& carver) {
                                        (s.head_dim > s.value_dim ? s.head_dim : s.value_dim));
 #if defined(OCTAVO_ISA_amx)
     block.tile_q = carver.take<char>(rows * split_row_bytes(s.head_dim));
-    block.units = carver.take<char>(units_bytes(s.head_dim));
+    block.units = carver.take<char>(units_bytes(s.head_dim, s.padded_dim));
 #endif
     return block;
 }

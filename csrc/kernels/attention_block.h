@@ -15,7 +15,7 @@ namespace {
 
 constexpr int SPLIT = 256;  // keys whose results are merged as one
 #if defined(OCTAVO_ISA_amx)
-constexpr int BLOCK_ROWS = 192;            // rows of a prefill block: twelve tiles of attention_amx.h
+constexpr int BLOCK_ROWS = 384;            // rows of a prefill block: twelve pairs of tiles of attention_amx.h
 constexpr int SCORES_OF_ROW = SPLIT + 16;  // floats; not a power of two: rows would share few places in the cache
 constexpr int GATHERED_KEYS = SPLIT;
 #else
