@@ -146,15 +146,17 @@ inline float bf16_at(const uint8_t* p) {
     return f;
 }
 
+// The products of even and of odd k are summed apart, from zero, and both added to the sum.
 inline void tile_dot_bf16(int c, int a, int b) {
     for (int m = 0; m < 16; ++m)
         for (int n = 0; n < 16; ++n) {
-            float sum;
+            float sum, parts[2] = {0.0f, 0.0f};
             std::memcpy(&sum, tiles[c].rows[m] + 4 * n, 4);
             for (int k = 0; k < 16; ++k)
                 for (int i = 0; i < 2; ++i)
-                    sum = __builtin_fmaf(bf16_at(tiles[a].rows[m] + 4 * k + 2 * i),
-                                         bf16_at(tiles[b].rows[k] + 4 * n + 2 * i), sum);
+                    parts[i] = __builtin_fmaf(bf16_at(tiles[a].rows[m] + 4 * k + 2 * i),
+                                              bf16_at(tiles[b].rows[k] + 4 * n + 2 * i), parts[i]);
+            sum += parts[0] + parts[1];
             std::memcpy(tiles[c].rows[m] + 4 * n, &sum, 4);
         }
 }
