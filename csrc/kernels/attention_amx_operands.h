@@ -59,12 +59,12 @@ struct Lines {
 };
 
 // Sixteen rows of a tile from two sequences of float16 vectors, row j from vectors j of both. Those outside `a_rows`
-// and `b_rows` are zero. ahead, far: what is fetched meanwhile, as many cache lines, to the L1 and the L2 cache.
+// and `b_rows` are zero. ahead: what is fetched meanwhile, as many cache lines.
 struct TileSource {
     const Half *a, *b;
     int64_t stride;
     Interval a_rows, b_rows;
-    Lines ahead, far;
+    Lines ahead;
 };
 
 // between(Int<j>) comes after row j.
@@ -73,7 +73,6 @@ __attribute__((always_inline)) inline void split_tile(const TileSource& source, 
     const TileSource s = source;  // not what the stores may have changed
     const auto row = [&](int j, F32x16 a, F32x16 b) __attribute__((always_inline)) {
         __builtin_prefetch(s.ahead.first + j * s.ahead.stride);
-        __builtin_prefetch(s.far.first + j * s.far.stride, 0, 2);
         const SplitPairs pairs = split_halves(a, b);
         _mm512_storeu_si512(to + j * 64, pairs.high);
         _mm512_storeu_si512(to + 2 * TILE_BYTES + j * 64, pairs.low);
@@ -236,13 +235,8 @@ inline void split_keys(const AttentionShape& shape, const SplitKeys& split, int 
         const bool used = !split.of_group(g).empty();
         if (used) {
             const Half* const from = split.key_groups[g] + first * KV_GROUP;
-            source = {from,
-                      from + 16 * KV_GROUP,
-                      KV_GROUP,
-                      {0, rest},
-                      {0, rest - 16},
-                      after_keys(shape, split, first, g),
-                      {split.value_groups[g] + first * KV_GROUP, STEP}};
+            source = {from,      from + 16 * KV_GROUP, KV_GROUP,
+                      {0, rest}, {0, rest - 16},       after_keys(shape, split, first, g)};
         }
         split_unit_tile<i.value>(used, source, to, between);
     });
@@ -254,7 +248,7 @@ template <typename Between>
 inline void split_values(const AttentionShape& shape, const SplitKeys& split, int32_t column, int step, char* to,
                          const Between& between) {
     const Half* from[2] = {};
-    Lines ahead[2] = {}, far[2] = {};
+    Lines ahead[2] = {};
     Interval rows[2];
     for (int i = 0; i < 2; ++i) {
         const int g = 2 * step + i;
@@ -262,14 +256,13 @@ inline void split_values(const AttentionShape& shape, const SplitKeys& split, in
         if (rows[i].empty()) continue;
         from[i] = split.value_groups[g] + column;
         ahead[i] = after_values(shape, split, column, g);
-        far[i] = {split.next_groups[g] + column * KV_GROUP, STEP};
     }
     unroll<2>([&](auto i) __attribute__((always_inline)) {
         const int32_t c = 16 * i.value;
         const auto at = [c](const Half* p) { return p ? p + c : p; };
-        split_unit_tile<i.value>(
-            column + c < shape.padded_dim,
-            {at(from[0]), at(from[1]), shape.padded_dim, rows[0], rows[1], ahead[i.value], far[i.value]}, to, between);
+        split_unit_tile<i.value>(column + c < shape.padded_dim,
+                                 {at(from[0]), at(from[1]), shape.padded_dim, rows[0], rows[1], ahead[i.value]}, to,
+                                 between);
     });
 }
 constexpr auto NOTHING_BETWEEN = [](auto...) {};
