@@ -70,25 +70,30 @@ struct TileSource {
 // between(Int<j>) comes after row j.
 template <typename Between>
 __attribute__((always_inline)) inline void split_tile(const TileSource& source, char* to, const Between& between) {
-    const TileSource s = source;  // not what the stores may have changed
-    const auto row = [&](int j, F32x16 a, F32x16 b) __attribute__((always_inline)) {
-        __builtin_prefetch(s.ahead.first + j * s.ahead.stride);
-        const SplitPairs pairs = split_halves(a, b);
+    const auto is_whole = [](Interval rows) { return rows.begin <= 0 && rows.end >= 16; };
+    // Copies, which the stores cannot have changed.
+    const Half *a = source.a, *b = source.b, *ahead = source.ahead.first;
+    const int64_t stride = source.stride, ahead_stride = source.ahead.stride;
+    const auto row = [&](int j, F32x16 lanes_a, F32x16 lanes_b) __attribute__((always_inline)) {
+        __builtin_prefetch(ahead);
+        const SplitPairs pairs = split_halves(lanes_a, lanes_b);
         _mm512_storeu_si512(to + j * 64, pairs.high);
         _mm512_storeu_si512(to + 2 * TILE_BYTES + j * 64, pairs.low);
+        a += stride;
+        b += stride;
+        ahead += ahead_stride;
     };
-    const auto is_whole = [](Interval rows) { return rows.begin <= 0 && rows.end >= 16; };
-    if (is_whole(s.a_rows) && is_whole(s.b_rows)) {
+    if (is_whole(source.a_rows) && is_whole(source.b_rows)) {
         unroll<16>([&](auto j) __attribute__((always_inline)) {
-            row(j.value, load_lanes(s.a + j.value * s.stride), load_lanes(s.b + j.value * s.stride));
+            row(j.value, load_lanes(a), load_lanes(b));
             between(j);
         });
         return;
     }
-    const auto lanes = [&](const Half* from, Interval rows, int j) {
-        return j >= rows.begin && j < rows.end ? load_lanes(from + j * s.stride) : broadcast(0.0f);
+    const auto lanes = [](const Half* from, Interval rows, int j) {
+        return j >= rows.begin && j < rows.end ? load_lanes(from) : broadcast(0.0f);
     };
-    for (int j = 0; j < 16; ++j) row(j, lanes(s.a, s.a_rows, j), lanes(s.b, s.b_rows, j));
+    for (int j = 0; j < 16; ++j) row(j, lanes(a, source.a_rows, j), lanes(b, source.b_rows, j));
     unroll<16>(between);
 }
 
