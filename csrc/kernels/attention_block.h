@@ -13,9 +13,17 @@
 namespace octavo {
 namespace {
 
-constexpr int SPLIT = 256;       // keys whose results are merged as one
+constexpr int SPLIT = 256;  // keys whose results are merged as one
+#if defined(OCTAVO_ISA_amx)
+constexpr int BLOCK_ROWS = 384;            // rows of a prefill block: twelve pairs of tiles of attention_amx.h
+constexpr int SCORES_OF_ROW = SPLIT + 16;  // floats; not a power of two: rows would share few places in the cache
+constexpr int GATHERED_KEYS = SPLIT;
+#else
 constexpr int BLOCK_ROWS = 168;  // rows of a prefill block: twenty-eight full tiles
-constexpr int PANEL_ROWS = 12;   // from so many rows on, keys and values are converted once for all tiles
+constexpr int SCORES_OF_ROW = CHUNK;
+constexpr int GATHERED_KEYS = CHUNK;
+#endif
+constexpr int PANEL_ROWS = 12;  // from so many rows on, keys and values are converted once for all tiles
 
 struct AttentionShape {
     // One key a token for all heads, whose first columns are its value. A kv head is then a share of the queries.
@@ -51,10 +59,11 @@ struct QueryBlock {
     float *sum, *split_sum;  // [rows, 16]
     float *max, *split_max;  // [rows, padded to 16]
     float* rescale;          // [rows]
-    float* scores;           // [rows, CHUNK]
+    float* scores;           // [rows, CHUNK], or [rows, SCORES_OF_ROW]
     float* panel;            // keys or values of one panel as float32
-    char* gathered;          // a chunk of small blocks laid side by side
+    char* gathered;          // a chunk or split of small blocks laid side by side
     float* cos_sin;          // of one token
+    char *tile_q, *units;    // attention_amx.h: split queries; keys or values of some tiles
 };
 
 struct Interval {

@@ -116,7 +116,7 @@ inline void attend_splits(const AttentionTask& task, const Step& step, Worker& w
             const HeadCache cache = cache_of(task, Cache::type, h);
             for (int64_t i = first; i < end; ++i) {
                 QueryBlock part = block;
-                attend_split<Cache>(s, cache, part, splits.begin + static_cast<int32_t>(i));
+                attend_keys<Cache>(s, cache, part, splits.begin + static_cast<int32_t>(i));
                 for (int32_t row = 0; row < part.rows; ++row) {
                     copy_row(partial_row(s, shared.partials, (before + i) * s.group + row), split_of(s, part, row),
                              s.padded_dim);
@@ -205,6 +205,9 @@ void run_on_cache(const AttentionTask& task, const Step& step, Worker& worker, v
     Carver own{static_cast<char*>(worker.scratch)}, region{static_cast<char*>(shared_scratch)};
     QueryBlock block = carve_block(task, own);
     const AttentionShared shared = carve_shared(task, step, 0, region);
+#if defined(OCTAVO_ISA_amx)
+    if (uses_tiles<Cache>(task.shape)) configure_row_tiles(is_decode_step(step) ? task.shape.group : BLOCK_ROWS);
+#endif
     if (is_decode_step(step)) {
         if (task.shape.latent) {
             write_all<Cache>(task, step, worker, block, shared);

@@ -16,6 +16,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops import AttentionParams, RopeParams, StepSizes
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
+from tests.backends.cpu.conftest import available_isas
 from tests.support.batches import Request, step
 from tests.support.sampling_batches import sampling_batch
 
@@ -132,10 +133,14 @@ def test_bytes_of_the_cache_are_known_before_it_is_compiled(kv_dtype):
         assert executor._program.cache_block_bytes(block_size) == block_size * executor.cache_sizes.token_bytes
 
 
-def test_instruction_sets_threads_and_checks_change_no_bit():
-    single = compiled(threads=1)
+@pytest.mark.parametrize("levels", [("avx2", "scalar"), ("amx", "amx")])
+def test_instruction_sets_threads_and_checks_change_no_bit(levels: tuple[str, str]):
+    """Of levels with the same arithmetic: the tiles of AMX have their own."""
+    if not {*levels} <= {*available_isas()}:
+        pytest.skip("not on this machine")
+    single = compiled(threads=1, isa=levels[0])
     plain = [single.submit(each).wait().logits for each in mixed_steps()]
-    for options in ({"isa": "scalar"}, {"checked": True}):
+    for options in ({"isa": levels[1]}, {"isa": levels[0], "checked": True}):
         executor = compiled(threads=3, **options)
         for each, expected in zip(mixed_steps(), plain, strict=True):
             np.testing.assert_array_equal(executor.submit(each).wait().logits, expected)
