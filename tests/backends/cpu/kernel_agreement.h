@@ -280,13 +280,15 @@ inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerC
     return output;
 }
 
-// Whether a level has an arithmetic of its own for products with the quantized weights of a call (linear_amx.h).
+// Whether a level has an arithmetic of its own for products with the weights of a call (linear_amx.h).
 inline bool has_own_products(const Call& call, int level) {
     const std::string& kernel = call.kernel;
     const bool is_product = kernel == "moe" || kernel == "logits" || kernel.find("linear") != std::string::npos;
     if (!is_product || !uses_tiles(static_cast<Isa>(level))) return false;
     for (const Operand& operand : call.weights)
-        if (operand.panels && !is_dense(operand.packed.type->traits)) return true;
+        if (operand.panels && operand.packed.type->traits.codes != Codes::f32 &&
+            operand.packed.type->traits.codes != Codes::f16)
+            return true;
     return false;
 }
 

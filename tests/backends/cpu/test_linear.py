@@ -14,6 +14,7 @@ from tests.support.quantize import HALF_OFFSETS, random_blocks, random_weight
 
 TYPES = _native.packable_types()
 DENSE = ["F32", "F16", "BF16"]
+FLOATS = ["F32", "F16"]  # whose products are the same on all levels
 GAUSSIAN_ERROR = 2e-4  # relative squared error that int8 activations may cause
 OUTLIER_ERROR = 2e-3
 
@@ -66,7 +67,7 @@ def test_all_instruction_sets_give_the_same_bits_and_the_product_of_the_dequanti
             assert relative_error(scalar, expected) <= GAUSSIAN_ERROR
             for isa in isas[1:]:
                 out = packed_product(packed, x, isa)
-                if type_name in DENSE:
+                if type_name in FLOATS:
                     assert_same_bits(out, scalar, f"{isa}, {rows} x {n} x {k}")
                 else:
                     assert_agrees(out, scalar, isa, expected)
@@ -107,6 +108,16 @@ def test_many_rows(type_name):
     weight, x = random_weight(type_name, (17, k), 4), gaussian(8191, k)
     out = product(weight, x, _native.detected_isa(), 2)
     assert relative_error(out, exact(weight, x)) <= GAUSSIAN_ERROR
+
+
+@pytest.mark.parametrize("k", [31, 33, 100, 1792, 8200])
+def test_products_with_bfloat16_are_nearly_as_accurate_as_floats_and_the_same_for_any_rows(k, isa):
+    weight, x = random_weight("BF16", (33, k), 5), gaussian(530, k)
+    together = product(weight, x, isa, 2)
+    assert relative_error(together, exact(weight, x)) <= 2.0**-34
+    for first, count in ((0, 1), (3, 2), (7, 16), (100, 17), (200, 33), (9, 520)):
+        rows = slice(first, first + count)
+        assert_same_bits(product(weight, x[rows].copy(), isa), together[rows], f"rows {first} + {count}")
 
 
 def integer_rows(k: int) -> np.ndarray:
@@ -165,7 +176,7 @@ def test_what_is_not_finite_stays_in_its_row_and_is_not_hidden(type_name, rows, 
     x[bad_row, 100] = bad
     out = product(weight, x, isa)
     assert not np.isfinite(out[bad_row]).any()
-    if isa != "amx" or type_name in DENSE:
+    if isa != "amx" or type_name in FLOATS:
         np.testing.assert_array_equal(out[bad_row], product(weight, x, "scalar")[bad_row])
     assert_same_bits(np.delete(out, bad_row, 0), np.delete(clean, bad_row, 0), "other rows")
 
