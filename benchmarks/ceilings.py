@@ -28,6 +28,7 @@ from octavo.backends.cpu.ceilings import (
     Loop,
     arithmetic_figures,
     best_rate,
+    bf16_figure,
     has_level,
     memory_figures,
 )
@@ -64,8 +65,7 @@ def _tile_figures(threads: int) -> Iterator[Ceiling]:
         memory = np.ones((threads, size // 4), np.float32)
         rate = best_rate("ceiling_tile_read", "amx", threads, memory) if is_here else None
         yield Ceiling(f"read from {name} into tiles", "amx", threads, rate, "B/s")
-    rate = best_rate("ceiling_bf16", "amx", threads) if is_here else None
-    yield Ceiling("bf16 multiply-adds", "amx", threads, rate, "1/s")
+    yield bf16_figure(threads)
 
 
 def _wake_up(isa: str, threads: int) -> float:

@@ -207,7 +207,8 @@ class BackendDescription:
     """A description of a backend on this machine, for people.
 
     kernels: the kernels that it runs, `avx512` for example. reason: the reason for these. thread_reasons: the reasons
-    for the number of threads, one line each. problems: reasons why it cannot run as configured.
+    for the number of threads, one line each. problems: reasons why it cannot run as configured. products: the type in
+    which products with quantized weights are computed.
     """
 
     kernels: str
@@ -215,6 +216,7 @@ class BackendDescription:
     num_threads: int
     thread_reasons: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    products: str = "float32"
 
 
 class Backend(Protocol):

@@ -20,7 +20,7 @@ class RecordTime:
     seconds: float  # from the end of the operation before it to the end on the slowest thread
     busy_seconds: float  # inside the kernel, summed over all threads: threads x seconds less this is waiting
     cost: Cost
-    is_integer: bool  # products of quantized weights
+    is_quantized: bool  # products of quantized weights
     matrices: tuple[str, ...]  # names of the weights, norms and biases left out
 
 
@@ -50,6 +50,11 @@ class Ceilings:
             if figure.name == name and is_ours and figure.value is not None:
                 return figure.value
         raise KeyError(name)
+
+    @property
+    def product_rate(self) -> str:
+        """The name of the rate of products with quantized weights: AMX has an arithmetic of its own."""
+        return "bf16 multiply-adds" if self.isa == "amx" else "int8 multiply-adds"
 
     def best_of(self, other: Ceilings) -> Ceilings:
         """The better of two measurements of the same figures."""

@@ -231,7 +231,7 @@ def _least_seconds(record: RecordTime, ceilings: Ceilings) -> float:
     """
     moved = record.cost.bytes_read + record.cost.bytes_written - record.cost.activation_bytes
     reading = moved / ceilings.value("read from memory") + record.cost.activation_bytes / ceilings.value("read from L2")
-    rate = ceilings.value("int8 multiply-adds" if record.is_integer else "float multiply-adds")
+    rate = ceilings.value(ceilings.product_rate if record.is_quantized else "float multiply-adds")
     return max(reading, record.cost.flops / 2 / rate)
 
 

@@ -43,13 +43,8 @@ def _number(flag: str, default: int | tuple[int, ...], text: str) -> Callable[[_
 
 _model = click.argument("model", shell_complete=complete_model, default=DEFAULT_MODEL)
 _as_json = click.option("--json", "as_json", is_flag=True, help="as JSON")
-# The ceilings in the header of a step's table, in units of 10^9 a second.
-_CEILINGS = {
-    "read from memory": "{:.1f} GB/s from memory",
-    "read from L2": "{:.0f} GB/s from L2",
-    "int8 multiply-adds": "{:.0f} G int8 multiply-adds/s",
-    "float multiply-adds": "{:.0f} G float multiply-adds/s",
-}
+# The ceilings in the header of a step's table, in units of 10^9 a second; rates of products with their names.
+_BANDWIDTHS = {"read from memory": "{:.1f} GB/s from memory", "read from L2": "{:.0f} GB/s from L2"}
 
 
 @click.group(cls=_Commands, invoke_without_command=True)
@@ -139,9 +134,11 @@ def _write_profile(report: ProfileReport) -> None:
 def _step_lines(step: StepProfile) -> list[str]:
     """The table of one step, sorted by the time lost."""
     ceilings = step.ceilings
-    rates = {name: ceilings.value(name) / 1e9 for name in _CEILINGS}
+    limits = [text.format(ceilings.value(name) / 1e9) for name, text in _BANDWIDTHS.items()]
+    products = (ceilings.product_rate, "float multiply-adds")
+    limits += [f"{ceilings.value(name) / 1e9:.0f} G {name}/s" for name in products]
     lines = [
-        f"{step.name}, context {step.context}; at most " + ", ".join(_CEILINGS.values()).format(*rates.values()),
+        f"{step.name}, context {step.context}; at most " + ", ".join(limits),
         f"{'operation':<36}{'count':>6}{'ms':>9}{'MB':>9}{'MFLOP':>10}{'ceiling':>9}{'lost ms':>9}{'wait':>6}",
     ]
     for operation in step.by_kind():

@@ -125,6 +125,7 @@ class _InMemory:
 
 
 def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
+    from octavo.backends import get_backend
     from octavo.engine.load import model_sizes
     from octavo.engine.weight_notes import size_notes
     from octavo.graph.cost import expert_cost, weight_bytes_read
@@ -138,6 +139,7 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
             raise
         return _InMemory([], None, None, None, [f"the model cannot be loaded: {error}"])
     read = weight_bytes_read(sizes.graph, StepSizes(1, 1, 1, 1, sizes.kv_element_bytes), sizes.weights)
+    quantized_products = get_backend("cpu").describe().products
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for parameter, matrix in sizes.matrices.items():
         entry = found.setdefault(
@@ -147,7 +149,7 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
                 "bits_per_weight": 0.0,
                 "group": group_of(matrix.type_name),
                 "kernel": matrix.packed_as,
-                "products": "float32" if matrix.packed_as in DENSE_TYPES else "int8",
+                "products": "float32" if matrix.packed_as in DENSE_TYPES else quantized_products,
                 "weights": 0,
                 "bytes": 0,
                 "bytes_read_per_token": 0,

@@ -54,4 +54,5 @@ def describe() -> BackendDescription:
     else:
         cap = env.max_instruction_set()
         reason = f"limited by OCTAVO_ISA={cap}; processor, system and this build support {detected}"
-    return BackendDescription(kernels, reason, threads.count, threads.reasons)
+    products = "bfloat16" if kernels == "amx" else "int8"
+    return BackendDescription(kernels, reason, threads.count, threads.reasons, products=products)

@@ -39,14 +39,17 @@ class ReadBandwidth:
 
 def measure_kernel_ceilings(isa: str, threads: int) -> Ceilings:
     """The limits of the kernels of one instruction set with all threads; takes about half a second."""
-    return Ceilings(isa, threads, (*memory_figures(isa, threads), *arithmetic_figures(isa, threads)))
+    figures = [*memory_figures(isa, threads), *arithmetic_figures(isa, threads)]
+    if isa == "amx":
+        figures.append(bf16_figure(threads))
+    return Ceilings(isa, threads, tuple(figures))
 
 
 def rates(isa: str, threads: int) -> Rates:
     """The rates of quantized products; takes about a fifth of a second."""
     bandwidth = ReadBandwidth(threads, isa)
     read = max(bandwidth.measure() for _ in range(ROUNDS))
-    return Rates(read, 2 * best_rate("ceiling_int8", isa, threads))
+    return Rates(read, 2 * best_rate("ceiling_bf16" if isa == "amx" else "ceiling_int8", isa, threads))
 
 
 class Loop:
@@ -75,6 +78,12 @@ def memory_figures(isa: str, threads: int) -> Iterator[Ceiling]:
 def arithmetic_figures(isa: str, threads: int) -> Iterator[Ceiling]:
     for name, kernel in (("int8 multiply-adds", "ceiling_int8"), ("float multiply-adds", "ceiling_float")):
         yield Ceiling(name, isa, threads, best_rate(kernel, isa, threads) if has_level(isa) else None, "1/s")
+
+
+def bf16_figure(threads: int) -> Ceiling:
+    """Of the tiles of AMX, which multiply quantized weights."""
+    rate = best_rate("ceiling_bf16", "amx", threads) if has_level("amx") else None
+    return Ceiling("bf16 multiply-adds", "amx", threads, rate, "1/s")
 
 
 def has_level(isa: str) -> bool:
