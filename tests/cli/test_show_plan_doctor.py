@@ -308,6 +308,15 @@ def test_doctor_says_why_an_instruction_set_was_chosen() -> None:
     assert "mmx" in wrong["problems"][0]
 
 
+def test_show_names_the_type_of_products(smollm2_path: Path) -> None:
+    from octavo.backends.cpu import _native
+
+    types = {"scalar": "int8", _native.detected_isa(): "bfloat16" if _native.detected_isa() == "amx" else "int8"}
+    for isa, products in types.items():
+        facts = json.loads(octavo("show", str(smollm2_path), "--json", env={"OCTAVO_ISA": isa}).stdout)
+        assert {matrix["products"] for matrix in facts["in_memory"]} == {products}
+
+
 def test_a_missing_native_library_is_a_problem_with_its_remedy() -> None:
     code = """
 import sys

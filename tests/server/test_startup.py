@@ -313,7 +313,7 @@ def test_a_terminal_that_is_closed(smollm2_path: Path) -> None:
 
 
 def test_the_lines_of_a_start(server: RunningServer) -> None:
-    for part in ("weights", "tokenizer", "cache", "ready", "context: 8,192 tokens", "memory: weights 92.1 MiB"):
+    for part in ("weights", "tokenizer", "cache", "ready", "context: 8,192 tokens", "memory: weights 92.3 MiB"):
         server.wait_for_line(part)
     assert server.wait_for_line("export") == f"export OPENAI_BASE_URL={server.url}/v1"
 
