@@ -23,6 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import repository  # noqa: F401
 from protocol import Peer, PeerError
 from report import commit, machine, table
 

@@ -26,6 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import repository  # noqa: F401
 import torch
 from protocol import Peer
 from safetensors import safe_open

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import repository  # noqa: F401
 
 from octavo.backends import cpu
 from octavo.backends.parameters import weight_of

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import repository  # noqa: F401
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
