@@ -1,13 +1,13 @@
 // Products of quantized panels with AMX, whose arithmetic is its own: weights and activations are rounded to bfloat16
 // and multiplied by tiles, for any number of rows, so that a row's sums are the same in every batch.
 //
-// A unit of a panel becomes one tile: 16 pairs of k by 16 columns. With F = 2^-(exponent + 1) of WeightRange, which
-// keeps all numbers in the range of float16, a weight is
+// A unit of a panel becomes one tile: 16 pairs of k by 16 columns. With F = 2^-(range + 1) of its column, which keeps
+// all numbers in the range of float16, a weight is
 //     F w = fma(code * 2^-24, float16(F s 2^24), float16(F m)) in float16, then rounded to bfloat16
 // where the code is a subnormal float16 as it stands, or shifted left as far as a byte has room, and m contains the
 // zero point. The bits of a float16 shifted right by three are those of a bfloat16 with its exponent 112 too small:
-// activations and finished sums make up for it (linear_image_bf16.h, sum_factor). Numbers below 2^-14 become zero in
-// the product, which is less than 2^-11 of the largest weights of the matrix.
+// activations and finished sums make up for it (linear_image_bf16.h, sum_factors). Numbers below 2^-14 become zero in
+// the product, which is less than 2^-11 of the largest weights of the column.
 //
 // A tile product adds the products of even and of odd k apart, from zero, and both to the sum. All products of a row
 // with a column are one chain of these in increasing k.
@@ -217,7 +217,7 @@ struct TileUnpacker {
     }
 };
 
-// One or two groups of rows, and the sums of the first with a panel; those of the second follow.
+// One or two groups of rows.
 template <int G>
 struct TileRows {
     ImageGroup groups[G];
