@@ -197,7 +197,7 @@ def test_an_option_on_a_quantized_file(smollm2_path: Path) -> None:
 def test_show_and_plan_count_what_the_option_makes(tmp_path: Path) -> None:
     tiny_models.save_safetensors(tiny_model(), tmp_path)
     text = octavo_here("show", tmp_path, "--quantization", "nf4").stdout
-    assert re.search(r"NF4_64 +4\.50 +64 +NF4_64 +int8 ", text)
+    assert re.search(r"NF4_64 +4\.50 +64 +NF4_64 +(int8|bfloat16) ", text)
     assert re.search(r"F32 +32\.00 +- +F32 +float32 ", text)
     whole, less = (octavo_here("plan", tmp_path, *options).stdout for options in ((), ("--quantization", "int4")))
     assert whole != less
