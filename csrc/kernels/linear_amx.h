@@ -25,7 +25,7 @@ constexpr int TILE_BYTES = 16 * 64;
 constexpr int BLOCK_ROWS = 512, KEPT_ROWS = 8192;
 // Up to so many rows, two tiles of them, a panel is unpacked as it is multiplied: which takes longer than the products.
 constexpr int PACKED_ROWS = 32;
-constexpr int PIECE_UNITS = 12;  // that are unpacked at once for more rows: two panels of them stay in the L1 cache
+constexpr int PIECE_UNITS = 16;  // that are unpacked at once for more rows: two panels of them stay in the L1 cache
 constexpr int AHEAD_UNITS = 2;   // units that are unpacked before they are multiplied, so that no load waits for stores
 constexpr int RING_UNITS = 4;
 constexpr int64_t UNPACKED_BYTES = 2 * PIECE_UNITS * TILE_BYTES;
@@ -225,20 +225,29 @@ struct TileRows {
 
     template <int g, int tile>
     void load(int u) const {
-        tile_load<tile>(groups[g].unit(first + u), ROW_UNIT_BYTES);
+        tile_load_once<tile>(groups[g].unit(first + u), ROW_UNIT_BYTES);
     }
 };
 constexpr int GROUP_SUMS = ROW_GROUP * PANEL_COLS;
 
-// c [16 G][16] += rows * units [rows.first, rows.first + count) of a panel, whose tiles stay in tiles[u & mask].
-// ahead: distance in bytes of what is fetched meanwhile.
+// Sums begin with zero or with those of the units before.
+template <int tile>
+inline void begin_sums(const float* c, bool from_zero) {
+    if (from_zero)
+        tile_zero<tile>();
+    else
+        tile_load<tile>(c, 64);
+}
+
+// c [16 G][16]: sums of the rows with units [rows.first, rows.first + count) of a panel, whose tiles stay in
+// tiles[u & mask]. The first unit begins with zero. ahead: distance in bytes of what is fetched meanwhile.
 template <typename F, int G>
 __attribute__((noinline)) void multiply_unpacking(const Panel& panel, const int8_t* ranges, int count,
                                                   const TileRows<G>& rows, uint8_t* tiles, int mask, int64_t ahead,
                                                   float* c) {
     TileUnpacker<F> unpacker(panel, ranges, rows.first, count);
-    tile_load<0>(c, 64);
-    if constexpr (G == 2) tile_load<2>(c + GROUP_SUMS, 64);
+    begin_sums<0>(c, rows.first == 0);
+    if constexpr (G == 2) begin_sums<2>(c + GROUP_SUMS, rows.first == 0);
     for (int next = 0; next < count + AHEAD_UNITS; ++next) {
         if (next < count) {
             StreamedUnits<F>::fetch_unit(unpacker.source.codes() + ahead);
@@ -249,10 +258,13 @@ __attribute__((noinline)) void multiply_unpacking(const Panel& panel, const int8
         tile_load<6>(tiles + (u & mask) * TILE_BYTES, 64);
         rows.template load<0, 4>(u);
         tile_dot_bf16<0, 4, 6>();
+        tiles_unused<4>();
         if constexpr (G == 2) {
             rows.template load<1, 5>(u);
             tile_dot_bf16<2, 5, 6>();
+            tiles_unused<5>();
         }
+        tiles_unused<6>();
     }
     tile_store<0>(c, 64);
     if constexpr (G == 2) tile_store<2>(c + GROUP_SUMS, 64);
@@ -266,55 +278,41 @@ struct TilePanels {
     float* sums[P];
 };
 
-template <int G, int P>
-inline void multiply_units(const TilePanels<P>& panels, const TileRows<G>& rows) {
-    for (int u = 0; u < panels.count; ++u) {
-        const uint8_t* const tile = panels.tiles + u * TILE_BYTES;
-        rows.template load<0, 4>(u);
-        tile_load<6>(tile, 64);
-        tile_dot_bf16<0, 4, 6>();
-        if constexpr (P == 2) {
-            tile_load<7>(tile + PIECE_UNITS * TILE_BYTES, 64);
-            tile_dot_bf16<1, 4, 7>();
-        }
-        if constexpr (G == 2) {
-            rows.template load<1, 5>(u);
-            tile_dot_bf16<2, 5, 6>();
-            if constexpr (P == 2) tile_dot_bf16<3, 5, 7>();
-        }
-    }
-}
-
-// Calls f(number of the accumulator, its place in the sums) for each of G x P.
-template <int G, int P, typename Do>
+// Calls f(number of the accumulator, its place in the sums) for a group of rows with each panel.
+template <int P, typename Do>
 inline void each_sum(const TilePanels<P>& panels, int group, const Do& f) {
-    unroll<G * P>([&](auto i) __attribute__((always_inline)) {
-        constexpr int g = decltype(i)::value / P, p = decltype(i)::value % P;
-        f(Int<2 * g + p>{}, panels.sums[p] + (group + g) * GROUP_SUMS);
-    });
+    unroll<P>([&](auto p) __attribute__((always_inline)) { f(p, panels.sums[p.value] + group * GROUP_SUMS); });
 }
 
-// sums += groups [begin, end) of the image, from group `base` on, * panels.
+// The sums of groups [begin, end) of the image, from group `base` on, with some units of the panels. One group at a
+// time: two would need fewer loads, but more tiles at once than a processor has for one of two threads (amx_tiles.h).
 template <int P>
 __attribute__((noinline)) void multiply_tiles(const TilePanels<P>& panels, const Image& image, int32_t base, int first,
                                               int begin, int end) {
-    int g = begin;
-    if (g + 2 <= end) {
-        each_sum<2, P>(panels, g, [](auto t, float* c) { tile_load<decltype(t)::value>(c, 64); });
-        for (; g + 2 <= end; g += 2) {
-            multiply_units<2, P>(panels, {{image.group(base + g), image.group(base + g + 1)}, first});
-            // The next sums are loaded as these are stored: the products wait for neither.
-            const int64_t next = g + 4 <= end ? 2 * GROUP_SUMS : 0;
-            each_sum<2, P>(panels, g, [&](auto t, float* c) {
-                tile_store<decltype(t)::value>(c, 64);
-                tile_load<decltype(t)::value>(c + next, 64);
-            });
+    if (begin == end) return;
+    const bool from_zero = first == 0;
+    each_sum<P>(panels, begin, [&](auto p, float* c) { begin_sums<p.value>(c, from_zero); });
+    for (int g = begin; g < end; ++g) {
+        const TileRows<1> rows = {{image.group(base + g)}, first};
+        for (int u = 0; u < panels.count; ++u) {
+            const uint8_t* const tile = panels.tiles + u * TILE_BYTES;
+            rows.template load<0, 4>(u);
+            tile_load<6>(tile, 64);
+            tile_dot_bf16<0, 4, 6>();
+            tiles_unused<6>();
+            if constexpr (P == 2) {
+                tile_load<6>(tile + PIECE_UNITS * TILE_BYTES, 64);
+                tile_dot_bf16<1, 4, 6>();
+                tiles_unused<6>();
+            }
+            tiles_unused<4>();
         }
-    }
-    if (g < end) {
-        each_sum<1, P>(panels, g, [](auto t, float* c) { tile_load<decltype(t)::value>(c, 64); });
-        multiply_units<1, P>(panels, {{image.group(base + g)}, first});
-        each_sum<1, P>(panels, g, [](auto t, float* c) { tile_store<decltype(t)::value>(c, 64); });
+        // The next sums are loaded as these are stored: the products wait for neither.
+        const int64_t next = g + 1 < end ? GROUP_SUMS : 0;
+        each_sum<P>(panels, g, [&](auto p, float* c) {
+            tile_store<p.value>(c, 64);
+            begin_sums<p.value>(c + next, from_zero);
+        });
     }
 }
 

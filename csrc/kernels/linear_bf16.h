@@ -11,28 +11,29 @@ class ProductSums {
   public:
     explicit ProductSums(const ProductScratch& s) : tiles_(s.tiles), dense_(s.dense) {}
 
-    // sums [run.count][sum_rows(block.count)][16] += activations of the block * panels. The other arguments are for
-    // the other arithmetic (linear_int8.h).
+    // to.sums [run.count][sum_rows(block.count)][16] = activations of the block * panels.
     template <typename F>
-    void add(const PanelRun& run, RowBlock block, int, float* sums, const float*, int64_t) {
+    void multiply(const PanelRun& run, RowBlock block, const SumsPlace& to) {
         const int32_t rest = block.count - ROW_GROUP;
         configure(block.count > PACKED_ROWS ? TileRowCounts{ROW_GROUP, ROW_GROUP}
                   : rest > 0                ? TileRowCounts{ROW_GROUP, rest}
                                             : TileRowCounts{block.count, ROW_GROUP});
         if (block.count <= ROW_GROUP)
-            add_few<F, 1>(run, block, sums);
+            multiply_few<F, 1>(run, block, to.sums);
         else if (block.count <= PACKED_ROWS)
-            add_few<F, 2>(run, block, sums);
+            multiply_few<F, 2>(run, block, to.sums);
         else
-            add_many<F>(run, block, sums);
+            multiply_many<F>(run, block, to.sums);
     }
 
     // The same with panels of floats. rows: the activations of the block, k columns.
     template <typename F>
-    void add_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
+    void multiply_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
         const int64_t stride = sum_rows(rows.rows) * PANEL_COLS;
         if constexpr (F::codes != Codes::bf16) {
-            for (int i = 0; i < run.count; ++i) multiply_dense_panel<F>(run.data(i), k, rows, sums + i * stride);
+            zero_sums(sums, static_cast<int64_t>(run.count) * sum_rows(rows.rows));
+            for (int i = 0; i < run.count; ++i)
+                multiply_dense_panel<F>(run.data(i), k, rows, sums + i * stride);
         } else {
             const int groups = sum_rows(rows.rows) / ROW_GROUP, units = (k + UNIT_K - 1) / UNIT_K;
             const int count = groups == 1 ? rows.rows : ROW_GROUP;
@@ -44,9 +45,9 @@ class ProductSums {
                 for (int i = 0; i < run.count; i += 2) {
                     float* const at = sums + i * stride;
                     if (i + 2 <= run.count)
-                        add_dense_panels<2>(run, i, image, groups, first, left, {at, at + stride});
+                        multiply_dense_panels<2>(run, i, image, groups, first, left, {at, at + stride});
                     else
-                        add_dense_panels<1>(run, i, image, groups, first, left, {at});
+                        multiply_dense_panels<1>(run, i, image, groups, first, left, {at});
                 }
             }
         }
@@ -55,7 +56,7 @@ class ProductSums {
   private:
     // P panels from the i-th on with an image of the units from `first` on, of which `left` columns are there.
     template <int P>
-    void add_dense_panels(const PanelRun& run, int i, const DenseImage& image, int groups, int first, int64_t left,
+    void multiply_dense_panels(const PanelRun& run, int i, const DenseImage& image, int groups, int first, int64_t left,
                           float* const (&sums)[P]) {
         constexpr int UNIT_BYTES = UNIT_K * PANEL_COLS * 2;
         for (int u = 0; u < image.units; u += DENSE_PIECE) {
@@ -65,7 +66,7 @@ class ProductSums {
                 unpack_bf16(run.data(i + p) + static_cast<int64_t>(first + u) * UNIT_BYTES, panels.count,
                             left - u * UNIT_K, tiles_ + p * DENSE_PIECE * TILE_BYTES);
             }
-            multiply_dense_tiles<P>(image, groups, u, panels);
+            multiply_dense_tiles<P>(image, groups, u, panels, first + u == 0);
         }
     }
 
@@ -90,7 +91,7 @@ class ProductSums {
     }
 
     template <typename F, int G>
-    void add_few(const PanelRun& run, RowBlock block, float* sums) {
+    void multiply_few(const PanelRun& run, RowBlock block, float* sums) {
         const TileRows<G> rows = first_rows<G>(run, block, 0);
         for (int i = 0; i < run.count; ++i)
             multiply_unpacking<F, G>(panel(run, i), ranges(run, i), run.image.units, rows, tiles_, RING_UNITS - 1,
@@ -99,21 +100,21 @@ class ProductSums {
 
     // Pieces of units one after the other, so that their activations stay in the L2 cache for all panels of the run.
     template <typename F>
-    void add_many(const PanelRun& run, RowBlock block, float* sums) {
+    void multiply_many(const PanelRun& run, RowBlock block, float* sums) {
         const int units = run.image.units, pieces = (units + PIECE_UNITS - 1) / PIECE_UNITS;
         for (int piece = 0; piece < pieces; ++piece) {
             const int first = units * piece / pieces, count = units * (piece + 1) / pieces - first;
             for (int i = 0; i < run.count; i += 2) {
                 if (i + 2 <= run.count)
-                    add_piece<F, 2>(run, block, i, first, count, sums);
+                    multiply_piece<F, 2>(run, block, i, first, count, sums);
                 else
-                    add_piece<F, 1>(run, block, i, first, count, sums);
+                    multiply_piece<F, 1>(run, block, i, first, count, sums);
             }
         }
     }
 
     template <typename F, int P>
-    void add_piece(const PanelRun& run, RowBlock block, int i, int first, int count, float* sums) {
+    void multiply_piece(const PanelRun& run, RowBlock block, int i, int first, int count, float* sums) {
         const int32_t base = block.first / ROW_GROUP, groups = sum_rows(block.count) / ROW_GROUP;
         TilePanels<P> panels = {tiles_, count, {}};
         for (int p = 0; p < P; ++p) {

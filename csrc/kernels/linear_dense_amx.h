@@ -76,42 +76,31 @@ inline void unpack_bf16(const uint8_t* panel, int units, int64_t k, uint8_t* til
     }
 }
 
-// Sums of groups of rows += those of P panels, whose tiles lie DENSE_PIECE units apart, for units from `first` on.
-template <int G, int P>
+// Adds those of P panels, whose tiles lie DENSE_PIECE units apart, for the units of the image from `first` on.
+template <int P>
 inline void multiply_dense_units(const DenseImage& image, int group, int first, const TilePanels<P>& panels) {
-    const auto load_rows = [&](int u, int part) __attribute__((always_inline)) {
-        tile_load<4>(image.tile(group, first + u, part), ROW_UNIT_BYTES);
-        if constexpr (G == 2) tile_load<5>(image.tile(group + 1, first + u, part), ROW_UNIT_BYTES);
-    };
-    const auto multiply = []() __attribute__((always_inline)) {
-        tile_dot_bf16<0, 4, 6>();
-        if constexpr (P == 2) tile_dot_bf16<1, 4, 7>();
-        if constexpr (G == 2) tile_dot_bf16<2, 5, 6>();
-        if constexpr (G == 2 && P == 2) tile_dot_bf16<3, 5, 7>();
-    };
     for (int u = 0; u < panels.count; ++u) {
         const uint8_t* const tile = panels.tiles + u * TILE_BYTES;
         tile_load<6>(tile, 64);
         if constexpr (P == 2) tile_load<7>(tile + DENSE_PIECE * TILE_BYTES, 64);
-        load_rows(u, 1);
-        multiply();
-        load_rows(u, 0);
-        multiply();
+        for (int part = PARTS - 1; part >= 0; --part) {
+            tile_load_once<4>(image.tile(group, first + u, part), ROW_UNIT_BYTES);
+            tile_dot_bf16<0, 4, 6>();
+            if constexpr (P == 2) tile_dot_bf16<1, 4, 7>();
+            tiles_unused<4>();
+        }
+        tiles_unused<6, 7>();
     }
 }
 
 template <int P>
 __attribute__((noinline)) void multiply_dense_tiles(const DenseImage& image, int groups, int first,
-                                                    const TilePanels<P>& panels) {
-    const auto add = [&](auto group_count, int g) {
-        constexpr int G = decltype(group_count)::value;
-        each_sum<G, P>(panels, g, [](auto t, float* c) { tile_load<decltype(t)::value>(c, 64); });
-        multiply_dense_units<G, P>(image, g, first, panels);
-        each_sum<G, P>(panels, g, [](auto t, float* c) { tile_store<decltype(t)::value>(c, 64); });
-    };
-    int g = 0;
-    for (; g + 2 <= groups; g += 2) add(Int<2>{}, g);
-    if (g < groups) add(Int<1>{}, g);
+                                                    const TilePanels<P>& panels, bool from_zero) {
+    for (int g = 0; g < groups; ++g) {
+        each_sum<P>(panels, g, [&](auto p, float* c) { begin_sums<p.value>(c, from_zero); });
+        multiply_dense_units<P>(image, g, first, panels);
+        each_sum<P>(panels, g, [](auto p, float* c) { tile_store<p.value>(c, 64); });
+    }
 }
 
 }  // namespace

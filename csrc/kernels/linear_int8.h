@@ -146,20 +146,24 @@ class ProductSums {
   public:
     explicit ProductSums(const ProductScratch& s) : s_(s) {}
 
-    // sums [run.count][block.count][16] += activations of the block * panels. out: where the first row of the first
-    // panel will be written, null: nowhere; rows lie `stride` apart. slot: of the terms.
+    // to.sums [run.count][block.count][16] = activations of the block * panels.
     template <typename F>
-    void add(const PanelRun& run, RowBlock block, int slot, float* all_sums, const float* out, int64_t stride) {
+    void multiply(const PanelRun& run, RowBlock block, const SumsPlace& to) {
         const WeightType& type = *run.weight.type;
-        prepare_terms<FormOf<F>>(type, run, block, slot);
+        prepare_terms<FormOf<F>>(type, run, block, to.slot);
+        zero_sums(to.sums, static_cast<int64_t>(run.count) * block.count);
         UnitTile<FormOf<F>>* const tiles = reinterpret_cast<UnitTile<FormOf<F>>*>(s_.tiles);
         const auto panel = [&](int i) -> Panel { return {run.data(i), type, run.weight.groups}; };
         const auto sums = [&](int i) -> PanelSums {
-            return {run.image, block, s_.terms[slot], all_sums + static_cast<int64_t>(i) * block.count * PANEL_COLS};
+            return {run.image, block, s_.terms[to.slot], to.sums + static_cast<int64_t>(i) * block.count * PANEL_COLS};
         };
         const auto unpacked = [&](int i, int next, int place) -> UnpackedPanel<F> {
-            return {panel(i), run.data(next), sums(i), tiles + place * TILE_UNITS, out ? out + i * PANEL_COLS : nullptr,
-                    stride};
+            return {panel(i),
+                    run.data(next),
+                    sums(i),
+                    tiles + place * TILE_UNITS,
+                    to.out ? to.out + i * PANEL_COLS : nullptr,
+                    to.out_stride};
         };
         int i = 0;
         if (block.count <= packed_rows<F>())
@@ -173,7 +177,8 @@ class ProductSums {
 
     // The same with panels of floats. rows: the activations of the block, k columns.
     template <typename F>
-    void add_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
+    void multiply_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
+        zero_sums(sums, static_cast<int64_t>(run.count) * rows.rows);
         for (int i = 0; i < run.count; ++i)
             multiply_dense_panel<F>(run.data(i), k, rows, sums + static_cast<int64_t>(i) * rows.rows * PANEL_COLS);
     }

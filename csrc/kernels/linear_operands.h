@@ -188,5 +188,18 @@ struct PanelRun {
     const uint8_t* data(int i) const { return weight.data + (first + i) * weight.panel_bytes; }
 };
 
+// Where the sums of a run of panels go, and later what is made of them.
+struct SumsPlace {
+    float* sums;
+    int slot;          // which of two that are kept at a time (gate and up)
+    const float* out;  // the first row of the first panel; null: not known
+    int64_t out_stride;
+};
+
+// Rows of 16 sums.
+inline void zero_sums(float* sums, int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r) store(sums + r * PANEL_COLS, broadcast(0.0f));
+}
+
 }  // namespace
 }  // namespace octavo

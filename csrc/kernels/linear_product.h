@@ -120,11 +120,15 @@ class ProductRun {
                                      static_cast<int64_t>(panel) * PANEL_COLS;
             accumulate(panel_run(i, panel, count), 0, gated() ? nullptr : out);
             if (gated()) accumulate(panel_run(1, panel, count), 1, out);
-            for (int j = 0; j < count; ++j) {
-                if (gated())
-                    finish_gated(panel + j, j);
-                else
-                    finish(i, panel + j, column, sums_of(0, j));
+            // Rows of all panels at a time: what is written side by side is written one after the other.
+            for (int32_t r = 0; r < block_.count; r += ROW_GROUP) {
+                const RowBlock part = {r, block_.count - r < ROW_GROUP ? block_.count - r : ROW_GROUP};
+                for (int j = 0; j < count; ++j) {
+                    if (gated())
+                        finish_gated(panel + j, j, part);
+                    else
+                        finish(i, panel + j, column, sums_of(0, j), part);
+                }
             }
         }
     }
@@ -139,14 +143,12 @@ class ProductRun {
 
     // The sums of `slot` become activations of the block * panels. out: where they will be written; null: nowhere.
     void accumulate(const PanelRun& run, int slot, const float* out) {
-        for (int32_t r = 0; r < run.count * sum_rows(block_.count); ++r)
-            store(s_.sums[slot] + r * PANEL_COLS, broadcast(0.0f));
         with_format(run.weight.type->traits, [&](auto format) {
             using F = decltype(format);
             if constexpr (F::is_dense)
-                sums_.template add_dense<F>(run, dense_rows(run.head), p_.k(), s_.sums[slot]);
+                sums_.template multiply_dense<F>(run, dense_rows(run.head), p_.k(), s_.sums[slot]);
             else
-                sums_.template add<F>(run, block_, slot, s_.sums[slot], out, p_.out.cols);
+                sums_.template multiply<F>(run, block_, {s_.sums[slot], slot, out, p_.out.cols});
         });
     }
 
@@ -159,15 +161,15 @@ class ProductRun {
         return left < PANEL_COLS ? left : PANEL_COLS;
     }
 
-    // Calls f(index of the row in the block, its sums + bias of weight i) and writes what it returns.
+    // Writes f(index of the row in the block) for some rows of it.
     template <typename F>
-    void write_rows(int i, int32_t panel, int32_t column, const F& f) const {
+    void write_rows(int i, int32_t panel, int32_t column, RowBlock part, const F& f) const {
         const int lanes = lanes_of(*p_.weights[i].packed, panel);
         const int64_t stride = p_.out.cols;
         const int64_t at = block_.first * stride + column + panel * PANEL_COLS;
-        float* out = p_.out.data + at;
+        float* out = p_.out.data + at + part.first * stride;
         const float* residual = p_.residual ? p_.residual + at : nullptr;
-        for (int32_t r = 0; r < block_.count; ++r, out += stride) {
+        for (int32_t r = part.first; r < part.first + part.count; ++r, out += stride) {
             F32x16 y = f(r);
             if (lanes == PANEL_COLS) {
                 if (residual) y = y + load(residual + r * stride);
@@ -196,22 +198,22 @@ class ProductRun {
         return {sums, factors, load_partial(bias + panel * PANEL_COLS, lanes_of(*p_.weights[i].packed, panel)), true};
     }
 
-    void finish(int i, int32_t panel, int32_t column, const float* sums) const {
+    void finish(int i, int32_t panel, int32_t column, const float* sums, RowBlock part) const {
         const BiasedSums rows = biased_sums(i, panel, sums);
-        if (p_.scale == 1.0f && p_.softcap == 0.0f) return write_rows(i, panel, column, rows);
+        if (p_.scale == 1.0f && p_.softcap == 0.0f) return write_rows(i, panel, column, part, rows);
         const F32x16 scale = broadcast(p_.scale), cap = broadcast(p_.softcap);
-        if (p_.softcap == 0.0f) return write_rows(i, panel, column, [&](int32_t r) { return rows(r) * scale; });
-        write_rows(i, panel, column, [&](int32_t r) { return cap * tanh(rows(r) * scale / cap); });
+        if (p_.softcap == 0.0f) return write_rows(i, panel, column, part, [&](int32_t r) { return rows(r) * scale; });
+        write_rows(i, panel, column, part, [&](int32_t r) { return cap * tanh(rows(r) * scale / cap); });
     }
 
-    void finish_gated(int32_t panel, int i) const {
+    void finish_gated(int32_t panel, int i, RowBlock part) const {
         const BiasedSums gate = biased_sums(0, panel, sums_of(0, i)), up = biased_sums(1, panel, sums_of(1, i));
         with_activation(p_.gate_kind, [&](auto activation) {
             if (p_.gate_limit == 0.0f && p_.up_offset == 0.0f)
-                return write_rows(0, panel, 0, [&](int32_t r) { return activation(gate(r)) * up(r); });
+                return write_rows(0, panel, 0, part, [&](int32_t r) { return activation(gate(r)) * up(r); });
             const F32x16 limit = broadcast(p_.gate_limit == 0.0f ? __builtin_huge_valf() : p_.gate_limit);
             const F32x16 offset = broadcast(p_.up_offset), least = broadcast(0.0f) - limit;
-            write_rows(0, panel, 0, [&](int32_t r) {
+            write_rows(0, panel, 0, part, [&](int32_t r) {
                 return activation(min(limit, gate(r))) * (max(least, min(limit, up(r))) + offset);
             });
         });
