@@ -121,7 +121,11 @@ __attribute__((always_inline)) inline void unit_operation(const StepOperands& s)
         if constexpr (i == 11) tile_load<5>(s.rows + 16 * s.stride, s.stride);
         if constexpr (i == 6 || i == 12 || i == 16) tile_dot_bf16<2, 5, 6>();
         if constexpr (i == 7 || i == 13 || i == 19) tile_dot_bf16<3, 5, 7>();
+        if constexpr (i == 7 || i == 19) tiles_unused<5>();
     }
+    if constexpr (i == 4 || i == 18) tiles_unused<4>();
+    if constexpr (i == (R == 2 ? 12 : 9) || i == (R == 2 ? 16 : 15)) tiles_unused<6>();
+    if constexpr (i == (R == 2 ? 13 : 10) || i == (R == 2 ? 19 : 18)) tiles_unused<7>();
 }
 
 // All of them; between() comes UNIT_SLOTS times.

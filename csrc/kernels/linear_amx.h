@@ -207,7 +207,7 @@ struct TileUnpacker {
                                 _mm512_set1_epi16(static_cast<short>(0x8fff)));
     }
     template <int First, int Count>
-    void unpack_quads(const WeightFactors& f, uint8_t* tile) const {
+    __attribute__((always_inline)) void unpack_quads(const WeightFactors& f, uint8_t* tile) const {
         unroll<Count>([&](auto i) __attribute__((always_inline)) {
             constexpr int Q = First + decltype(i)::value;
             const CodePairs codes = code_pairs<F, Q>(source);
@@ -225,7 +225,7 @@ struct TileRows {
 
     template <int g, int tile>
     void load(int u) const {
-        tile_load_once<tile>(groups[g].unit(first + u), ROW_UNIT_BYTES);
+        tile_load<tile>(groups[g].unit(first + u), ROW_UNIT_BYTES);
     }
 };
 constexpr int GROUP_SUMS = ROW_GROUP * PANEL_COLS;
@@ -293,10 +293,10 @@ __attribute__((noinline)) void multiply_tiles(const TilePanels<P>& panels, const
     const bool from_zero = first == 0;
     each_sum<P>(panels, begin, [&](auto p, float* c) { begin_sums<p.value>(c, from_zero); });
     for (int g = begin; g < end; ++g) {
-        const TileRows<1> rows = {{image.group(base + g)}, first};
+        const ImageGroup rows = image.group(base + g);
         for (int u = 0; u < panels.count; ++u) {
             const uint8_t* const tile = panels.tiles + u * TILE_BYTES;
-            rows.template load<0, 4>(u);
+            tile_load_once<4>(rows.unit(first + u), ROW_UNIT_BYTES);
             tile_load<6>(tile, 64);
             tile_dot_bf16<0, 4, 6>();
             tiles_unused<6>();
