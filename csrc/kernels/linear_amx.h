@@ -83,19 +83,29 @@ struct CodePairs {
 
 template <typename F, int Q>
 inline CodePairs code_pairs(const PackedQuads<F>& source) {
-    if constexpr (has_direct_nibbles<F>()) {
-        const __m512i mask = _mm512_set1_epi16(0xf0), x = load_bytes(source.codes() + 64 * (Q / 2));
-        if constexpr (Q % 2 == 0)
-            return {_mm512_and_si512(_mm512_slli_epi16(x, 4), mask), _mm512_and_si512(_mm512_srli_epi16(x, 4), mask)};
-        else
-            return {_mm512_and_si512(x, mask), _mm512_and_si512(_mm512_srli_epi16(x, 8), mask)};
-    } else {
-        __m512i u = source.template quad<Q>();
-        if constexpr (code_shift<F>() > 0) u = _mm512_slli_epi16(u, code_shift<F>());
-        if constexpr (has_short_values<F>())
-            u = _mm512_xor_si512(_mm512_and_si512(u, _mm512_set1_epi8(-8)), _mm512_set1_epi8(-128));
-        return {_mm512_and_si512(u, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(u, 8)};
-    }
+    __m512i u = source.template quad<Q>();
+    if constexpr (code_shift<F>() > 0) u = _mm512_slli_epi16(u, code_shift<F>());
+    if constexpr (has_short_values<F>())
+        u = _mm512_xor_si512(_mm512_and_si512(u, _mm512_set1_epi8(-8)), _mm512_set1_epi8(-128));
+    return {_mm512_and_si512(u, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(u, 8)};
+}
+
+// The lower half of each even byte as its upper half, all other bits zero.
+inline __m512i lower_nibbles(__m512i x) {
+#if defined(__GFNI__)
+    // A matrix for each byte whose rows 4 to 7 take bits 0 to 3.
+    return _mm512_maskz_gf2p8affine_epi64_epi8(0x5555555555555555, x, _mm512_set1_epi64(0x01020408), 0);
+#else
+    return _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(0xf0));
+#endif
+}
+// Two quads of nibbles, from Q on.
+template <typename F, int Q>
+inline void nibble_pairs(const PackedQuads<F>& source, CodePairs (&quads)[2]) {
+    const __m512i x = load_bytes(source.codes() + 64 * (Q / 2)), high = _mm512_srli_epi16(x, 8);
+    const __m512i mask = _mm512_set1_epi16(0xf0);
+    quads[0] = {lower_nibbles(x), lower_nibbles(high)};
+    quads[1] = {_mm512_and_si512(x, mask), _mm512_and_si512(high, mask)};
 }
 
 inline __m512h as_halves(__m512i bits) { return (__m512h)bits; }
@@ -109,8 +119,16 @@ inline __m512i each_twice(__m256i words) {
 inline __m512h to_halves(F32x16 x) { return as_halves(each_twice(_mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT))); }
 // Sixteen whole numbers of a byte.
 inline __m512h to_halves(const uint8_t* bytes) {
+#if defined(__AVX512VBMI__)
+    alignas(64) static constexpr uint8_t PLACES[64] = {
+        0, 0, 0, 0, 1, 0, 1, 0, 2,  0, 2,  0, 3,  0, 3,  0, 4,  0, 4,  0, 5,  0, 5,  0, 6,  0, 6,  0, 7,  0, 7,  0,
+        8, 0, 8, 0, 9, 0, 9, 0, 10, 0, 10, 0, 11, 0, 11, 0, 12, 0, 12, 0, 13, 0, 13, 0, 14, 0, 14, 0, 15, 0, 15, 0};
+    const __m512i x = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return _mm512_cvtepu16_ph(_mm512_maskz_permutexvar_epi8(0x5555555555555555, _mm512_load_si512(PLACES), x));
+#else
     const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
     return _mm512_cvtepu16_ph(each_twice(words));
+#endif
 }
 inline __m512h to_halves(const int8_t* bytes) {
     const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
@@ -208,11 +226,19 @@ struct TileUnpacker {
     }
     template <int First, int Count>
     __attribute__((always_inline)) void unpack_quads(const WeightFactors& f, uint8_t* tile) const {
-        unroll<Count>([&](auto i) __attribute__((always_inline)) {
-            constexpr int Q = First + decltype(i)::value;
-            const CodePairs codes = code_pairs<F, Q>(source);
-            _mm512_storeu_si512(tile + 128 * Q, weights(codes.even, f));
-            _mm512_storeu_si512(tile + 128 * Q + 64, weights(codes.odd, f));
+        unroll<Count / 2>([&](auto i) __attribute__((always_inline)) {
+            constexpr int Q = First + 2 * decltype(i)::value;
+            CodePairs codes[2];
+            if constexpr (has_direct_nibbles<F>()) {
+                nibble_pairs<F, Q>(source, codes);
+            } else {
+                codes[0] = code_pairs<F, Q>(source);
+                codes[1] = code_pairs<F, Q + 1>(source);
+            }
+            for (int j = 0; j < 2; ++j) {
+                _mm512_storeu_si512(tile + 128 * (Q + j), weights(codes[j].even, f));
+                _mm512_storeu_si512(tile + 128 * (Q + j) + 64, weights(codes[j].odd, f));
+            }
         });
     }
 };
