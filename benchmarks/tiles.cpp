@@ -1,6 +1,6 @@
-// What a product of AMX tiles costs, and what giving tiles up after their last use saves, on a core whose other hardware
-// thread is idle and on one where it is busy. Each loop runs for some microseconds; which of the two it was is told by
-// additions just before and after it, which a busy thread beside us slows down by half.
+// What a product of AMX tiles costs, and what giving tiles up after their last use saves, on a core whose other
+// hardware thread is idle and on one where it is busy. Each loop runs for some microseconds; which of the two it was is
+// told by additions just before and after it, which a busy thread beside us slows down by half.
 //
 //     g++ -O2 -march=sapphirerapids benchmarks/tiles.cpp -o tiles && taskset -c 1 ./tiles
 #include <immintrin.h>
@@ -203,6 +203,7 @@ int main() {
     printf("%-50s %20s %20s\n", "cycles a product, median (turns)", "thread beside idle", "busy");
     for (Loop& loop : loops) {
         const size_t alone = loop.alone.size(), shared = loop.shared.size();
-        printf("%-50s %13.1f (%4zu) %13.1f (%4zu)\n", loop.name, median(loop.alone), alone, median(loop.shared), shared);
+        printf("%-50s %13.1f (%4zu) %13.1f (%4zu)\n", loop.name, median(loop.alone), alone, median(loop.shared),
+               shared);
     }
 }

@@ -67,8 +67,9 @@ Isa detect() {
     if (!has_bits(leaf7.ecx, VNNI)) return Isa::avx512;
     constexpr uint64_t AMX = bit(22) | bit(23) | bit(24) | bit(25);  // BF16, AVX512-FP16, TILE, INT8
     constexpr uint64_t VBMI = bit(1), GFNI = bit(8), AVX512_BF16 = bit(5);
-    const bool amx = has_bits(xcr0, bit(17) | bit(18)) && has_bits(leaf7.edx, AMX) && has_bits(leaf7.ecx, VBMI | GFNI) &&
-                     has_bits(cpuid(7, 1).eax, AVX512_BF16) && request_tile_permission();
+    const bool amx = has_bits(xcr0, bit(17) | bit(18)) && has_bits(leaf7.edx, AMX) &&
+                     has_bits(leaf7.ecx, VBMI | GFNI) && has_bits(cpuid(7, 1).eax, AVX512_BF16) &&
+                     request_tile_permission();
     return amx ? Isa::amx : Isa::avx512vnni;
 }
 

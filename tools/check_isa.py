@@ -26,8 +26,8 @@ X86: Levels = {
     "avx2": re.compile(r"\t(v(?!err|erw|mcall|mmcall)[a-z0-9]+)\b|%ymm"),
     "avx512": re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]"),
     "avx512vnni": re.compile(r"\tvpdp(busd|wssd)s?\b"),
-    "amx": re.compile(r"%tmm|\tv(dpbf16ps|cvtneps2bf16|cvtne2ps2bf16)"),
-    "no level": re.compile(r"\tvp(ermb|ermi2b|ermt2b|multishiftqb|shld|shrd|compress[bw]|expand[bw]|popcnt)"),
+    "amx": re.compile(r"%tmm|\tv(dpbf16ps|cvtneps2bf16|cvtne2ps2bf16|perm(b|i2b|t2b)|pmultishiftqb|gf2p8[a-z]+)\b"),
+    "no level": re.compile(r"\tvp(shld|shrd|compress[bw]|expand[bw]|popcnt)"),
 }
 # dotprod is ARMv8.2, which brings the atomic instructions of ARMv8.1.
 ARM: Levels = {

@@ -96,7 +96,7 @@ inline void tile_dot_bf16() {
 // Says that the tiles are not read until they are loaded again. A processor has more tile registers than the eight with
 // names, and gives one to each load and each product until that tile is written the next time. When two hardware
 // threads share a core, only about two remain for each: without this, loads and products wait for one another (2 x 2
-// tiles: 53 cycles a product, 32 with it). It costs nothing where they are plenty.
+// tiles: 70 cycles a product, 40 with it; benchmarks/tiles.cpp). It costs nothing where they are plenty.
 template <int... tiles>
 inline void tiles_unused() {
     (tile_zero<tiles>(), ...);

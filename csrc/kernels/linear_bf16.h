@@ -32,8 +32,7 @@ class ProductSums {
         const int64_t stride = sum_rows(rows.rows) * PANEL_COLS;
         if constexpr (F::codes != Codes::bf16) {
             zero_sums(sums, static_cast<int64_t>(run.count) * sum_rows(rows.rows));
-            for (int i = 0; i < run.count; ++i)
-                multiply_dense_panel<F>(run.data(i), k, rows, sums + i * stride);
+            for (int i = 0; i < run.count; ++i) multiply_dense_panel<F>(run.data(i), k, rows, sums + i * stride);
         } else {
             const int groups = sum_rows(rows.rows) / ROW_GROUP, units = (k + UNIT_K - 1) / UNIT_K;
             const int count = groups == 1 ? rows.rows : ROW_GROUP;
@@ -57,7 +56,7 @@ class ProductSums {
     // P panels from the i-th on with an image of the units from `first` on, of which `left` columns are there.
     template <int P>
     void multiply_dense_panels(const PanelRun& run, int i, const DenseImage& image, int groups, int first, int64_t left,
-                          float* const (&sums)[P]) {
+                               float* const (&sums)[P]) {
         constexpr int UNIT_BYTES = UNIT_K * PANEL_COLS * 2;
         for (int u = 0; u < image.units; u += DENSE_PIECE) {
             TilePanels<P> panels = {tiles_, image.units - u < DENSE_PIECE ? image.units - u : DENSE_PIECE, {}};
