@@ -59,7 +59,8 @@ def test_ctrl_c_keeps_the_conversation(smollm2_path: Path, tmp_path: Path) -> No
         terminal.wait_for(">>>")
         for question in ("Tell a very long story.\r", "Go on.\r"):
             terminal.type(question)
-            terminal.wait_for("The story" if question[0] == "T" else " the ")
+            # The second answer depends on where the first was cut: any English text has such a word soon.
+            terminal.wait_for("The story" if question[0] == "T" else "e ")
             terminal.type("\x03")
             terminal.wait_for(">>>")
         terminal.type(f"/save {file}\r")
