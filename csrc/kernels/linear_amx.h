@@ -81,13 +81,32 @@ struct CodePairs {
     __m512i even, odd;
 };
 
+// Bits [first, first + 8) of each word; those beyond it are zero, or bits of another word. By an instruction that does
+// not need the port of shifts, which multiplications need.
+template <int first>
+inline __m512i byte_of_words(__m512i x) {
+    if constexpr (first == 0) return _mm512_and_si512(x, _mm512_set1_epi16(0xff));
+#if defined(__AVX512VBMI__)
+    constexpr auto PLACE = [](int word) { return static_cast<int64_t>((16 * word + first) & 63) << (16 * word); };
+    const __m512i places = _mm512_set1_epi64(PLACE(0) | PLACE(1) | PLACE(2) | PLACE(3));
+    return _mm512_maskz_multishift_epi64_epi8(0x5555555555555555, places, x);
+#else
+    const __m512i shifted = first > 0 ? _mm512_srli_epi16(x, first) : _mm512_slli_epi16(x, -first);
+    return _mm512_and_si512(shifted, _mm512_set1_epi16(0xff));
+#endif
+}
+
 template <typename F, int Q>
 inline CodePairs code_pairs(const PackedQuads<F>& source) {
+    constexpr int S = code_shift<F>();
     __m512i u = source.template quad<Q>();
-    if constexpr (code_shift<F>() > 0) u = _mm512_slli_epi16(u, code_shift<F>());
-    if constexpr (has_short_values<F>())
+    if constexpr (has_short_values<F>()) {
+        u = _mm512_slli_epi16(u, S);
         u = _mm512_xor_si512(_mm512_and_si512(u, _mm512_set1_epi8(-8)), _mm512_set1_epi8(-128));
-    return {_mm512_and_si512(u, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(u, 8)};
+        return {byte_of_words<0>(u), byte_of_words<8>(u)};
+    } else {
+        return {byte_of_words<-S>(u), byte_of_words<8 - S>(u)};
+    }
 }
 
 // The lower half of each even byte as its upper half, all other bits zero.
@@ -102,7 +121,7 @@ inline __m512i lower_nibbles(__m512i x) {
 // Two quads of nibbles, from Q on.
 template <typename F, int Q>
 inline void nibble_pairs(const PackedQuads<F>& source, CodePairs (&quads)[2]) {
-    const __m512i x = load_bytes(source.codes() + 64 * (Q / 2)), high = _mm512_srli_epi16(x, 8);
+    const __m512i x = load_bytes(source.codes() + 64 * (Q / 2)), high = byte_of_words<8>(x);
     const __m512i mask = _mm512_set1_epi16(0xf0);
     quads[0] = {lower_nibbles(x), lower_nibbles(high)};
     quads[1] = {_mm512_and_si512(x, mask), _mm512_and_si512(high, mask)};
