@@ -195,7 +195,9 @@ class ProductRun {
         const float* const bias = p_.biases ? p_.biases[i].data : nullptr;
         const F32x16 factors = sum_factors(*p_.weights[i].packed, panel);
         if (!bias) return {sums, factors, broadcast(0.0f), false};
-        return {sums, factors, load_partial(bias + panel * PANEL_COLS, lanes_of(*p_.weights[i].packed, panel)), true};
+        const int lanes = lanes_of(*p_.weights[i].packed, panel);
+        const float* const from = bias + panel * PANEL_COLS;
+        return {sums, factors, lanes == PANEL_COLS ? load(from) : load_partial(from, lanes), true};
     }
 
     void finish(int i, int32_t panel, int32_t column, const float* sums, RowBlock part) const {
