@@ -23,6 +23,8 @@ namespace {
 constexpr int TILE_BYTES = 16 * 64;
 // Rows whose activations stay in the L2 cache, and rows times panels whose sums a worker keeps there.
 constexpr int BLOCK_ROWS = 512, KEPT_ROWS = 8192;
+// Rows of all panels of a run that are written before the next rows: lines side by side one after the other.
+constexpr int WRITTEN_ROWS = ROW_GROUP;
 // Up to so many rows, two tiles of them, a panel is unpacked as it is multiplied: which takes longer than the products.
 constexpr int PACKED_ROWS = 32;
 constexpr int PIECE_UNITS = 16;  // that are unpacked at once for more rows: two panels of them stay in the L1 cache

@@ -120,9 +120,8 @@ class ProductRun {
                                      static_cast<int64_t>(panel) * PANEL_COLS;
             accumulate(panel_run(i, panel, count), 0, gated() ? nullptr : out);
             if (gated()) accumulate(panel_run(1, panel, count), 1, out);
-            // Rows of all panels at a time: what is written side by side is written one after the other.
-            for (int32_t r = 0; r < block_.count; r += ROW_GROUP) {
-                const RowBlock part = {r, block_.count - r < ROW_GROUP ? block_.count - r : ROW_GROUP};
+            for (int32_t r = 0; r < block_.count; r += WRITTEN_ROWS) {
+                const RowBlock part = {r, block_.count - r < WRITTEN_ROWS ? block_.count - r : WRITTEN_ROWS};
                 for (int j = 0; j < count; ++j) {
                     if (gated())
                         finish_gated(panel + j, j, part);

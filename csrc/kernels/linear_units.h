@@ -161,6 +161,7 @@ void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const 
 
 // Rows whose activations stay in the L2 cache, and rows times panels whose sums a worker keeps.
 constexpr int BLOCK_ROWS = 128, KEPT_ROWS = MOST_PANELS * BLOCK_ROWS;
+constexpr int WRITTEN_ROWS = BLOCK_ROWS;  // one panel after the other: their rows were fetched in this order
 // Units that are unpacked at once: they stay in the L1 cache. Fewer for few groups of rows, whose weights pass through
 // it from memory at the same time.
 constexpr int TILE_UNITS = KEEPS_GROUPS ? 24 : 16, FEW_TILE_UNITS = 16, FEW_GROUPS = 4;
