@@ -83,8 +83,8 @@ struct CodePairs {
     __m512i even, odd;
 };
 
-// Bits [first, first + 8) of each word; those beyond it are zero, or bits of another word. By an instruction that does
-// not need the port of shifts, which multiplications need.
+// Bits [first, first + 8) of each word as a word. Where they go beyond it, the words beside it must have zeros. With
+// VBMI by an instruction that leaves the port of shifts to the multiplications; without it, as emulated, by a shift.
 template <int first>
 inline __m512i byte_of_words(__m512i x) {
     if constexpr (first == 0) return _mm512_and_si512(x, _mm512_set1_epi16(0xff));
@@ -331,12 +331,12 @@ inline void each_sum(const TilePanels<P>& panels, int group, const Do& f) {
     unroll<P>([&](auto p) __attribute__((always_inline)) { f(p, panels.sums[p.value] + group * GROUP_SUMS); });
 }
 
-// The sums of groups [begin, end) of the image, from group `base` on, with some units of the panels. One group at a
-// time: two would need fewer loads, but more tiles at once than a processor has for one of two threads (amx_tiles.h).
+// The sums of groups [begin, end) of the image, one or more, from group `base` on, with some units of the panels. One
+// group at a time: two would need fewer loads, but more tiles at once than a processor has for one of two threads
+// (amx_tiles.h).
 template <int P>
 __attribute__((noinline)) void multiply_tiles(const TilePanels<P>& panels, const Image& image, int32_t base, int first,
                                               int begin, int end) {
-    if (begin == end) return;
     const bool from_zero = first == 0;
     each_sum<P>(panels, begin, [&](auto p, float* c) { begin_sums<p.value>(c, from_zero); });
     for (int g = begin; g < end; ++g) {
