@@ -90,7 +90,7 @@ def _packed_experts(
         acc = tl.zeros((BN, BM), tl.float32)
         acc = product_tile(acc, x, at, pair >= 0, w, own, rows < N, 0, blocks, width, FORMAT, C)
         acc = _with_bias(acc, bias, expert, rows, N)
-        if up is not None:
+        if KIND != "":
             other = tl.zeros((BN, BM), tl.float32)
             other = product_tile(other, x, at, pair >= 0, up, own, rows < N, 0, blocks, width, UP_FORMAT, UP_C)
             acc = gated_values(acc, _with_bias(other, up_bias, expert, rows, N), limit, offset, KIND)
@@ -122,7 +122,7 @@ def _plain_experts(
         acc = tl.zeros((BN, BM), tl.float32)
         acc = _plain_tile(acc, x_at, pair >= 0, w + expert.to(tl.int64) * w_expert + wide * w_row, rows < N, width, BK)
         acc = _with_bias(acc, bias, expert, rows, N)
-        if up is not None:
+        if KIND != "":
             up_at = up + expert.to(tl.int64) * up_expert + wide * up_row
             other = _plain_tile(tl.zeros((BN, BM), tl.float32), x_at, pair >= 0, up_at, rows < N, width, BK)
             acc = gated_values(acc, _with_bias(other, up_bias, expert, rows, N), limit, offset, KIND)
