@@ -10,27 +10,27 @@ from gpu_cases import Case, Figure, Machine, check, in_turns, seconds_of
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.backends.torch.kernels.attention import PART_TOKENS, Sequences, decode_attention, prefill_attention
+from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.gate import gated
 from octavo.backends.torch.kernels.norm import rms_norm
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
-from octavo.backends.torch.kernels.sample import Entries, row_options, sample_rows
+from octavo.backends.torch.kernels.sample import Entries, has_filters, row_options, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan
 from octavo.batch import greedy_rows
 from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
 
 _MOST_TOKENS = 1 << 20  # of a cache that is measured
-_TYPES = {"bf16": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+CACHE_TYPES = {"bf16": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
-def _params(machine: Machine) -> AttentionParams:
+def params(machine: Machine) -> AttentionParams:
     s = machine.shapes
     return AttentionParams(0, s.heads, s.kv_heads, s.head_dim, s.head_dim**-0.5)
 
 
-def _cache(machine: Machine, blocks: int, block: int, kind: torch.dtype | None) -> CacheView:
-    p = _params(machine)
+def cache_of(machine: Machine, blocks: int, block: int, kind: torch.dtype | None) -> CacheView:
+    p = params(machine)
     shape = (blocks, p.num_kv_heads, block)
     keys, values = (machine.normal(*shape, p.head_dim) for _ in range(2))
     if kind is None:
@@ -55,7 +55,7 @@ def _numbers(cache: CacheView, tables: Tensor) -> tuple[Tensor, Tensor]:
 
 def _expected(machine: Machine, q: Tensor, cache: CacheView, seqs: Sequences, *, is_causal: bool) -> Tensor:
     """The attention of the first sequence by the library, in float32 [tokens, heads, dim]."""
-    p, length = _params(machine), int(seqs.lengths[0])
+    p, length = params(machine), int(seqs.lengths[0])
     keys, values = (x[:, :length] for x in _numbers(cache, seqs.tables[0]))
     share = p.num_heads // p.num_kv_heads
     keys, values = (x.repeat_interleave(share, 0)[None] for x in (keys, values))
@@ -65,7 +65,7 @@ def _expected(machine: Machine, q: Tensor, cache: CacheView, seqs: Sequences, *,
     ].transpose(0, 1)
 
 
-def _sequences(machine: Machine, batch: int, context: int, block: int, *, tokens: int = 1) -> tuple[Sequences, int]:
+def sequences(machine: Machine, batch: int, context: int, block: int, *, tokens: int = 1) -> tuple[Sequences, int]:
     """Sequences in blocks of a random order, and the number of blocks."""
     blocks = -(-context // block)
     order = torch.randperm(batch * blocks, device=machine.device).int().reshape(batch, blocks)
@@ -74,17 +74,17 @@ def _sequences(machine: Machine, batch: int, context: int, block: int, *, tokens
     return Sequences(starts, lengths, order), batch * blocks
 
 
-def _decode(machine: Machine, batch: int, context: int, kind: str, block: int = 16, part: int = PART_TOKENS) -> float:
+def _decode(machine: Machine, batch: int, context: int, kind: str, block: int = 16, part: int | None = None) -> float:
     """Seconds of one decode attention, whose result is right."""
-    p = _params(machine)
+    p = params(machine)
 
     def make() -> Callable[[], Tensor]:
-        seqs, blocks = _sequences(machine, batch, context, block)
+        seqs, blocks = sequences(machine, batch, context, block)
         q = machine.normal(batch, p.num_heads, p.head_dim)
-        cache = _cache(machine, blocks, block, _TYPES[kind])
+        cache = cache_of(machine, blocks, block, CACHE_TYPES[kind])
         return partial(decode_attention, q, cache, p, seqs, context, part_tokens=part)
 
-    calls = in_turns(machine, make, _bytes(machine, batch, context, kind))
+    calls = in_turns(machine, make, cache_bytes(machine, batch, context, kind))
     q, cache, _, seqs, _ = calls[0].args  # type: ignore[attr-defined]
     found = calls[0]()
     assert isinstance(found, Tensor)
@@ -94,8 +94,8 @@ def _decode(machine: Machine, batch: int, context: int, kind: str, block: int = 
     return seconds_of(machine, calls)
 
 
-def _bytes(machine: Machine, batch: int, context: int, kind: str) -> float:
-    p = _params(machine)
+def cache_bytes(machine: Machine, batch: int, context: int, kind: str) -> float:
+    p = params(machine)
     width = machine.dtype.itemsize if kind == "bf16" else 1
     scales = 4 / p.head_dim if kind == "int8" else 0
     return 2.0 * batch * context * p.num_kv_heads * p.head_dim * (width + scales)
@@ -109,7 +109,7 @@ def decode(machine: Machine, kind: str) -> list[Figure]:
             if batch * context > _MOST_TOKENS:
                 continue
             seconds = _decode(machine, batch, context, kind)
-            share = machine.share(_bytes(machine, batch, context, kind), "read", seconds)
+            share = machine.share(cache_bytes(machine, batch, context, kind), "read", seconds)
             name = f"batch {batch}, context {context}"
             found.append(Figure(name, seconds * 1e6, "microseconds", share))
             if kind == "bf16":
@@ -124,9 +124,9 @@ def decode_choices(machine: Machine) -> list[Figure]:
     found = []
     for batch, context in ((1, 8192), (32, 4096)) if machine.is_gpu else ((1, 48),):
         for block in (16, 32, 64):
-            for part in (256, 512, 1024) if machine.is_gpu else (64,):
+            for part in (128, 256, 512, 1024) if machine.is_gpu else (64,):
                 seconds = _decode(machine, batch, context, "bf16", block, part)
-                share = machine.share(_bytes(machine, batch, context, "bf16"), "read", seconds)
+                share = machine.share(cache_bytes(machine, batch, context, "bf16"), "read", seconds)
                 name = f"batch {batch}, context {context}, blocks of {block}, parts of {part}"
                 found.append(Figure(name, seconds * 1e6, "microseconds", share))
     return found
@@ -134,10 +134,10 @@ def decode_choices(machine: Machine) -> list[Figure]:
 
 def prefill(machine: Machine) -> list[Figure]:
     """Attention of whole prompts, beside the library's without pages."""
-    found, p, block = [], _params(machine), 16
+    found, p, block = [], params(machine), 16
     for tokens in (512, 2048, 4096, 16384) if machine.is_gpu else (20,):
-        seqs, blocks = _sequences(machine, 1, tokens, block, tokens=tokens)
-        cache = _cache(machine, blocks, block, None)
+        seqs, blocks = sequences(machine, 1, tokens, block, tokens=tokens)
+        cache = cache_of(machine, blocks, block, None)
         q = machine.normal(tokens, p.num_heads, p.head_dim)
         call = partial(prefill_attention, q, cache, p, seqs)
         if tokens <= 4096:
@@ -159,13 +159,13 @@ def prefill(machine: Machine) -> list[Figure]:
 
 def rowwise(machine: Machine) -> list[Figure]:
     """Rotation with the write into the cache, norms and gates."""
-    s, p, found = machine.shapes, _params(machine), []
+    s, p, found = machine.shapes, params(machine), []
     angles = torch.rand(8192, 2, s.head_dim // 2, device=machine.device)
     weight = machine.normal(s.hidden)
     few, many = ((1, 32), 8192) if machine.is_gpu else ((1, 2), 5)
     for rows in (*few, many):
         blocks = -(-rows // 16)
-        cache, places = _cache(machine, blocks, 16, None), torch.randperm(rows, device=machine.device).int()
+        cache, places = cache_of(machine, blocks, 16, None), torch.randperm(rows, device=machine.device).int()
         qkv = machine.normal(rows, sum(p.widths))
         heads = partial(prepare_heads, qkv, cache, p, HeadSteps(angles), places, places)
         x = machine.normal(rows, s.hidden)
@@ -189,21 +189,26 @@ def rowwise(machine: Machine) -> list[Figure]:
 
 
 def sampling(machine: Machine) -> list[Figure]:
-    """All steps from logits to tokens."""
+    """All steps from logits to tokens, of logits that fall with the rank of a token as those of a model do."""
     found, vocab = [], machine.shapes.vocab
     count = 32 if machine.is_gpu else 1
-    logits = torch.randn(count, vocab, device=machine.device) * 3
-    for name in ("greedy", "top-k, top-p, min-p, log-probabilities"):
+    ranks = torch.argsort(torch.rand(count, vocab, device=machine.device), dim=1)
+    logits = -1.7 * torch.log(ranks.float() + 1)
+    filters = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01}
+    cases: dict[str, dict[str, float]] = {
+        "greedy": {}, "temperature": {"temperature": 0.8}, "filters": filters, "log-probabilities": {"num_logprobs": 5}
+    }  # fmt: skip
+    for name, options in cases.items():
         rows = greedy_rows(count)
-        if name != "greedy":
-            rows["temperature"], rows["top_k"], rows["top_p"], rows["min_p"] = 0.8, 50, 0.9, 0.05
-            rows["num_logprobs"], rows["seed"] = 5, range(count)
-        options = row_options(rows, machine.device)
+        rows["seed"] = range(count)
+        for key, value in options.items():
+            rows[key] = value
         entries = Entries(torch.zeros(count, dtype=torch.int32, device=machine.device))
-        call = partial(sample_rows, logits, options, entries, 0 if name == "greedy" else 5)
-        tokens = call().token_ids
-        place = (logits > logits.gather(1, tokens.long()[:, None])).sum(dim=1)
-        assert int(place.max()) < (1 if name == "greedy" else 50), "a token that the filters exclude was drawn"
+        chosen, num_top = row_options(rows, machine.device), int(options.get("num_logprobs", 0))
+        call = partial(sample_rows, logits, chosen, entries, num_top, is_filtered=has_filters(rows))
+        place = ranks.gather(1, call().token_ids.long()[:, None])
+        most = {"temperature": vocab, "filters": 50}.get(name, 1)
+        assert int(place.max()) < most, "a token that the filters exclude was drawn"
         found.append(Figure(f"{name}, rows {count}", seconds_of(machine, [call]) * 1e6, "microseconds"))
     return found
 

@@ -56,7 +56,7 @@ def random_of(type_name: str, shape: tuple[int, int], seed: int = 1) -> Weight:
     return random_weight(type_name, shape, seed)
 
 
-def _tall(planes: Planes, rows: int, machine: Machine) -> Planes:
+def tall(planes: Planes, rows: int, machine: Machine) -> Planes:
     """The rows of a small weight again and again, in tensors of their own."""
     times = rows // planes.shape[-2]
     shared = ("table", "column_order")
@@ -123,7 +123,7 @@ def quantized(machine: Machine, type_name: str) -> list[Figure]:
             assert small is not None
 
             def make(p: Planes = small, size: tuple[int, int] = (rows, out)) -> Callable[[], Tensor]:
-                return partial(linear, machine.normal(size[0], p.shape[-1]), _tall(p, size[1], machine))
+                return partial(linear, machine.normal(size[0], p.shape[-1]), tall(p, size[1], machine))
 
             calls = in_turns(machine, make, small.nbytes * out / _BASE)
             x, numbers = calls[0].args[0], torch.from_numpy(bases[width].dequantize()).to(machine.device)  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ def written_out(machine: Machine) -> list[Figure]:
         base = random_of(type_name, (_BASE, width))
         small = planes_of(base)
         assert small is not None
-        p = _tall(small, out, machine)
+        p = tall(small, out, machine)
         numbers = torch.from_numpy(base.dequantize()).to(machine.device)
         check(f"{type_name} written out", dequantize(p, machine.dtype)[-_BASE:], numbers, 1e-2)
         seconds = seconds_of(machine, [lambda p=p: dequantize(p, machine.dtype)])
@@ -174,7 +174,7 @@ def coded(machine: Machine, type_name: str) -> list[Figure]:
         def make(p: Planes = small, count: int = rows) -> Callable[[], Tensor]:
             assert p.inputs is not None
             x = coded_rows(machine.normal(count, width), p.inputs)
-            return partial(product, x, _tall(p, out, machine), ProductEnd(), repeats=False)
+            return partial(product, x, tall(p, out, machine), ProductEnd(), repeats=False)
 
         calls = in_turns(machine, make, small.nbytes * out / _BASE)
         x = calls[0].args[0]  # type: ignore[attr-defined]
@@ -214,13 +214,13 @@ def experts(machine: Machine) -> list[Figure]:
             base = random_of(name, (_BASE, s.hidden))
             small = planes_of(base)
             assert small is not None
-            tall = _tall(small, s.experts * s.expert_rows, machine)
+            of_all = tall(small, s.experts * s.expert_rows, machine)
             stacked = {
                 n: t if n in ("table", "column_order") else t.reshape(s.experts, s.expert_rows, -1)
-                for n, t in tall.tensors.items()
+                for n, t in of_all.tensors.items()
             }
             fields: dict[str, Any] = stacked
-            weight = replace(tall, shape=(s.experts, s.expert_rows, s.hidden), **fields)
+            weight = replace(of_all, shape=(s.experts, s.expert_rows, s.hidden), **fields)
             numbers = torch.from_numpy(base.dequantize()).to(machine.device).float()
         call = partial(expert_linear, x, weight, places, top_k)
         check(f"experts {name}", call()[0, :_BASE], numbers @ x[0].float(), 2e-2)

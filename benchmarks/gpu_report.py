@@ -27,7 +27,7 @@ class Target:
 
 _CHOICES, _BLOCKS = "decode attention, choices", "blocks of 16, parts of 512"
 _LONG, _MODES = "bf16 over this, batch 32, context 8192", "bf16: graphs and overlap"
-_FILTERS = "top-k, top-p, min-p, log-probabilities, rows 32"
+_FILTERS = "filters, rows 32"
 TARGETS = [
     Target("decode attention, 32 sequences of 4,096", _CHOICES, f"batch 32, context 4096, {_BLOCKS}", 0.75, 0.88),
     Target("decode attention, 1 sequence of 8,192", _CHOICES, f"batch 1, context 8192, {_BLOCKS}", 0.60, 0.75),
@@ -77,7 +77,10 @@ tests do that), and a wrong one has no figure.
 measures for nine minutes at most, and writes the JSON after every case. The same command goes on where the last one
 stopped, also after a crash: a case that did not end is not tried again on the same commit. `--only "bf16: decode"`
 measures the cases with these words in their name again, `--minutes 0` writes this page from the JSON. All cases should
-take about 25 minutes. `--smoke` runs every case at tiny sizes on the CPU.
+take about 25 minutes. `--smoke` runs every case at tiny sizes on the CPU. `benchmarks/gpu_tiles.py` times the tiles that
+kernels may have.
+
+A case that names a commit was measured there: its kernels have not changed since.
 """
 
 
@@ -99,8 +102,14 @@ def page(record: Mapping[str, Any]) -> str:
         parts.append(f"## {group.capitalize()}\n")
         for name, case in cases.items():
             if case["group"] == group and case["figures"]:
-                parts += [f"### {name}\n", table(_FIGURES, [_figure(figure) for figure in case["figures"]]), ""]
+                parts += [_title(name, case, record), table(_FIGURES, [_figure(figure) for figure in case["figures"]]), ""]
     return "\n".join(parts)
+
+
+def _title(name: str, case: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """The heading of a case, with its commit if that is not the page's."""
+    is_other = case["commit"] != record.get("machine", {}).get("commit", case["commit"])
+    return f"### {name}" + (f" ({case['commit']})\n" if is_other else "\n")
 
 
 def write(record: Mapping[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from octavo.batch import Batch
 from octavo.engine.engine import Engine
 from octavo.engine.request import Request
+from octavo.engine.schedule import Schedule
 from octavo.sampling_params import SamplingParams
 from tests.support.fake_executor import EOS_ID, FakeExecutor, create_request, fake_engine
 
@@ -151,3 +152,32 @@ def test_what_stays_the_same_is_kept_from_step_to_step(engine: Engine) -> None:
     assert first.history_start is second.history_start is third.history_start
     assert first.rows is not second.rows  # the step before may still be reading its own
     assert len(last.history_ids) == 3  # the penalty sees what the last step made
+
+
+def test_a_step_made_from_the_one_before_is_as_if_it_were_made_anew(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where some of its sequences, or all, begin a block."""
+    builder, compared = engine._batch_builder, []
+    follow = builder.follow
+
+    def compared_follow(batch: Batch, step: Schedule) -> Batch:
+        found, expected = follow(batch, step), builder.build(step)
+        for name in ("token_ids", "positions", "query_start_loc", "seq_lens", "slot_mapping", "logits_indices"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+        np.testing.assert_array_equal(found.block_tables, expected.block_tables)
+        assert found.sampling is not None
+        assert expected.sampling is not None
+        np.testing.assert_array_equal(found.sampling.rows, expected.sampling.rows)
+        compared.append((found.positions % 4 == 0).sum())
+        return found
+
+    monkeypatch.setattr(builder, "follow", compared_follow)
+    for name, prompt in (("a", [10, 11]), ("b", [20, 21, 22]), ("c", [30, 31])):
+        add(engine, name, prompt, temperature=0.5, seed=1, max_tokens=12)
+    while engine.has_work:
+        engine.start()
+        engine.publish()
+        engine.prepare()
+        engine.finish()
+    assert {0, 1, 2} <= {int(count) for count in compared}

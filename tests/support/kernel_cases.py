@@ -19,7 +19,7 @@ from octavo.backends.torch.kernels.gate import coded_rows, empty_codes, gated
 from octavo.backends.torch.kernels.linear import gate_linear, linear
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes, planes_of
-from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate
+from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate, write_cache
 from octavo.backends.torch.kernels.sample import Entries, RowOptions, gather_tokens, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
 from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
@@ -103,6 +103,17 @@ def _rowwise() -> Iterator[Case]:
             (_empty(32, 6144), _cache(p, dtype), p, steps, _ints(32), _ints(32)),
         )
         yield f"heads {kind}", lambda a=a: prepare_heads(*a)
+    rest = (p, HeadSteps(), _ints(32), _ints(32))
+    yield "heads without steps", lambda: prepare_heads(_empty(32, 6144), _cache(p, torch.bfloat16), *rest)
+    alone = (_empty(32, _IN), None, p, steps, _ints(32), _ints(32))
+    yield "heads without a cache", lambda: prepare_heads(*alone)
+    latent = AttentionParams(0, 128, 1, 576, 0.1, value_dim=512)
+    for dtype in (torch.bfloat16, torch.int8):
+        keys, cache = _empty(32, 1, 576), _cache(latent, dtype)
+        yield (
+            f"write a latent {str(dtype).removeprefix('torch.')}",
+            lambda k=keys, c=cache: write_cache(k, None, c, _ints(32)),
+        )
     x, weight = _empty(32, _IN), _empty(_IN)
     yield "rotate", lambda: rotate(x, 128, _empty(8192, 2, 64, dtype=torch.float32), _ints(32))
     yield "rms_norm", lambda: rms_norm(x, weight, 1e-6)

@@ -150,14 +150,13 @@ class BatchBuilder:
         block, offset = np.divmod(positions, np.int32(self._block_size))
         slots = self._block_tables[:, token_rows, block] * np.int32(self._block_size) + offset
         seq_lens = starts + counts
-        num_blocks = -(-int(seq_lens.max()) // self._block_size)
         logits_indices, wanted = self._build_rows(scheduled, query_start_loc)
         batch = Batch(
             token_ids=token_ids,
             positions=positions,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_tables=np.take(self._block_tables[:, :, :num_blocks], rows, axis=1),
+            block_tables=self._tables_of(rows, seq_lens),
             slot_mapping=np.ascontiguousarray(slots),
             logits_indices=logits_indices,
             block_copies=np.array([pair for item in scheduled for pair in item.copies], np.int32).reshape(-1, 2),
@@ -179,21 +178,35 @@ class BatchBuilder:
         positions, sampling = batch.positions + 1, batch.sampling
         if self._settled is None or sampling is None or sampling.history_start is not self._settled[1].history_start:
             return self.build(step)
-        needs_block = not (positions % self._block_size).all()
-        if needs_block or batch.state_slots is not None or len(batch.logits_indices) != len(positions):
+        if batch.state_slots is not None or len(batch.logits_indices) != len(positions):
             return self.build(step)
-        rows = sampling.rows.copy()  # a step in flight reads the others
-        rows["counter"] += 1
+        tables, slots = batch.block_tables, batch.slot_mapping + 1
+        begins = np.flatnonzero(positions % self._block_size == 0)  # the sequences with a new block
+        if len(begins):
+            sequences = list(step.scheduled)
+            for row in begins.tolist():
+                self._sync_blocks(sequences[row])
+            rows = np.array([sequence.row for sequence in sequences], np.int32)
+            tables = self._tables_of(rows, batch.seq_lens + 1)
+            blocks = positions[begins] // np.int32(self._block_size)
+            slots[:, begins] = self._block_tables[:, rows[begins], blocks] * np.int32(self._block_size)
+        options = sampling.rows.copy()  # a step in flight reads the others
+        options["counter"] += 1
         return Batch(
             token_ids=np.zeros(len(positions), np.int32),
             positions=positions,
             query_start_loc=batch.query_start_loc,
             seq_lens=batch.seq_lens + 1,
-            block_tables=batch.block_tables,
-            slot_mapping=batch.slot_mapping + 1,
+            block_tables=tables,
+            slot_mapping=slots,
             logits_indices=batch.logits_indices,
-            sampling=replace(sampling, rows=rows),
+            sampling=replace(sampling, rows=options),
         )
+
+    def _tables_of(self, rows: Int32, seq_lens: Int32) -> Int32:
+        """The block tables of sequences in these rows, as wide as the longest of them needs."""
+        num_blocks = -(-int(seq_lens.max()) // self._block_size)
+        return np.take(self._block_tables[:, :, :num_blocks], rows, axis=1)
 
     def _gather_token_ids(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32:
         token_ids = np.empty(int(query_start_loc[-1]), np.int32)

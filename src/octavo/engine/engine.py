@@ -321,14 +321,17 @@ class Engine:
     def _consume(self, step: _Step, output: StepOutput) -> dict[Request, int]:
         """Gives the rows to their consumers. Returns the requests with new results, and their numbers of new tokens."""
         rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
-        row = 0
+        row, running = 0, RequestStatus.RUNNING
         for item in step.schedule.scheduled.values():
             times = item.sequence.request.times
             if not times.scheduled:
                 times.scheduled = step.started_at
             for use in item.rows:
-                if use.sequence.status is RequestStatus.RUNNING:  # else it has ended since it was scheduled
-                    rows.setdefault(use.consumer, []).append((use, row))
+                if use.sequence.status is running:  # else it has ended since it was scheduled
+                    if use.consumer in rows:
+                        rows[use.consumer].append((use, row))
+                    else:
+                        rows[use.consumer] = [(use, row)]
                 row += use.count
         accepted: dict[Request, int] = {}
         for consumer, uses in rows.items():

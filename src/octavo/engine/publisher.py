@@ -92,20 +92,20 @@ class Publisher:
 
         None if there is nothing to show yet.
         """
-        kind, choices = request.params.output_kind, request.sequences[: request.params.num_choices]
+        kind = request.params.output_kind
+        is_delta = kind is RequestOutputKind.DELTA
         if not finished and kind is RequestOutputKind.FINAL_ONLY:
             return None
         if request.vector is not None:
             return PoolingOutput(request.request_id, request.vector, request.num_prompt_tokens)
-        if kind is RequestOutputKind.DELTA:
-            choices = [sequence for sequence in choices if _has_news(sequence)]
+        choices = request.sequences[: request.params.num_choices]
         if finished or request.metrics is None:
             request.metrics = _metrics(request)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
-            outputs=[_completion(sequence, is_delta=kind is RequestOutputKind.DELTA) for sequence in choices],
+            outputs=[_completion(each, is_delta=is_delta) for each in choices if not is_delta or _has_news(each)],
             finished=finished,
             prompt_logprobs=_prompt_logprobs(request),
             metrics=request.metrics,
@@ -178,21 +178,24 @@ def _ends_by_token(sequence: Sequence) -> bool:
 
 
 def _has_news(sequence: Sequence) -> bool:
-    ended = sequence.finish_reason is not None and not sequence.is_end_reported
-    return ended or sequence.num_output_tokens > sequence.num_reported_tokens
+    if sequence.num_output_tokens > sequence.num_reported_tokens:
+        return True
+    return sequence.finish_reason is not None and not sequence.is_end_reported
 
 
 def _completion(sequence: Sequence, *, is_delta: bool) -> CompletionOutput:
     first, stream, reason = 0, sequence.text_stream, sequence.finish_reason
+    request, token_ids = sequence.request, sequence.token_ids
+    num_prompt_tokens = len(request.prompt_token_ids)
     if is_delta:
-        first, sequence.num_reported_tokens = sequence.num_reported_tokens, sequence.num_output_tokens
+        first, sequence.num_reported_tokens = sequence.num_reported_tokens, len(token_ids) - num_prompt_tokens
         sequence.is_end_reported = reason is not None
     return CompletionOutput(
         index=sequence.index,
         text="" if stream is None else stream.take() if is_delta else stream.text,
-        token_ids=sequence.token_ids[sequence.request.num_prompt_tokens + first :],
+        token_ids=token_ids[num_prompt_tokens + first :],
         cumulative_logprob=sequence.cumulative_logprob,
-        logprobs=sequence.logprobs[first:] if sequence.request.params.sampling.logprobs is not None else None,
+        logprobs=sequence.logprobs[first:] if request.params.sampling.logprobs is not None else None,
         finish_reason=None if reason is None else reason.value,
         stop_reason=sequence.stop_reason,
     )

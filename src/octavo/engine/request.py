@@ -73,7 +73,7 @@ class RowConsumer:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: every step makes one of every sequence, which then takes thrice as long
 class RowUse:
     """The rows of one sequence in a step for one consumer: those of the tokens from start to start + count."""
 
@@ -250,7 +250,11 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        return all(sequence.status is RequestStatus.FINISHED for sequence in self.sequences)
+        # A generator would take longer, and every step asks it of every request.
+        for sequence in self.sequences:  # noqa: SIM110
+            if sequence.status is not RequestStatus.FINISHED:
+                return False
+        return True
 
     def release(self) -> None:
         """Drops the sequences after the last output; they and their grammars are freed when others take their rows.

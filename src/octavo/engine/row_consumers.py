@@ -33,14 +33,21 @@ class TokenSampler(RowConsumer):
 
     def goes_on(self, sequence: Sequence) -> bool:
         """The arrays of a sequence with penalties, biases or a mask depend on the token itself."""
-        ends = len(sequence.token_ids) + 1 >= sequence.request.max_total_tokens
-        return not ends and sequence.request.params.sampling.is_plain
+        request = sequence.request
+        return len(sequence.token_ids) + 1 < request.max_total_tokens and request.params.sampling.is_plain
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
         """Accepts tokens up to the first that differs from its draft or ends the sequence."""
         ((use, row),) = uses  # each sequence has a sampler of its own
         sequence, count = use.sequence, use.count
         wants_logprobs = sequence.request.params.sampling.logprobs is not None
+        if count == 1:
+            if wants_logprobs:
+                sequence.logprob_rows.append((output, row))
+            reason = _append_token(sequence, int(output.token_ids[row]))
+            if reason is not None:
+                _end(sequence, reason, scheduler)
+            return 1
         num_drafts = min(count - 1, len(sequence.draft_token_ids))
         drafts, num_before = sequence.draft_token_ids[:num_drafts], len(sequence.token_ids)
         reason = None
@@ -52,13 +59,16 @@ class TokenSampler(RowConsumer):
             if reason is not None or (i < num_drafts and token_id != drafts[i]):
                 break
         num_accepted = len(sequence.token_ids) - num_before
-        if count > 1:
-            sequence.draft_token_ids = []
-            scheduler.accept_drafts(sequence, num_accepted - 1)
+        sequence.draft_token_ids = []
+        scheduler.accept_drafts(sequence, num_accepted - 1)
         if reason is not None:
-            sequence.finish_reason = reason
-            scheduler.finish(sequence.group)
+            _end(sequence, reason, scheduler)
         return num_accepted
+
+
+def _end(sequence: Sequence, reason: FinishReason, scheduler: Scheduler) -> None:
+    sequence.finish_reason = reason
+    scheduler.finish(sequence.group)
 
 
 def _append_token(sequence: Sequence, token_id: int) -> FinishReason | None:

@@ -133,14 +133,13 @@ class Scheduler:
         is_decode = step.num_decodes == count == len(self.sampled.running)
         if not is_decode or self.pooled.running or self.may_admit:
             return None
-        num_tokens, num_rows = self._max_num_tokens - count, self._max_num_outputs - count
-        ahead = Schedule(num_tokens, num_rows, 0, is_ahead=True, num_decodes=count)
+        ahead = Schedule(self._max_num_tokens - count, self._max_num_outputs - count, 0, True, num_decodes=count)
         for item in step.scheduled.values():
             sequence, consumer, position = item.sequence, item.rows[-1].consumer, item.start + 1
             if item.num_tokens > 1 or not consumer.goes_on(sequence):
                 return None
             tables = sequence.block_tables
-            if self.kv_cache.num_blocks_for(position + 1) > len(tables[0].block_ids):
+            if position >= self.kv_cache.block_size * len(tables[0].block_ids):
                 if len(tables) > pool.num_free_blocks:
                     return None
                 self.kv_cache.append(sequence, position + 1 - sequence.num_computed_tokens)
@@ -485,8 +484,9 @@ class Scheduler:
         size, num_ahead, num_wasted = self.kv_cache.block_size, 0, 0
         for sequence in self.running:
             num_blocks = -(-sequence.num_computed_tokens // size)
-            num_ahead += sum(len(table.block_ids) - num_blocks for table in sequence.block_tables)
-            num_wasted += (num_blocks * size - sequence.num_computed_tokens) * len(sequence.block_tables)
+            for table in sequence.block_tables:
+                num_ahead += len(table.block_ids) - num_blocks
+                num_wasted += num_blocks * size - sequence.num_computed_tokens
         self.metrics.num_allocated_slots_total += (self.kv_cache.pool.num_used_blocks - num_ahead) * size
         self.metrics.num_wasted_slots_total += num_wasted
 

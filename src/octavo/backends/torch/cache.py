@@ -44,10 +44,11 @@ class CacheNumbers(NamedTuple):
 
 
 class PagedCache:
-    """One tensor of bytes [blocks, slots of layers]: scales, keys and values, each [head, token, dim].
+    """A tensor of bytes [blocks, bytes] for each slot of layers: scales, keys and values, each [head, token, dim].
 
-    Where layers that share a slot differ in heads, widths or types, the slot has room for the largest of them. There is
-    one block more than asked for: the tokens that pad a captured step are written there.
+    So what a layer reads of scattered blocks lies close together, whatever the size of the cache. Where layers that
+    share a slot differ in heads, widths or types, the slot has room for the largest of them. There is one block more
+    than asked for: the tokens that pad a captured step are written there.
     """
 
     def __init__(
@@ -67,15 +68,17 @@ class PagedCache:
         """
         num_blocks, block_size, num_states = sizes
         self.block_size, self.num_blocks, self.num_states = block_size, num_blocks, num_states
-        layout, offsets = graph.cache_layout, [0]
-        for width in slot_bytes(graph, types):
-            offsets.append(offsets[-1] + width * block_size)
+        layout = graph.cache_layout
         # Zeros, because a key that is not seen still takes part in products.
-        self.blocks = torch.zeros((num_blocks + 1, offsets[-1]), dtype=torch.uint8, device=device)
+        self.slots = [
+            torch.zeros((num_blocks + 1, width * block_size), dtype=torch.uint8, device=device)
+            for width in slot_bytes(graph, types)
+        ]
+        self.device = device
         self.layers: dict[int, LayerPages] = {}
         for kv in graph.kv_caches:
             slot, group = layout.place(kv.layer)
-            pages = self._pages(kv, types[kv.layer], offsets[slot], group)
+            pages = self._pages(kv, types[kv.layer], self.slots[slot], group)
             key_factor, value_factor = (factors or {}).get(kv.layer, (1.0, 1.0))
             self.layers[kv.layer] = replace(pages, key_factor=key_factor, value_factor=value_factor)
         self.states = {
@@ -85,19 +88,19 @@ class PagedCache:
             for cache in graph.state_caches
         }
 
-    def _pages(self, kv: KVCache, dtype: torch.dtype, offset: int, group: int) -> LayerPages:
+    def _pages(self, kv: KVCache, dtype: torch.dtype, blocks: Tensor, group: int) -> LayerPages:
         scales: list[Tensor | None] = [None, None]
-        heads, rows = kv.num_kv_heads, kv.num_kv_heads * self.block_size
+        heads, rows, offset = kv.num_kv_heads, kv.num_kv_heads * self.block_size, 0
         if dtype is torch.int8:
-            scales = [self._view(torch.float32, offset + i * rows * _SCALE_BYTES, heads, 1)[..., 0] for i in range(2)]
+            scales = [self._view(blocks, torch.float32, i * rows * _SCALE_BYTES, heads, 1)[..., 0] for i in range(2)]
             offset += 2 * rows * _SCALE_BYTES
-        keys = self._view(dtype, offset, heads, kv.key_dim)
-        values = self._view(dtype, offset + rows * kv.key_dim * dtype.itemsize, heads, kv.value_dim)
+        keys = self._view(blocks, dtype, offset, heads, kv.key_dim)
+        values = self._view(blocks, dtype, offset + rows * kv.key_dim * dtype.itemsize, heads, kv.value_dim)
         return LayerPages(keys, values, group, scales[0], scales[1])
 
-    def _view(self, dtype: torch.dtype, offset: int, heads: int, dim: int) -> Tensor:
+    def _view(self, blocks: Tensor, dtype: torch.dtype, offset: int, heads: int, dim: int) -> Tensor:
         """[blocks, heads, block_size, dim] from a byte of each block on."""
-        size, whole = self.block_size, self.blocks.view(dtype)
+        size, whole = self.block_size, blocks.view(dtype)
         shape, strides = (self.num_blocks + 1, heads, size, dim), (whole.stride(0), size * dim, dim, 1)
         return whole.as_strided(shape, strides, offset // dtype.itemsize if dim else 0)
 
@@ -141,7 +144,8 @@ class PagedCache:
     def copy(self, batch: Batch) -> None:
         """Makes the copies of blocks and of states of a step, in their order."""
         for source, destination in batch.block_copies.tolist():
-            self.blocks[destination].copy_(self.blocks[source])
+            for blocks in self.slots:
+                blocks[destination].copy_(blocks[source])
         for source, destination in batch.state_copies.tolist():
             for array in (array for arrays in self.states.values() for array in arrays):
                 array[destination].copy_(array[source])

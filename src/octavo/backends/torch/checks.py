@@ -15,57 +15,72 @@ from octavo.graph.ops.state import check_states
 from octavo.graph.segments import check_inputs
 
 
-def check_batch(graph: Graph, limits: ExecutorLimits, batch: Batch, cache: PagedCache) -> None:
-    """Raises UsageError or ValueError naming the first number of the batch that cannot be."""
-    check_inputs(graph.inputs, graph.makes_logits, batch)
-    if graph.state_caches:
-        check_states(batch, cache.num_states)
-    check_token_types(graph, batch)
-    tokens, requests = len(batch.token_ids), len(batch.seq_lens)
-    for what, count, limit in (
-        ("tokens", tokens, limits.max_num_batched_tokens),
-        ("requests", requests, limits.max_num_seqs),
-        ("outputs", len(batch.logits_indices), limits.max_num_outputs),
-    ):
-        if count > limit:
-            raise UsageError(f"a step with {count} {what} exceeds the executor's limit of {limit}")
-    starts = batch.query_start_loc
-    if len(starts) != requests + 1 or starts[0] != 0 or starts[-1] != tokens or (np.diff(starts) < 0).any():
-        raise ValueError(f"query_start_loc {starts.tolist()} does not divide {tokens} tokens among {requests} requests")
-    vocab = min((n.op.num_rows for n in graph.nodes if isinstance(n.op, Embedding) and n.op.has_all), default=0)
-    if vocab:
-        _in_range("token_ids", batch.token_ids, vocab)
-    if batch.token_sources is not None:
-        _in_range("token_sources", batch.token_sources + 1, limits.max_num_outputs + 1)
-    _in_range("positions", batch.positions, limits.max_model_len)
-    _in_range("seq_lens", batch.seq_lens, limits.max_model_len + 1)
-    _in_range("logits_indices", batch.logits_indices, tokens)
-    _in_range("block_copies", batch.block_copies, cache.num_blocks)
-    _check_blocks(graph, batch, cache)
+class BatchChecks:
+    """The checks of the batches of one graph. What they ask of the graph is found once, not in every step."""
 
+    def __init__(self, graph: Graph, limits: ExecutorLimits) -> None:
+        self._graph, self._limits = graph, limits
+        self._inputs, self._makes_logits = graph.inputs, graph.makes_logits
+        self._has_states, self._has_keys = bool(graph.state_caches), bool(graph.kv_caches)
+        self._groups = graph.cache_layout.groups
+        tables = (n.op.num_rows for n in graph.nodes if isinstance(n.op, Embedding) and n.op.has_all)
+        self._vocab = min(tables, default=0)
 
-def _check_blocks(graph: Graph, batch: Batch, cache: PagedCache) -> None:
-    size, groups = cache.block_size, len(graph.cache_layout.groups)
-    tokens, requests = len(batch.token_ids), len(batch.seq_lens)
-    if not graph.kv_caches:
-        return
-    shapes = batch.slot_mapping.shape, batch.block_tables.shape[:2]
-    if min(shape[0] for shape in shapes) < groups or [shape[1] for shape in shapes] != [tokens, requests]:
-        raise ValueError(
-            f"slot_mapping and block_tables are not of {groups} groups, {tokens} tokens, {requests} requests"
-        )
-    _in_range("slot_mapping", batch.slot_mapping, cache.num_blocks * size)
-    ends = np.repeat(batch.seq_lens, np.diff(batch.query_start_loc))
-    if (batch.positions >= ends).any():
-        raise ValueError("a position is not before the end of its sequence, seq_lens")
-    if requests and -(-int(batch.seq_lens.max()) // size) > batch.block_tables.shape[2]:
-        raise ValueError(
-            f"{batch.block_tables.shape[2]} blocks do not hold a sequence of {batch.seq_lens.max()} tokens"
-        )
-    for number, group in enumerate(graph.cache_layout.groups):
-        _in_range("block_tables", seen_blocks(batch, group, number, np.arange(requests), size).tables, cache.num_blocks)
+    def check(self, batch: Batch, cache: PagedCache) -> None:
+        """Raises UsageError or ValueError naming the first number of the batch that cannot be."""
+        limits = self._limits
+        check_inputs(self._inputs, self._makes_logits, batch)
+        if self._has_states:
+            check_states(batch, cache.num_states)
+        check_token_types(self._graph, batch)
+        tokens, requests = len(batch.token_ids), len(batch.seq_lens)
+        for what, count, limit in (
+            ("tokens", tokens, limits.max_num_batched_tokens),
+            ("requests", requests, limits.max_num_seqs),
+            ("outputs", len(batch.logits_indices), limits.max_num_outputs),
+        ):
+            if count > limit:
+                raise UsageError(f"a step with {count} {what} exceeds the executor's limit of {limit}")
+        starts = batch.query_start_loc
+        if len(starts) != requests + 1 or starts[0] != 0 or starts[-1] != tokens or (starts[1:] < starts[:-1]).any():
+            raise ValueError(
+                f"query_start_loc {starts.tolist()} does not divide {tokens} tokens among {requests} requests"
+            )
+        if self._vocab:
+            _in_range("token_ids", batch.token_ids, self._vocab)
+        if batch.token_sources is not None:
+            _in_range("token_sources", batch.token_sources + 1, limits.max_num_outputs + 1)
+        _in_range("positions", batch.positions, limits.max_model_len)
+        _in_range("seq_lens", batch.seq_lens, limits.max_model_len + 1)
+        _in_range("logits_indices", batch.logits_indices, tokens)
+        _in_range("block_copies", batch.block_copies, cache.num_blocks)
+        if self._has_keys:
+            self._check_blocks(batch, cache)
+
+    def _check_blocks(self, batch: Batch, cache: PagedCache) -> None:
+        size, groups = cache.block_size, len(self._groups)
+        tokens, requests = len(batch.token_ids), len(batch.seq_lens)
+        slots, tables = batch.slot_mapping.shape, batch.block_tables.shape
+        if min(slots[0], tables[0]) < groups or (slots[1], tables[1]) != (tokens, requests):
+            raise ValueError(
+                f"slot_mapping and block_tables are not of {groups} groups, {tokens} tokens, {requests} requests"
+            )
+        _in_range("slot_mapping", batch.slot_mapping, cache.num_blocks * size)
+        ends = batch.seq_lens
+        if tokens != requests or (batch.query_start_loc != np.arange(requests + 1)).any():
+            ends = np.repeat(ends, np.diff(batch.query_start_loc))
+        if (batch.positions >= ends).any():
+            raise ValueError("a position is not before the end of its sequence, seq_lens")
+        if requests and -(-int(batch.seq_lens.max()) // size) > tables[2]:
+            raise ValueError(f"{tables[2]} blocks do not hold a sequence of {batch.seq_lens.max()} tokens")
+        for number, group in enumerate(self._groups):
+            seen = seen_blocks(batch, group, number, slice(None), size, whole=True)
+            _in_range("block_tables", seen.tables, cache.num_blocks)
 
 
 def _in_range(name: str, numbers: np.ndarray, end: int) -> None:
-    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < end:
-        raise ValueError(f"{name} are {numbers.min()} to {numbers.max()}; they must be in 0 to {end - 1}")
+    if not numbers.size:
+        return
+    low, high = np.minimum.reduce(numbers, axis=None), np.maximum.reduce(numbers, axis=None)
+    if not 0 <= low <= high < end:
+        raise ValueError(f"{name} are {low} to {high}; they must be in 0 to {end - 1}")

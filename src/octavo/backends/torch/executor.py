@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo.backends import ExecutorLimits, Paging
 from octavo.backends.sampling import raise_row_errors
 from octavo.backends.torch.cache import CacheNumbers, PagedCache
-from octavo.backends.torch.checks import check_batch
+from octavo.backends.torch.checks import BatchChecks
 from octavo.backends.torch.coded import fed_products
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
 from octavo.backends.torch.operations import evaluate
@@ -26,7 +26,7 @@ from octavo.backends.torch.paged_step import PagedStep, StepKernels
 from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.rank_sampling import offers_of, sample_together
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
-from octavo.backends.torch.step_arrays import HostArrays, host_arrays, sent
+from octavo.backends.torch.step_arrays import HostArrays, SeenBlocks, host_arrays, seen_blocks, sent
 from octavo.backends.torch.weights import DeviceWeights, vector_type
 from octavo.backends.torch.workspace import Workspace, value_types
 from octavo.batch import Batch, StepOutput
@@ -61,12 +61,16 @@ class TorchPendingStep:
 class Results:
     """The results of a step, copied to the host while later work runs."""
 
-    def __init__(self, num_rows: int, samples: Samples | None, values: Mapping[str, Sequence[Tensor]]) -> None:
-        """values: tensors for fields of `StepOutput` by its name, which the next step may overwrite."""
+    def __init__(
+        self, num_rows: int, samples: Samples | None, values: Mapping[str, Sequence[Tensor]], *, reports: bool = True
+    ) -> None:
+        """values: tensors for fields of `StepOutput` by its name, which the next step may overwrite.
+
+        reports: False: nobody wants log-probabilities, ranks or the most likely tokens, and they are not copied.
+        """
         self._num_rows = num_rows
-        self._samples = (
-            None if samples is None else Samples(*(_to_host(getattr(samples, n)) for n in samples.__slots__))
-        )
+        names = Samples.__slots__ if reports else ("token_ids", "errors")
+        self._samples = {} if samples is None else {name: _to_host(getattr(samples, name)) for name in names}
         self._values = {name: [_to_host(x.float()) for x in tensors] for name, tensors in values.items()}
         is_cuda = any(x.is_cuda for tensors in values.values() for x in tensors)
         is_cuda = is_cuda or (samples is not None and samples.token_ids.is_cuda)
@@ -82,21 +86,16 @@ class Results:
     def errors(self) -> np.ndarray:
         """Reasons of rows without an outcome."""
         self._settle()
-        return np.zeros(0, np.int32) if self._samples is None else self._samples.errors.numpy()
+        return self._samples["errors"].numpy() if self._samples else np.zeros(0, np.int32)
 
     def output(self) -> StepOutput:
         """The results as arrays."""
         self._settle()
-        s = self._samples
         output = StepOutput.unsampled(self._num_rows)
-        if s is not None:
-            output = StepOutput(
-                s.token_ids.numpy().astype(np.int32),
-                s.logprobs.numpy(),
-                s.ranks.numpy().astype(np.int32),
-                s.top_ids.numpy().astype(np.int32),
-                s.top_logprobs.numpy(),
-            )
+        for name, tensor in self._samples.items():
+            if name != "errors":
+                is_real = name in ("logprobs", "top_logprobs")
+                setattr(output, name, tensor.numpy().astype(np.float32 if is_real else np.int32, copy=False))
         for name, tensors in self._values.items():
             arrays = tuple(x.numpy() for x in tensors)
             setattr(output, name, arrays if name == "values" else arrays[0])
@@ -147,6 +146,8 @@ class TorchExecutor:
         self.num_threads = torch.get_num_threads() if device.type == "cpu" else 1
         self.device = device
         self._graph, self._weights, self._limits = graph, weights, limits
+        self._checks = BatchChecks(graph, limits)
+        self._layout, self._has_states = graph.cache_layout, bool(graph.state_caches)
         self._numbers, self._capture, self._repeats = numbers, mode.capture, mode.repeats
         self._group, self._widths = mode.group, gathered_widths(graph, mode.group)
         # A step waits for other ranks, which begin it after the call that submits it here.
@@ -173,12 +174,18 @@ class TorchExecutor:
         graph, limits = self._graph, self._limits
         if self._capture is not None and graph.generates and not graph.inputs and not graph.takes_whole_texts:
             most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[Rows.LOGITS])
-            spare = SpareRows(len(graph.cache_layout.groups), num_blocks, block_size, num_states)
+            spare = SpareRows(len(self._layout.groups), num_blocks, block_size, num_states)
             host_of = partial(self._host_arrays, max_tokens=limits.max_model_len)
             try:
                 with current(self.device):
                     self._graphs = DecodeGraphs(
-                        self._captured_logits, host_of, spare, self._capture, buckets(most), self.device
+                        self._captured_logits,
+                        host_of,
+                        self._seen_blocks,
+                        spare,
+                        self._capture,
+                        buckets(most),
+                        self.device,
                     )
             except RuntimeError as error:  # of the driver, or too little memory: the steps themselves run without
                 reason = str(error).partition("\n")[0]
@@ -195,7 +202,7 @@ class TorchExecutor:
         return PagedCache(self._graph, shape, self.device, types, state_dtype, factors)
 
     def submit(self, batch: Batch) -> TorchPendingStep:
-        check_batch(self._graph, self._limits, batch, self._cache)
+        self._checks.check(batch, self._cache)
         if self._thread is not None:
             return TorchPendingStep(self._thread.submit(self._start, batch), self._group)
         started: Future[Results] = Future()
@@ -226,16 +233,24 @@ class TorchExecutor:
         return self._finish(step, batch)
 
     def _host_arrays(self, batch: Batch, max_tokens: int = 0) -> HostArrays:
-        spare = self._cache.num_states if self._graph.state_caches else None
-        layout, size = self._graph.cache_layout, self._cache.block_size
-        return host_arrays(batch, layout, size, spare, max_tokens, whole_tables=self.calls is not None)
+        spare = self._cache.num_states if self._has_states else None
+        size, is_whole = self._cache.block_size, self.calls is not None
+        return host_arrays(batch, self._layout, size, spare, max_tokens, whole_tables=is_whole)
+
+    def _seen_blocks(self, batch: Batch) -> list[SeenBlocks]:
+        """The blocks that all sequences see, by group of layers."""
+        size, is_whole = self._cache.block_size, self.calls is not None
+        groups = enumerate(self._layout.groups)
+        return [seen_blocks(batch, group, i, slice(None), size, whole=is_whole) for i, group in groups]
 
     def _step(
         self, host: HostArrays, flat: Tensor, inputs: Sequence[Tensor] = (), *, avoids_host: bool = False
     ) -> PagedStep:
         arrays = host.views(flat.long())
         rows, sources = arrays.rows, arrays.sources
-        token_ids = torch.where(sources >= 0, self._drawn[sources.clamp(min=0)], rows.token_ids)
+        # A row without an outcome has drawn -1, and the step that takes it is forgotten.
+        drawn = self._drawn[sources.clamp(min=0)].clamp(min=0)
+        token_ids = torch.where(sources >= 0, drawn, rows.token_ids)
         assert self._workspace is not None, "a step after `close`, or asleep"
         return PagedStep(
             replace(rows, token_ids=token_ids),
@@ -310,7 +325,9 @@ class TorchExecutor:
         options = batch.sampling if self._group is None or self._group.rank == 0 else None
         num_top = 0 if options is None else max(int(options.rows["num_logprobs"].max(initial=0)), 0)
         draw = sample if self.calls is None else self.calls.sampled
-        samples = None if options is None else draw(logits, rows_of(options, rows), num_top)
+        if options is not None and rows != slice(0, len(options.rows)):
+            options = rows_of(options, rows)
+        samples = None if options is None else draw(logits, options, num_top)
         return samples, logits.clone() if batch.return_logits else None
 
     def _results(self, parts: Sequence[tuple[Samples | None, Tensor | None]], batch: Batch) -> Results:
@@ -318,9 +335,10 @@ class TorchExecutor:
         logits = [part for _, part in parts if part is not None]
         values = {"logits": [torch.cat(logits)]} if logits else {}
         drawn = joined(samples) if samples else None
-        if drawn is not None:  # a row without an outcome has -1, and the step that takes it is forgotten
-            self._drawn[: len(drawn.token_ids)] = drawn.token_ids.clamp(min=0)
-        return Results(len(batch.logits_indices), drawn, values)
+        if drawn is not None:
+            self._drawn[: len(drawn.token_ids)].copy_(drawn.token_ids)
+        reports = batch.sampling is not None and bool((batch.sampling.rows["num_logprobs"] >= 0).any())
+        return Results(len(batch.logits_indices), drawn, values, reports=reports)
 
     def sleep(self) -> None:
         """See `octavo.backends.SleepingExecutor`."""

@@ -6,6 +6,7 @@ block and the slot for states that nobody reads.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.backends.torch.step_arrays import HostArrays
+from octavo.backends.torch.step_arrays import DecodeArrays, HostArrays, SeenBlocks
 from octavo.batch import Batch
 
 
@@ -98,6 +99,27 @@ class SpareRows:
         )
 
 
+class DecodeInput:
+    """The numbers that the captured steps of one size read: in `tensor` on the device, and before that on the host."""
+
+    def __init__(self, host: HostArrays, device: torch.device) -> None:
+        """host: of a step of rows that pad."""
+        is_cuda = device.type == "cuda"
+        self._memory = torch.empty(len(host.flat), dtype=torch.int32, pin_memory=is_cuda)
+        self._arrays = DecodeArrays(host, self._memory.numpy())
+        self.tensor = self._memory.to(device, copy=True)
+        self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+
+    def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
+        """Sends the numbers of a step to the device."""
+        if self._copied is not None:  # with two steps in flight, this is that of the first of them, which runs
+            self._copied.synchronize()
+        self._arrays.write(batch, seen)
+        self.tensor.copy_(self._memory, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
 class DecodeGraphs:
     """The captured steps of an executor, one for each size."""
 
@@ -105,6 +127,7 @@ class DecodeGraphs:
         self,
         run: Callable[[HostArrays, Tensor], Tensor],
         host_of: Callable[[Batch], HostArrays],
+        seen_of: Callable[[Batch], Sequence[SeenBlocks]],
         spare: SpareRows,
         capture: Capture,
         sizes: Sequence[int],
@@ -112,34 +135,37 @@ class DecodeGraphs:
     ) -> None:
         """run: from the arrays of a step, and these on the device, to its logits, in their place in the workspace.
 
-        host_of: the arrays of a step, whose shapes follow its size. sizes: numbers of sequences, the largest first.
+        host_of: the arrays of a step, whose shapes follow its size. seen_of: its blocks by group of layers. sizes:
+        numbers of sequences, the largest first.
         """
-        self._host_of, self._spare, self._sizes = host_of, spare, sorted(sizes)
-        self._inputs: dict[int, Tensor] = {}
+        self._seen_of, self._sizes = seen_of, sorted(sizes)
+        self._every_row = np.arange(max(sizes) + 1, dtype=np.int32)
+        self._inputs: dict[int, DecodeInput] = {}
         self._replays: dict[int, Replay] = {}
         for size in sizes:
             host = host_of(spare.padded(_nothing(spare), size))
-            self._inputs[size] = host.sent(device).clone()
-            flat = self._inputs[size]
+            self._inputs[size] = DecodeInput(host, device)
+            flat = self._inputs[size].tensor
             self._replays[size] = capture(lambda h=host, flat=flat: run(h, flat))  # type: ignore[misc]
 
     def bucket_of(self, batch: Batch) -> int | None:
         """The size in which a step runs; None: it is not one of a token and its logits for each sequence."""
         count = len(batch.seq_lens)
-        rows = np.arange(count + 1)
         is_decode = count == len(batch.token_ids) == len(batch.logits_indices)
-        if not is_decode or batch.return_hidden_states or batch.token_types is not None:
+        if not is_decode or count > self._sizes[-1]:
             return None
+        if batch.return_hidden_states or batch.token_types is not None:
+            return None
+        rows = self._every_row[: count + 1]
         if (batch.query_start_loc != rows).any() or (batch.logits_indices != rows[:-1]).any():
             return None
         if batch.state_saves is not None and (batch.state_saves[:, 1] >= 0).any():
             return None
-        return next((size for size in self._sizes if size >= count), None)
+        return self._sizes[bisect_left(self._sizes, count)]
 
     def logits(self, batch: Batch, size: int) -> Tensor:
         """The logits of a step [sequences, vocab]; the next step overwrites them."""
-        host, inputs = self._host_of(self._spare.padded(batch, size)), self._inputs[size]
-        inputs.copy_(host.sent(inputs.device), non_blocking=True)
+        self._inputs[size].write(batch, self._seen_of(batch))
         self._replays[size]()
         return self._replays[size].output[: len(batch.seq_lens)]
 

@@ -266,7 +266,7 @@ class PagedStep(TorchStep):
     def _angles_of(self, rope: RopeParams) -> Tensor:
         assert self.calls is not None
         if rope not in self.angles:
-            self.angles[rope] = self.calls.angles(rope, self.max_positions, self.cache.blocks.device)
+            self.angles[rope] = self.calls.angles(rope, self.max_positions, self.cache.device)
         return self.angles[rope]
 
     def gated(

@@ -4,15 +4,15 @@ Imported only where kernels run. The same input always takes the same way, so th
 
 | rows | plain weight | codes, inputs in 16 bits | codes of int8 | codes of E4M3 |
 |---|---|---|---|---|
-| 1 | each row by itself | one row | each row by itself | each row by itself |
-| 2 to 4 | each row by itself | few rows, in parts of the columns | each row by itself | each row by itself |
+| 1 | each row by itself | one row | each row by itself | each row by itself, or 16 |
+| 2 to 4 | each row by itself | few rows, in parts of the columns | each row by itself | each row by itself, or 16 |
 | 5 to 16 | library | few rows, in parts of the columns | tile of 16 rows | tile of 16 rows |
-| 17 to 64 | library | tile of 64 rows | tile of 64 rows | library, or tile of 64 rows |
-| 65 to 511 | library | tile of 64 rows | tile of 128 rows | library, or tile of 128 rows |
-| 512 and more | library | written out once, then the library | tile of 128 rows | library, or tile of 128 rows |
+| 17 to 64 | library | tile of 32 or 64 rows | tile of 64 rows | library, or tile of 64 rows |
+| 65 and more | library | written out once, then the library | tile of 128 rows | library, or tile of 128 or 64 rows |
 
-The library's product of E4M3 codes has scales of whole rows and bfloat16 results, and is taken on compute capability 9
-and 10. Where rows are computed by themselves, gate, up and activation are one launch (`gate`). Where rows may not
+Codes of E4M3 with scales of groups of columns take the tile of 16 rows from one row on, and that of 64 from 65 on. The
+library's product of E4M3 codes has scales of whole rows and bfloat16 results, and is taken on compute capability 9 and
+10. Where rows are computed by themselves, gate, up and activation are one launch (`gate`). Where rows may not
 depend on how many there are (`repeats`), each column has one tile for all of them and no library. The tiles are
 constants beside their kernels (`kernels/dense.py`, `linear.py`, `coded_linear.py`).
 """

@@ -80,8 +80,7 @@ def _codes(plane: Tensor, bits: int) -> Tensor:
 
 
 def _values(p: Planes, code: Tensor) -> Tensor:
-    if p.decode == "table":
-        assert p.table is not None
+    if p.table is not None:
         return p.table[code.int()]
     if p.decode == "integer":
         return code.float()

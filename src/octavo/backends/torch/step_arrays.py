@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -186,28 +187,92 @@ class SeenBlocks(NamedTuple):
     end: Int32
 
 
+class DecodeArrays:
+    """The arrays of steps with one token a sequence, in memory that each step writes anew.
+
+    The rows behind its sequences pad a step. They stay as in the step from which this is made, which has no others.
+    """
+
+    def __init__(self, host: HostArrays, memory: Int32) -> None:
+        """host: of a step of rows that pad, all alike. memory: [len(host.flat)]."""
+        memory[:] = host.flat
+        ends = np.cumsum([math.prod(shape) for shape in host.shapes])
+        found = [part.reshape(shape) for part, shape in zip(np.split(memory, ends[:-1]), host.shapes, strict=True)]
+        token_ids, sources, positions = found[:3]
+        slots, _, states, is_fresh = found[7:11]
+        ((_, positions_at, _, windows),) = host.equal
+        # In the order of the values in `write`. The last axis is that of rows.
+        self._rows = [token_ids, sources, positions, found[positions_at].reshape(-1), slots]
+        self._rows += [states, is_fresh] if host.has_states else []
+        self._tables: list[Int32] = []
+        for tables_at, first_at, end_at in windows:
+            self._tables.append(found[tables_at])
+            self._rows += [found[first_at], found[end_at]]
+        self._spare_rows = [array[..., -1:].copy() for array in self._rows]
+        self._spare_tables = [table[-1].copy() for table in self._tables]
+        self._has_states, self._num_groups = host.has_states, len(windows)
+        self._count, self._widths = 0, [0] * len(windows)  # of the step before
+
+    def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
+        """Writes a step that has no more sequences than there are rows. seen: of each group of layers."""
+        count, before = len(batch.seq_lens), self._count
+        sources = -1 if batch.token_sources is None else batch.token_sources
+        values: list[Any] = [batch.token_ids, sources, batch.positions, batch.positions]
+        values.append(batch.slot_mapping[: self._num_groups])
+        if self._has_states:
+            values += [batch.state_slots, batch.positions == 0]
+        for blocks in seen:
+            values += [blocks.first, blocks.end]
+        for array, value, spare in zip(self._rows, values, self._spare_rows, strict=True):
+            array[..., :count] = value
+            if count < before:
+                array[..., count:before] = spare
+        for number, (table, blocks) in enumerate(zip(self._tables, seen, strict=True)):
+            width, former = blocks.tables.shape[1], self._widths[number]
+            table[:count, :width] = blocks.tables
+            if width < former:
+                table[:count, width:former] = 0
+            if count < before:
+                table[count:before] = self._spare_tables[number]
+            self._widths[number] = width
+        self._count = count
+
+
 def seen_blocks(
-    batch: Batch, group: CacheGroup, number: int, chosen: NDArray[np.intp], block_size: int, *, whole: bool = False
+    batch: Batch,
+    group: CacheGroup,
+    number: int,
+    chosen: NDArray[np.intp] | slice,
+    block_size: int,
+    *,
+    whole: bool = False,
 ) -> SeenBlocks:
     """The blocks that the tokens of these sequences see in a group of layers, without those before their window.
 
     whole: with zeros in place of these.
     """
-    lengths = batch.seq_lens[chosen]
+    lengths, available = batch.seq_lens[chosen], batch.block_tables[number, chosen]
+    ends = -(-lengths // block_size)
+    start = np.zeros_like(lengths) if group.window is None else _first_blocks(batch, group, chosen, block_size)
+    width = int((ends if whole else ends - start).max(initial=0))
+    column = np.arange(width, dtype=np.int32)
+    if whole or group.window is None:  # columns are numbers of blocks
+        is_there = column < ends[:, None]
+        if group.window is not None:
+            is_there &= column >= start[:, None]
+        tables = available[:, :width]
+    else:
+        is_there = column < (ends - start)[:, None]
+        tables = np.take_along_axis(available, np.where(is_there, start[:, None] + column, 0), axis=1)
+    tables = np.where(is_there, tables, 0).astype(np.int32, copy=False)
+    first = np.zeros_like(start) if whole else start * block_size
+    return SeenBlocks(tables, first, lengths - first)
+
+
+def _first_blocks(batch: Batch, group: CacheGroup, chosen: NDArray[np.intp] | slice, block_size: int) -> Int32:
+    """The first block that a token of these sequences sees."""
     has_tokens = np.diff(batch.query_start_loc)[chosen] > 0
-    begins = np.where(has_tokens, batch.query_start_loc[chosen], 0)
-    earliest = np.where(has_tokens, batch.positions[begins], lengths).tolist()
+    begins = np.where(has_tokens, batch.query_start_loc[:-1][chosen], 0)
+    earliest = np.where(has_tokens, batch.positions[begins], batch.seq_lens[chosen]).tolist()
     visible = [first_visible(position, group.window, chunked=group.chunked) for position in earliest]
-    start = np.array(visible, np.int32) // block_size
-    width = -(-lengths // block_size) - start
-    column = np.arange(int(width.max(initial=0)), dtype=np.int32)
-    is_there = column < width[:, None]
-    available = batch.block_tables[number, chosen]
-    tables = np.take_along_axis(available, np.where(is_there, start[:, None] + column, 0), axis=1)
-    tables = np.where(is_there, tables, 0).astype(np.int32)
-    if not whole:
-        return SeenBlocks(tables, start * block_size, lengths - start * block_size)
-    placed = np.zeros((len(chosen), int((start + width).max(initial=0))), np.int32)
-    for row, (begin, count) in enumerate(zip(start.tolist(), width.tolist(), strict=True)):
-        placed[row, begin : begin + count] = tables[row, :count]
-    return SeenBlocks(placed, np.zeros_like(start), lengths)
+    return np.array(visible, np.int32) // block_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.backends import ExecutorLimits
+from octavo.backends.sampling import uniform
 from octavo.backends.torch.cache import LayerPages
 from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere, places_in
 from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
@@ -25,14 +26,14 @@ from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_co
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate
 from octavo.backends.torch.kernels.rope import write_cache as write_heads
-from octavo.backends.torch.kernels.sample import Entries, row_options, sample_rows
+from octavo.backends.torch.kernels.sample import Entries, RowOptions, has_filters, row_options, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
 from octavo.backends.torch.products import gate as gate
 from octavo.backends.torch.products import linear as linear
 from octavo.backends.torch.sampler import Samples, foreign_rows
 from octavo.backends.torch.step import constant
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, sent
-from octavo.batch import SamplingBatch
+from octavo.batch import SAMPLING_ROW, SamplingBatch, SamplingRows
 from octavo.graph.builder import Graph
 from octavo.graph.ops import (
     AttentionParams,
@@ -106,20 +107,43 @@ def advanced(
 def sampled(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
     """The tokens of logits [R, vocab], as `octavo.backends.torch.sampler.sample`."""
     rows, device = batch.rows, logits.device
-    foreign = foreign_rows(batch, logits.shape[1]).astype(np.int32)
+    foreign = foreign_rows(batch, logits.shape[1])
 
     def put(*arrays: NDArray[Any]) -> Any:
         return tuple(sent(array, device) for array in arrays)
 
     names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
     entries = Entries(
-        sent(foreign, device),
+        _flags(foreign.tobytes(), device),
         put(batch.bias_start, batch.bias_ids, batch.bias_values) if len(batch.bias_ids) else None,
         put(batch.history_start, batch.history_ids, batch.history_counts) if len(batch.history_ids) else None,
         put(*(rows[name] for name in names)) if len(batch.history_ids) else None,
         None if batch.allowed_mask is None else sent(batch.allowed_mask.view(np.int32), device),
     )
-    return Samples(*sample_rows(logits, row_options(rows, device), entries, num_top))
+    options = _options(rows, device)
+    return Samples(*sample_rows(logits, options, entries, num_top, is_filtered=has_filters(rows)))
+
+
+def _options(rows: SamplingRows, device: torch.device) -> RowOptions:
+    """The options of rows, of which only the draws are sent in a step that goes on with the sequences of another."""
+    constant_rows = rows.copy()
+    constant_rows["counter"] = 0
+    options = _constant_options(constant_rows.tobytes(), device)
+    if not rows["temperature"].any():  # nothing is drawn
+        return options
+    return options._replace(draws=sent(uniform(rows["seed"], rows["counter"]), device))
+
+
+@lru_cache(maxsize=64)
+def _constant_options(rows: bytes, device: torch.device) -> RowOptions:
+    """The options of rows with these bytes, for the first draw of each."""
+    return row_options(np.frombuffer(rows, SAMPLING_ROW), device)
+
+
+@lru_cache(maxsize=64)
+def _flags(flags: bytes, device: torch.device) -> Tensor:
+    """Booleans as int32 on the device."""
+    return sent(np.frombuffer(flags, np.bool_).astype(np.int32), device)
 
 
 def rows_of(p: Planes, index: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:

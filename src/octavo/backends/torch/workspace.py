@@ -36,7 +36,7 @@ from octavo.graph.ops import (
 )
 from octavo.graph.values import Parameter, Rows, Value
 
-MANY_ROWS = 512  # from here on a matrix of codes is written out once and multiplied by the library
+MANY_ROWS = 65  # from here on a matrix of codes is written out once and multiplied by the library
 _ROUTER_BYTES = 32  # of an expert in a row: its score, its rank and their order
 VIEWS: tuple[type[Op], ...] = (Columns,)  # whose outputs are parts of their inputs
 
@@ -170,5 +170,6 @@ def _scratch_bytes(node: Node, limits: ExecutorLimits, dtype: torch.dtype, calls
         widths += [p.num_heads * p.head_dim] * 2 + [p.output_width]
         if isinstance(op, LatentAttention):
             widths.append(p.head_dim)  # the key
-        parts = 4 * prod(calls.parts_shape(p, limits.max_num_seqs, limits.max_model_len) or (0,))
+        shapes = (calls.parts_shape(p, n + 1, limits.max_model_len) for n in range(limits.max_num_seqs))
+        parts = 4 * max(prod(shape or (0,)) for shape in shapes)
     return sum(-(-rows * width * dtype.itemsize // ALIGNMENT) * ALIGNMENT for width in widths) + parts

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from octavo.backends.torch.compile import TorchBackend
+
 _HAS_GPU = torch.cuda.is_available()
 _PACKAGE = "octavo.backends.torch.kernels"
 
@@ -53,6 +55,12 @@ else:
 def device() -> torch.device:
     """The device of a kernel test."""
     return torch.device("cuda" if _HAS_GPU else "cpu")
+
+
+@pytest.fixture
+def backend(device: torch.device) -> TorchBackend:
+    """The backend of a test of whole steps, in float32 and without captures. Only a test's `calls` say what runs."""
+    return TorchBackend(device, torch.float32)
 
 
 _BUDGET_S = 150  # of processor time, with what a busy machine adds: about 75 s on a quiet one, and the aim is 90

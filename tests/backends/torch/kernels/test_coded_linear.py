@@ -90,11 +90,11 @@ def test_numbers_that_are_not_finite_stay_so(kind: Kind, number: str, device: to
         assert found.isfinite().all(dim=1).tolist() == [True, False, True]
 
 
-def test_the_product_of_the_library_has_the_same_numbers() -> None:
-    planes = _planes(_weight("row", 48, 160), torch.device("cpu"))
-    x = torch.randn(20, 160)
+def test_the_product_of_the_library_has_the_same_numbers(device: torch.device) -> None:
+    planes = _planes(_weight("row", 48, 160), device)
+    x = torch.randn(20, 160, device=device)
     assert planes.inputs is not None
-    bias, residual = torch.randn(48).bfloat16(), torch.randn(20, 48).bfloat16()
+    bias, residual = (torch.randn(*shape, device=device).bfloat16() for shape in ((48,), (20, 48)))
     expected = rounded(x, planes.inputs) @ whole(planes, torch.float32).T + bias.float() + residual.float()
     for out in (None, residual):  # the latter is overwritten
         end = ProductEnd(bias, residual, out=out)

@@ -22,8 +22,8 @@ _ROOT = Path(__file__).parents[4]
 Table = dict[str, dict[str, Any]]
 
 _QUICK = {
-    80: ["linear I4_128_Z 1", "heads int8"],
-    90: ["linear Q4_K 8", "decode 8B bfloat16", "sample", "coded e4m3 128 8"],
+    80: ["linear I4_128_Z 1", "heads int8", "heads without a cache"],
+    90: ["linear Q4_K 8", "decode 8B bfloat16", "sample", "coded e4m3 128 8", "write a latent int8"],
     100: ["rms_norm int8", "gated silu", "delta_rule", "one tile 32"],
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.planes import planes_of
 from octavo.quantization.ggml import BLOCK_SIZES
+from octavo.quantization.ggml_blocks import E2M1_DOUBLED
 from octavo.quantization.packed import CodebookWeight, Float8Weight, GroupedWeight, Weight
 from octavo.quantization.packed.codebook import CodebookWeight as Codebook
 from octavo.quantization.packed.grouped import packed
@@ -42,11 +45,13 @@ _GROUPED: list[GroupedWeight] = [
     random_grouped((3, 96), 21, bits=3, group=16, mins="minima"),
     random_grouped((4, 80), 22, bits=8, group=None, zero=128, dtype=np.float32),
     random_grouped((2, 3, 128), 23, bits=5, group=128, mins="minima", dtype=np.float32),
+    replace(random_grouped((4, 144), 24, bits=8, group=None), inputs="int8"),  # whose codes have a sign
 ]
 _OTHERS: list[Weight] = [
     _codebook((5, 192), 64, 1),
     _codebook((5, 160), 32, 2),
     _codebook((2, 3, 64), 16, 3, with_rows=True),
+    replace(_codebook((3, 96), 32, 4), table=tuple((E2M1_DOUBLED / 2).tolist())),
     _float8("E4M3", (5, 144), (None, None)),
     _float8("E5M2", (5, 144), (1, None)),
     _float8("E4M3", (150, 272), (128, 128)),

@@ -105,7 +105,9 @@ def test_the_default_promises_less() -> None:
     alone = logits(subject, [7, 1], [])
     in_chunks = logits(subject, [4, 3, 1], [])
     assert (in_chunks != alone).any()
-    np.testing.assert_allclose(in_chunks, alone, rtol=0, atol=5e-3 * np.abs(alone).max())
+    # Of a GPU's values in bfloat16, each may be rounded the other way.
+    tolerance = 5e-2 if HAS_GPU else 5e-3
+    np.testing.assert_allclose(in_chunks, alone, rtol=0, atol=tolerance * np.abs(alone).max())
 
 
 @pytest.mark.parametrize("rows", [1, 5, 33])
@@ -125,14 +127,12 @@ def test_a_row_of_a_product_depends_on_itself_alone(rows: int, device: torch.dev
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_norms_over_the_columns_of_ranks_have_the_same_bits_in_any_batch(rows: int) -> None:
+def test_norms_over_the_columns_of_ranks_have_the_same_bits_in_any_batch(rows: int, backend: TorchBackend) -> None:
     from octavo.backends.torch import triton_calls
 
     found = []
     for count in (rows, 8):
-        subject = TorchBackend(torch.device("cpu"), torch.float32, deterministic=True).compile(
-            *spanning_graph(), LIMITS
-        )
+        subject = replace(backend, deterministic=True).compile(*spanning_graph(), LIMITS)
         subject.calls = Mock(wraps=triton_calls)
         subject.allocate_cache(8, 8)
         found.append(subject.submit(step([(Request(TOKENS, [0]), count)], block_size=8)).wait().logits)

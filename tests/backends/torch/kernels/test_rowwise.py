@@ -8,6 +8,7 @@ import torch
 
 from octavo.backends.torch.coded import CodeForm, rounded
 from octavo.backends.torch.kernels.cache_view import CacheView
+from octavo.backends.torch.kernels.common import INTERPRETED
 from octavo.backends.torch.kernels.gate import activated, coded_rows, gated
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate, write_cache
@@ -62,8 +63,11 @@ def test_codes_of_rows_after_a_norm_and_an_activation(form: CodeForm, cols: int,
     ]:
         codes, scales = coded_inputs(wide.cpu().numpy(), *form)
         assert (rows.form, rows.dtype, len(rows)) == (form, x.dtype, 5)
-        np.testing.assert_allclose(rows.scales.cpu().numpy(), scales, rtol=1e-6)
-        assert (codes == rows.codes.cpu().numpy().view(np.uint8)).mean() > 0.99
+        np.testing.assert_allclose(rows.scales.cpu().numpy(), scales, rtol=1e-6 if INTERPRETED else 1e-5)
+        kind = np.int8 if form.kind == "int8" else np.uint8
+        steps = codes.view(kind).astype(int) - rows.codes.cpu().numpy().view(kind)
+        assert np.abs(steps).max() <= 1
+        assert (steps == 0).mean() > 0.99
         numbers = rounded(wide, form).cpu().numpy()
         np.testing.assert_allclose(rounded_inputs(wide.cpu().numpy(), *form), numbers, rtol=1e-6)
         wide_scales = np.repeat(scales, form.group or cols, axis=1)[:, :cols]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from octavo.backends import sampling
+from octavo.backends.torch.kernels import sample
 from octavo.backends.torch.kernels.sample import Entries, SampledRows, gather_tokens, row_options, sample_rows
 from octavo.batch import SamplingBatch
 from tests.support.sampling_batches import sampling_batch
@@ -162,3 +163,15 @@ def test_tokens_of_the_step_before_take_the_place_of_those_of_the_host(device: t
     found = gather_tokens(ints(5, 0, 7, 0), ints(-1, 2, -1, 0), ints(100, 101, 102))
     assert found.tolist() == [5, 102, 7, 100]
     assert gather_tokens(ints(), ints(), ints(1)).tolist() == []
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_p", "least top_p", "all"])
+@pytest.mark.parametrize("count", [4, 24])
+def test_a_list_of_candidates_that_is_too_short(
+    count: int, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows whose last kept token is in the list, and rows where it is not, have the same tokens as without a list."""
+    monkeypatch.setattr(sample, "_CANDIDATES", count)
+    for seed in range(4):
+        batch = sampling_batch(3, seed=seed, **_OPTIONS[name])
+        _agrees(_logits(3, has_ties=seed % 2 == 0), batch, device)

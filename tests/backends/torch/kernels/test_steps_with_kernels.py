@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.backends import Executor, ExecutorLimits, get_backend
+from octavo.backends import Executor, ExecutorLimits
 from octavo.backends.parameters import weight_of
-from octavo.backends.torch.compile import PASSES
+from octavo.backends.torch.compile import PASSES, TorchBackend
 from octavo.batch import token_mask
 from octavo.config import KVDtype
 from octavo.graph.builder import Graph
@@ -41,12 +41,19 @@ def logits(executor: Executor, num_groups: int) -> list[np.ndarray]:
     return found
 
 
-def assert_same(graph: Graph, weights: dict[str, Weight], tolerance: float, kv_dtype: KVDtype = "float16") -> set[str]:
+def assert_same(
+    backend: TorchBackend,
+    graph: Graph,
+    weights: dict[str, Weight],
+    tolerance: float,
+    kv_dtype: KVDtype = "float16",
+) -> set[str]:
+    """By the kernels and by plain torch on the same device. Returns the names of the kernels that were called."""
     from octavo.backends.torch import triton_calls
 
-    plain = get_backend("torch:cpu").compile(graph, weights, LIMITS, kv_dtype=kv_dtype)
-    kernels = get_backend("torch:cpu").compile(graph, weights, LIMITS, kv_dtype=kv_dtype)
-    kernels.calls = calls = Mock(wraps=triton_calls)  # type: ignore[attr-defined]
+    plain = backend.compile(graph, weights, LIMITS, kv_dtype=kv_dtype)
+    kernels = backend.compile(graph, weights, LIMITS, kv_dtype=kv_dtype)
+    plain.calls, kernels.calls = None, (calls := Mock(wraps=triton_calls))
     for a, b in zip(logits(plain, NUM_CACHE_GROUPS), logits(kernels, NUM_CACHE_GROUPS), strict=True):
         np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * np.abs(a).max())
     return {name for name, *_ in calls.mock_calls}
@@ -56,49 +63,49 @@ def assert_same(graph: Graph, weights: dict[str, Weight], tolerance: float, kv_d
     "name",
     ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt-oss", "gemma2", "deepseek3", "mistral-window"))],
 )
-def test_attention(name: str) -> None:
-    called = assert_same(*tiny_graph(name), 5e-3)
+def test_attention(name: str, backend: TorchBackend) -> None:
+    called = assert_same(backend, *tiny_graph(name), 5e-3)
     assert called >= {"attend", "normed"}
     assert name != "llama" or called >= {"prepared_queries", "gated_product", "linear"}
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
-def test_attention_over_an_int8_cache(name: str) -> None:
-    assert "attend" in assert_same(*tiny_graph(name), 5e-3, "int8")
+def test_attention_over_an_int8_cache(name: str, backend: TorchBackend) -> None:
+    assert "attend" in assert_same(backend, *tiny_graph(name), 5e-3, "int8")
 
 
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma2", "qwen3"))])
-def test_attention_over_an_fp8_cache(name: str) -> None:
+def test_attention_over_an_fp8_cache(name: str, backend: TorchBackend) -> None:
     """A number that lies between two of E4M3 may go to either, so the two need not be so close."""
-    assert "attend" in assert_same(*tiny_graph(name), 3e-2, "fp8")
+    assert "attend" in assert_same(backend, *tiny_graph(name), 3e-2, "fp8")
 
 
 @pytest.mark.parametrize(
     "name", ["lfm2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen35", "granitehybrid-dense"))]
 )
-def test_states(name: str) -> None:
-    assert "advanced" in assert_same(*tiny_graph(name), 5e-3)
+def test_states(name: str, backend: TorchBackend) -> None:
+    assert "advanced" in assert_same(backend, *tiny_graph(name), 5e-3)
 
 
 @pytest.mark.parametrize(
     "name", ["mixtral", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt-oss", "llama4", "qwen35moe"))]
 )
-def test_experts(name: str) -> None:
-    assert "experts" in assert_same(*tiny_graph(name), 5e-3)
+def test_experts(name: str, backend: TorchBackend) -> None:
+    assert "experts" in assert_same(backend, *tiny_graph(name), 5e-3)
 
 
 @pytest.mark.parametrize(
     "name",
     ["mixtral", "deepseek3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama", "gemma3n", "qwen35moe"))],
 )
-def test_a_step_that_wants_no_rows(name: str) -> None:
+def test_a_step_that_wants_no_rows(name: str, backend: TorchBackend) -> None:
     """The first part of a prompt that is alone: no kernel runs for the rows of its last layer."""
     from octavo.backends.torch import triton_calls
 
     graph, weights = tiny_graph(name)
     found = []
     for calls, first in ((None, 0), (triton_calls, 3)):
-        executor: Any = get_backend("torch:cpu").compile(graph, weights, LIMITS)
+        executor: Any = backend.compile(graph, weights, LIMITS)
         executor.allocate_cache(8 * NUM_CACHE_GROUPS, 8, 4)
         executor.calls, request = calls, Request(PROMPTS[0][:5], [0])
         if first:
@@ -111,7 +118,7 @@ def test_a_step_that_wants_no_rows(name: str) -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=5e-3 * np.abs(found[0]).max())
 
 
-def test_the_experts_of_one_of_two_ranks() -> None:
+def test_the_experts_of_one_of_two_ranks(device: torch.device) -> None:
     """The sums of both ranks are those of all experts; nothing of an expert elsewhere is read."""
     from octavo.backends.torch import triton_calls
 
@@ -124,17 +131,17 @@ def test_the_experts_of_one_of_two_ranks() -> None:
 
     found = []
     for op in (whole, part(0, 3), part(3, 4)):
-        matrices = [torch.from_numpy(weight_of(weights, p).dequantize()) for p in (op.gate, op.up, op.down)]
+        matrices = [torch.from_numpy(weight_of(weights, p).dequantize()).to(device) for p in (op.gate, op.up, op.down)]
         generator = torch.Generator().manual_seed(3)
         x = torch.randn(5, op.x.cols, generator=generator)
         shares, chosen = torch.rand(5, op.num_experts, generator=generator).topk(2)
-        choice = (chosen - op.first_expert, shares)
-        found.append(triton_calls.experts(op, x, choice, matrices, [None] * 3, repeats=False))
+        choice = ((chosen - op.first_expert).to(device), shares.to(device))
+        found.append(triton_calls.experts(op, x.to(device), choice, matrices, [None] * 3, repeats=False))
     torch.testing.assert_close(found[1] + found[2], found[0], rtol=1e-4, atol=1e-4)
     assert all((share != found[0]).any() for share in found[1:])
 
 
-def test_sampling_with_all_options_and_plain_products_of_few_rows() -> None:
+def test_sampling_with_all_options_and_plain_products_of_few_rows(backend: TorchBackend) -> None:
     """A step of three rows, by the kernels and by plain torch: the same tokens, ranks and log-probabilities."""
     from octavo.backends.torch import triton_calls
 
@@ -160,9 +167,9 @@ def test_sampling_with_all_options_and_plain_products_of_few_rows() -> None:
     )
     found = []
     for calls in (None, Mock(wraps=triton_calls)):
-        executor = get_backend("torch:cpu").compile(*tiny_graph("llama"), LIMITS)
+        executor = backend.compile(*tiny_graph("llama"), LIMITS)
         executor.allocate_cache(8, 8)
-        executor.calls = calls  # type: ignore[attr-defined]
+        executor.calls = calls
         requests = [Request([5 + i, 6], [i]) for i in range(3)]
         batch = step([(request, 1) for request in requests], block_size=8)
         found.append(executor.submit(replace(batch, sampling=options)).wait())
@@ -176,27 +183,27 @@ def test_sampling_with_all_options_and_plain_products_of_few_rows() -> None:
 
 
 @pytest.mark.parametrize("type_name", ["Q4_K"])
-def test_quantized_weights(type_name: str) -> None:
+def test_quantized_weights(type_name: str, backend: TorchBackend) -> None:
     weights: dict[str, Weight] = {
         name: random_weight(type_name, shape, i)
         for i, (name, shape) in enumerate({"embed.weight": (96, 256), "square.weight": (64, 256)}.items())
     }
     g = Graph({n: w.shape for n, w in weights.items()})
     g.output = g.select_rows(g.linear(g.embedding("embed"), "square"))
-    assert assert_same(optimize(g, ()), weights, 1e-4) == {"rows_of", "linear"}
+    assert assert_same(backend, optimize(g, ()), weights, 1e-4) == {"rows_of", "linear"}
 
 
-def test_layer_norms_and_activations() -> None:
+def test_layer_norms_and_activations(backend: TorchBackend) -> None:
     rng = np.random.default_rng(3)
     shapes = {"embed.weight": (96, 48), "norm.weight": (48,), "norm.bias": (48,)}
     weights: dict[str, Weight] = {n: DenseWeight(rng.standard_normal(s).astype(np.float32)) for n, s in shapes.items()}
     g = Graph(shapes)
     g.output = g.select_rows(g.activation(g.layer_norm(g.embedding("embed"), "norm", 1e-5), "gelu_tanh"))
-    assert assert_same(optimize(g, ()), weights, 1e-5) == {"layernormed", "activated"}
+    assert assert_same(backend, optimize(g, ()), weights, 1e-5) == {"layernormed", "activated"}
 
 
 @pytest.mark.parametrize(("type_name", "rows"), [("plain", 1), ("plain", 4), ("plain", 5), ("Q4_K", 1), ("Q4_K", 2)])
-def test_gate_and_up_of_few_rows_are_one_launch(type_name: str, rows: int) -> None:
+def test_gate_and_up_of_few_rows_are_one_launch(type_name: str, rows: int, backend: TorchBackend) -> None:
     from octavo.backends.torch import triton_calls
 
     shapes = {"embed.weight": (96, 256), "gate.weight": (40, 256), "up.weight": (40, 256)}
@@ -214,7 +221,7 @@ def test_gate_and_up_of_few_rows_are_one_launch(type_name: str, rows: int) -> No
     graph = optimize(g, PASSES)
     found = []
     for calls in (None, Mock(wraps=triton_calls)):
-        subject: Any = get_backend("torch:cpu").compile(graph, weights | biases, ExecutorLimits(32, 5, 32, 48))
+        subject: Any = backend.compile(graph, weights | biases, ExecutorLimits(32, 5, 32, 48))
         subject.allocate_cache(8, 8)
         subject.calls = calls
         batch = step([(Request([7 * i], [i]), 1) for i in range(rows)], block_size=8)
@@ -225,16 +232,16 @@ def test_gate_and_up_of_few_rows_are_one_launch(type_name: str, rows: int) -> No
     assert ("gated_product" in names) == (rows > (4 if type_name == "plain" else 1))
 
 
-def test_angles_live_and_end_with_their_executor() -> None:
+def test_angles_live_and_end_with_their_executor(backend: TorchBackend) -> None:
     """Captured steps read them at their address; another model's must not take their place."""
     from octavo.backends.torch import triton_calls
 
     graph, weights = tiny_graph("llama")
-    executor = get_backend("torch:cpu").compile(graph, weights, LIMITS)
-    executor.calls = calls = Mock(wraps=triton_calls)  # type: ignore[attr-defined]
+    executor = backend.compile(graph, weights, LIMITS)
+    executor.calls = calls = Mock(wraps=triton_calls)
     logits(executor, NUM_CACHE_GROUPS)
     assert calls.angles.call_count == 1  # of three steps with several layers
-    (found,) = executor._angles.values()  # type: ignore[attr-defined]
+    (found,) = executor._angles.values()
     assert found.nbytes == triton_calls.angles_bytes(optimize(graph, PASSES), LIMITS)
     gone = weakref.ref(found)
     del found

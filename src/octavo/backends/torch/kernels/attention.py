@@ -1,8 +1,8 @@
 """Attention over the paged cache: decode in parts of the keys (split KV) with a merge, and prompts in tiles.
 
 A tile has rows of several tokens and of all heads that share keys, so that keys are read once for them (GQA). Softmax
-runs online in float32 (arXiv 2205.14135). Split and merge: flash decoding. A row's sum depends on the length of a part
-and on nothing of the batch.
+runs online in float32 (arXiv 2205.14135). Split and merge: flash decoding. A row's sum depends on the length of a part,
+and that on the number of sequences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from octavo.backends.torch.kernels.cache_view import CacheView, cache_operands, 
 from octavo.backends.torch.kernels.common import INTERPRETED, operand, power_of_two, require_columns, tanh
 from octavo.graph.ops import AttentionParams
 
-PART_TOKENS = 512  # of the cache that one program of a decode step reads
+_LOG2E = tl.constexpr(1.4426950408889634)
+_PART_TOKENS = (128, 512)  # of the cache that one program of a decode step reads, least and most
+_FEW_PROGRAMS = 64  # sequences times heads, up to which parts are short, so that there are enough of them
+_MOST_PARTS = 64  # of them: a grid has one program for each part of the longest context
 
 
 class Sequences(NamedTuple):
@@ -49,65 +52,97 @@ def _tile_place(starts, tile, N, TOKENS: tl.constexpr, DECODE: tl.constexpr):
 
 
 @triton.jit
-def _masked(scores, j, i, slopes, limit, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
-    """Scores [BM, BN] of keys j [BN] and queries at positions i [BM], -inf where a query does not see a key."""
-    if SOFTCAP > 0:
-        scores = SOFTCAP * tanh(scores / SOFTCAP)
+def _scored(scores, j, i, slopes, limit, scale, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+            MASKED: tl.constexpr):  # fmt: skip
+    """Scores [BM, BN] of keys j [BN] and queries at positions i [BM]; -inf for a key not seen.
+
+    They are to be multiplied by `scale`, which makes them exponents of two. MASKED: whether some query does not see one
+    of these keys.
+    """
     distance = j[None, :] - i[:, None]
+    if SOFTCAP > 0:
+        scores = (SOFTCAP * _LOG2E / scale) * tanh(scores * (scale / (SOFTCAP * _LOG2E)))
     if slopes is not None:
-        scores += slopes[:, None] * distance.to(tl.float32)
-    visible = (distance <= 0) & (j < limit)[None, :]
-    if WINDOW > 0:
-        if CHUNKED:
-            visible = visible & (j[None, :] >= (i // WINDOW * WINDOW)[:, None])
-        else:
-            visible = visible & (distance > -WINDOW)
-    return tl.where(visible, scores, float("-inf"))
+        scores += (slopes * (_LOG2E / scale))[:, None] * distance.to(tl.float32)
+    if MASKED:
+        visible = (distance <= 0) & (j < limit)[None, :]
+        if WINDOW > 0:
+            if CHUNKED:
+                visible = visible & (j[None, :] >= (i // WINDOW * WINDOW)[:, None])
+            else:
+                visible = visible & (distance > -WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def _add_keys(
+    acc, largest, total, q, q_rest, kv, table, head, i, slopes, first, begin, end, scale, D0: tl.constexpr,
+    DR: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The state of `_attend` with the keys [first, first + BN) added; MASKED: only those in [begin, end) are."""
+    d, dv = tl.arange(0, D0), tl.arange(0, acc.shape[1])
+    j = first + tl.arange(0, BN)
+    seen = (j >= begin) & (j < end) if MASKED else j >= 0
+    block = tl.load(table + j // BS, seen, 0).to(tl.int64)
+    slot = j % BS
+    key_at = kv.key_data + (block * kv.kb + head * kv.kh + slot * kv.ks)[:, None]
+    k = loaded(key_at + d[None, :], seen[:, None] & (d < D)[None, :], q, KIND)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if DR > 0:
+        rest = D0 + tl.arange(0, DR)
+        k_rest = loaded(key_at + rest[None, :], seen[:, None] & (rest < D)[None, :], q, KIND)
+        scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+    if KIND == 3:
+        scores *= tl.load(kv.key_scales + block * kv.kfb + head * kv.kfh + slot, seen, 0)[None, :]
+    scores = _scored(scores, j, i, slopes, end, scale, SOFTCAP, WINDOW, CHUNKED, MASKED)
+    now = tl.maximum(largest, tl.max(scores, 1) * scale)
+    base = tl.where(now == float("-inf"), 0.0, now) if MASKED else now
+    weights = tl.exp2(scores * scale - base[:, None])
+    shrink = tl.exp2(largest - base)
+    total = total * shrink + tl.sum(weights, 1)
+    if kv.value_data is None:
+        v = k
+        if KIND == 3:
+            weights *= tl.load(kv.key_scales + block * kv.kfb + head * kv.kfh + slot, seen, 0)[None, :]
+    else:
+        value_at = kv.value_data + (block * kv.vb + head * kv.vh + slot * kv.vs)[:, None]
+        v = loaded(value_at + dv[None, :], seen[:, None] & (dv < DV)[None, :], q, KIND)
+        if KIND == 3:
+            weights *= tl.load(kv.value_scales + block * kv.vfb + head * kv.vfh + slot, seen, 0)[None, :]
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return acc, now, total
 
 
 @triton.jit
 def _attend(
-    q, q_rest, kv, table, head, i, slopes, begin, end, scale, D0: tl.constexpr, DR: tl.constexpr, D: tl.constexpr,
-    DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    q, q_rest, kv, table, head, i, slopes, begin, clear, end, scale, D0: tl.constexpr, DR: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
 ):  # fmt: skip
-    """(sums [BM, DVP], largest score [BM], sum of weights [BM]) of queries q over the keys [begin, end)."""
+    """(sums [BM, DVP], largest score [BM], sum of weights [BM]) of queries q over the keys [begin, end).
+
+    clear: up to here every query sees every key, so that none is masked; only without a window. Scores are exponents
+    of two.
+    """
     BM: tl.constexpr = q.shape[0]
     largest = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, DVP), tl.float32)
-    d, dv = tl.arange(0, D0), tl.arange(0, DVP)
-    for first in range(begin // BN * BN, end, BN):
-        j = first + tl.arange(0, BN)
-        seen = (j >= begin) & (j < end)
-        block = tl.load(table + j // BS, seen, 0).to(tl.int64)
-        slot = j % BS
-        key_at = kv.key_data + (block * kv.kb + head * kv.kh + slot * kv.ks)[:, None]
-        k = loaded(key_at + d[None, :], seen[:, None] & (d < D)[None, :], q, KIND)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if DR > 0:
-            rest = D0 + tl.arange(0, DR)
-            k_rest = loaded(key_at + rest[None, :], seen[:, None] & (rest < D)[None, :], q, KIND)
-            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
-        if KIND == 3:
-            scores *= tl.load(kv.key_scales + block * kv.kfb + head * kv.kfh + slot, seen, 0)[None, :]
-        scores = _masked(scores * scale, j, i, slopes, end, SOFTCAP, WINDOW, CHUNKED)
-        now = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(now == float("-inf"), 0.0, now)
-        weights = tl.exp(scores - base[:, None])
-        shrink = tl.exp(largest - base)
-        total = total * shrink + tl.sum(weights, 1)
-        if kv.value_data is None:
-            v = k
-            if KIND == 3:
-                weights *= tl.load(kv.key_scales + block * kv.kfb + head * kv.kfh + slot, seen, 0)[None, :]
-        else:
-            value_at = kv.value_data + (block * kv.vb + head * kv.vh + slot * kv.vs)[:, None]
-            v = loaded(value_at + dv[None, :], seen[:, None] & (dv < DV)[None, :], q, KIND)
-            if KIND == 3:
-                weights *= tl.load(kv.value_scales + block * kv.vfb + head * kv.vfh + slot, seen, 0)[None, :]
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        largest = now
+    masked = begin // BN * BN
+    if WINDOW == 0:
+        masked = tl.maximum(clear // BN * BN, masked)
+        for first in range(begin, masked, BN):
+            acc, largest, total = _add_keys(
+                acc, largest, total, q, q_rest, kv, table, head, i, slopes, first, begin, end, scale, D0, DR, D, DV,
+                BN, BS, KIND, SOFTCAP, WINDOW, CHUNKED, False,
+            )  # fmt: skip
+    for first in range(masked, end, BN):
+        acc, largest, total = _add_keys(
+            acc, largest, total, q, q_rest, kv, table, head, i, slopes, first, begin, end, scale, D0, DR, D, DV,
+            BN, BS, KIND, SOFTCAP, WINDOW, CHUNKED, True,
+        )  # fmt: skip
     return acc, largest, total
 
 
@@ -146,24 +181,25 @@ def _attention(
         lowest = length - count + first
         end = tl.minimum(length, tl.minimum(lowest + TOKENS, (tl.program_id(2) + 1) * part_tokens))
         begin = tl.program_id(2) * part_tokens
+        clear = tl.minimum(end, lowest + 1)
         if WINDOW > 0:
             seen = lowest // WINDOW * WINDOW if CHUNKED else lowest - WINDOW + 1
             begin = tl.maximum(begin, seen)
         acc, largest, total = _attend(
-            query, rest, kv, tables + sequence.to(tl.int64) * table_row, kv_head, i, slope, begin, end, scale,
+            query, rest, kv, tables + sequence.to(tl.int64) * table_row, kv_head, i, slope, begin, clear, end, scale,
             D0, DR, D, DV, DVP, BN, BS, KIND, SOFTCAP, WINDOW, CHUNKED,
         )  # fmt: skip
         if lse is None and sinks is not None:
-            sink = tl.load(sinks + head, is_row, 0).to(tl.float32)
+            sink = tl.load(sinks + head, is_row, 0).to(tl.float32) * _LOG2E
             now = tl.maximum(largest, sink)
-            acc *= tl.exp(largest - now)[:, None]
-            total = total * tl.exp(largest - now) + tl.exp(sink - now)
+            acc *= tl.exp2(largest - now)[:, None]
+            total = total * tl.exp2(largest - now) + tl.exp2(sink - now)
         acc *= (tl.where(total > 0, 1.0 / total, 0.0) * value_factor)[:, None]
         dv = tl.arange(0, DVP)
         at = (start + token).to(tl.int64) * out_token + head * out_head + tl.program_id(2) * out_part
         tl.store(out + at[:, None] + dv[None, :], acc.to(out.dtype.element_ty), is_row[:, None] & (dv < DV)[None, :])
         if lse is not None:
-            tl.store(lse + at // DV, largest + tl.log(total), is_row)
+            tl.store(lse + at // DV, largest + tl.log2(total), is_row)
 
 
 @triton.jit
@@ -176,14 +212,14 @@ def _merge(
     largest = float("-inf")
     total = 0.0
     if sinks is not None:
-        largest = tl.load(sinks + head).to(tl.float32)
+        largest = tl.load(sinks + head).to(tl.float32) * _LOG2E
         total = 1.0
     acc = tl.zeros((DVP,), tl.float32)
     for part in range(0, tl.cdiv(tl.load(lengths + token), part_tokens)):
         found = tl.load(lse + at + part)
         if found > float("-inf"):
             now = tl.maximum(largest, found)
-            shrink, grow = tl.exp(largest - now), tl.exp(found - now)
+            shrink, grow = tl.exp2(largest - now), tl.exp2(found - now)
             acc = acc * shrink + grow * tl.load(parts + (at + part) * DV + dv, dv < DV, 0)
             total = total * shrink + grow
             largest = now
@@ -207,6 +243,8 @@ def _tiles(p: AttentionParams, cache: CacheView, rows: int) -> dict[str, Any]:
     if rows > 16 and max(values, split[0]) == 256:
         rows = min(rows, 64)
     keys = 32 if wide or (rows > 64 and values > 128) else 64
+    if rows >= 128 and max(values, split[0]) == 128 and not split[1]:
+        keys = 128
     return {
         "GROUP": group, "PACK": min(group, rows), "BM": rows, "D0": split[0], "DR": split[1], "D": dim,
         "DV": value_dim, "DVP": values, "BN": 16 if INTERPRETED else keys, "BS": cache.keys.shape[2],
@@ -214,9 +252,12 @@ def _tiles(p: AttentionParams, cache: CacheView, rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _warps(rows: int, wide: int) -> dict[str, int]:
+def _warps(rows: int, wide: int, kind: int) -> dict[str, int]:
+    """kind: of the cache. Numbers of eight bits have most of their time in arithmetic, which fewer warps do as fast."""
     if INTERPRETED:
         return {}
+    if rows <= 16 and wide <= 128 and kind:
+        return {"num_warps": 2, "num_stages": 3}
     return {"num_warps": 8 if rows >= 128 or wide > 256 or rows * wide >= 16384 else 4, "num_stages": 2}
 
 
@@ -226,11 +267,19 @@ def _slopes(p: AttentionParams, q: Tensor, slopes: Tensor | None) -> Tensor | No
     return slopes
 
 
+def part_tokens_of(p: AttentionParams, sequences: int, max_length: int) -> int:
+    """Tokens of a part: with few sequences short parts, so that there are many."""
+    least, most = _PART_TOKENS
+    if sequences * p.num_kv_heads > _FEW_PROGRAMS:
+        return most
+    return min(power_of_two(-(-max_length // _MOST_PARTS), least), most)
+
+
 def parts_shape(
-    p: AttentionParams, sequences: int, max_length: int, part_tokens: int = PART_TOKENS
+    p: AttentionParams, sequences: int, max_length: int, part_tokens: int | None = None
 ) -> tuple[int, ...] | None:
     """float32 numbers of a decode step whose contexts are divided: mixed values, and the weight of each; None: none."""
-    parts = -(-max_length // part_tokens)
+    parts = -(-max_length // (part_tokens or part_tokens_of(p, sequences, max_length)))
     return (sequences, p.num_heads, parts, p.cache.value_dim + 1) if parts > 1 else None
 
 
@@ -246,22 +295,23 @@ def decode_attention(
     max_length: int,
     *,
     tables_of: tuple[Tensor | None, Tensor | None] = (None, None),
-    part_tokens: int = PART_TOKENS,
+    part_tokens: int | None = None,
     memory: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """One query a sequence: q [N, heads, key dim] -> [N, heads, value dim] in the type of q.
 
     q: any strides but adjacent columns. seqs.starts is 0, 1, ... N. max_length: an upper bound of seqs.lengths, which
     decides the grid, and therefore fixed in a graph. tables_of: sinks and ALiBi slopes, [heads] each. part_tokens: keys
-    of one program, a multiple of 64; results depend on it. memory: of the result, and of
+    of one program, a multiple of 128, on which results depend; None: of `part_tokens_of`. memory: of the result, and of
     `parts_shape`.
     """
     tokens, heads, _ = q.shape
     sinks, slopes = tables_of[0], _slopes(p, q, tables_of[1])
     out, parts = _results(q, p) if memory[0] is None else memory[0], memory[1]
+    part_tokens = part_tokens or part_tokens_of(p, tokens, max_length)
     shape = parts_shape(p, tokens, max_length, part_tokens)
     meta = _tiles(p, cache, power_of_two(p.num_heads // p.num_kv_heads, 16)) | {"DECODE": True}
-    meta |= _warps(meta["BM"], meta["DVP"])
+    meta |= _warps(meta["BM"], meta["DVP"], cache.kind)
     width = meta["DV"]
     target, lse, strides = out, None, (*out.stride()[:2], 0)
     count = 1
@@ -270,7 +320,7 @@ def decode_attention(
         parts = torch.empty(shape, dtype=torch.float32, device=q.device) if parts is None else parts
         target, lse = torch.split(parts.view(-1), [tokens * heads * count * width, tokens * heads * count])
         strides = (heads * count * width, count * width, width)
-    numbers = (p.scale * cache.key_factor, _value_factor(cache), tokens, *q.stride()[:2])
+    numbers = (p.scale * cache.key_factor * _LOG2E.value, _value_factor(cache), tokens, *q.stride()[:2])
     grid = (tokens, p.num_kv_heads * -(-meta["GROUP"] // meta["PACK"]), count)
     if tokens:
         _attention[grid](
@@ -304,10 +354,10 @@ def prefill_attention(
     out = _results(q, p) if out is None else out
     group = p.num_heads // p.num_kv_heads
     meta = _tiles(p, cache, max(16 if INTERPRETED else 128, power_of_two(group))) | {"DECODE": False}
-    meta |= _warps(meta["BM"], meta["DVP"])
+    meta |= _warps(meta["BM"], meta["DVP"], cache.kind)
     count = seqs.lengths.shape[0]
     tiles = tokens // (meta["BM"] // meta["PACK"]) + count
-    numbers = (p.scale * cache.key_factor, _value_factor(cache), count, *q.stride()[:2])
+    numbers = (p.scale * cache.key_factor * _LOG2E.value, _value_factor(cache), count, *q.stride()[:2])
     if tokens:
         _attention[(tiles, p.num_kv_heads * -(-group // meta["PACK"]), 1)](
             out, None, q, cache_operands(cache), *seqs, sinks, slopes, *numbers, *out.stride()[:2], 0,

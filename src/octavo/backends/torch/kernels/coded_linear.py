@@ -22,7 +22,7 @@ _VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 32})
 _FEW = tile({"BM": 16, "BN": 32, "BK": 128, "num_warps": 4, "num_stages": 5})
 _SOME = tile({"BM": 64, "BN": 64, "BK": 128, "num_warps": 4, "num_stages": 4}, {"BM": 32})
 _MANY = tile({"BM": 128, "BN": 128, "BK": 128, "num_warps": 8, "num_stages": 3}, {"BM": 64, "BN": 64})
-_GROUPED = tile({"BM": 128, "BN": 64, "BK": 128, "num_warps": 8, "num_stages": 4}, {"BM": 64})  # has a second sum
+_GROUPED = tile({"BM": 64, "BN": 128, "BK": 128, "num_warps": 4, "num_stages": 3}, {"BN": 64})  # has a second sum
 _VECTOR_ROWS, _FEW_ROWS, _SOME_ROWS = 4, 16, 64  # up to which each of them is taken
 
 
@@ -121,7 +121,7 @@ def coded_linear(
     tensors = (out, _numbers(x.codes), x.scales, _numbers(p.codes), p.scales, bias, residual)
     extra = 0 if residual is None else residual.stride(0)
     strides = (x.codes.stride(0), p.codes.stride(0), features, extra, x.scales.shape[1], p.scales.shape[1])
-    if count <= _VECTOR_ROWS and not deterministic:
+    if count <= _VECTOR_ROWS and not group and not deterministic:
         _vector[-(-features // _VECTOR["ROWS"]), count](*tensors, features, width, *strides, **meta, **_VECTOR)
         return out
     chosen = _GROUPED if group else _MANY

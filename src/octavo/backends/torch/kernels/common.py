@@ -126,8 +126,9 @@ def store_coded(out, scales, value, mask, groups, KIND: tl.constexpr, GROUP: tl.
     BLOCK: tl.constexpr = value.shape[0]
     COUNT: tl.constexpr = BLOCK // GROUP
     parts = tl.reshape(value, (COUNT, GROUP))
-    # The difference is zero, or not a number where one is not finite: the product's result is then not finite either.
-    scale = code_scale(tl.max(tl.abs(parts), 1), KIND) + tl.sum(parts - parts, 1)
+    # Zero times a number is zero, or not a number where it is not finite: then the product's result is not finite
+    # either. (A difference of two equal products would become the rounding error of one.)
+    scale = code_scale(tl.max(tl.abs(parts), 1), KIND) + tl.sum(parts * 0.0, 1)
     g = tl.arange(0, COUNT)
     tl.store(scales + g, scale, g < groups)
     codes = tl.reshape(coded(parts, scale[:, None], KIND), (BLOCK,))

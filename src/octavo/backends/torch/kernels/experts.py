@@ -15,9 +15,9 @@ from torch import Tensor
 
 from octavo.backends.torch.kernels.common import LOAD_F32, operand, require_columns, tile
 from octavo.backends.torch.kernels.gate import gated, gated_values
-from octavo.backends.torch.kernels.linear import chunks_of, product_tile
+from octavo.backends.torch.kernels.linear import product_tile
 from octavo.backends.torch.kernels.planes import Planes
-from octavo.backends.torch.kernels.tiles import constants, operands
+from octavo.backends.torch.kernels.tiles import chunks_of, constants, operands
 
 _TILE = tile({"BN": 64, "num_warps": 4, "num_stages": 3}, {"BN": 32})
 _DENSE = tile({"BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}, {"BN": 32, "BK": 32})

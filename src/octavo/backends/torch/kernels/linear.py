@@ -2,7 +2,9 @@
 
 One row (GEMV): no tensor cores, the weights are read once in 16-byte loads. More: a tile of weights is decoded into
 registers and multiplied by a tile of rows on tensor cores, in several parts of the columns for few rows, whose sums
-are added in a fixed order. Sums are float32. From about 512 rows on `dequantize` and a plain product may be faster.
+are added in a fixed order. Sums are float32. From about 65 rows on `dequantize` and a plain product are faster.
+
+The tiles are those that `benchmarks/gpu_tiles.py` found best on an H200, over all formats together.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import LOAD_F32, activation, grid_of, require_columns, tile
+from octavo.backends.torch.kernels.common import INTERPRETED, LOAD_F32, activation, grid_of, require_columns, tile
 from octavo.backends.torch.kernels.planes import Planes
-from octavo.backends.torch.kernels.tiles import columns_of, constants, low_bytes, operands, tile_of
+from octavo.backends.torch.kernels.tiles import chunks_of, columns_of, constants, low_bytes, operands, tile_of
 
-_VECTOR = tile({"ROWS": 4, "num_warps": 4}, {"ROWS": 32})
+_VECTOR = tile({"ROWS": 8, "num_warps": 4}, {"ROWS": 32})
+_VECTOR_BYTES = tile({"ROWS": 4, "num_warps": 4}, {"ROWS": 32})  # of codes of eight bits
 _FEW = tile({"BN": 64, "BM": 16, "num_warps": 4, "num_stages": 3}, {"BN": 32})
-_MANY = tile({"BN": 128, "BM": 64, "num_warps": 8, "num_stages": 3}, {"BN": 64, "BM": 32})
+_SOME = tile({"BN": 128, "BM": 32, "num_warps": 4, "num_stages": 3}, {"BN": 64, "BM": 32})
+_MANY = tile({"BN": 128, "BM": 64, "num_warps": 4, "num_stages": 3}, {"BN": 64, "BM": 32})
+_VECTOR_COLUMNS, _TILE_COLUMNS = 512, 128  # of a step of `_vector` and of the others
 _SUM = tile({"BLOCK": 1024, "num_warps": 4})
-_FEW_ROWS = 16  # up to here `_FEW`, beyond `_MANY`
+_FEW_ROWS, _SOME_ROWS = 16, 32  # up to here `_FEW` and `_SOME`, beyond `_MANY`
 _PROGRAMS = 264  # programs that keep a GPU busy: about two for each of its multiprocessors
 
 
@@ -39,14 +44,17 @@ def finish(acc, at, column, mask, row_mask, bias, residual, residual_row):
 @triton.jit
 def _row_sums(x, w, rows, mask, width, FORMAT: tl.constexpr, C: tl.constexpr):
     """The products of one row x with these rows of w: [rows]."""
-    BITS: tl.constexpr = FORMAT[0]
-    acc = tl.zeros((rows.shape[0], C, 16), tl.float32)
-    for block in range(0, tl.cdiv(width, 128), C // BITS):
-        low = low_bytes(w, rows, mask, block, FORMAT, C)
-        for i in tl.static_range(8 // BITS):
-            column = columns_of(block, i, BITS, C)[:, None] + tl.arange(0, 16)[None, :]
+    CHUNK: tl.constexpr = FORMAT[7]
+    BLOCKS: tl.constexpr = C * CHUNK // (16 * FORMAT[0])
+    acc = tl.zeros((rows.shape[0], C, CHUNK), tl.float32)
+    low = low_bytes(w, rows, mask, 0, FORMAT, C)
+    for block in range(0, tl.cdiv(width, 128), BLOCKS):
+        following = low_bytes(w, rows, mask, block + BLOCKS, FORMAT, C)
+        for i in tl.static_range(8 // FORMAT[0]):
+            column = columns_of(block, i, FORMAT, C)
             xs = tl.load(x + column, column < width, 0).to(tl.float32)
             acc += tile_of(w, low, rows, mask, block, width, i, FORMAT, C) * xs[None, :, :]
+        low = following
     return tl.sum(tl.sum(acc, 2), 1)
 
 
@@ -66,19 +74,22 @@ def _vector(
 @triton.jit
 def product_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
     """acc [rows of w, BM] + w @ x.T over the blocks [first, last). x_at: offsets of the rows of x [BM]."""
-    BITS: tl.constexpr = FORMAT[0]
+    BLOCKS: tl.constexpr = C * FORMAT[7] // (16 * FORMAT[0])
     BN: tl.constexpr = acc.shape[0]
-    for block in range(first, last, C // BITS):
-        low = low_bytes(w, rows, mask, block, FORMAT, C)
-        for i in tl.static_range(8 // BITS):
-            column = tl.reshape(columns_of(block, i, BITS, C)[:, None] + tl.arange(0, 16)[None, :], (C * 16,))
+    WIDTH: tl.constexpr = C * FORMAT[7]
+    low = low_bytes(w, rows, mask, first, FORMAT, C)
+    for block in range(first, last, BLOCKS):
+        following = low_bytes(w, rows, mask & (block + BLOCKS < last), block + BLOCKS, FORMAT, C)
+        for i in tl.static_range(8 // FORMAT[0]):
+            column = tl.reshape(columns_of(block, i, FORMAT, C), (WIDTH,))
             inside = x_mask[None, :] & (column < tl.minimum(width, last * 128))[:, None]
             xs = tl.load(x + x_at[None, :] + column[:, None], inside, 0)
-            tile = tl.reshape(tile_of(w, low, rows, mask, block, width, i, FORMAT, C), (BN, C * 16))
+            tile = tl.reshape(tile_of(w, low, rows, mask, block, width, i, FORMAT, C), (BN, WIDTH))
             if LOAD_F32:
                 acc = tl.dot(tile, xs.to(tl.float32), acc, input_precision="ieee")
             else:
                 acc = tl.dot(tile.to(xs.dtype), xs, acc, input_precision="ieee")
+        low = following
     return acc
 
 
@@ -111,11 +122,6 @@ def _sum_parts(out, parts, bias, residual, count, N, out_row, residual_row, PART
     tl.store(out + at * out_row + column, acc.to(out.dtype.element_ty), mask)
 
 
-def chunks_of(p: Planes, columns: int) -> int:
-    """Chunks of sixteen columns in one set of a tile of about so many columns of all sets: the constant C."""
-    return p.bits * max(columns // 128, 1)
-
-
 def linear(
     x: Tensor,
     p: Planes,
@@ -141,16 +147,19 @@ def linear(
         return out
     extra = 0 if residual is None else residual.stride(0)
     if rows == 1 and not deterministic:
-        grid = grid_of(-(-features // _VECTOR["ROWS"]))
-        form = constants(p) | {"C": chunks_of(p, 512), "KIND": ""}
-        _vector[grid](out, x, operands(p), bias, residual, features, width, **form, **_VECTOR)
+        form = constants(p) | _vector_tile(p) | {"KIND": ""}
+        _vector[grid_of(-(-features // form["ROWS"]))](out, x, operands(p), bias, residual, features, width, **form)
         return out
-    chosen = _FEW if rows <= _FEW_ROWS and not deterministic else _MANY
+    chosen = _MANY
+    if rows <= _SOME_ROWS and not deterministic:
+        chosen = _FEW if rows <= _FEW_ROWS else _SOME
+    if p.decode == "table" and not INTERPRETED:
+        chosen = chosen | {"num_stages": 1}  # else Triton copies every entry of the table to shared memory
     blocks, across, down = -(-width // 128), -(-features // chosen["BN"]), -(-rows // chosen["BM"])
     parts = 1 if deterministic else parts_of(blocks, across * down)
     grid = (across, down, parts)
     per_part = -(-blocks // parts)
-    meta: dict[str, Any] = constants(p) | {"C": chunks_of(p, 128)} | chosen
+    meta: dict[str, Any] = constants(p) | {"C": chunks_of(p, _TILE_COLUMNS)} | chosen
     shape = (rows, features, width)
     if parts == 1:
         strides = (x.stride(0), out.stride(0), 0, extra, per_part)
@@ -169,10 +178,13 @@ def gate_linear(x: Tensor, p: Planes, bias: Tensor | None, kind: str, out: Tenso
     """kind(gate) * up [1, n] of one row x [1, in]; p [2 * n, in]: the rows of gate, then those of up."""
     features = p.shape[0] // 2
     out = torch.empty((1, features), dtype=x.dtype, device=x.device) if out is None else out
-    form = constants(p) | {"C": chunks_of(p, 512), "KIND": kind}
-    grid = grid_of(-(-features // _VECTOR["ROWS"]))
-    _vector[grid](out, x, operands(p), bias, None, features, x.shape[1], **form, **_VECTOR)
+    form = constants(p) | _vector_tile(p) | {"KIND": kind}
+    _vector[grid_of(-(-features // form["ROWS"]))](out, x, operands(p), bias, None, features, x.shape[1], **form)
     return out
+
+
+def _vector_tile(p: Planes) -> dict[str, Any]:
+    return (_VECTOR_BYTES if p.bits == 8 else _VECTOR) | {"C": chunks_of(p, _VECTOR_COLUMNS)}
 
 
 def parts_of(blocks: int, tiles: int) -> int:

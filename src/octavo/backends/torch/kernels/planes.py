@@ -19,6 +19,7 @@ from torch import Tensor
 
 from octavo.backends.torch.coded import INPUT_GROUPS, CodeForm
 from octavo.backends.torch.kernels.ggml_planes import fields_of
+from octavo.quantization.ggml_blocks import E2M1_DOUBLED
 from octavo.quantization.packed import CodebookWeight, Float8Weight, GGMLWeight, GroupedWeight, Weight
 from octavo.quantization.packed.grouped import unpacked
 
@@ -34,7 +35,8 @@ _SPLIT = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (
 class Planes:
     """A weight of shape [*, out, in]: scale * (value of code - zero) + minimum, in float32.
 
-    decode: the value of a code: `integer` itself, `table` an entry, `e4m3` or `e5m2` the number of these bits.
+    decode: the value of a code: `integer` itself, `table` an entry, `e4m3`, `e5m2` or `e2m1` the number of these bits,
+    `e2m1_doubled` twice that. Those of E2M1 have their table, too, for products in plain torch.
     The scale of a column is scales[column // group], times supers[column // super_group] if there are any; the minimum
     likewise. scale_bits: scales are `plain` numbers, `e4m3` bits, or `e8m0` exponents. inputs: the form of the rows by
     which the checkpoint has it multiplied; None: they are not rounded.
@@ -191,7 +193,7 @@ def _codebook(w: CodebookWeight) -> Planes | None:
         w.shape,
         scales=_tensor(w.scales),
         group=w.block,
-        decode="table",
+        decode=_decode_of(np.asarray(w.table, np.float32)),
         scale_bits="plain" if w.row_scales is None else "e4m3",
         supers=None if w.row_scales is None else _tensor(w.row_scales),
         super_group=w.shape[-1],
@@ -218,8 +220,15 @@ def _ggml(w: GGMLWeight) -> Planes | None:
     if found is None:
         return None
     codes, bits = found.pop("codes"), found.pop("bits")
+    decode = _decode_of(found["table"]) if "table" in found else "integer"
     for name, value in found.items():
         found[name] = _tensor(value) if isinstance(value, np.ndarray) else value
-    return Planes(
-        w.type_name, w.shape, decode="table" if "table" in found else "integer", **found, **_coded(codes, bits)
-    )
+    return Planes(w.type_name, w.shape, decode=decode, **found, **_coded(codes, bits))
+
+
+def _decode_of(table: NDArray[np.float32]) -> str:
+    """The field `decode` of codes with this table: the numbers of E2M1 need none."""
+    for name, factor in (("e2m1", 0.5), ("e2m1_doubled", 1.0)):
+        if np.array_equal(table, E2M1_DOUBLED * np.float32(factor)):
+            return name
+    return "table"

@@ -60,7 +60,7 @@ def _rotated(x_at, c, mask, weight, is_normed, angles, position, eps, D: tl.cons
 @triton.jit
 def _stored(x, pointers, scales, scale_at, mask, factor, KIND: tl.constexpr):
     """Writes one head to the cache in its type."""
-    if KIND == 1:
+    if KIND == 1 or KIND == 4:
         tl.store(pointers, to_e4m3(x / factor), mask)
     elif KIND == 2:
         half = tl.minimum(tl.maximum(x / factor, -57344.0), 57344.0).to(tl.float16).to(tl.uint16, bitcast=True)
@@ -82,8 +82,10 @@ def _heads(
     q_out, qkv, kv, slots, positions, angles, q_norm, k_norm, query_scales, eps, key_factor, value_factor, row, k_at,
     v_at, v_row, q_token, q_head, scale_length, scale_offset, num_scales, H: tl.constexpr, KVH: tl.constexpr,
     NORM_Q: tl.constexpr, NORM_K: tl.constexpr, NORM_V: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    DP: tl.constexpr, HALF: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr,
+    DP: tl.constexpr, HALF: tl.constexpr, BS: tl.constexpr, KIND: tl.constexpr, HAS_CACHE: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
 ):  # fmt: skip
+    # Triton compiles both branches of a condition that the GPU decides, also the one that has no operands.
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions + token)
     c = tl.arange(0, DP)
@@ -93,7 +95,7 @@ def _heads(
             at = tl.minimum((position + scale_offset) // scale_length, num_scales - 1)
             x *= tl.load(query_scales + at)
         tl.store(q_out + token * q_token + head * q_head + c, x.to(q_out.dtype.element_ty), c < D)
-    else:
+    elif HAS_CACHE:
         slot = tl.load(slots + token)
         if slot >= 0:
             block, at = (slot // BS).to(tl.int64), slot % BS
@@ -102,7 +104,7 @@ def _heads(
                 x = _rotated(k_at + token * row + h * D, c, c < D, k_norm, NORM_K, angles, position, eps, D, HALF)
                 place = kv.key_data + block * kv.kb + h * kv.kh + at * kv.ks + c
                 _stored(x, place, kv.key_scales, block * kv.kfb + h * kv.kfh + at, c < D, key_factor, KIND)
-            else:
+            elif HAS_VALUES:
                 h = head - H - KVH
                 x = _rotated(v_at + token * v_row + h * DV, c, c < DV, None, NORM_V, None, position, eps, DV, 0)
                 place = kv.value_data + block * kv.vb + h * kv.vh + at * kv.vs + c
@@ -170,7 +172,7 @@ def _launch(
         H=p.num_heads, KVH=p.num_kv_heads, NORM_Q=steps.norms[0], NORM_K=steps.norms[1], NORM_V=steps.norms[2],
         D=p.head_dim, DV=p.cache.value_dim, DP=power_of_two(max(p.head_dim, p.cache.value_dim)),
         HALF=0 if steps.angles is None else steps.angles.shape[2], BS=1 if cache is None else cache.keys.shape[2],
-        KIND=0 if cache is None else cache.kind, **_TILE,
+        KIND=0 if cache is None else cache.kind, HAS_CACHE=cache is not None, HAS_VALUES=has_values, **_TILE,
     )  # fmt: skip
     return out
 

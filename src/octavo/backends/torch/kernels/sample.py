@@ -1,8 +1,6 @@
-"""Sampling of whole steps without a sort, as `octavo.backends.sampling` defines it, and the tokens of the next step.
+"""Sampling of whole steps, as `octavo.backends.sampling` defines it, and the tokens of the next step.
 
-One program samples one row. A filter that keeps the first tokens of an order needs only the place where it ends: the
-key of its last token, found bit by bit from the counts or masses above a key; of equal keys the lower ids stay. Masses
-are float64, as in the specification; only the order of additions differs.
+Logits are processed and summed up in tiles, by many programs; then one program chooses the token of a row.
 """
 
 from __future__ import annotations
@@ -17,11 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.backends.sampling import ROW_NAN_LOGITS, ROW_NOTHING_ALLOWED, ROW_TOKEN_ID_OUT_OF_RANGE, uniform
-from octavo.backends.torch.kernels.common import require_columns, tile
+from octavo.backends.torch.kernels.common import power_of_two, require_columns, tile
+from octavo.backends.torch.kernels.sample_filters import (
+    filtered,
+    from_candidates,
+    from_tiles,
+    key,
+    row_tile,
+    weights_of,
+)
 from octavo.backends.torch.step_arrays import sent
 from octavo.batch import SamplingRows
 
 _TILE = tile({"BLOCK": 4096, "num_warps": 8}, {"BLOCK": 512})
+_CANDIDATES = 1024  # of a row that top_k or top_p filters; torch sorts so many within one block of threads
 _SMALLEST_X = -87.0
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _NAN = tl.constexpr(ROW_NAN_LOGITS)
@@ -53,6 +60,15 @@ class SampledRows(NamedTuple):
     errors: Tensor  # int32
 
 
+class TileParts(NamedTuple):
+    """Of each tile of each row, [R, tiles]."""
+
+    raw_most: Tensor  # float32, the largest raw logit
+    nans: Tensor  # int32, how many raw logits are NaN
+    most: Tensor  # float32, the largest processed logit
+    best: Tensor  # int32, its lowest id
+
+
 def row_options(rows: SamplingRows, device: torch.device) -> RowOptions:
     """The options of these rows, copied to the device."""
     with np.errstate(divide="ignore"):
@@ -76,23 +92,10 @@ def row_options(rows: SamplingRows, device: torch.device) -> RowOptions:
 
 
 @triton.jit
-def _key(x):
-    """Unsigned numbers in the order of float32 x; both zeros are one."""
-    bits = (x + 0.0).to(tl.uint32, bitcast=True)
-    return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
-
-
-@triton.jit
-def _row_tile(at, c, V):
-    """Logits [BLOCK] of one row, at most the largest float32."""
-    return tl.minimum(tl.load(at + c, c < V, float("-inf")), _LARGEST)
-
-
-@triton.jit
 def _prepare(scratch, logits, mask, row, mask_row, V, BLOCK: tl.constexpr):
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64)
-    x = _row_tile(logits + at * row, c, V)
+    x = row_tile(logits + at * row, c, V)
     if mask is not None:
         word = tl.load(mask + at * mask_row + c // 32, c < V, 0)
         x = tl.where(((word >> (c % 32)) & 1) == 1, x, float("-inf"))
@@ -128,136 +131,86 @@ def _penalize(scratch, starts, ids, counts, repetitions, frequencies, presences,
 
 
 @triton.jit
-def _order(logit, x, mean, TYPICAL: tl.constexpr):
-    """Keys that descend in the order of a filter: by likelihood, or by the distance of x from its mean."""
-    if TYPICAL:
-        return _key(tl.abs(x - mean)) ^ 0xFFFFFFFF
-    else:
-        return _key(logit)
+def _extremes(parts, scratch, logits, row_step, V, TILES, BLOCK: tl.constexpr):
+    """Of a tile of a row: the largest raw logit, NaNs, the largest processed logit, its lowest id."""
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tile * BLOCK + tl.arange(0, BLOCK)
+    at = row * TILES + tile
+    raw = tl.load(logits + row * row_step + c, c < V, float("-inf"))
+    # `minimum` gives the number where the other one is NaN, so NaN is looked for before.
+    tl.store(parts.nans + at, tl.sum((raw != raw).to(tl.int32)))
+    tl.store(parts.raw_most + at, tl.max(tl.minimum(raw, _LARGEST)))
+    x = row_tile(scratch + row * V, c, V)
+    here = tl.max(x)
+    tl.store(parts.most + at, here)
+    tl.store(parts.best + at, tl.min(tl.where(x == here, c, V)))
 
 
 @triton.jit
-def _weighted(at, first, V, largest, temperature, least, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """(ids, logits, x, weights) of one tile of a row: exp(x) of survivors, or 1, and 0 of others."""
-    c = first + tl.arange(0, BLOCK)
-    logit = _row_tile(at, c, V)
-    x = tl.div_rn(logit - largest, temperature)
-    if COUNTS:
-        weight = (x >= least).to(tl.float64)
-    else:
-        weight = tl.where(x >= least, tl.exp(x.to(tl.float64)), 0.0)
-    return c, logit, x, weight
+def _mass(masses, most, scratch, chosen, V, TILES, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """The mass of the survivors of temperature and min_p in a tile of a row that is drawn from; else zero."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(chosen.temperature + row)
+    mass = tl.full((), 0.0, tl.float64)
+    if (temperature > 0) & (tile < TILES):
+        t = tl.arange(0, PADDED)
+        largest = tl.max(tl.load(most + row.to(tl.int64) * TILES + t, t < TILES, float("-inf")))
+        c = tile * BLOCK + tl.arange(0, BLOCK)
+        logit = row_tile(scratch + row.to(tl.int64) * V, c, V)
+        x, weight = weights_of(logit, largest, temperature, tl.load(chosen.least_x + row))
+        mass = tl.sum(weight)
+    tl.store(masses + row * PADDED + tile, mass)
 
 
 @triton.jit
-def _keep_prefix(
-    at, V, largest, temperature, least, mean, share, COUNTS: tl.constexpr, TYPICAL: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Leaves the shortest prefix of an order with so many survivors, or this share of their mass: others get -inf."""
-    total = tl.full((), 0.0, tl.float64)
-    for first in range(0, V, BLOCK):
-        c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, COUNTS, BLOCK)
-        total += tl.sum(weight)
-    goal = share if COUNTS else share * total
-    end, bit = tl.full((), 0, tl.uint32), tl.full((), 0x80000000, tl.uint32)
-    above = tl.full((), 0.0, tl.float64)  # the mass of greater keys than `end`, once its last bit is known
-    for _ in range(32):
-        trial = end | bit
-        bit = bit >> 1
-        mass = tl.full((), 0.0, tl.float64)
-        for first in range(0, V, BLOCK):
-            c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, COUNTS, BLOCK)
-            mass += tl.sum(tl.where(_order(logit, x, mean, TYPICAL) >= trial, weight, 0.0))
-        is_enough = (mass >= goal) & (mass > 0)
-        end = tl.where(is_enough, trial, end)
-        above = tl.where(is_enough, above, mass)
-    for first in range(0, V, BLOCK):
-        c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, COUNTS, BLOCK)
-        order = _order(logit, x, mean, TYPICAL)
-        ties = tl.where(order == end, weight, 0.0)
-        # Of equal keys lower ids come first: a token is in if those before it have not reached the goal.
-        before = above + tl.cumsum(ties, 0) - ties
-        is_in = (order > end) | ((order == end) & ((before < goal) | (before == 0)))
-        tl.store(at + c, tl.where(is_in & (weight > 0), logit, float("-inf")), c < V)
-        above += tl.sum(ties)
-    tl.debug_barrier()
-
-
-@triton.jit
-def _extremes(logits, at, V, BLOCK: tl.constexpr):
-    """(largest raw logit, whether one is NaN, largest processed logit, its lowest id)."""
-    raw_largest, largest = float("-inf"), float("-inf")
-    nans, best = 0, V
-    for first in range(0, V, BLOCK):
-        c = first + tl.arange(0, BLOCK)
-        raw = _row_tile(logits, c, V)
-        nans += tl.sum((raw != raw).to(tl.int32))
-        raw_largest = tl.maximum(raw_largest, tl.max(raw))
-        x = _row_tile(at, c, V)
-        here = tl.max(x)
-        place = tl.min(tl.where(x == here, c, V))
-        best = tl.where(here > largest, place, best)
-        largest = tl.maximum(largest, here)
-    return raw_largest, nans, largest, best
-
-
-@triton.jit
-def _drawn(at, V, largest, temperature, least, draw, BLOCK: tl.constexpr):
-    """The first survivor in ascending id whose cumulative weight exceeds draw * total, or the last one."""
-    total, base = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-    for first in range(0, V, BLOCK):
-        c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, False, BLOCK)
-        total += tl.sum(weight)
-    found, last = V, 0
-    for first in range(0, V, BLOCK):
-        c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, False, BLOCK)
-        passed = (base + tl.cumsum(weight, 0) > draw * total) & (weight > 0)
-        found = tl.minimum(found, tl.min(tl.where(passed, c, V)))
-        last = tl.maximum(last, tl.max(tl.where(weight > 0, c, 0)))
-        base += tl.sum(weight)
-    return tl.where(found < V, found, last)
-
-
-@triton.jit
-def _mean_x(at, V, largest, temperature, least, BLOCK: tl.constexpr):
-    """The mean of x of the survivors, in float32."""
-    total, moment = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-    for first in range(0, V, BLOCK):
-        c, logit, x, weight = _weighted(at, first, V, largest, temperature, least, False, BLOCK)
-        total += tl.sum(weight)
-        moment += tl.sum(weight * tl.where(weight > 0, x, 0.0).to(tl.float64))
-    return (moment / total).to(tl.float32)
-
-
-@triton.jit
-def _filtered(at, row, chosen, V, largest, temperature, BLOCK: tl.constexpr):
-    """Stages 4 and 5 of a row: its token."""
-    least = tl.load(chosen.least_x + row)
+def _drawn_token(
+    masses, at, values, ids, K, row, chosen, V, largest, temperature, PADDED: tl.constexpr, KP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The token of a row by its draw; -1: `_search` is to find it."""
+    token = tl.full((), -1, tl.int32)
     top_k = tl.load(chosen.top_k + row)
-    if (top_k > 0) & (top_k < V):
-        _keep_prefix(at, V, largest, temperature, least, 0.0, top_k.to(tl.float64), True, False, BLOCK)
-    share = tl.load(chosen.typical_p + row)
-    if share < 1:
-        mean = _mean_x(at, V, largest, temperature, least, BLOCK)
-        _keep_prefix(at, V, largest, temperature, least, mean, share, False, True, BLOCK)
-    share = tl.load(chosen.top_p + row)
-    if share < 1:
-        _keep_prefix(at, V, largest, temperature, least, 0.0, share, False, False, BLOCK)
-    return _drawn(at, V, largest, temperature, least, tl.load(chosen.draws + row), BLOCK)
+    if tl.load(chosen.typical_p + row) == 1:
+        if (tl.load(chosen.top_p + row) == 1) & ((top_k <= 0) | (top_k >= V)):
+            token = from_tiles(at, masses, row, chosen, V, largest, temperature, PADDED, BLOCK)
+        elif KP > 1:
+            whole = tl.sum(tl.load(masses + tl.arange(0, PADDED)))
+            first = row.to(tl.int64) * K
+            token = from_candidates(values + first, ids + first, K, row, chosen, V, largest, temperature, whole, KP)
+    return token
 
 
 @triton.jit
-def _choose(tokens, errors, scratch, logits, chosen, foreign, row_step, V, BLOCK: tl.constexpr):
+def _search(tokens, errors, scratch, parts, chosen, V, TILES, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """The tokens of rows that have none yet, and no error."""
     row = tl.program_id(0)
-    at = scratch + row.to(tl.int64) * V
-    raw_largest, nans, largest, token = _extremes(logits + row.to(tl.int64) * row_step, at, V, BLOCK)
+    if (tl.load(tokens + row) < 0) & (tl.load(errors + row) == 0):
+        t = tl.arange(0, PADDED)
+        largest = tl.max(tl.load(parts.most + row.to(tl.int64) * TILES + t, t < TILES, float("-inf")))
+        at, temperature = scratch + row.to(tl.int64) * V, tl.load(chosen.temperature + row)
+        tl.store(tokens + row, filtered(at, row, chosen, V, largest, temperature, BLOCK))
+
+
+@triton.jit
+def _choose(
+    tokens, errors, scratch, parts, masses, values, ids, K, chosen, foreign, V, TILES, PADDED: tl.constexpr,
+    KP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    wide = row.to(tl.int64)
+    at = scratch + wide * V
+    t = tl.arange(0, PADDED)
+    of_tile, is_tile = wide * TILES + t, t < TILES
+    most = tl.load(parts.most + of_tile, is_tile, float("-inf"))
+    largest = tl.max(most)
+    token = tl.min(tl.where(most == largest, tl.load(parts.best + of_tile, is_tile, V), V))
     target, temperature = tl.load(chosen.target + row), tl.load(chosen.temperature + row)
     error = 0
     if largest == float("-inf"):
         error = tl.where(target >= 0, 0, _NOTHING)
-    if raw_largest == float("-inf"):
+    if tl.max(tl.load(parts.raw_most + of_tile, is_tile, float("-inf"))) == float("-inf"):
         error = _NOTHING
-    if nans > 0:
+    if tl.sum(tl.load(parts.nans + of_tile, is_tile, 0)) > 0:
         error = _NAN
     if (tl.load(foreign + row) != 0) | (target >= V):
         error = _FOREIGN
@@ -266,7 +219,9 @@ def _choose(tokens, errors, scratch, logits, chosen, foreign, row_step, V, BLOCK
     elif target >= 0:
         token = target
     elif temperature > 0:
-        token = _filtered(at, row, chosen, V, largest, temperature, BLOCK)
+        token = _drawn_token(
+            masses + row * PADDED, at, values, ids, K, row, chosen, V, largest, temperature, PADDED, KP, BLOCK
+        )  # fmt: skip
     tl.store(tokens + row, token)
     tl.store(errors + row, error)
 
@@ -281,12 +236,12 @@ def _report(logprobs, ranks, top_ids, top_logprobs, tokens, logits, wanted, row_
     if (count >= 0) & (token >= 0):
         largest = tl.full((), float("-inf"), tl.float32)
         for first in range(0, V, BLOCK):
-            largest = tl.maximum(largest, tl.max(_row_tile(at, first + tl.arange(0, BLOCK), V)))
+            largest = tl.maximum(largest, tl.max(row_tile(at, first + tl.arange(0, BLOCK), V)))
         own = tl.minimum(tl.load(at + token), _LARGEST)
         total = tl.full((), 0.0, tl.float64)
         for first in range(0, V, BLOCK):
             c = first + tl.arange(0, BLOCK)
-            x = _row_tile(at, c, V)
+            x = row_tile(at, c, V)
             total += tl.sum(tl.exp(x.to(tl.float64) - largest.to(tl.float64)))
             rank += tl.sum(((c < V) & ((x > own) | ((x == own) & (c < token)))).to(tl.int32))
         whole = largest.to(tl.float64) + tl.log(total)
@@ -298,7 +253,7 @@ def _report(logprobs, ranks, top_ids, top_logprobs, tokens, logits, wanted, row_
             best = tl.full((), 0, tl.uint64)
             for first in range(0, V, BLOCK):
                 c = first + tl.arange(0, BLOCK)
-                order = (_key(_row_tile(at, c, V)).to(tl.uint64) << 32) | (0x7FFFFFFF - c).to(tl.uint64)
+                order = (key(row_tile(at, c, V)).to(tl.uint64) << 32) | (0x7FFFFFFF - c).to(tl.uint64)
                 best = tl.maximum(best, tl.max(tl.where((c < V) & (order < before), order, order * 0)))
             before = best
             found = 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32)
@@ -325,10 +280,18 @@ class Entries(NamedTuple):
     allowed_mask: Tensor | None = None  # int32 [R, ceil(vocab / 32)], bits as in `SamplingBatch`
 
 
-def sample_rows(logits: Tensor, options: RowOptions, entries: Entries, num_top: int) -> SampledRows:
+def has_filters(rows: SamplingRows) -> bool:
+    """True if a row has top_k, top_p or typical_p."""
+    is_filtered = (rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["typical_p"] < 1)
+    return bool(((rows["temperature"] > 0) & is_filtered).any())
+
+
+def sample_rows(
+    logits: Tensor, options: RowOptions, entries: Entries, num_top: int, *, is_filtered: bool = True
+) -> SampledRows:
     """The tokens of R rows of logits, float32 [R, vocab], any row stride. Nothing here waits for the device.
 
-    num_top: columns of the most likely tokens, at least the largest of options.wanted.
+    num_top: columns of the most likely tokens, at least the largest of options.wanted. is_filtered: of `has_filters`.
     """
     require_columns(logits, entries.allowed_mask)
     rows, vocab = logits.shape
@@ -346,10 +309,41 @@ def sample_rows(logits: Tensor, options: RowOptions, entries: Entries, num_top: 
             _add_bias[(rows,)](scratch, *entries.bias, vocab, BLOCK=128)
         if entries.history is not None and entries.penalties is not None:
             _penalize[(rows,)](scratch, *entries.history, *entries.penalties, vocab, BLOCK=128)
-        _choose[(rows,)](tokens, errors, scratch, logits, options, entries.foreign, step, vocab, **_TILE)
+        _choose_tokens(tokens, errors, scratch, logits, options, entries.foreign, is_filtered=is_filtered)
         results = (logprobs, ranks, tops, top_logprobs)
         _report[(rows,)](*results, tokens, logits, options.wanted, step, vocab, num_top, **_TILE)
     return SampledRows(tokens, logprobs, ranks, tops, top_logprobs, errors)
+
+
+def _choose_tokens(
+    tokens: Tensor,
+    errors: Tensor,
+    scratch: Tensor,
+    logits: Tensor,
+    options: RowOptions,
+    foreign: Tensor,
+    *,
+    is_filtered: bool,
+) -> None:
+    """Writes tokens and errors. scratch: the processed logits, [R, vocab]."""
+    rows, vocab = scratch.shape
+    tiles = -(-vocab // _TILE["BLOCK"])
+    padded, count = power_of_two(tiles), min(_CANDIDATES, vocab) if is_filtered else 0
+    floats = torch.empty((2, rows, tiles), dtype=torch.float32, device=logits.device)
+    ints = torch.empty((2, rows, tiles), dtype=torch.int32, device=logits.device)
+    masses = torch.empty((rows, padded), dtype=torch.float64, device=logits.device)
+    parts = TileParts(floats[0], ints[0], floats[1], ints[1])
+    _extremes[(rows, tiles)](parts, scratch, logits, logits.stride(0), vocab, tiles, **_TILE)
+    _mass[(rows, padded)](masses, parts.most, scratch, options, vocab, tiles, PADDED=padded, **_TILE)
+    values = ids = None
+    if count:
+        values, ids = torch.topk(scratch, count)
+    _choose[(rows,)](
+        tokens, errors, scratch, parts, masses, values, ids, count, options, foreign, vocab, tiles, PADDED=padded,
+        KP=power_of_two(count), **_TILE,
+    )  # fmt: skip
+    if is_filtered:
+        _search[(rows,)](tokens, errors, scratch, parts, options, vocab, tiles, PADDED=padded, **_TILE)
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import triton
@@ -45,9 +46,22 @@ def operands(p: Planes) -> PlaneOperands:
 
 def constants(p: Planes) -> dict[str, Any]:
     """The compile-time constants with which kernels read `p`: the parameter FORMAT of `tile_of`."""
-    decode = ("integer", "table", "e4m3", "e5m2").index(p.decode)
+    decode = ("integer", "table", "e4m3", "e5m2", "e2m1", "e2m1_doubled").index(p.decode)
     scale_bits = ("plain", "e4m3", "e8m0").index(p.scale_bits)
-    return {"FORMAT": (p.bits, p.high_bits, p.group, p.super_group, p.zero, decode, scale_bits)}
+    return {"FORMAT": (p.bits, p.high_bits, p.group, p.super_group, p.zero, decode, scale_bits, chunk_columns(p))}
+
+
+def chunk_columns(p: Planes) -> int:
+    """Adjacent columns that have one scale and, in each plane, one set: a power of two from 16 on."""
+    if p.high_bits:
+        return 16
+    of_set = 16 * p.bits
+    return of_set if p.group >= p.shape[-1] else math.gcd(p.group, of_set)
+
+
+def chunks_of(p: Planes, columns: int) -> int:
+    """Chunks in one set of a tile of about so many columns of all sets: the parameter C."""
+    return 16 * p.bits // chunk_columns(p) * max(columns // BLOCK, 1)
 
 
 @triton.jit
@@ -65,25 +79,45 @@ def _plain(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def columns_of(block, i: tl.constexpr, BITS: tl.constexpr, C: tl.constexpr):
-    """First columns [C] of the chunks of sixteen in set i, of a tile of C / BITS blocks from `block` on."""
+def columns_of(block, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
+    """The columns [C, chunk] of set i, of the tile that begins with this block."""
+    SET: tl.constexpr = 16 * FORMAT[0]
+    CHUNK: tl.constexpr = FORMAT[7]
     c = tl.arange(0, C)
-    return (block + c // BITS) * SETS_BLOCK + (i * BITS + c % BITS) * 16
+    first = (block + c // (SET // CHUNK)) * SETS_BLOCK + i * SET + c % (SET // CHUNK) * CHUNK
+    return first[:, None] + tl.arange(0, CHUNK)[None, :]
 
 
 @triton.jit
 def low_bytes(w, rows, row_mask, block, FORMAT: tl.constexpr, C: tl.constexpr):
-    """The bytes of C / BITS blocks in the plane of low bits, for these rows: [rows, C, 16], which hold all sets."""
-    BITS: tl.constexpr = FORMAT[0]
-    at = block * (16 * BITS) + tl.arange(0, C) * 16
+    """The bytes of a tile in the plane of low bits, for these rows: [rows, C, chunk], which hold all sets."""
+    CHUNK: tl.constexpr = FORMAT[7]
+    at = block * (16 * FORMAT[0]) + tl.arange(0, C) * CHUNK
     mask = row_mask[:, None] & (at < w.code_row)[None, :]
-    offsets = rows.to(tl.int64)[:, None, None] * w.code_row + at[None, :, None] + tl.arange(0, 16)[None, None, :]
+    offsets = rows.to(tl.int64)[:, None, None] * w.code_row + at[None, :, None] + tl.arange(0, CHUNK)[None, None, :]
     return tl.load(w.codes + offsets, mask=mask[:, :, None], other=0)
 
 
 @triton.jit
+def _less(code, zero):
+    """Codes minus whole numbers in float32, exactly, without a conversion, which is slow.
+
+    A float32 with the exponent of 2^23 has a whole number as its lowest bits.
+    """
+    return (code.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
+
+
+@triton.jit
+def _from_e2m1(code):
+    """Float32 of E2M1 codes. A float16 has the same fields, with a bias larger by 14."""
+    wide = code.to(tl.uint16)
+    half = ((wide & 8) << 12) | ((wide & 7) << 9)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+
+
+@triton.jit
 def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
-    """The numbers of set i in float32: [rows, C, 16], chunk c from column `columns_of`[c] on.
+    """The numbers of set i in float32: [rows, C, chunk], in the columns of `columns_of`.
 
     low: of `low_bytes`. Columns from `width` on are not zero: the other factor has to be.
     """
@@ -92,13 +126,23 @@ def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.co
     GROUP: tl.constexpr = FORMAT[2]
     SUPER: tl.constexpr = FORMAT[3]
     DECODE: tl.constexpr = FORMAT[5]
+    SET: tl.constexpr = 16 * BITS
+    CHUNK: tl.constexpr = FORMAT[7]
     wide = rows.to(tl.int64)[:, None]
-    column = columns_of(block, i, BITS, C)
+    c = tl.arange(0, C)
+    column = (block + c // (SET // CHUNK)) * SETS_BLOCK + i * SET + c % (SET // CHUNK) * CHUNK
     mask = row_mask[:, None] & (column < width)[None, :]
-    if BITS < 8:
-        code = (low >> (i * BITS)) & ((1 << BITS) - 1)
-    else:
+    # Integers stay where they are within their byte, and the scale is divided instead: a shift less for each of them.
+    UNIT: tl.constexpr = 1 << (i * BITS) if DECODE == 0 and HIGH == 0 and BITS < 8 else 1
+    SIGNED: tl.constexpr = low.dtype == tl.int8  # codes that are multiplied as they are, too
+    if SIGNED:
+        code = low.to(tl.uint8, bitcast=True) ^ 0x80
+    elif BITS == 8:
         code = low
+    elif DECODE == 0 and HIGH == 0:
+        code = low.to(tl.uint32) & (((1 << BITS) - 1) << (i * BITS))
+    else:
+        code = (low >> (i * BITS)) & ((1 << BITS) - 1)
     if HIGH > 0:
         # Set s of this plane holds the 16 * HIGH columns from s * 16 * HIGH on.
         chunk = column // 16 % 8
@@ -118,11 +162,14 @@ def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.co
         value = from_e4m3(code)
     elif DECODE == 3:
         value = from_e5m2(code)
+    elif DECODE >= 4:
+        value = _from_e2m1(code)
+        scale *= DECODE - 3
     elif w.zeros is not None:
-        value = (code.to(tl.int16) - tl.load(w.zeros + at_scale, mask, 0).to(tl.int16)[:, :, None]).to(tl.float32)
+        value = _less(code, tl.load(w.zeros + at_scale, mask, 0).to(tl.float32)[:, :, None] * UNIT)
     else:
-        value = (code.to(tl.int16) - FORMAT[4]).to(tl.float32)
-    value *= scale[:, :, None]
+        value = _less(code, FORMAT[4] * UNIT + (128 if SIGNED else 0))
+    value *= (scale * (1.0 / UNIT))[:, :, None]
     if w.minima is not None:
         minimum = tl.load(w.minima + at_scale, mask, 0).to(tl.float32)
         if w.super_minima is not None:
