@@ -77,8 +77,8 @@ tests do that), and a wrong one has no figure.
 measures for nine minutes at most, and writes the JSON after every case. The same command goes on where the last one
 stopped, also after a crash: a case that did not end is not tried again on the same commit. `--only "bf16: decode"`
 measures the cases with these words in their name again, `--minutes 0` writes this page from the JSON. All cases should
-take about 25 minutes. `--smoke` runs every case at tiny sizes on the CPU. `benchmarks/gpu_tiles.py` times the tiles that
-kernels may have.
+take about 25 minutes. `--smoke` runs every case at tiny sizes on the CPU. `benchmarks/gpu_tiles.py` times the tiles
+that kernels may have.
 
 A case that names a commit was measured there: its kernels have not changed since.
 """
@@ -102,7 +102,8 @@ def page(record: Mapping[str, Any]) -> str:
         parts.append(f"## {group.capitalize()}\n")
         for name, case in cases.items():
             if case["group"] == group and case["figures"]:
-                parts += [_title(name, case, record), table(_FIGURES, [_figure(figure) for figure in case["figures"]]), ""]
+                figures = [_figure(figure) for figure in case["figures"]]
+                parts += [_title(name, case, record), table(_FIGURES, figures), ""]
     return "\n".join(parts)
 
 

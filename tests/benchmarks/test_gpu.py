@@ -94,8 +94,9 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     ]
     machine = {"device": "A GPU", "memory_gb": 80.0, "torch": "2", "triton": "3", "commit": "abc", "date": "2026-11-23"}
     cases = {
-        "rows": {"state": "done", "group": "kernels", "figures": figures},
-        "states": {"state": "failed", "group": "kernels", "figures": [], "error": "OutOfMemoryError"},
+        "rows": {"state": "done", "group": "kernels", "commit": "abb", "figures": figures},
+        "launches": {"state": "done", "group": "ceilings", "commit": "abc", "figures": figures[:1]},
+        "states": {"state": "failed", "group": "kernels", "commit": "abc", "figures": [], "error": "OutOfMemoryError"},
     }
     page = report.page({"machine": machine, "cases": cases})
     limits = "at most 4 microseconds | at most 2.5 microseconds"
@@ -105,8 +106,11 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     assert "The farthest from its target: norm, 32 rows, at 50% of it." in page
     assert "- states: failed. OutOfMemoryError" in page
     assert "not yet run on a GPU" in page
+    assert "### rows (abb)\n" in page, "figures of another commit say so"
+    assert "### launches\n" in page
 
 
-def test_the_page_is_that_of_an_empty_record_until_there_is_one(script: Callable[[str], ModuleType]) -> None:
-    page = (ROOT / "docs" / "performance_gpu.md").read_text()
-    assert "not yet run on a GPU" not in page or page == script("gpu_report").page({})
+def test_the_page_is_that_of_the_record(script: Callable[[str], ModuleType]) -> None:
+    docs = ROOT / "docs"
+    record = json.loads((docs / "performance_gpu.json").read_text())
+    assert (docs / "performance_gpu.md").read_text() == script("gpu_report").page(record)
