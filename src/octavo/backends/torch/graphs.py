@@ -112,7 +112,8 @@ class DecodeInput:
 
     def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
         """Sends the numbers of a step to the device."""
-        if self._copied is not None:  # with two steps in flight, this is that of the first of them, which runs
+        # Of two steps in flight the first has ended before a third is sent, so that nothing is waited for.
+        if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             self._copied.synchronize()
         self._arrays.write(batch, seen)
         self.tensor.copy_(self._memory, non_blocking=True)

@@ -243,7 +243,7 @@ def _tiles(p: AttentionParams, cache: CacheView, rows: int) -> dict[str, Any]:
     if rows > 16 and max(values, split[0]) == 256:
         rows = min(rows, 64)
     keys = 32 if wide or (rows > 64 and values > 128) else 64
-    if rows >= 128 and max(values, split[0]) == 128 and not split[1]:
+    if rows >= 128 and max(values, split[0]) == 128 and not split[1] and cache.kind == 0:
         keys = 128
     return {
         "GROUP": group, "PACK": min(group, rows), "BM": rows, "D0": split[0], "DR": split[1], "D": dim,
