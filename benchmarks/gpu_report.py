@@ -70,7 +70,7 @@ _HEAD = """# Performance on a GPU
 
 The shapes are those of Llama 3.1 8B, the weights are random. Fractions are those of the bandwidth or of the matrix rate
 that was measured in the same run. A kernel's result is compared with float32 before it is timed (with states, only the
-tests do that), and a wrong one has no figure.
+tests do that; and where a note says otherwise), and a wrong one has no figure.
 
     python benchmarks/gpu.py --minutes 9 --json gpu.json
 
@@ -103,7 +103,8 @@ def page(record: Mapping[str, Any]) -> str:
         for name, case in cases.items():
             if case["group"] == group and case["figures"]:
                 figures = [_figure(figure) for figure in case["figures"]]
-                parts += [_title(name, case, record), table(_FIGURES, figures), ""]
+                note = [f"{case['note']}\n"] if "note" in case else []
+                parts += [_title(name, case, record), *note, table(_FIGURES, figures), ""]
     return "\n".join(parts)
 
 

@@ -95,7 +95,7 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     machine = {"device": "A GPU", "memory_gb": 80.0, "torch": "2", "triton": "3", "commit": "abc", "date": "2026-11-23"}
     cases = {
         "rows": {"state": "done", "group": "kernels", "commit": "abb", "figures": figures},
-        "launches": {"state": "done", "group": "ceilings", "commit": "abc", "figures": figures[:1]},
+        "launches": {"state": "done", "group": "ceilings", "commit": "abc", "figures": figures[:1], "note": "Beware."},
         "states": {"state": "failed", "group": "kernels", "commit": "abc", "figures": [], "error": "OutOfMemoryError"},
     }
     page = report.page({"machine": machine, "cases": cases})
@@ -107,7 +107,7 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     assert "- states: failed. OutOfMemoryError" in page
     assert "not yet run on a GPU" in page
     assert "### rows (abb)\n" in page, "figures of another commit say so"
-    assert "### launches\n" in page
+    assert "### launches\n\nBeware.\n" in page
 
 
 def test_the_page_is_that_of_the_record(script: Callable[[str], ModuleType]) -> None:
