@@ -1,4 +1,4 @@
-"""Tries tiles of the Triton kernels on a GPU, and prints the time of each: where the constants beside them come from.
+"""Tries tiles of the Triton kernels on a GPU, and writes the time of each: where the constants beside them come from.
 
     python benchmarks/gpu_tiles.py --json tiles.json [--only "few rows"]
 
@@ -32,39 +32,42 @@ from gpu_products import random_of, tall  # noqa: E402
 
 from octavo.backends.torch.kernels import attention, coded_linear, linear  # noqa: E402
 from octavo.backends.torch.kernels.gate import coded_rows  # noqa: E402
-from octavo.backends.torch.kernels.planes import planes_of  # noqa: E402
+from octavo.backends.torch.kernels.planes import Planes, planes_of  # noqa: E402
 from octavo.backends.torch.plain import ProductEnd  # noqa: E402
 from octavo.backends.torch.products import linear as product  # noqa: E402
 
 # A trial: its group, what is timed, the choice, the patches that make it, and the calls.
 Trial = tuple[str, str, str, list[Any], Callable[[], list[Callable[[], object]]]]
 _MATRIX = (28672, 4096)  # gate and up
+_ROWS = 64
 
 
-def _weight(machine: Machine, name: str) -> Any:
-    small = planes_of(random_of(name, (64, _MATRIX[1])))
-    assert small is not None
-    return small, tall(small, _MATRIX[0], machine)
+def _small(name: str) -> Planes:
+    """A few rows of the matrix, which are repeated."""
+    found = planes_of(random_of(name, (_ROWS, _MATRIX[1])))
+    assert found is not None
+    return found
 
 
 def _products(machine: Machine, name: str, rows: int) -> list[Callable[[], object]]:
-    small, _ = _weight(machine, name)
-    bytes_of_one = small.nbytes * _MATRIX[0] / 64
+    small = _small(name)
 
     def make() -> Callable[[], object]:
-        return partial(linear.linear, machine.normal(rows, _MATRIX[1]), _weight(machine, name)[1])
+        return partial(linear.linear, machine.normal(rows, _MATRIX[1]), tall(small, _MATRIX[0], machine))
 
-    return in_turns(machine, make, bytes_of_one)
+    return in_turns(machine, make, small.nbytes * _MATRIX[0] / _ROWS)
 
 
 def _coded(machine: Machine, name: str, rows: int) -> list[Callable[[], object]]:
-    small, _ = _weight(machine, name)
+    small = _small(name)
+    assert small.inputs is not None
+    form = small.inputs
 
     def make() -> Callable[[], object]:
-        x = coded_rows(machine.normal(rows, _MATRIX[1]), small.inputs)
-        return partial(product, x, _weight(machine, name)[1], ProductEnd(), repeats=False)
+        x = coded_rows(machine.normal(rows, _MATRIX[1]), form)
+        return partial(product, x, tall(small, _MATRIX[0], machine), ProductEnd(), repeats=False)
 
-    return in_turns(machine, make, small.nbytes * _MATRIX[0] / 64)
+    return in_turns(machine, make, small.nbytes * _MATRIX[0] / _ROWS)
 
 
 def _decode(machine: Machine, kind: str, batch: int, context: int, part: int) -> list[Callable[[], object]]:
@@ -226,6 +229,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only groups with these words in their name")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that compile")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no GPU, so there is nothing to time")
+    if not trials(_machine(), args.only):
+        sys.exit(f"--only {args.only!r}: no group has these words in its name")
     begin = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         pool.map(_compiled, [(i, args.processes, args.only) for i in range(args.processes)], 1)

@@ -120,24 +120,25 @@ def sampled(logits: Tensor, batch: SamplingBatch, num_top: int) -> Samples:
         put(*(rows[name] for name in names)) if len(batch.history_ids) else None,
         None if batch.allowed_mask is None else sent(batch.allowed_mask.view(np.int32), device),
     )
-    options = _options(rows, device)
-    return Samples(*sample_rows(logits, options, entries, num_top, is_filtered=has_filters(rows)))
+    options, is_filtered = _options(rows, device)
+    return Samples(*sample_rows(logits, options, entries, num_top, is_filtered=is_filtered))
 
 
-def _options(rows: SamplingRows, device: torch.device) -> RowOptions:
-    """The options of rows, of which only the draws are sent in a step that goes on with the sequences of another."""
+def _options(rows: SamplingRows, device: torch.device) -> tuple[RowOptions, bool]:
+    """The options of rows, and `has_filters`. A step that goes on with another's sequences sends only the draws."""
     constant_rows = rows.copy()
     constant_rows["counter"] = 0
-    options = _constant_options(constant_rows.tobytes(), device)
-    if not rows["temperature"].any():  # nothing is drawn
-        return options
-    return options._replace(draws=sent(uniform(rows["seed"], rows["counter"]), device))
+    options, is_filtered = _constant_options(constant_rows.tobytes(), device)
+    if rows["temperature"].any():  # else nothing is drawn
+        options = options._replace(draws=sent(uniform(rows["seed"], rows["counter"]), device))
+    return options, is_filtered
 
 
 @lru_cache(maxsize=64)
-def _constant_options(rows: bytes, device: torch.device) -> RowOptions:
-    """The options of rows with these bytes, for the first draw of each."""
-    return row_options(np.frombuffer(rows, SAMPLING_ROW), device)
+def _constant_options(rows: bytes, device: torch.device) -> tuple[RowOptions, bool]:
+    """The options of rows with these bytes, for the first draw of each, and `has_filters`."""
+    found = np.frombuffer(rows, SAMPLING_ROW)
+    return row_options(found, device), has_filters(found)
 
 
 @lru_cache(maxsize=64)

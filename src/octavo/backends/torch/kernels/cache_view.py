@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from octavo.backends.torch.kernels.common import LOAD_F32, as_bytes, from_e4m3, from_e5m2, require_columns
 
 
+@lru_cache
 def _converts_e4m3(device: torch.device) -> bool:
     """True if an instruction of the GPU does; without one, arithmetic with the bits is faster than Triton's own."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
@@ -36,8 +38,9 @@ class CacheView:
     @property
     def kind(self) -> int:
         """The number type, for kernels: 0 plain, 1 E4M3, 2 E5M2, 3 int8, 4 E4M3 where a GPU converts it."""
-        kinds = {torch.float8_e4m3fn: 4 if _converts_e4m3(self.keys.device) else 1, torch.float8_e5m2: 2, torch.int8: 3}
-        return kinds.get(self.keys.dtype, 0)
+        if self.keys.dtype is torch.float8_e4m3fn:
+            return 4 if _converts_e4m3(self.keys.device) else 1
+        return {torch.float8_e5m2: 2, torch.int8: 3}.get(self.keys.dtype, 0)
 
 
 class CacheOperands(NamedTuple):

@@ -17,7 +17,7 @@ from octavo.backends.torch.kernels.common import LOAD_F32, operand, require_colu
 from octavo.backends.torch.kernels.gate import gated, gated_values
 from octavo.backends.torch.kernels.linear import product_tile
 from octavo.backends.torch.kernels.planes import Planes
-from octavo.backends.torch.kernels.tiles import chunks_of, constants, operands
+from octavo.backends.torch.kernels.tiles import chunks_of, constants, for_decoding, operands
 
 _TILE = tile({"BN": 64, "num_warps": 4, "num_stages": 3}, {"BN": 32})
 _DENSE = tile({"BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}, {"BN": 32, "BK": 32})
@@ -189,7 +189,7 @@ def _launch(
         return out
     rest = (places.pairs, places.expert_of, *biases, factors, gate.limit, gate.offset)
     sizes = (*weight.shape[1:], x.stride(0), out.stride(0))
-    chosen = _TILE if isinstance(weight, Planes) else _DENSE
+    chosen = for_decoding(weight, _TILE) if isinstance(weight, Planes) else _DENSE
     grid = (-(-weight.shape[1] // chosen["BN"]), places.expert_of.shape[0])
     meta = chosen | {"BM": places.tile_rows, "SHARE": top_k, "KIND": gate.kind}
     if isinstance(weight, Planes):

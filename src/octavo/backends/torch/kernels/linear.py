@@ -16,9 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import INTERPRETED, LOAD_F32, activation, grid_of, require_columns, tile
+from octavo.backends.torch.kernels.common import LOAD_F32, activation, grid_of, require_columns, tile
 from octavo.backends.torch.kernels.planes import Planes
-from octavo.backends.torch.kernels.tiles import chunks_of, columns_of, constants, low_bytes, operands, tile_of
+from octavo.backends.torch.kernels.tiles import (
+    chunks_of,
+    columns_of,
+    constants,
+    for_decoding,
+    low_bytes,
+    operands,
+    tile_of,
+)
 
 _VECTOR = tile({"ROWS": 8, "num_warps": 4}, {"ROWS": 32})
 _VECTOR_BYTES = tile({"ROWS": 4, "num_warps": 4}, {"ROWS": 32})  # of codes of eight bits
@@ -153,8 +161,7 @@ def linear(
     chosen = _MANY
     if rows <= _SOME_ROWS and not deterministic:
         chosen = _FEW if rows <= _FEW_ROWS else _SOME
-    if p.decode == "table" and not INTERPRETED:
-        chosen = chosen | {"num_stages": 1}  # else Triton copies every entry of the table to shared memory
+    chosen = for_decoding(p, chosen)
     blocks, across, down = -(-width // 128), -(-features // chosen["BN"]), -(-rows // chosen["BM"])
     parts = 1 if deterministic else parts_of(blocks, across * down)
     grid = (across, down, parts)

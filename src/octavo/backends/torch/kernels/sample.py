@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo.backends.sampling import ROW_NAN_LOGITS, ROW_NOTHING_ALLOWED, ROW_TOKEN_ID_OUT_OF_RANGE, uniform
 from octavo.backends.torch.kernels.common import power_of_two, require_columns, tile
 from octavo.backends.torch.kernels.sample_filters import (
+    LARGEST,
     filtered,
     from_candidates,
     from_tiles,
@@ -30,7 +31,6 @@ from octavo.batch import SamplingRows
 _TILE = tile({"BLOCK": 4096, "num_warps": 8}, {"BLOCK": 512})
 _CANDIDATES = 1024  # of a row that top_k or top_p filters; torch sorts so many within one block of threads
 _SMALLEST_X = -87.0
-_LARGEST = tl.constexpr(3.4028234663852886e38)
 _NAN = tl.constexpr(ROW_NAN_LOGITS)
 _NOTHING = tl.constexpr(ROW_NOTHING_ALLOWED)
 _FOREIGN = tl.constexpr(ROW_TOKEN_ID_OUT_OF_RANGE)
@@ -139,7 +139,7 @@ def _extremes(parts, scratch, logits, row_step, V, TILES, BLOCK: tl.constexpr):
     raw = tl.load(logits + row * row_step + c, c < V, float("-inf"))
     # `minimum` gives the number where the other one is NaN, so NaN is looked for before.
     tl.store(parts.nans + at, tl.sum((raw != raw).to(tl.int32)))
-    tl.store(parts.raw_most + at, tl.max(tl.minimum(raw, _LARGEST)))
+    tl.store(parts.raw_most + at, tl.max(tl.minimum(raw, LARGEST)))
     x = row_tile(scratch + row * V, c, V)
     here = tl.max(x)
     tl.store(parts.most + at, here)
@@ -237,7 +237,7 @@ def _report(logprobs, ranks, top_ids, top_logprobs, tokens, logits, wanted, row_
         largest = tl.full((), float("-inf"), tl.float32)
         for first in range(0, V, BLOCK):
             largest = tl.maximum(largest, tl.max(row_tile(at, first + tl.arange(0, BLOCK), V)))
-        own = tl.minimum(tl.load(at + token), _LARGEST)
+        own = tl.minimum(tl.load(at + token), LARGEST)
         total = tl.full((), 0.0, tl.float64)
         for first in range(0, V, BLOCK):
             c = first + tl.arange(0, BLOCK)
@@ -257,7 +257,7 @@ def _report(logprobs, ranks, top_ids, top_logprobs, tokens, logits, wanted, row_
                 best = tl.maximum(best, tl.max(tl.where((c < V) & (order < before), order, order * 0)))
             before = best
             found = 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32)
-            x = tl.minimum(tl.load(at + found), _LARGEST).to(tl.float64)
+            x = tl.minimum(tl.load(at + found), LARGEST).to(tl.float64)
             tl.store(top_ids + row * num_top + place, found)
             tl.store(top_logprobs + row * num_top + place, (x - whole).to(tl.float32))
     for place in range(shown, num_top):

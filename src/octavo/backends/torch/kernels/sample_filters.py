@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LARGEST = tl.constexpr(3.4028234663852886e38)
+LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def key(x):
 @triton.jit
 def row_tile(at, c, V):
     """Logits [BLOCK] of one row, at most the largest float32."""
-    return tl.minimum(tl.load(at + c, c < V, float("-inf")), _LARGEST)
+    return tl.minimum(tl.load(at + c, c < V, float("-inf")), LARGEST)
 
 
 @triton.jit

@@ -78,14 +78,24 @@ def _plain(x, KIND: tl.constexpr):
         return x.to(tl.float32)
 
 
+def for_decoding(p: Planes, chosen: dict[str, Any]) -> dict[str, Any]:
+    """The tile of a product with these codes: of a table, without stages, in which Triton would copy each entry."""
+    return chosen | {"num_stages": 1} if p.decode == "table" and "num_stages" in chosen else chosen
+
+
+@triton.jit
+def _first_columns(block, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
+    """The first columns [C] of the chunks of set i, of the tile that begins with this block."""
+    CHUNKS: tl.constexpr = 16 * FORMAT[0] // FORMAT[7]  # of a set
+    c = tl.arange(0, C)
+    return (block + c // CHUNKS) * SETS_BLOCK + i * 16 * FORMAT[0] + c % CHUNKS * FORMAT[7]
+
+
 @triton.jit
 def columns_of(block, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
     """The columns [C, chunk] of set i, of the tile that begins with this block."""
-    SET: tl.constexpr = 16 * FORMAT[0]
     CHUNK: tl.constexpr = FORMAT[7]
-    c = tl.arange(0, C)
-    first = (block + c // (SET // CHUNK)) * SETS_BLOCK + i * SET + c % (SET // CHUNK) * CHUNK
-    return first[:, None] + tl.arange(0, CHUNK)[None, :]
+    return _first_columns(block, i, FORMAT, C)[:, None] + tl.arange(0, CHUNK)[None, :]
 
 
 @triton.jit
@@ -126,11 +136,8 @@ def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.co
     GROUP: tl.constexpr = FORMAT[2]
     SUPER: tl.constexpr = FORMAT[3]
     DECODE: tl.constexpr = FORMAT[5]
-    SET: tl.constexpr = 16 * BITS
-    CHUNK: tl.constexpr = FORMAT[7]
     wide = rows.to(tl.int64)[:, None]
-    c = tl.arange(0, C)
-    column = (block + c // (SET // CHUNK)) * SETS_BLOCK + i * SET + c % (SET // CHUNK) * CHUNK
+    column = _first_columns(block, i, FORMAT, C)
     mask = row_mask[:, None] & (column < width)[None, :]
     # Integers stay where they are within their byte, and the scale is divided instead: a shift less for each of them.
     UNIT: tl.constexpr = 1 << (i * BITS) if DECODE == 0 and HIGH == 0 and BITS < 8 else 1
