@@ -30,7 +30,7 @@ from gpu_cases import Machine, Shapes, in_turns, seconds_of  # noqa: E402
 from gpu_kernels import CACHE_TYPES, cache_bytes, cache_of, params, sequences  # noqa: E402
 from gpu_products import random_of, tall  # noqa: E402
 
-from octavo.backends.torch.kernels import attention, coded_linear, linear  # noqa: E402
+from octavo.backends.torch.kernels import attention, coded_linear, linear, vector  # noqa: E402
 from octavo.backends.torch.kernels.gate import coded_rows  # noqa: E402
 from octavo.backends.torch.kernels.planes import Planes, planes_of  # noqa: E402
 from octavo.backends.torch.plain import ProductEnd  # noqa: E402
@@ -109,22 +109,45 @@ def _constant(module: Any, name: str, value: Any) -> Any:
     return patch.object(module, name, value)
 
 
+def _one_row(machine: Machine, name: str) -> Iterator[Trial]:
+    """With codes that are whole numbers, then the tiles of all others."""
+    small = _small(name)
+    if small.decode == "integer":
+        for rows in (2, 4, 8):
+            for quads in (32, 64, 128):
+                patches = [_constant(vector, name, rows) for name in ("_ROWS", "_ROWS_WITH_MORE")]
+                patches.append(_constant(vector, "_MOST_QUADS", quads))
+                yield "one row", name, _named(rows=rows, quads=quads), patches, partial(_products, machine, name, 1)
+        return
+    for rows, warps, columns in (
+        (4, 4, 512), (4, 4, 1024), (2, 4, 1024), (2, 2, 512), (8, 4, 512), (8, 8, 1024), (1, 2, 1024), (1, 4, 2048)
+    ):  # fmt: skip
+        tile = {"ROWS": rows, "num_warps": warps}
+        patches = [_constant(vector, n, tile) for n in ("_DECODED", "_DECODED_BYTES")]
+        patches.append(_constant(vector, "_DECODED_COLUMNS", columns))
+        choice = _named(rows=rows, warps=warps, columns=columns)
+        yield "one row of other codes", name, choice, patches, partial(_products, machine, name, 1)
+
+
 def product_trials(machine: Machine) -> Iterator[Trial]:
     formats = ("I4_128_Z", "Q4_K", "Q8_0", "Q6_K", "NF4_64", "MXFP4", "F8_E4M3_ROW")
     for name in formats:
-        for rows, warps, columns in (
-            (4, 4, 512), (4, 4, 1024), (2, 4, 1024), (2, 2, 512), (8, 4, 512), (8, 8, 1024), (1, 2, 1024), (1, 4, 2048)
-        ):  # fmt: skip
-            patches = [
-                *(_constant(linear, n, {"ROWS": rows, "num_warps": warps}) for n in ("_VECTOR", "_VECTOR_BYTES")),
-                _constant(linear, "_VECTOR_COLUMNS", columns),
-            ]
-            choice = _named(rows=rows, warps=warps, columns=columns)
-            yield "one row", name, choice, patches, partial(_products, machine, name, 1)
+        yield from _one_row(machine, name)
+        for programs in (264, 528, 792, 1056):
+            patches = [_constant(linear, "_PROGRAMS", programs)]
+            for count in (8, 32):
+                yield (
+                    "parts of rows",
+                    f"{name} {count}",
+                    f"programs {programs}",
+                    patches,
+                    partial(_products, machine, name, count),
+                )
         for count, few, group in ((8, "_FEW", "few rows"), (32, "_SOME", "some rows"), (128, "_MANY", "many rows")):
             for bn, bm, warps, stages, columns in _TILES[few]:
                 tile = {"BN": bn, "BM": bm, "num_warps": warps, "num_stages": stages}
-                patches = [_constant(linear, few, tile), _constant(linear, "_TILE_COLUMNS", columns)]
+                names = [n for n in (few, f"{few}_WHOLE") if hasattr(linear, n)]
+                patches = [*(_constant(linear, n, tile) for n in names), _constant(linear, "_TILE_COLUMNS", columns)]
                 choice = _named(bn=bn, bm=bm, warps=warps, stages=stages, columns=columns)
                 yield group, name, choice, patches, partial(_products, machine, name, count)
 
@@ -132,7 +155,8 @@ def product_trials(machine: Machine) -> Iterator[Trial]:
 _TILES = {
     "_FEW": (
         (64, 16, 4, 3, 128), (64, 16, 4, 2, 128), (32, 16, 4, 3, 128), (128, 16, 4, 3, 128), (128, 16, 8, 3, 128),
-        (64, 16, 4, 3, 256), (64, 16, 2, 3, 128), (32, 16, 2, 3, 128), (64, 16, 4, 4, 256),
+        (64, 16, 4, 3, 256), (64, 16, 2, 3, 128), (32, 16, 2, 3, 128), (64, 16, 4, 4, 256), (128, 16, 8, 2, 128),
+        (256, 16, 8, 3, 128),
     ),
     "_SOME": (
         (64, 32, 4, 3, 128), (128, 32, 8, 3, 128), (128, 32, 4, 3, 128), (64, 32, 4, 2, 128), (64, 32, 4, 3, 256),

@@ -16,12 +16,13 @@ from octavo.backends.torch.kernels.dense import dense_gate, dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.experts import Gate, Sorted, expert_gate, expert_linear
 from octavo.backends.torch.kernels.gate import coded_rows, empty_codes, gated
-from octavo.backends.torch.kernels.linear import gate_linear, linear
+from octavo.backends.torch.kernels.linear import linear
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes, planes_of
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate, write_cache
 from octavo.backends.torch.kernels.sample import Entries, RowOptions, gather_tokens, sample_rows
 from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
+from octavo.backends.torch.products import gate
 from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
 from octavo.quantization.packed import Float8Weight, Weight
 from tests.support.canonical import random_grouped
@@ -55,7 +56,7 @@ def _name(form: CodeForm) -> str:
 def _products() -> Iterator[Case]:
     for name, planes in _weights():
         yield f"dequantize {name}", lambda p=planes: dequantize(p, torch.bfloat16)
-        yield f"gate {name} 1", lambda p=planes: gate_linear(_empty(1, _IN), p, None, "silu")
+        yield f"gate {name} 1", lambda p=planes: gate(_empty(1, _IN), p, None, "silu", None)
         for rows in (1, 8, 128):
             yield f"linear {name} {rows}", lambda p=planes, r=rows: linear(_empty(r, _IN), p)
 

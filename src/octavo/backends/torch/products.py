@@ -27,12 +27,12 @@ from octavo.backends.torch.kernels.coded_linear import coded_linear
 from octavo.backends.torch.kernels.dense import dense_gate, dense_linear
 from octavo.backends.torch.kernels.dequantize import dequantize
 from octavo.backends.torch.kernels.gate import coded_rows
-from octavo.backends.torch.kernels.linear import gate_linear
 from octavo.backends.torch.kernels.linear import linear as packed_linear
+from octavo.backends.torch.kernels.linear import most_rows
 from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.kernels.vector import vector_product
 from octavo.backends.torch.plain import ProductEnd, scaled_linear
 from octavo.backends.torch.plain import linear as library_linear
-from octavo.backends.torch.workspace import MANY_ROWS
 
 _FEW_ROWS = 4  # up to here plain weights have a kernel of their own: libraries are slow there
 _SCALED_ROWS = 17  # from here on the library multiplies codes of E4M3
@@ -55,7 +55,7 @@ def linear(
     assert isinstance(x, Tensor)
     if isinstance(matrix, Planes):
         x = matrix.ordered(x)
-        if repeats or len(x) < MANY_ROWS:
+        if repeats or len(x) <= most_rows(matrix):
             return packed_linear(x, matrix, *terms, dtype=end.dtype, out=end.out, deterministic=repeats)
         matrix = dequantize(matrix, x.dtype)
     elif repeats or len(x) <= _FEW_ROWS:
@@ -70,8 +70,10 @@ def gate(x: Tensor, matrix: Planes | Tensor, bias: Tensor | None, kind: str, out
     """
     if isinstance(matrix, Tensor):
         return dense_gate(x, matrix, bias, kind, out) if len(x) <= _FEW_ROWS else None
-    is_one = len(x) == 1 and matrix.inputs is None
-    return gate_linear(matrix.ordered(x), matrix, bias, kind, out) if is_one else None
+    if len(x) != 1 or matrix.inputs is not None:
+        return None
+    out = torch.empty((1, matrix.shape[0] // 2), dtype=x.dtype, device=x.device) if out is None else out
+    return vector_product(out, matrix.ordered(x), matrix, bias, kind=kind)
 
 
 def _suits_library(x: CodedRows, p: Planes, dtype: torch.dtype | None) -> bool:

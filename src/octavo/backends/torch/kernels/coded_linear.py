@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.backends.torch.coded import CodedRows
-from octavo.backends.torch.kernels.common import INTERPRETED, LOAD_F32, from_e4m3, require_columns, tile
-from octavo.backends.torch.kernels.linear import finish
+from octavo.backends.torch.kernels.common import INTERPRETED, LOAD_F32, finish, from_e4m3, require_columns, tile
 from octavo.backends.torch.kernels.planes import Planes
 
 _VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 32})

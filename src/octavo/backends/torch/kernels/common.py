@@ -135,6 +135,16 @@ def store_coded(out, scales, value, mask, groups, KIND: tl.constexpr, GROUP: tl.
     tl.store(out + tl.arange(0, BLOCK), codes, mask)
 
 
+@triton.jit
+def finish(acc, at, column, mask, row_mask, bias, residual, residual_row):
+    """acc [..] of output rows `at` and columns, + bias + residual."""
+    if bias is not None:
+        acc += tl.load(bias + column, row_mask, 0).to(tl.float32)
+    if residual is not None:
+        acc += tl.load(residual + at * residual_row + column, mask, 0).to(tl.float32)
+    return acc
+
+
 def grid_of(*counts: int) -> tuple[int, ...]:
     """A launch grid. A kernel with no program is launched with one: its masks let it write nothing."""
     return tuple(max(count, 1) for count in counts)

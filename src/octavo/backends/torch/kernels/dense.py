@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import activation, grid_of, operand, require_columns, tile
-from octavo.backends.torch.kernels.linear import finish
+from octavo.backends.torch.kernels.common import activation, finish, grid_of, operand, require_columns, tile
 
 _VECTOR = tile({"ROWS": 4, "BK": 512, "num_warps": 4}, {"ROWS": 16, "BK": 64})
 _ONE = tile({"BM": 64, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}, {"BM": 16, "BK": 64})

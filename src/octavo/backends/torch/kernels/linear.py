@@ -1,8 +1,8 @@
-"""Products with quantized weights: one row, few rows, many rows.
+"""Products with quantized weights: few rows, many rows; one row is in `vector`.
 
-One row (GEMV): no tensor cores, the weights are read once in 16-byte loads. More: a tile of weights is decoded into
+A tile of weights is decoded into
 registers and multiplied by a tile of rows on tensor cores, in several parts of the columns for few rows, whose sums
-are added in a fixed order. Sums are float32. From about 65 rows on `dequantize` and a plain product are faster.
+are added in a fixed order. Sums are float32. Beyond `most_rows` `dequantize` and a plain product are faster.
 
 The tiles are those that `benchmarks/gpu_tiles.py` found best on an H200, over all formats together.
 """
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import LOAD_F32, activation, grid_of, require_columns, tile
+from octavo.backends.torch.kernels.common import LOAD_F32, finish, require_columns, tile
 from octavo.backends.torch.kernels.planes import Planes
 from octavo.backends.torch.kernels.tiles import (
     chunks_of,
@@ -27,61 +27,23 @@ from octavo.backends.torch.kernels.tiles import (
     operands,
     tile_of,
 )
+from octavo.backends.torch.kernels.vector import vector_product
+from octavo.backends.torch.kernels.whole_codes import has_whole_codes, whole_codes_tile
 
-_VECTOR = tile({"ROWS": 8, "num_warps": 4}, {"ROWS": 32})
-_VECTOR_BYTES = tile({"ROWS": 4, "num_warps": 4}, {"ROWS": 32})  # of codes of eight bits
 _FEW = tile({"BN": 64, "BM": 16, "num_warps": 4, "num_stages": 3}, {"BN": 32})
 _SOME = tile({"BN": 128, "BM": 32, "num_warps": 4, "num_stages": 3}, {"BN": 64, "BM": 32})
 _MANY = tile({"BN": 128, "BM": 64, "num_warps": 4, "num_stages": 3}, {"BN": 64, "BM": 32})
-_VECTOR_COLUMNS, _TILE_COLUMNS = 512, 128  # of a step of `_vector` and of the others
+_SOME_WHOLE = tile({"BN": 128, "BM": 32, "num_warps": 8, "num_stages": 3}, {"BN": 64, "BM": 32})  # of `whole_codes`
+_MANY_WHOLE = tile({"BN": 128, "BM": 128, "num_warps": 8, "num_stages": 3}, {"BN": 64, "BM": 32})
+_TILE_COLUMNS = 128  # of a step
 _SUM = tile({"BLOCK": 1024, "num_warps": 4})
 _FEW_ROWS, _SOME_ROWS = 16, 32  # up to here `_FEW` and `_SOME`, beyond `_MANY`
 _PROGRAMS = 264  # programs that keep a GPU busy: about two for each of its multiprocessors
 
 
 @triton.jit
-def finish(acc, at, column, mask, row_mask, bias, residual, residual_row):
-    """acc [..] of output rows `at` and columns, + bias + residual."""
-    if bias is not None:
-        acc += tl.load(bias + column, row_mask, 0).to(tl.float32)
-    if residual is not None:
-        acc += tl.load(residual + at * residual_row + column, mask, 0).to(tl.float32)
-    return acc
-
-
-@triton.jit
-def _row_sums(x, w, rows, mask, width, FORMAT: tl.constexpr, C: tl.constexpr):
-    """The products of one row x with these rows of w: [rows]."""
-    CHUNK: tl.constexpr = FORMAT[7]
-    BLOCKS: tl.constexpr = C * CHUNK // (16 * FORMAT[0])
-    acc = tl.zeros((rows.shape[0], C, CHUNK), tl.float32)
-    low = low_bytes(w, rows, mask, 0, FORMAT, C)
-    for block in range(0, tl.cdiv(width, 128), BLOCKS):
-        following = low_bytes(w, rows, mask, block + BLOCKS, FORMAT, C)
-        for i in tl.static_range(8 // FORMAT[0]):
-            column = columns_of(block, i, FORMAT, C)
-            xs = tl.load(x + column, column < width, 0).to(tl.float32)
-            acc += tile_of(w, low, rows, mask, block, width, i, FORMAT, C) * xs[None, :, :]
-        low = following
-    return tl.sum(tl.sum(acc, 2), 1)
-
-
-@triton.jit
-def _vector(
-    out, x, w, bias, residual, N, width, FORMAT: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    mask = rows < N
-    total = finish(_row_sums(x, w, rows, mask, width, FORMAT, C), 0, rows, mask, mask, bias, residual, 0)
-    if KIND != "":  # rows of up are below those of gate
-        up = _row_sums(x, w, rows + N, mask, width, FORMAT, C)
-        total = activation(total, KIND) * finish(up, 0, rows + N, mask, mask, bias, None, 0)
-    tl.store(out + rows, total.to(out.dtype.element_ty), mask)
-
-
-@triton.jit
-def product_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
-    """acc [rows of w, BM] + w @ x.T over the blocks [first, last). x_at: offsets of the rows of x [BM]."""
+def _numbers_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
+    """As `product_tile`, for codes of all kinds."""
     BLOCKS: tl.constexpr = C * FORMAT[7] // (16 * FORMAT[0])
     BN: tl.constexpr = acc.shape[0]
     WIDTH: tl.constexpr = C * FORMAT[7]
@@ -99,6 +61,15 @@ def product_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT
                 acc = tl.dot(tile.to(xs.dtype), xs, acc, input_precision="ieee")
         low = following
     return acc
+
+
+@triton.jit
+def product_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
+    """acc [rows of w, BM] + w @ x.T over the blocks [first, last). x_at: offsets of the rows of x [BM]."""
+    if has_whole_codes(FORMAT):
+        return whole_codes_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT)
+    else:
+        return _numbers_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT, C)
 
 
 @triton.jit
@@ -155,13 +126,8 @@ def linear(
         return out
     extra = 0 if residual is None else residual.stride(0)
     if rows == 1 and not deterministic:
-        form = constants(p) | _vector_tile(p) | {"KIND": ""}
-        _vector[grid_of(-(-features // form["ROWS"]))](out, x, operands(p), bias, residual, features, width, **form)
-        return out
-    chosen = _MANY
-    if rows <= _SOME_ROWS and not deterministic:
-        chosen = _FEW if rows <= _FEW_ROWS else _SOME
-    chosen = for_decoding(p, chosen)
+        return vector_product(out, x, p, bias, residual)
+    chosen = _tile_of(p, _SOME_ROWS + 1 if deterministic else rows)
     blocks, across, down = -(-width // 128), -(-features // chosen["BN"]), -(-rows // chosen["BM"])
     parts = 1 if deterministic else parts_of(blocks, across * down)
     grid = (across, down, parts)
@@ -181,17 +147,21 @@ def linear(
     return out
 
 
-def gate_linear(x: Tensor, p: Planes, bias: Tensor | None, kind: str, out: Tensor | None = None) -> Tensor:
-    """kind(gate) * up [1, n] of one row x [1, in]; p [2 * n, in]: the rows of gate, then those of up."""
-    features = p.shape[0] // 2
-    out = torch.empty((1, features), dtype=x.dtype, device=x.device) if out is None else out
-    form = constants(p) | _vector_tile(p) | {"KIND": kind}
-    _vector[grid_of(-(-features // form["ROWS"]))](out, x, operands(p), bias, None, features, x.shape[1], **form)
-    return out
+def _tile_of(p: Planes, rows: int) -> dict[str, Any]:
+    is_whole = has_whole_codes(constants(p)["FORMAT"])
+    if rows <= _FEW_ROWS:
+        chosen = _FEW
+    elif rows <= _SOME_ROWS:
+        chosen = _SOME_WHOLE if is_whole else _SOME
+    else:
+        chosen = _MANY_WHOLE if is_whole else _MANY
+    return for_decoding(p, chosen)
 
 
-def _vector_tile(p: Planes) -> dict[str, Any]:
-    return (_VECTOR_BYTES if p.bits == 8 else _VECTOR) | {"C": chunks_of(p, _VECTOR_COLUMNS)}
+def most_rows(p: Planes) -> int:
+    """Rows up to which `linear` is faster than to write the weight out and multiply plain numbers."""
+    is_whole = has_whole_codes(constants(p)["FORMAT"])
+    return 128 if is_whole and p.group % 128 == 0 and p.minima is None else 64
 
 
 def parts_of(blocks: int, tiles: int) -> int:

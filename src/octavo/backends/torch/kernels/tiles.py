@@ -126,6 +126,30 @@ def _from_e2m1(code):
 
 
 @triton.jit
+def scale_of(w, rows, column, mask, FORMAT: tl.constexpr):
+    """The float32 scales of these rows in these columns, in the shape of both together."""
+    scale = _plain(tl.load(w.scales + rows * w.scale_row + column // FORMAT[2], mask, 0), FORMAT[6])
+    if w.supers is not None:
+        scale *= tl.load(w.supers + rows * w.super_row + column // FORMAT[3], mask, 0).to(tl.float32)
+    return scale
+
+
+@triton.jit
+def zero_of(w, rows, column, mask, FORMAT: tl.constexpr):
+    """The zeros likewise, which are whole numbers in float32."""
+    return tl.load(w.zeros + rows * w.scale_row + column // FORMAT[2], mask, 0).to(tl.float32)
+
+
+@triton.jit
+def minimum_of(w, rows, column, mask, FORMAT: tl.constexpr):
+    """The minima likewise."""
+    minimum = tl.load(w.minima + rows * w.scale_row + column // FORMAT[2], mask, 0).to(tl.float32)
+    if w.super_minima is not None:
+        minimum *= tl.load(w.super_minima + rows * w.super_row + column // FORMAT[3], mask, 0).to(tl.float32)
+    return minimum
+
+
+@triton.jit
 def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.constexpr, C: tl.constexpr):
     """The numbers of set i in float32: [rows, C, chunk], in the columns of `columns_of`.
 
@@ -133,8 +157,6 @@ def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.co
     """
     BITS: tl.constexpr = FORMAT[0]
     HIGH: tl.constexpr = FORMAT[1]
-    GROUP: tl.constexpr = FORMAT[2]
-    SUPER: tl.constexpr = FORMAT[3]
     DECODE: tl.constexpr = FORMAT[5]
     wide = rows.to(tl.int64)[:, None]
     column = _first_columns(block, i, FORMAT, C)
@@ -158,11 +180,7 @@ def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.co
         high = tl.load(w.high + offsets, mask[:, :, None], 0)
         shift = (chunk // HIGH * HIGH).to(tl.uint8)
         code = code | (((high >> shift[None, :, None]) & ((1 << HIGH) - 1)) << BITS)
-    at_scale = wide * w.scale_row + (column // GROUP)[None, :]
-    at_super = wide * w.super_row + (column // SUPER)[None, :]
-    scale = _plain(tl.load(w.scales + at_scale, mask, 0), FORMAT[6])
-    if w.supers is not None:
-        scale *= tl.load(w.supers + at_super, mask, 0).to(tl.float32)
+    scale = scale_of(w, wide, column[None, :], mask, FORMAT)
     if DECODE == 1:
         value = tl.load(w.table + code)
     elif DECODE == 2:
@@ -173,13 +191,10 @@ def tile_of(w, low, rows, row_mask, block, width, i: tl.constexpr, FORMAT: tl.co
         value = _from_e2m1(code)
         scale *= DECODE - 3
     elif w.zeros is not None:
-        value = _less(code, tl.load(w.zeros + at_scale, mask, 0).to(tl.float32)[:, :, None] * UNIT)
+        value = _less(code, zero_of(w, wide, column[None, :], mask, FORMAT)[:, :, None] * UNIT)
     else:
         value = _less(code, FORMAT[4] * UNIT + (128 if SIGNED else 0))
     value *= (scale * (1.0 / UNIT))[:, :, None]
     if w.minima is not None:
-        minimum = tl.load(w.minima + at_scale, mask, 0).to(tl.float32)
-        if w.super_minima is not None:
-            minimum *= tl.load(w.super_minima + at_super, mask, 0).to(tl.float32)
-        value += minimum[:, :, None]
+        value += minimum_of(w, wide, column[None, :], mask, FORMAT)[:, :, None]
     return value
