@@ -160,8 +160,11 @@ def _tile_of(p: Planes, rows: int) -> dict[str, Any]:
 
 def most_rows(p: Planes) -> int:
     """Rows up to which `linear` is faster than to write the weight out and multiply plain numbers."""
-    is_whole = has_whole_codes(constants(p)["FORMAT"])
-    return 128 if is_whole and p.group % 128 == 0 and p.minima is None else 64
+    if not has_whole_codes(constants(p)["FORMAT"]):
+        return 64
+    if p.minima is not None:
+        return 32
+    return 128 if p.group % 128 == 0 else 64
 
 
 def parts_of(blocks: int, tiles: int) -> int:
