@@ -71,7 +71,9 @@ class EngineConfig:
         None, "maximum tokens of a request, prompt and answer; default: the model's limit, or as many as fit in memory"
     )
     max_num_seqs: int = option(64, "maximum sequences that run at the same time")
-    max_num_batched_tokens: int = option(512, "maximum tokens computed in one step; fewer make streams smoother")
+    max_num_batched_tokens: int | None = option(
+        None, "maximum tokens computed in one step; fewer make streams smoother; default: 512, on a GPU 2048"
+    )
     max_itl: int = option(
         200,
         "milliseconds between two tokens of a stream: the maximum beside long prompts, else the average; 0: no limit",
@@ -141,7 +143,8 @@ class EngineConfig:
         _check_kv_dtype(self.kv_dtype)
         _check_loading(self)
         check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
-        check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
+        if self.max_num_batched_tokens is not None:
+            check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
         check_integer("max_itl", self.max_itl, 0, 3_600_000)
         check_integer("block_size", self.block_size, 1, 1024)
         _check_device(self)
@@ -151,7 +154,7 @@ class EngineConfig:
         _check_processes(self)
         if self.max_model_len is not None:
             check_integer("max_model_len", self.max_model_len, 2, 2**30)
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise UsageError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs {self.max_num_seqs}; "
                 "a step must have room for one token of every sequence: raise the first or lower the second"

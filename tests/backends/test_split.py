@@ -23,7 +23,7 @@ from octavo.backends.torch.compile import TorchBackend
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
 from octavo.engine import devices
-from octavo.engine.devices import backend_name, backend_of
+from octavo.engine.devices import backend_name, backend_of, step_tokens
 from octavo.engine.load import memory_of_rank
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.ops import MoE
@@ -444,6 +444,13 @@ def test_the_default_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch
     assert backend_name(EngineConfig(device="cpu")) == "cpu"
     assert backend_name(EngineConfig(tensor_parallel_size=2)) == "cpu"
     assert isinstance(backend_of(EngineConfig()), SplitBackend)
+    options: tuple[dict[str, Any], ...] = (
+        {},
+        {"device": "cpu"},
+        {"max_num_seqs": 3000},
+        {"max_num_batched_tokens": 64},
+    )
+    assert [step_tokens(EngineConfig(**given)) for given in options] == [2048, 512, 3000, 64]
     default_backend.cache_clear()
 
 

@@ -271,7 +271,7 @@ class SplitBackend:
             cache = config.kv_cache_bytes * part.cache.block_token_bytes // max(sizes.cache.block_token_bytes, 1)
         else:
             tokens = config.max_model_len or min(limits.max_model_len, _ASSUMED_CONTEXT)
-            cache = part.cache.sequence_bytes(tokens, config.block_size, config.max_num_batched_tokens)
+            cache = part.cache.sequence_bytes(tokens, config.block_size, limits.max_num_batched_tokens)
         return part.weight_bytes + part.workspace_bytes + cache
 
     def compile(

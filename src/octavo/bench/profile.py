@@ -18,6 +18,7 @@ from octavo.engine.progress import ProgressBar
 from octavo.errors import UsageError
 from octavo.graph.ops import StepSizes
 
+_STEP_TOKENS = 512  # at least, of a profiled engine
 _FASTEST_SHARE = 4  # the report is the mean of the fastest quarter of the steps
 
 
@@ -98,7 +99,7 @@ def profile(
     longest = max([context, *prefill])
     room = {
         "max_num_seqs": max([1, *rows]),
-        "max_num_batched_tokens": max([longest, *rows, EngineConfig.max_num_batched_tokens]),
+        "max_num_batched_tokens": max([longest, *rows, _STEP_TOKENS]),
         "enable_prefix_caching": False,
     }
     loaded = load_engine(EngineConfig.resolve(model, {**options, **room}))

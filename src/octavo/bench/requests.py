@@ -105,7 +105,7 @@ def latency(
     """
     check_sizes(input_len=input_len, output_len=output_len, batch_size=batch_size, iterations=iterations)
     # The whole batch runs at once, however large it is.
-    room = {name: max(batch_size, getattr(EngineConfig, name)) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    room = {"max_num_seqs": max(batch_size, EngineConfig.max_num_seqs)}
     counts = [batch_size] * (warmup + iterations)
     result = _measure(model, {**room, **options}, counts, warmup, input_len, output_len, show_progress)
     times = result.times

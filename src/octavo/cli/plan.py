@@ -139,6 +139,7 @@ def memory_needs(
     config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
     """
     from octavo.engine.device_needs import device_needs
+    from octavo.engine.devices import step_tokens
     from octavo.engine.rank import rank_needs
     from octavo.engine.weight_notes import size_notes
     from octavo.graph.cost import expert_cost, graph_cost
@@ -148,10 +149,10 @@ def memory_needs(
     wanted = _checked_context(context or model_context)
     config, users, memory = _of_replica(config, users, memory)
     sizes = _sizes(checkpoint, config, wanted, users if context else 0)
-    cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
+    cache, block, most = sizes.cache, config.block_size, step_tokens(config)
     room = _room(checkpoint, config, sizes, memory := _both_memories(config, sizes, memory), context, users)
-    kv_bytes = users * cache.sequence_bytes(wanted, block, step_tokens)
-    longest = cache.layout.max_tokens(room.num_blocks // users, block, step_tokens, model_context)
+    kv_bytes = users * cache.sequence_bytes(wanted, block, most)
+    longest = cache.layout.max_tokens(room.num_blocks // users, block, most, model_context)
     step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
     experts, num_parameters = expert_cost(sizes.graph, sizes.weights), checkpoint.num_parameters
     return MemoryNeeds(
@@ -180,7 +181,7 @@ def memory_needs(
         from_disk=room.from_disk,
         problem=room.problem,
         largest_context=min(longest, model_context),
-        largest_users=room.cache_bytes // cache.sequence_bytes(wanted, block, step_tokens),
+        largest_users=room.cache_bytes // cache.sequence_bytes(wanted, block, most),
         bytes_read_per_token=step.bytes_read // users,
         flops_per_token=step.flops // users,
         warnings=tuple(size_notes(config, sizes)),
@@ -200,21 +201,23 @@ def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> De
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
     """The sizes of the model. users: whose caches a GPU leaves room for; 0: as at a start without options."""
     from octavo.backends.split import SplitBackend
-    from octavo.engine.devices import backend_of
+    from octavo.engine.devices import backend_of, step_tokens
     from octavo.engine.load import model_sizes
 
     sizes = model_sizes(checkpoint, config, context)
     if not users or not isinstance(backend_of(config), SplitBackend):
         return sizes
-    kv_bytes = users * sizes.cache.sequence_bytes(context, config.block_size, config.max_num_batched_tokens)
+    kv_bytes = users * sizes.cache.sequence_bytes(context, config.block_size, step_tokens(config))
     return model_sizes(checkpoint, replace(config, kv_cache_memory=kv_bytes or None), context)
 
 
 def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple[EngineConfig, int, MemoryBudget]:
     """Options for so many users, and the users and the memory that each replica has."""
+    from octavo.engine.devices import step_tokens
+
     users = -(-users // config.data_parallel_size)
     sequences = max(users, config.max_num_seqs)
-    step = max(config.max_num_batched_tokens, sequences)
+    step = max(step_tokens(config), sequences)
     share = memory.without(memory.available_bytes - memory.available_bytes // config.data_parallel_size)
     return replace(config, max_num_seqs=sequences, max_num_batched_tokens=step), users, share
 
@@ -264,7 +267,9 @@ def _room(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, context: int | None, users: int
 ) -> _Room:
     """The room for the cache in memory or, if the model does not fit there, beside weights that run from disk."""
-    cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
+    from octavo.engine.devices import step_tokens
+
+    cache, block, most = sizes.cache, config.block_size, step_tokens(config)
     wanted = context or checkpoint.config.max_position_embeddings
 
     def num_blocks(cache_bytes: int) -> int:
@@ -272,11 +277,11 @@ def _room(
 
     left = memory.without(sizes.weight_bytes + sizes.workspace_bytes)
     blocks = num_blocks(left.usable_bytes)
-    fits = users * cache.layout.max_blocks(wanted, block, step_tokens) <= blocks
-    if fits or (context is None and blocks >= users * cache.layout.max_blocks(1, block, step_tokens)):
+    fits = users * cache.layout.max_blocks(wanted, block, most) <= blocks
+    if fits or (context is None and blocks >= users * cache.layout.max_blocks(1, block, most)):
         return _Room(left.usable_bytes, blocks, left.headroom_bytes, fits)
     if context is not None:
-        kv_bytes = users * cache.sequence_bytes(context, block, step_tokens)
+        kv_bytes = users * cache.sequence_bytes(context, block, most)
         config = replace(config, max_model_len=max(context, 2), kv_cache_memory=kv_bytes or None)
     from_disk, problem = _from_disk(checkpoint, config, sizes, memory, wanted)
     if from_disk is None:

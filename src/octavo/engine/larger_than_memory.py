@@ -11,7 +11,7 @@ from octavo.backends import Paging
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_note
 from octavo.backends.split import EXPERTS_FROM_DISK, SplitSizes
 from octavo.config import EngineConfig
-from octavo.engine.devices import backend_of
+from octavo.engine.devices import backend_of, step_tokens
 from octavo.engine.progress import size
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes
@@ -33,7 +33,7 @@ def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: Memor
     can_page = backend_of(config).PAGES_WEIGHTS and config.pack_cache is not False
     if can_page and left > 0:
         # A longer context than the least is worth a part of the memory, since the rest is read anew anyway.
-        more = sizes.cache.sequence_bytes(model_len, config.block_size, config.max_num_batched_tokens) - least
+        more = sizes.cache.sequence_bytes(model_len, config.block_size, step_tokens(config)) - least
         return left - (0 if config.kv_cache_bytes is not None else min(max(more, 0), left // 4))
     if sizes.weight_bytes <= memory.available_bytes:
         return None  # the KV cache says what it lacks
@@ -86,7 +86,7 @@ def least_cache(config: EngineConfig, cache: CacheSizes, model_len: int) -> int:
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     tokens = model_len if config.max_model_len is not None else min(model_len, MIN_MODEL_LEN)
-    return cache.sequence_bytes(tokens, config.block_size, config.max_num_batched_tokens)
+    return cache.sequence_bytes(tokens, config.block_size, step_tokens(config))
 
 
 def memory_for_cache(

@@ -13,7 +13,7 @@ from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, add
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.distributed.executor import GroupExecutor
-from octavo.engine.devices import backend_of, has_own_memory, own_memory
+from octavo.engine.devices import backend_of, has_own_memory, own_memory, step_tokens
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
 from octavo.engine.larger_than_memory import (
@@ -230,7 +230,7 @@ def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
 
 def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
     """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
-    step, outputs = config.max_num_batched_tokens, config.max_num_seqs + _EXTRA_OUTPUTS
+    step, outputs = step_tokens(config), config.max_num_seqs + _EXTRA_OUTPUTS
     return ExecutorLimits(
         max_num_batched_tokens=max(step, model_len) if graph.takes_whole_texts else step,
         max_num_seqs=config.max_num_seqs,
@@ -402,7 +402,7 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     and leaves the headroom, but no more than max_num_seqs full requests could use.
     Raises InsufficientMemoryError with the arithmetic.
     """
-    block, step = config.block_size, config.max_num_batched_tokens
+    block, step = config.block_size, step_tokens(config)
     block_bytes, request_bytes = sizes.block_bytes(block), sizes.sequence_bytes(model_len, block, step)
     blocks_per_request = sizes.layout.max_blocks(model_len, block, step)
     usable = MemoryBudget(available_bytes).usable_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.backends.memory import Sizes
 from octavo.backends.split import SplitBackend, SplitSizes, cache_room
 from octavo.config import EngineConfig
-from octavo.engine.devices import backend_of
+from octavo.engine.devices import backend_of, step_tokens
 from octavo.engine.larger_than_memory import MIN_MODEL_LEN, runs_from_disk
 from octavo.engine.load import free_memory, model_sizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
@@ -92,11 +92,11 @@ class MemoryShares:
         """The bytes of a cache in a memory of so many, of which `fixed` are taken by the model."""
         if config.kv_cache_bytes is not None:
             return config.kv_cache_bytes
-        block_size, step_tokens = config.block_size, config.max_num_batched_tokens
-        request_bytes = sizes.cache.sequence_bytes(context, block_size, step_tokens)
+        block_size, step = config.block_size, step_tokens(config)
+        request_bytes = sizes.cache.sequence_bytes(context, block_size, step)
         wanted_bytes = max(memory // self.num_models - fixed, request_bytes)
         # At least that of a short request, so that the sum is right for a model that does not fit even alone.
-        least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
+        least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step)
         return max(least_bytes, min(wanted_bytes, request_bytes * config.max_num_seqs, memory - fixed))
 
     def _on_device(self, checkpoint: Checkpoint, config: EngineConfig, held: ModelMemory, context: int) -> ModelPlan:
@@ -121,10 +121,10 @@ class MemoryShares:
         # Its layers on the CPU run from disk, in all of main memory, as its engine finds out for itself.
         if self.machine is not None and fixed_main > self.machine.main:
             return ModelPlan(ModelMemory(self.limit.main, taken), config)
-        block_size, step_tokens = config.block_size, config.max_num_batched_tokens
-        request_bytes = split.cache.sequence_bytes(context, block_size, step_tokens)
+        block_size, step = config.block_size, step_tokens(config)
+        request_bytes = split.cache.sequence_bytes(context, block_size, step)
         fitting = cache_room(split, room - fixed_device, max(self.limit.main - fixed_main, 0))
-        least = split.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
+        least = split.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step)
         cache = config.kv_cache_bytes or max(min(request_bytes, fitting), least)
         main = fixed_main + cache * on_cpu.cache.block_token_bytes // max(split.cache.block_token_bytes, 1)
         return ModelPlan(ModelMemory(main, taken), replace(config, kv_cache_memory=cache))
