@@ -139,7 +139,6 @@ def memory_needs(
     config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
     """
     from octavo.engine.device_needs import device_needs
-    from octavo.engine.devices import step_tokens
     from octavo.engine.rank import rank_needs
     from octavo.engine.weight_notes import size_notes
     from octavo.graph.cost import expert_cost, graph_cost
@@ -149,7 +148,7 @@ def memory_needs(
     wanted = _checked_context(context or model_context)
     config, users, memory = _of_replica(config, users, memory)
     sizes = _sizes(checkpoint, config, wanted, users if context else 0)
-    cache, block, most = sizes.cache, config.block_size, step_tokens(config)
+    cache, block, most = sizes.cache, config.block_size, _step_tokens(config)
     room = _room(checkpoint, config, sizes, memory := _both_memories(config, sizes, memory), context, users)
     kv_bytes = users * cache.sequence_bytes(wanted, block, most)
     longest = cache.layout.max_tokens(room.num_blocks // users, block, most, model_context)
@@ -198,26 +197,30 @@ def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> De
     return replace(gpu, tokens_per_s=users / seconds)
 
 
+def _step_tokens(config: EngineConfig) -> int:
+    from octavo.engine.devices import step_tokens
+
+    return step_tokens(config)
+
+
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
     """The sizes of the model. users: whose caches a GPU leaves room for; 0: as at a start without options."""
     from octavo.backends.split import SplitBackend
-    from octavo.engine.devices import backend_of, step_tokens
+    from octavo.engine.devices import backend_of
     from octavo.engine.load import model_sizes
 
     sizes = model_sizes(checkpoint, config, context)
     if not users or not isinstance(backend_of(config), SplitBackend):
         return sizes
-    kv_bytes = users * sizes.cache.sequence_bytes(context, config.block_size, step_tokens(config))
+    kv_bytes = users * sizes.cache.sequence_bytes(context, config.block_size, _step_tokens(config))
     return model_sizes(checkpoint, replace(config, kv_cache_memory=kv_bytes or None), context)
 
 
 def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple[EngineConfig, int, MemoryBudget]:
     """Options for so many users, and the users and the memory that each replica has."""
-    from octavo.engine.devices import step_tokens
-
     users = -(-users // config.data_parallel_size)
     sequences = max(users, config.max_num_seqs)
-    step = max(step_tokens(config), sequences)
+    step = max(_step_tokens(config), sequences)
     share = memory.without(memory.available_bytes - memory.available_bytes // config.data_parallel_size)
     return replace(config, max_num_seqs=sequences, max_num_batched_tokens=step), users, share
 
@@ -267,9 +270,7 @@ def _room(
     checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, context: int | None, users: int
 ) -> _Room:
     """The room for the cache in memory or, if the model does not fit there, beside weights that run from disk."""
-    from octavo.engine.devices import step_tokens
-
-    cache, block, most = sizes.cache, config.block_size, step_tokens(config)
+    cache, block, most = sizes.cache, config.block_size, _step_tokens(config)
     wanted = context or checkpoint.config.max_position_embeddings
 
     def num_blocks(cache_bytes: int) -> int:
