@@ -22,6 +22,11 @@ _FORMATS: list[Weight] = [
     random_weight("MXFP4", (36, 160), 7),
     random_weight("Q1_0", (36, 256), 8),
     random_weight("Q2_K", (36, 256), 9),
+    random_weight("Q4_0", (36, 160), 10),
+    random_weight("Q4_K", (36, 512), 11),
+    random_weight("Q5_K", (36, 256), 12),
+    random_grouped((40, 336), 13, bits=4, group=None),
+    random_grouped((40, 160), 14, bits=4, group=32, mins="zeros"),
 ]
 
 
@@ -55,6 +60,14 @@ def test_half_precision_rows(rows: int, device: torch.device) -> None:
     _check(linear(x, planes), x.double() @ numbers.T, 1e-3)
     assert linear(x, planes).dtype == torch.float16
     assert linear(x, planes, dtype=torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("size", [1e-10, 1e12])
+def test_one_row_of_small_and_large_numbers(size: float, device: torch.device) -> None:
+    # Its codes are numbers below the normal ones, which the row is to bring back.
+    planes, numbers = _planes(_FORMATS[1], device)
+    x = torch.randn(1, numbers.shape[1], device=device) * size
+    _check(linear(x, planes), x.double() @ numbers.T, 1e-6)
 
 
 def test_no_rows(device: torch.device) -> None:
