@@ -47,7 +47,7 @@ def checkpoint_options(command: _Command) -> _Command:
         click.option("--act-order", is_flag=True, help="gptq: the most important columns first (desc_act)"),
         click.option("--asymmetric", is_flag=True, help="gptq, rtn: a zero for each group"),
         click.option(
-            "--damping", type=click.FloatRange(0, 1, min_open=True), help="gptq: share of the mean  [default: 0.1]"
+            "--damping", type=click.FloatRange(0, 1, min_open=True), help="gptq: share of the mean  [default: 1]"
         ),
         click.option(
             "--smoothing",

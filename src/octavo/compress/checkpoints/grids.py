@@ -39,7 +39,7 @@ class GridForm:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """scale * (code - zero). Both float32, of one shape; the scales are float16 numbers and the zeros whole."""
+    """scale * (code - zero). Both float32, of one shape; scales are float16 numbers of either sign, zeros are whole."""
 
     scale: Floats
     zero: Floats
@@ -85,7 +85,7 @@ def grid_of(low: Floats, high: Floats, form: GridForm) -> Grid:
 def searched_grid(values: Floats, weights: Floats, form: GridForm) -> Grid:
     """The grid of each row of values [*, columns] with the least squared error under weights [columns].
 
-    The candidates are ranges of 1 to 0.5 of the whole one.
+    The candidates are ranges of 1 to 0.5 of the whole one; symmetric ones with either sign of the scale.
     """
     return _best_grid(values, form, lambda grid: _squared_error(grid, values, weights, form))
 
@@ -120,9 +120,14 @@ def _best_grid(values: Floats, form: GridForm, error_of: Callable[[Grid], Floats
     low, high = values.min(-1), values.max(-1)
     best = grid_of(low, high, form)
     least = error_of(best)
-    for shrink in _SHRINKS[1:]:
+    for shrink in _SHRINKS:
         grid = grid_of(low * shrink, high * shrink, form)
         best, least = _better(best, least, grid, error_of(grid))
+        if form.symmetric:
+            # One more code lies below the middle than above: a negative scale is for groups with the largest number
+            # above zero, as in ggml's Q4_0 (`quantize_row_q4_0_ref`).
+            grid = Grid(-grid.scale, grid.zero)
+            best, least = _better(best, least, grid, error_of(grid))
     return best
 
 

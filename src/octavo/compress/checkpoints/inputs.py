@@ -17,21 +17,26 @@ from octavo.quantization.ggml_blocks import Floats
 class InputStatistics:
     """gram: sum of x^T x, [columns, columns]. largest: magnitude of each column. rows: that were seen.
 
-    factor: GPTQ's, once it was computed.
+    factor: GPTQ's, once it was computed. equal_rows: each row is scaled to a mean square of 1 for `gram`. As they are,
+    attention sinks, such as the first token of a text, would count for nearly everything: before some `down_proj` of
+    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens.
     """
 
     gram: Floats
     largest: Floats
     rows: int = 0
     factor: Factor | None = None
+    equal_rows: bool = False
 
     @classmethod
-    def empty(cls, width: int) -> InputStatistics:
-        return cls(np.zeros((width, width), np.float32), np.zeros(width, np.float32))
+    def empty(cls, width: int, equal_rows: bool = False) -> InputStatistics:
+        zeros = np.zeros((width, width), np.float32), np.zeros(width, np.float32)
+        return cls(*zeros, equal_rows=equal_rows)
 
     def add(self, x: Array) -> None:
         """x: [rows, columns]."""
-        self.gram += x.T @ x
+        counted = scaled_rows(x) if self.equal_rows else x
+        self.gram += counted.T @ counted
         np.maximum(self.largest, np.abs(x).max(0), out=self.largest)
         self.rows += len(x)
 
@@ -41,16 +46,24 @@ class InputStatistics:
         return InputStatistics(gram, self.largest / scale, self.rows)
 
 
+def scaled_rows(x: Array) -> Array:
+    """The rows scaled to a mean square of 1; rows of zeros stay."""
+    squares = np.einsum("rc,rc->r", x, x) / x.shape[1]
+    found: Array = x / np.sqrt(np.where(squares == 0, 1, squares))[:, None]
+    return found
+
+
 class InputObserver:
     """Collects the statistics of each stored matrix; matrices of one input share theirs.
 
     tensor_of: the name of the stored matrix that a parameter, and of a stack the matrix with this number, is made of;
-    None: its inputs are not wanted.
+    None: its inputs are not wanted. equal_rows: of the statistics.
     """
 
-    def __init__(self, tensor_of: Callable[[Parameter, int | None], str | None]) -> None:
+    def __init__(self, tensor_of: Callable[[Parameter, int | None], str | None], equal_rows: bool = False) -> None:
         self.found: dict[str, InputStatistics] = {}
         self._tensor_of = tensor_of
+        self._equal_rows = equal_rows
         self._last: tuple[Array, InputStatistics] | None = None
 
     def __call__(self, parameter: Parameter, x: Array, index: int | None) -> None:
@@ -60,6 +73,6 @@ class InputObserver:
         if self._last is not None and self._last[0] is x:
             self.found.setdefault(name, self._last[1])
             return
-        statistics = self.found.setdefault(name, InputStatistics.empty(x.shape[1]))
+        statistics = self.found.setdefault(name, InputStatistics.empty(x.shape[1], self._equal_rows))
         statistics.add(x)
         self._last = x, statistics

@@ -71,6 +71,11 @@ class QuantizationMethod:
     def needs_inputs(self) -> bool:
         return self.kind in _WITH_INPUTS
 
+    @property
+    def equal_rows(self) -> bool:
+        """True if all inputs of a matrix count alike, see `InputStatistics`."""
+        return self.kind == "gptq"
+
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises UsageError for a matrix [rows, columns] that the type cannot hold."""
         width = shape[1]
