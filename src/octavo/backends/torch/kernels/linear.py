@@ -1,8 +1,8 @@
 """Products with quantized weights: few rows, many rows; one row is in `vector`.
 
-A tile of weights is decoded into registers and multiplied by a tile of rows on tensor cores (`whole_codes` has the tiles
-of codes of four bits), in several parts of the columns for few rows, whose sums are added in a fixed order. Sums are
-float32. Beyond `most_rows` it is faster to `dequantize` the weight and multiply plain numbers.
+A tile of weights is decoded into registers and multiplied by a tile of rows on tensor cores (`whole_codes` has the
+tiles of codes of four bits). For few rows that is in several parts of the columns, whose sums are added in a fixed
+order. Sums are float32. Beyond `most_rows` it is faster to `dequantize` the weight and multiply plain numbers.
 
 The tiles are those that `benchmarks/gpu_tiles.py` found best on an H200, over all formats together.
 """
