@@ -110,12 +110,12 @@ def _constant(module: Any, name: str, value: Any) -> Any:
 
 
 def _one_row(machine: Machine, name: str) -> Iterator[Trial]:
-    """With codes that are whole numbers, then the tiles of all others."""
+    """The tiles of one row: of codes that are whole numbers, or of all others."""
     small = _small(name)
     if small.decode == "integer":
         for rows in (2, 4, 8):
             for quads in (32, 64, 128):
-                patches = [_constant(vector, name, rows) for name in ("_ROWS", "_ROWS_WITH_MORE")]
+                patches = [_constant(vector, n, {"ROWS": rows}) for n in ("_WHOLE", "_WHOLE_WITH_MORE")]
                 patches.append(_constant(vector, "_MOST_QUADS", quads))
                 yield "one row", name, _named(rows=rows, quads=quads), patches, partial(_products, machine, name, 1)
         return
@@ -136,13 +136,8 @@ def product_trials(machine: Machine) -> Iterator[Trial]:
         for programs in (264, 528, 792, 1056):
             patches = [_constant(linear, "_PROGRAMS", programs)]
             for count in (8, 32):
-                yield (
-                    "parts of rows",
-                    f"{name} {count}",
-                    f"programs {programs}",
-                    patches,
-                    partial(_products, machine, name, count),
-                )
+                calls = partial(_products, machine, name, count)
+                yield "parts of rows", f"{name} {count}", _named(programs=programs), patches, calls
         for count, few, group in ((8, "_FEW", "few rows"), (32, "_SOME", "some rows"), (128, "_MANY", "many rows")):
             for bn, bm, warps, stages, columns in _TILES[few]:
                 tile = {"BN": bn, "BM": bm, "num_warps": warps, "num_stages": stages}

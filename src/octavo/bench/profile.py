@@ -13,12 +13,12 @@ from octavo.backends.profiling import Ceilings, ProfiledExecutor, RecordTime
 from octavo.batch import Batch, SamplingBatch, greedy_rows
 from octavo.bench.requests import check_sizes
 from octavo.config import EngineConfig
+from octavo.engine.devices import STEP_TOKENS
 from octavo.engine.load import load_engine
 from octavo.engine.progress import ProgressBar
 from octavo.errors import UsageError
 from octavo.graph.ops import StepSizes
 
-_STEP_TOKENS = 512  # at least, of a profiled engine
 _FASTEST_SHARE = 4  # the report is the mean of the fastest quarter of the steps
 
 
@@ -99,7 +99,7 @@ def profile(
     longest = max([context, *prefill])
     room = {
         "max_num_seqs": max([1, *rows]),
-        "max_num_batched_tokens": max([longest, *rows, _STEP_TOKENS]),
+        "max_num_batched_tokens": max([longest, *rows, STEP_TOKENS]),
         "enable_prefix_caching": False,
     }
     loaded = load_engine(EngineConfig.resolve(model, {**options, **room}))

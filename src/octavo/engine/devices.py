@@ -11,7 +11,7 @@ from octavo.backends.split import Device, SplitBackend
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
 
-_STEP_TOKENS, _GPU_STEP_TOKENS = 512, 2048  # an H200 computes prompts half as fast with 512
+STEP_TOKENS, _GPU_STEP_TOKENS = 512, 2048  # an H200 computes prompts half as fast with 512
 
 
 def backend_name(config: EngineConfig) -> str:
@@ -28,8 +28,8 @@ def step_tokens(config: EngineConfig) -> int:
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
     name = backend_name(config)
-    is_gpu = name.startswith("torch") and not name.endswith(":cpu")
-    return max(_GPU_STEP_TOKENS if is_gpu else _STEP_TOKENS, config.max_num_seqs)
+    is_gpu = name.startswith("torch") and not cast(Device, get_backend(name)).uses_main_memory
+    return max(_GPU_STEP_TOKENS if is_gpu else STEP_TOKENS, config.max_num_seqs)
 
 
 def of_rank(config: EngineConfig, rank: int) -> EngineConfig:

@@ -36,7 +36,7 @@ from octavo.graph.ops import (
 )
 from octavo.graph.values import Parameter, Rows, Value
 
-MANY_ROWS = 33  # from here on a matrix of codes may be written out and multiplied by the library
+MANY_ROWS = 33  # from here on a matrix of some codes is written out (`kernels.linear.most_rows`)
 _ROUTER_BYTES = 32  # of an expert in a row: its score, its rank and their order
 VIEWS: tuple[type[Op], ...] = (Columns,)  # whose outputs are parts of their inputs
 

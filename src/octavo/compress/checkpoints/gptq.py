@@ -19,7 +19,7 @@ BLOCK = 128
 """Columns whose errors reach the later blocks in one product."""
 DAMPING = 1.0
 """The default. The paper's 0.01 is for 262,144 tokens of many documents. Corrections that fit a few thousand tokens do
-not fit other texts: `docs/quality.md` has the errors of 0.1 and 1 on the same text and on others."""
+not fit other texts."""
 _MAX_DAMPING = 1.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,18 +117,23 @@ def _fitted(grid: Grid, values: Floats, grams: Floats, form: GridForm) -> Grid:
 
 
 def _best_grid(values: Floats, form: GridForm, error_of: Callable[[Grid], Floats]) -> Grid:
-    low, high = values.min(-1), values.max(-1)
-    best = grid_of(low, high, form)
+    candidates = _candidates(values, form)
+    best = next(candidates)
     least = error_of(best)
+    for grid in candidates:
+        best, least = _better(best, least, grid, error_of(grid))
+    return best
+
+
+def _candidates(values: Floats, form: GridForm) -> Iterator[Grid]:
+    low, high = values.min(-1), values.max(-1)
     for shrink in _SHRINKS:
         grid = grid_of(low * shrink, high * shrink, form)
-        best, least = _better(best, least, grid, error_of(grid))
+        yield grid
         if form.symmetric:
             # One more code lies below the middle than above: a negative scale is for groups with the largest number
             # above zero, as in ggml's Q4_0 (`quantize_row_q4_0_ref`).
-            grid = Grid(-grid.scale, grid.zero)
-            best, least = _better(best, least, grid, error_of(grid))
-    return best
+            yield Grid(-grid.scale, grid.zero)
 
 
 def _better(best: Grid, least: Floats, other: Grid, error: Floats) -> tuple[Grid, Floats]:

@@ -9,34 +9,32 @@ import numpy as np
 
 from octavo.batch import Array
 from octavo.compress.checkpoints.gptq import Factor
+from octavo.graph.ops.rowwise import rms_norm
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml_blocks import Floats
+
+_TINY = 1e-30  # so that rows of zeros stay
 
 
 @dataclass(slots=True)
 class InputStatistics:
     """gram: sum of x^T x, [columns, columns]. largest: magnitude of each column. rows: that were seen.
 
-    factor: GPTQ's, once it was computed. equal_rows: each row is scaled to a mean square of 1 for `gram`. As they are,
-    attention sinks, such as the first token of a text, would count for nearly everything: before some `down_proj` of
-    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens.
+    factor: GPTQ's, once it was computed.
     """
 
     gram: Floats
     largest: Floats
     rows: int = 0
     factor: Factor | None = None
-    equal_rows: bool = False
 
     @classmethod
-    def empty(cls, width: int, equal_rows: bool = False) -> InputStatistics:
-        zeros = np.zeros((width, width), np.float32), np.zeros(width, np.float32)
-        return cls(*zeros, equal_rows=equal_rows)
+    def empty(cls, width: int) -> InputStatistics:
+        return cls(np.zeros((width, width), np.float32), np.zeros(width, np.float32))
 
     def add(self, x: Array) -> None:
         """x: [rows, columns]."""
-        counted = scaled_rows(x) if self.equal_rows else x
-        self.gram += counted.T @ counted
+        self.gram += x.T @ x
         np.maximum(self.largest, np.abs(x).max(0), out=self.largest)
         self.rows += len(x)
 
@@ -46,18 +44,13 @@ class InputStatistics:
         return InputStatistics(gram, self.largest / scale, self.rows)
 
 
-def scaled_rows(x: Array) -> Array:
-    """The rows scaled to a mean square of 1; rows of zeros stay."""
-    squares = np.einsum("rc,rc->r", x, x) / x.shape[1]
-    found: Array = x / np.sqrt(np.where(squares == 0, 1, squares))[:, None]
-    return found
-
-
 class InputObserver:
     """Collects the statistics of each stored matrix; matrices of one input share theirs.
 
     tensor_of: the name of the stored matrix that a parameter, and of a stack the matrix with this number, is made of;
-    None: its inputs are not wanted. equal_rows: of the statistics.
+    None: its inputs are not wanted. equal_rows: each row is scaled to a mean square of 1 before. As they are, attention
+    sinks, such as the first token of a text, count for nearly everything: before some `down_proj` of
+    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens.
     """
 
     def __init__(self, tensor_of: Callable[[Parameter, int | None], str | None], equal_rows: bool = False) -> None:
@@ -73,6 +66,6 @@ class InputObserver:
         if self._last is not None and self._last[0] is x:
             self.found.setdefault(name, self._last[1])
             return
-        statistics = self.found.setdefault(name, InputStatistics.empty(x.shape[1], self._equal_rows))
-        statistics.add(x)
+        statistics = self.found.setdefault(name, InputStatistics.empty(x.shape[1]))
+        statistics.add(rms_norm(x, None, x.shape[1], _TINY) if self._equal_rows else x)
         self._last = x, statistics

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from octavo.backends.torch.kernels.common import INTERPRETED
-from octavo.backends.torch.kernels.linear import linear, parts_of
+from octavo.backends.torch.kernels.linear import linear, most_rows, parts_of
 from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.backends.torch.workspace import MANY_ROWS
 from octavo.quantization.packed import Weight
 from tests.support.canonical import random_grouped
 from tests.support.quantize import random_weight
@@ -82,6 +83,10 @@ def test_deterministic_rows_do_not_depend_on_their_neighbours(device: torch.devi
     # Under the interpreter a tile's product is numpy's, which depends on the place in the tile: both are the first.
     for row in (0, 32) if INTERPRETED else (0, 17, 36):
         assert torch.equal(linear(x[row : row + 1], planes, deterministic=True)[0], together[row])
+
+
+def test_the_workspace_has_room_for_the_first_matrix_that_is_written_out(device: torch.device) -> None:
+    assert min(most_rows(_planes(weight, device)[0]) for weight in _FORMATS) == MANY_ROWS - 1
 
 
 def test_parts_of_the_columns_cover_them() -> None:

@@ -2,7 +2,7 @@
 
 A tile of weights is decoded into registers and multiplied by a tile of rows on tensor cores (`whole_codes` has the
 tiles of codes of four bits). For few rows that is in several parts of the columns, whose sums are added in a fixed
-order. Sums are float32. Beyond `most_rows` it is faster to `dequantize` the weight and multiply plain numbers.
+order. Sums are float32. Beyond `most_rows` the weight is written out (`dequantize`) and multiplied as plain numbers.
 
 The tiles are those that `benchmarks/gpu_tiles.py` found best on an H200, over all formats together.
 """
@@ -28,7 +28,7 @@ from octavo.backends.torch.kernels.tiles import (
     tile_of,
 )
 from octavo.backends.torch.kernels.vector import vector_product
-from octavo.backends.torch.kernels.whole_codes import has_whole_codes, whole_codes_tile
+from octavo.backends.torch.kernels.whole_codes import has_whole_codes, is_whole, whole_codes_tile
 
 _FEW = tile({"BN": 64, "BM": 16, "num_warps": 4, "num_stages": 3}, {"BN": 32})
 _SOME = tile({"BN": 128, "BM": 32, "num_warps": 4, "num_stages": 3}, {"BN": 64, "BM": 32})
@@ -66,7 +66,7 @@ def _numbers_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMA
 @triton.jit
 def product_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT: tl.constexpr, C: tl.constexpr):
     """acc [rows of w, BM] + w @ x.T over the blocks [first, last). x_at: offsets of the rows of x [BM]."""
-    if has_whole_codes(FORMAT):
+    if is_whole(FORMAT):
         return whole_codes_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT)
     else:
         return _numbers_tile(acc, x, x_at, x_mask, w, rows, mask, first, last, width, FORMAT, C)
@@ -148,18 +148,20 @@ def linear(
 
 
 def _tile_of(p: Planes, rows: int) -> dict[str, Any]:
-    is_whole = has_whole_codes(constants(p)["FORMAT"])
     if rows <= _FEW_ROWS:
         chosen = _FEW
-    elif rows <= _SOME_ROWS:
-        chosen = _SOME_WHOLE if is_whole else _SOME
+    elif has_whole_codes(constants(p)["FORMAT"]):
+        chosen = _SOME_WHOLE if rows <= _SOME_ROWS else _MANY_WHOLE
     else:
-        chosen = _MANY_WHOLE if is_whole else _MANY
+        chosen = _SOME if rows <= _SOME_ROWS else _MANY
     return for_decoding(p, chosen)
 
 
 def most_rows(p: Planes) -> int:
-    """Rows up to which `linear` is faster than to write the weight out and multiply plain numbers."""
+    """Rows up to which `linear` is taken to be faster than to write the weight out and multiply plain numbers.
+
+    From the times of the kernels on an H200 and the bytes of a weight that is written out, which was not timed.
+    """
     if not has_whole_codes(constants(p)["FORMAT"]):
         return 64
     if p.minima is not None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.common import INTERPRETED, activation, finish, grid_of, power_of_two, tile
+from octavo.backends.torch.kernels.common import activation, finish, grid_of, power_of_two, tile
 from octavo.backends.torch.kernels.planes import BLOCK, Planes
 from octavo.backends.torch.kernels.tiles import (
     chunk_columns,
@@ -33,8 +33,8 @@ from octavo.backends.torch.kernels.tiles import (
 _DECODED = tile({"ROWS": 8, "num_warps": 4}, {"ROWS": 32})
 _DECODED_BYTES = tile({"ROWS": 4, "num_warps": 4}, {"ROWS": 32})  # of codes of eight bits
 _DECODED_COLUMNS = 512  # of a step
-_ROWS = 32 if INTERPRETED else 8  # of weights, of a program of `_whole_numbers`
-_ROWS_WITH_MORE = 32 if INTERPRETED else 4  # than codes and zeros: high bits, minima
+_WHOLE = tile({"ROWS": 8}, {"ROWS": 32})
+_WHOLE_WITH_MORE = tile({"ROWS": 4}, {"ROWS": 32})  # than codes and zeros: high bits, minima
 _MOST_QUADS = 64  # pieces of 16 bytes of a row, of a step: a thread has one of each row
 _RAISED = tl.constexpr(64)  # the row times 2^64 and less: products are normal numbers again
 _COLUMNS = tl.constexpr(BLOCK)
@@ -119,7 +119,7 @@ def _set_sums(total, words, high, x, w, rows, mask, quad, width, i: tl.constexpr
 
 @triton.jit
 def _high_words(w, rows, quad, mask, FORMAT: tl.constexpr):
-    """The plane of high bits of the columns of these quads, whose codes begin at the same bits as those of low bits.
+    """The plane of high bits of the columns of these quads: [quads, rows, 4] words, codes at the bits of the low ones.
 
     Its chunks of 16 columns are in the order of the columns, the next one in the next quad or in higher bits.
     """
@@ -181,11 +181,9 @@ def vector_product(
     inputs = (out, x, operands(p), bias, residual, features, x.shape[1])
     if p.decode == "integer" and chunk_columns(p) >= 16:
         threads = min(_MOST_QUADS, power_of_two(p.codes.shape[-1] // 16, 32))
-        if not INTERPRETED:
-            meta["num_warps"] = threads // 32
-        rows = _ROWS_WITH_MORE if p.high is not None or p.minima is not None else _ROWS
-        grid = grid_of(-(-features // (rows // 2 if kind else rows)))
-        _whole_numbers[grid](*inputs, **meta, ROWS=rows, T=threads)
+        chosen = _WHOLE if p.high is None and p.minima is None else _WHOLE_WITH_MORE
+        grid = grid_of(-(-features // (chosen["ROWS"] // 2 if kind else chosen["ROWS"])))
+        _whole_numbers[grid](*inputs, **meta, **chosen, **tile({"T": threads, "num_warps": threads // 32}))
     else:
         chosen = _DECODED_BYTES if p.bits == 8 else _DECODED
         grid = grid_of(-(-features // chosen["ROWS"]))

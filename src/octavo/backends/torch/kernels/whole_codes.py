@@ -6,6 +6,8 @@ three instructions, a fourth of what a scaled number costs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -13,10 +15,13 @@ from octavo.backends.torch.kernels.common import LOAD_F32
 from octavo.backends.torch.kernels.tiles import minimum_of, scale_of, zero_of
 
 
-@triton.constexpr_function
 def has_whole_codes(form: tuple[int, ...]) -> bool:
-    """True for codes that `whole_codes_tile` reads. form: the constants of `tiles.constants`."""
+    """True for codes that `whole_codes_tile` reads. form: FORMAT of `tiles.constants`."""
     return (form[0], form[1], form[5]) == (4, 0, 0) and form[7] >= 32
+
+
+# The same within a kernel. On the host, Triton's wrapper takes ten times as long as the comparison.
+is_whole: Any = triton.constexpr_function(has_whole_codes)
 
 
 def _unpacking(kind: str, offset: int, one: int, shift: int) -> tl.constexpr:
@@ -59,7 +64,7 @@ def _rows_tile(x, x_at, x_mask, column, width):
 
 @triton.jit
 def _words(w, rows, mask, step, FORMAT: tl.constexpr):
-    """The codes of these rows in a step, eight a word. As bytes, each would be carried on in a register of its own."""
+    """The codes of these rows in a step, eight a word: [n, chunk / 4]. Bytes would take a register each."""
     COUNT: tl.constexpr = FORMAT[7] // 4
     at = rows.to(tl.int64)[:, None] * (w.code_row // 4) + (step * COUNT + tl.arange(0, COUNT))[None, :]
     return tl.load(w.codes.to(tl.pointer_type(tl.uint32)) + at, mask[:, None], 0)
