@@ -23,7 +23,7 @@ from octavo.compress.checkpoints.awq import searched_scale
 from octavo.compress.checkpoints.calibration import read_calibration
 from octavo.compress.checkpoints.folding import ColumnFold, smoothing_scale
 from octavo.compress.checkpoints.grids import GridForm, clipped_grid, grouped, nearest, searched_grid
-from octavo.compress.checkpoints.inputs import InputObserver, InputStatistics
+from octavo.compress.checkpoints.inputs import InputObserver, InputStatistics, evened
 from octavo.compress.checkpoints.methods import Choices, choose_method
 from octavo.compress.checkpoints.plan import plan_quantization
 from octavo.compress.checkpoints.write import quantize_checkpoint
@@ -96,23 +96,33 @@ def test_the_default_damping_lowers_the_error_of_other_inputs_than_those_it_saw(
     assert found < 0.9 * error(nearest(matrix, form))
 
 
-def test_an_attention_sink_does_not_spoil_the_other_tokens() -> None:
-    """One token of 512 is 100 times as large, as before `down_proj` of Qwen2.5: GPTQ must not fit it at their cost."""
+@pytest.mark.parametrize(("kind", "most"), [("gptq-4bit", 0.7), ("awq", 0.8)])
+def test_an_attention_sink_does_not_spoil_the_other_tokens(kind: str, most: float) -> None:
+    """One token of 512 is 100 times as large, as before `down_proj` of Qwen2.5: it must not be served at their cost."""
     matrix = np.random.default_rng(7).normal(size=(64, 256)).astype(np.float32)
     seen, other = np.split(inputs(256), [1024])
     sink = np.random.default_rng(8).normal(size=256).astype(np.float32)
     sink *= 100 * np.linalg.norm(seen, axis=1).mean() / np.linalg.norm(sink)
     seen[::512] = sink
-    form, method = GridForm(4, 128, True), choose_method("gptq-4bit", Choices(), [256], "bfloat16")
-    observer = InputObserver(lambda *_: "m", method.equal_rows)
+    method = choose_method(kind, Choices(), [256], "bfloat16")
+    rounded = nearest(matrix, method.form)
+    observer = InputObserver(lambda *_: "m", method.evenness)
     observer(Parameter("m", (64, 256)), seen, None)
     found = method.weight(matrix, observer.found["m"])
 
     def error(weight: GroupedWeight, x: Floats) -> float:
         return float(np.square(x @ (weight.dequantize() - matrix).T).sum())
 
-    assert error(found, other) < 0.7 * error(nearest(matrix, form), other)
-    assert error(found, sink[None]) < error(nearest(matrix, form), sink[None])
+    assert error(found, other) < most * error(rounded, other)
+    assert error(found, sink[None]) < error(rounded, sink[None])
+
+
+def test_a_share_of_the_weight_is_the_same_for_all_rows() -> None:
+    x = np.array([[1, -1], [1, 1], [-4, 4], [0, 0]], np.float32)
+    np.testing.assert_array_equal(evened(x, 0), x)
+    np.testing.assert_allclose(np.square(evened(x, 1)).mean(1), [1, 1, 1, 0], rtol=1e-6)
+    # The mean square is 4.5; row by row half of it goes to all alike and half by the row's own.
+    np.testing.assert_allclose(np.square(evened(x, 0.5)).mean(1), [0.5 + 0.5 / 4.5] * 2 + [0.5 + 8 / 4.5, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
@@ -220,7 +230,7 @@ def test_w8a8_smooths_the_norms_as_far_as_it_is_asked(
 class Scaling:
     """Scales every fold that it is offered, and quantizes nothing."""
 
-    kind, needs_inputs, equal_rows, form = "awq", True, False, GridForm(4, 32, False)
+    kind, needs_inputs, evenness, form = "awq", True, 0.0, GridForm(4, 32, False)
 
     def __init__(self) -> None:
         self.folds: list[ColumnFold] = []

@@ -15,8 +15,8 @@ from octavo.cli.quantize import convert, quantize
 from octavo.quality.evaluation import ReferenceOptions, WindowOptions, evaluate_text
 from octavo.quality.texts import read_text
 
-GPTQ, AWQ = 0.7, 0.85
-"""The largest divergence beside that of rounding, symmetric for GPTQ and with zeros for AWQ."""
+BARS: dict[str, tuple[float, list[str]]] = {"gptq-4bit": (0.7, []), "awq": (0.85, ["--asymmetric"])}
+"""The largest divergence beside that of rounding, and the options of a rounding with the same grid."""
 IMPORTANCE, MEASURED = 0.9, 0.8
 """The largest divergence beside that of Q4_K_M without importance; and of `--bpw` beside Q4_K_M of the same size."""
 CHUNKS = 12
@@ -43,9 +43,16 @@ def divergence_of(model: Path, reference: Path, tokens: int, folder: Path) -> fl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("type_name", BARS)
 @pytest.mark.parametrize(("fixture", "group", "tokens"), [("smollm2_path", 64, 4096), ("qwen_0_5b_path", 128, 2048)])
 def test_calibration_of_real_models(
-    fixture: str, group: int, tokens: int, calibration: Path, tmp_path: Path, request: pytest.FixtureRequest
+    fixture: str,
+    group: int,
+    tokens: int,
+    type_name: str,
+    calibration: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """The divergence from the float model on the built-in text."""
     source = tmp_path / "source"
@@ -61,8 +68,8 @@ def test_calibration_of_real_models(
         return divergence_of(path, source, tokens, tmp_path)
 
     text = ("--calibration", calibration, "--calibration-chunks", CHUNKS)
-    assert divergence("gptq-4bit", *text) < GPTQ * divergence("rtn-4bit")
-    assert divergence("awq", *text) < AWQ * divergence("rtn-4bit", "--asymmetric")
+    bar, same_grid = BARS[type_name]
+    assert divergence(type_name, *text) < bar * divergence("rtn-4bit", *same_grid)
 
 
 @pytest.mark.slow

@@ -9,11 +9,10 @@ import numpy as np
 
 from octavo.batch import Array
 from octavo.compress.checkpoints.gptq import Factor
-from octavo.graph.ops.rowwise import rms_norm
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml_blocks import Floats
 
-_TINY = 1e-30  # so that rows of zeros stay
+_TINY = np.float32(1e-30)  # so that rows of zeros stay
 
 
 @dataclass(slots=True)
@@ -48,15 +47,13 @@ class InputObserver:
     """Collects the statistics of each stored matrix; matrices of one input share theirs.
 
     tensor_of: the name of the stored matrix that a parameter, and of a stack the matrix with this number, is made of;
-    None: its inputs are not wanted. equal_rows: each row is scaled to a mean square of 1 before. As they are, attention
-    sinks, such as the first token of a text, count for nearly everything: before some `down_proj` of
-    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens.
+    None: its inputs are not wanted. evenness: see `evened`.
     """
 
-    def __init__(self, tensor_of: Callable[[Parameter, int | None], str | None], equal_rows: bool = False) -> None:
+    def __init__(self, tensor_of: Callable[[Parameter, int | None], str | None], evenness: float) -> None:
         self.found: dict[str, InputStatistics] = {}
         self._tensor_of = tensor_of
-        self._equal_rows = equal_rows
+        self._evenness = evenness
         self._last: tuple[Array, InputStatistics] | None = None
 
     def __call__(self, parameter: Parameter, x: Array, index: int | None) -> None:
@@ -67,5 +64,20 @@ class InputObserver:
             self.found.setdefault(name, self._last[1])
             return
         statistics = self.found.setdefault(name, InputStatistics.empty(x.shape[1]))
-        statistics.add(rms_norm(x, None, x.shape[1], _TINY) if self._equal_rows else x)
+        statistics.add(evened(x, self._evenness))
         self._last = x, statistics
+
+
+def evened(x: Array, evenness: float) -> Array:
+    """The rows [rows, columns], scaled so that this share of their weight in a Gram matrix is the same for all.
+
+    The rest goes by their squares, and the mean square becomes 1. An evenness of 0 leaves the rows as they are. Then
+    attention sinks, such as the first token of a text, count for nearly everything: before some `down_proj` of
+    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens.
+    """
+    if evenness == 0:
+        return x
+    squares = np.einsum("rc,rc->r", x, x) / np.float32(x.shape[1])
+    weights = evenness / np.maximum(squares, _TINY) + (1 - evenness) / np.maximum(squares.mean(), _TINY)
+    found: Array = x * np.sqrt(weights)[:, None].astype(np.float32)
+    return found

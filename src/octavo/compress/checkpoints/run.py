@@ -95,7 +95,7 @@ class LayerQuantizer:
             name = self.plan.stored_name(parameter, number)
             return name if name in wanted else None
 
-        observer = InputObserver(tensor_of, self.method.equal_rows)
+        observer = InputObserver(tensor_of, self.method.evenness)
         for _ in self._counted(
             each_text(layer, weights.weights, self.texts, values, observe=observer, all_logits=False)
         ):

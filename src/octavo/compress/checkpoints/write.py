@@ -28,7 +28,7 @@ from octavo.loader.tensor_files import TensorFiles
 from octavo.loader.tensor_names import TensorName
 from octavo.quantization.packed import DENSE_TYPES
 
-VERSION = 4
+VERSION = 5
 """Of the work that a later run may take up: raise it where a formula changes."""
 
 _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
