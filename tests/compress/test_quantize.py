@@ -136,6 +136,10 @@ def test_quantizing_again_is_done_with_a_warning(source: Path, tmp_path: Path) -
     ("arguments", "message"),
     [
         (("--type", "q4_k_x"), "type 'q4_k_x' is unknown; known are f32, f16"),
+        (
+            ("--type", "gptq-5bit", "--group-size", "64"),
+            "; of checkpoints gptq-2bit, gptq-3bit, gptq-4bit, gptq-8bit, rtn",
+        ),
         (("--type", "q4_0", "--tensor-type", "ffn_down"), "write PATTERN=TYPE"),
         (("--type", "q4_0", "--tensor-type", "ffn=q9"), "type 'q9' is unknown; a tensor can be BF16, F16"),
         (("--type", "q4_0", "--tensor-type", "(=q8_0"), "is no regular expression"),

@@ -63,9 +63,9 @@ def checkpoint_options(command: _Command) -> _Command:
 def is_checkpoint_type(name: str, destination: Path) -> bool:
     """True for a type of these. `mxfp4` is also one of GGUF files: the destination decides.
 
-    Raises UsageError for a name without its bits, such as `gptq`.
+    Raises UsageError for a name without its bits, such as `gptq`, and for one that neither has.
     """
-    from octavo.compress.mixtures import find_mixture
+    from octavo.compress.mixtures import MIXTURES, find_mixture
 
     if destination.suffix == ".gguf" and find_mixture(name) is not None:
         return False
@@ -74,7 +74,12 @@ def is_checkpoint_type(name: str, destination: Path) -> bool:
     if name.lower() in ("gptq", "rtn"):
         found = ", ".join(known for known in TYPES if known.startswith(name.lower()))
         raise UsageError(f"type {name!r}: say the bits: {found}", param="type")
-    return name.lower() in TYPES
+    if name.lower() in TYPES:
+        return True
+    if find_mixture(name) is None:
+        known = f"{', '.join(MIXTURES)}; of checkpoints {', '.join(TYPES)}"
+        raise UsageError(f"type {name!r} is unknown; known are {known}", param="type")
+    return False
 
 
 def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:
