@@ -23,7 +23,7 @@ from octavo.compress.checkpoints.awq import searched_scale
 from octavo.compress.checkpoints.calibration import read_calibration
 from octavo.compress.checkpoints.folding import ColumnFold, smoothing_scale
 from octavo.compress.checkpoints.grids import GridForm, clipped_grid, grouped, nearest, searched_grid
-from octavo.compress.checkpoints.inputs import InputObserver, InputStatistics, evened
+from octavo.compress.checkpoints.inputs import InputObserver, InputStatistics
 from octavo.compress.checkpoints.methods import Choices, choose_method
 from octavo.compress.checkpoints.plan import plan_quantization
 from octavo.compress.checkpoints.write import quantize_checkpoint
@@ -115,14 +115,6 @@ def test_an_attention_sink_does_not_spoil_the_other_tokens(kind: str, most: floa
 
     assert error(found, other) < most * error(rounded, other)
     assert error(found, sink[None]) < error(rounded, sink[None])
-
-
-def test_a_share_of_the_weight_is_the_same_for_all_rows() -> None:
-    x = np.array([[1, -1], [1, 1], [-4, 4], [0, 0]], np.float32)
-    np.testing.assert_array_equal(evened(x, 0), x)
-    np.testing.assert_allclose(np.square(evened(x, 1)).mean(1), [1, 1, 1, 0], rtol=1e-6)
-    # The mean square is 4.5; row by row half of it goes to all alike and half by the row's own.
-    np.testing.assert_allclose(np.square(evened(x, 0.5)).mean(1), [0.5 + 0.5 / 4.5] * 2 + [0.5 + 8 / 4.5, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])

@@ -74,12 +74,10 @@ def is_checkpoint_type(name: str, destination: Path) -> bool:
     if name.lower() in ("gptq", "rtn"):
         found = ", ".join(known for known in TYPES if known.startswith(name.lower()))
         raise UsageError(f"type {name!r}: say the bits: {found}", param="type")
-    if name.lower() in TYPES:
-        return True
-    if find_mixture(name) is None:
+    if name.lower() not in TYPES and find_mixture(name) is None:
         known = f"{', '.join(MIXTURES)}; of checkpoints {', '.join(TYPES)}"
         raise UsageError(f"type {name!r} is unknown; known are {known}", param="type")
-    return False
+    return name.lower() in TYPES
 
 
 def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ def searched_scale(fold: ColumnFold, statistics: InputStatistics, matrices: Sequ
     """
     grams = _of_groups(statistics.gram, form)
     sample = _sample(matrices, _evening(matrices, grams, form))
-    squares = (np.diagonal(statistics.gram) + _damping(statistics.gram)) / np.float32(statistics.rows)
+    squares = np.diagonal(grams, axis1=1, axis2=2).reshape(-1) / np.float32(statistics.rows)
     plain = np.ones(len(squares), np.float32)
     best = _best(_powers(fold, squares, matrices, form), plain, sample, grams, form)
     descended = _descended(fold, squares, sample, form, best)
@@ -147,16 +147,12 @@ def _error(rows: Floats, scale: Floats, grams: Floats, form: GridForm) -> float:
     return float(np.einsum("gro,gro->", error @ grams, error))
 
 
-def _damping(gram: Floats) -> float:
-    return _DAMPING * float(np.diagonal(gram).mean())
-
-
 def _of_groups(gram: Floats, form: GridForm) -> Floats:
     """The parts of a Gram matrix between columns of one group, damped, [groups, columns, columns]."""
     size = form.columns(len(gram))
     parts = np.stack([gram[i : i + size, i : i + size] for i in range(0, len(gram), size)])
     places = np.arange(size)
-    parts[:, places, places] += _damping(gram)
+    parts[:, places, places] += _DAMPING * float(np.diagonal(gram).mean())
     return parts
 
 

@@ -73,11 +73,14 @@ def evened(x: Array, evenness: float) -> Array:
 
     The rest goes by their squares, and the mean square becomes 1. An evenness of 0 leaves the rows as they are. Then
     attention sinks, such as the first token of a text, count for nearly everything: before some `down_proj` of
-    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens.
+    Qwen2.5-Coder-1.5B they are up to 30 times as large as other tokens. Squares beyond float32 make all of it NaN.
     """
     if evenness == 0:
         return x
     squares = np.einsum("rc,rc->r", x, x) / np.float32(x.shape[1])
-    weights = evenness / np.maximum(squares, _TINY) + (1 - evenness) / np.maximum(squares.mean(), _TINY)
+    mean = squares.mean()
+    if not np.isfinite(mean):  # or such rows would have no weight, and nobody would know
+        return np.full_like(x, np.nan)
+    weights = evenness / np.maximum(squares, _TINY) + (1 - evenness) / np.maximum(mean, _TINY)
     found: Array = x * np.sqrt(weights)[:, None].astype(np.float32)
     return found

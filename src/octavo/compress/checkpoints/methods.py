@@ -38,6 +38,7 @@ TYPES: Mapping[str, tuple[MethodKind, int]] = {
 GROUPS = (128, 64, 32)
 _WITH_GROUPS: tuple[MethodKind, ...] = ("gptq", "rtn", "awq")
 _WITH_INPUTS: tuple[MethodKind, ...] = ("gptq", "awq", "w8a8")
+_EVENNESS: Mapping[MethodKind, float] = {"gptq": 1.0, "awq": 0.5}
 _MXFP4_BLOCK = 32
 _STEPS: Mapping[MethodKind, tuple[int, int]] = {"awq": (8, 1), "mxfp4": (1, _MXFP4_BLOCK), "nf4": (1, 2), "fp4": (1, 2)}
 """Multiples of rows and columns that a matrix needs."""
@@ -74,7 +75,7 @@ class QuantizationMethod:
     @property
     def evenness(self) -> float:
         """Of the inputs of a matrix, see `inputs.evened`."""
-        return {"gptq": 1.0, "awq": 0.5}.get(self.kind, 0.0)
+        return _EVENNESS.get(self.kind, 0.0)
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises UsageError for a matrix [rows, columns] that the type cannot hold."""
