@@ -116,6 +116,7 @@ class PyPendingStep {
                 array.shape(0) != static_cast<size_t>(program.value_rows(value, pending_.step)) ||
                 array.shape(1) != static_cast<size_t>(program.values().at(value).cols))
                 throw nb::value_error("an input or a copy must be contiguous float32 [rows, columns] of the value");
+            if (program.values()[value].is_image) throw nb::value_error("the value is kept as an image, not as floats");
             values.push_back({value, array.data()});
             kept_.push_back(object);
         }
@@ -262,6 +263,7 @@ class PyProgram {
     // A view of a value in the workspace: what the last run left there. For tests: it dangles after close().
     nb::ndarray<nb::numpy, float, nb::ndim<2>> value(int32_t index, size_t rows) {
         float* const data = program_.value_data(index);
+        if (program_.values()[index].is_image) throw nb::value_error("the value is kept as an image, not as floats");
         const size_t shape[2] = {rows, static_cast<size_t>(program_.values().at(index).cols)};
         return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, 2, shape, nb::find(this));
     }
@@ -308,6 +310,8 @@ void bind_program(nb::module_& module) {
              "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
              "logits_rows"_a = 0, "checked"_a = false)
         .def("join", &PyProgram::join, "group"_a)
+        .def(
+            "keep_as_image", [](PyProgram& p, int32_t value) { p.program().keep_as_image(value); }, "value"_a)
         .def("share_threads", &PyProgram::share_threads, "other"_a)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
         .def(

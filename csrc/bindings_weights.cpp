@@ -225,6 +225,8 @@ void bind_weights(nb::module_& module) {
         .def_prop_ro("type_name", &OwnedWeight::type_name)
         .def_prop_ro("shape", [](const OwnedWeight& w) { return nb::make_tuple(w.weight().n, w.weight().k); })
         .def_prop_ro("is_view", &OwnedWeight::is_view)
+        .def_prop_ro("reads_image",
+                     [](const OwnedWeight& w) { return !is_dense(w.weight().type->traits) && w.weight().num_orders == 0; })
         .def_prop_ro("guard", &OwnedWeight::guard)
         .def_prop_ro(
             "panels",

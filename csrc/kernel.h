@@ -48,7 +48,11 @@ struct View {
     float* data;
     int32_t rows;  // of this step
     int32_t cols;
+    bool is_image = false;  // not floats, but what products read: the image of linear_image.h or linear_image_bf16.h
 };
+
+// So many bytes behind an image may be read.
+constexpr size_t IMAGE_SLACK_BYTES = 1024;
 
 // The paged cache of one layer: keys and values, block after block.
 // The layout inside a block belongs to kernels/attention.cpp; block_bytes is what it asks for.

@@ -151,6 +151,7 @@ namespace {
 constexpr int RANGE_NOT_FINITE = 127;  // some scale or minimum is no number, or infinite
 constexpr int PANEL_COLS = 16;
 constexpr int UNIT_K = 32;
+constexpr int UNIT_PANELS = UNIT_K / PANEL_COLS;  // whose columns are one unit of the next product
 constexpr int QUADS = 8;
 constexpr int QUAD_BYTES = 64;                // one quad of byte codes
 constexpr int TRIPLE_BYTES = 3 * QUAD_BYTES;  // a chunk of triples: four quads

@@ -42,7 +42,7 @@ Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values
             throw std::invalid_argument("a value lies outside the workspace");
         if (options_.checked) workspace_.emplace_back(bytes, true);
     }
-    if (!options_.checked) workspace_.emplace_back(workspace_bytes);
+    if (!options_.checked) workspace_.emplace_back(workspace_bytes + IMAGE_SLACK_BYTES);
     pool_ = std::make_shared<ThreadPool>(options_.pool);
 }
 
@@ -66,7 +66,13 @@ int32_t Program::held_rows(const ProgramValue& value, const Step& step) const {
 
 View Program::make_view(int32_t value, int32_t rows) const {
     if (value < 0) return View{};
-    return View{value_data(value), rows, values_.at(value).cols};
+    return View{value_data(value), rows, values_.at(value).cols, values_.at(value).is_image};
+}
+
+void Program::keep_as_image(int32_t value) {
+    if (options_.checked || values_.at(value).cols % UNIT_K != 0)
+        throw std::invalid_argument("a value of " + std::to_string(values_.at(value).cols) + " columns as an image");
+    values_[value].is_image = true;
 }
 
 void Program::add_record(const RecordSpec& spec) {

@@ -28,6 +28,7 @@ struct ProgramValue {
     size_t offset = 0;  // bytes
     int32_t cols = 0;
     RowSymbol rows = RowSymbol::tokens;
+    bool is_image = false;
 };
 
 struct ProgramOptions {
@@ -84,6 +85,9 @@ class Program {
         group_ = group;
         gathered_.clear();
     }
+    // The value becomes what the product that reads it needs (View::is_image). To be called before records are added.
+    // Throws std::invalid_argument if its columns are no whole units.
+    void keep_as_image(int32_t value);
     int32_t num_ranks() const { return group_ ? group_->size() : 1; }
 
     // Computes on the threads of `other` from now on, and ends its own; the two never run a step at the same time.

@@ -60,7 +60,7 @@ inline F32x16 sum_factors(const PackedWeight& w, int32_t panel) {
 }
 
 inline int panels_at_once() { return 2; }
-inline int fitting_panels(int32_t rows) { return KEPT_ROWS / sum_rows(rows) / 2 * 2; }
+inline int fitting_panels(int32_t rows, int) { return KEPT_ROWS / sum_rows(rows) / 2 * 2; }
 
 // Codes lie so far to the left in the low byte of a word.
 template <typename F>

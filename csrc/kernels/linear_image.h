@@ -228,6 +228,14 @@ struct Image {
             quantize_unit(order ? gathered : x + u * UNIT_K, g.unit(u), row % ROW_GROUP, g.rows);
         }
     }
+    // One unit of a row.
+    void write_unit(F32x16 low, F32x16 high, int32_t row, int u) const {
+        const ImageGroup g = group(row / ROW_GROUP);
+        float x[UNIT_K];
+        store(x, low);
+        store(x + 16, high);
+        quantize_unit(x, g.unit(u), row % ROW_GROUP, g.rows);
+    }
 };
 
 inline int32_t zero_term(int zero, int low, int high) {

@@ -29,7 +29,8 @@ struct Image {
     int32_t rows, units;
 
     // A tile has 16 rows whatever their number in the group.
-    static constexpr int64_t SLACK_BYTES = ROW_GROUP * ROW_UNIT_BYTES;
+    static constexpr int64_t SLACK_BYTES = IMAGE_SLACK_BYTES;
+    static_assert(SLACK_BYTES >= ROW_GROUP * ROW_UNIT_BYTES, "the slack");
     static int64_t bytes(int64_t rows, int64_t k) { return rows * (k / UNIT_K) * ROW_UNIT_BYTES + SLACK_BYTES; }
     ImageGroup group(int32_t g) const {
         const int32_t first = g * ROW_GROUP;
@@ -38,22 +39,24 @@ struct Image {
     }
     // order: null, or the columns of x in the order of the codes.
     void quantize_row(const float* x, int32_t row, const int32_t* order) const {
-        const ImageGroup g = group(row / ROW_GROUP);
-        const __m512 factor = _mm512_set1_ps(0x1p80f);
-        static_assert(ACTIVATION_EXPONENT == 80, "the factor");
-        const __m512i middle_swapped =
-            _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
         for (int u = 0; u < units; ++u) {
             const int32_t* const columns = order + u * UNIT_K;
             const auto half = [&](int i) {
-                const __m512 v = order ? _mm512_i32gather_ps(_mm512_loadu_si512(columns + 16 * i), x, 4)
-                                       : _mm512_loadu_ps(x + u * UNIT_K + 16 * i);
-                return _mm512_mul_ps(v, factor);
+                return F32x16{order ? _mm512_i32gather_ps(_mm512_loadu_si512(columns + 16 * i), x, 4)
+                                    : _mm512_loadu_ps(x + u * UNIT_K + 16 * i)};
             };
-            const __m512i pairs = round_to_bf16(half(0), half(1));
-            _mm512_storeu_si512(g.unit(u) + ROW_UNIT_BYTES * (row % ROW_GROUP),
-                                _mm512_shuffle_epi8(pairs, middle_swapped));
+            write_unit(half(0), half(1), row, u);
         }
+    }
+    // One unit of a row.
+    void write_unit(F32x16 low, F32x16 high, int32_t row, int u) const {
+        static_assert(ACTIVATION_EXPONENT == 80, "the factor");
+        const F32x16 factor = broadcast(0x1p80f);
+        const __m512i middle_swapped =
+            _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+        const __m512i pairs = round_to_bf16((low * factor).v, (high * factor).v);
+        _mm512_storeu_si512(group(row / ROW_GROUP).unit(u) + ROW_UNIT_BYTES * (row % ROW_GROUP),
+                            _mm512_shuffle_epi8(pairs, middle_swapped));
     }
 
   private:

@@ -67,6 +67,7 @@ struct ProductNeeds {
     int images = 0;
     bool normed_rows = false;
     explicit ProductNeeds(const Product& p) {
+        if (p.x.is_image) return;
         for (int i = 0; i < p.num_weights; ++i) {
             int image;
             images += has_new_image(p, i, image) * p.heads;
@@ -154,7 +155,10 @@ inline void prepare_rows(const Product& p, const ProductNeeds& needs, const Acti
     }
 }
 
+inline Image image_of(const View& x) { return {reinterpret_cast<uint8_t*>(x.data), x.rows, x.cols / UNIT_K}; }
+
 inline Activations prepare(const Product& p, const ProductScratch& scratch, void* shared, Worker& worker) {
+    if (p.x.is_image) return {image_of(p.x), 0, nullptr, 0};
     const ProductNeeds needs(p);
     const int32_t rows = p.x.rows;
     const bool few = rows <= FEW_ROWS;

@@ -54,7 +54,7 @@ class ProductRun {
             cost += num_panels(*p_.weights[i].packed) * panel_cost(i);
             least = panel_cost(i) > least ? panel_cost(i) : least;
         }
-        least *= p_.x.rows < LEAST_ROWS ? LEAST_ROWS / p_.x.rows : p_.x.rows > PACKED_ROWS ? panels_at_once() : 1;
+        least *= p_.x.rows < LEAST_ROWS ? LEAST_ROWS / p_.x.rows : panels_together();
         Range part;
         for (;;) {
             part.end = worker.take(cost * blocks, least, &part.begin);
@@ -65,6 +65,10 @@ class ProductRun {
 
   private:
     bool gated() const { return p_.gate_kind != KIND_NONE; }
+    // So many neighbouring panels belong to one piece of work.
+    int32_t panels_together() const {
+        return p_.out.is_image ? UNIT_PANELS : p_.x.rows > PACKED_ROWS ? panels_at_once() : 1;
+    }
     int32_t num_columns() const { return gated() ? 1 : p_.num_weights; }
 
     // Few rows: bytes to read. Many rows: products, of which bytes take twice as many as smaller codes.
@@ -96,7 +100,7 @@ class ProductRun {
         for (int i = 0; i < num_columns(); ++i) {
             const PackedWeight& w = *p_.weights[i].packed;
             const int64_t cost = panel_cost(i);
-            const int32_t panels = num_panels(w), once = p_.x.rows > PACKED_ROWS ? panels_at_once() : 1;
+            const int32_t panels = num_panels(w), once = panels_together();
             const auto panel_at = [&](int64_t at) {
                 const int32_t panel = once * first_item(at - begin, cost * once, (panels + once - 1) / once);
                 return panel < panels ? panel : panels;
@@ -111,7 +115,8 @@ class ProductRun {
     float* sums_of(int slot, int i) const { return s_.sums[slot] + i * sum_rows(block_.count) * PANEL_COLS; }
 
     void run_panels(int i, int32_t begin, int32_t end, int32_t column) {
-        const int fitting = fitting_panels(block_.count), step = fitting < RUN_PANELS ? fitting : RUN_PANELS;
+        const int fitting = fitting_panels(block_.count, p_.out.is_image ? UNIT_PANELS : panels_at_once());
+        const int step = fitting < RUN_PANELS ? fitting : RUN_PANELS;
         const int32_t head_panels = num_panels(*p_.weights[i].packed) / p_.heads;
         for (int32_t panel = begin, count; panel < end; panel += count) {
             count = end - panel < step ? end - panel : step;
@@ -119,15 +124,12 @@ class ProductRun {
             const float* const out = p_.out.data + static_cast<int64_t>(block_.first) * p_.out.cols + column +
                                      static_cast<int64_t>(panel) * PANEL_COLS;
             accumulate(panel_run(i, panel, count), 0, gated() ? nullptr : out);
-            if (gated()) accumulate(panel_run(1, panel, count), 1, out);
+            if (gated()) accumulate(panel_run(1, panel, count), 1, p_.out.is_image ? nullptr : out);
             for (int32_t r = 0; r < block_.count; r += WRITTEN_ROWS) {
                 const RowBlock part = {r, block_.count - r < WRITTEN_ROWS ? block_.count - r : WRITTEN_ROWS};
-                for (int j = 0; j < count; ++j) {
-                    if (gated())
-                        finish_gated(panel + j, j, part);
-                    else
-                        finish(i, panel + j, column, sums_of(0, j), part);
-                }
+                for (int j = 0; gated() && j < count; j += p_.out.is_image ? UNIT_PANELS : 1)
+                    finish_gated(panel + j, j, part);
+                for (int j = 0; !gated() && j < count; ++j) finish(i, panel + j, column, sums_of(0, j), part);
             }
         }
     }
@@ -207,17 +209,35 @@ class ProductRun {
         write_rows(i, panel, column, part, [&](int32_t r) { return cap * tanh(rows(r) * scale / cap); });
     }
 
+    struct GatedSums {
+        BiasedSums gate, up;
+    };
+    GatedSums gated_sums(int32_t panel, int i) const {
+        return {biased_sums(0, panel, sums_of(0, i)), biased_sums(1, panel, sums_of(1, i))};
+    }
+
+    // The i-th panel of a run; of an image with the one after it.
     void finish_gated(int32_t panel, int i, RowBlock part) const {
-        const BiasedSums gate = biased_sums(0, panel, sums_of(0, i)), up = biased_sums(1, panel, sums_of(1, i));
         with_activation(p_.gate_kind, [&](auto activation) {
             if (p_.gate_limit == 0.0f && p_.up_offset == 0.0f)
-                return write_rows(0, panel, 0, part, [&](int32_t r) { return activation(gate(r)) * up(r); });
+                return write_gated(panel, i, part, [&](const GatedSums& sums, int32_t r) {
+                    return activation(sums.gate(r)) * sums.up(r);
+                });
             const F32x16 limit = broadcast(p_.gate_limit == 0.0f ? __builtin_huge_valf() : p_.gate_limit);
             const F32x16 offset = broadcast(p_.up_offset), least = broadcast(0.0f) - limit;
-            write_rows(0, panel, 0, part, [&](int32_t r) {
-                return activation(min(limit, gate(r))) * (max(least, min(limit, up(r))) + offset);
+            write_gated(panel, i, part, [&](const GatedSums& sums, int32_t r) {
+                return activation(min(limit, sums.gate(r))) * (max(least, min(limit, sums.up(r))) + offset);
             });
         });
+    }
+    template <typename F>
+    void write_gated(int32_t panel, int i, RowBlock part, const F& f) const {
+        const GatedSums sums = gated_sums(panel, i);
+        if (!p_.out.is_image) return write_rows(0, panel, 0, part, [&](int32_t r) { return f(sums, r); });
+        const GatedSums next = gated_sums(panel + 1, i + 1);
+        const Image image = image_of(p_.out);
+        for (int32_t r = part.first; r < part.first + part.count; ++r)
+            image.write_unit(f(sums, r), f(next, r), block_.first + r, panel / UNIT_PANELS);
     }
 
     const Product& p_;

@@ -160,7 +160,7 @@ void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const 
 }
 
 // Rows whose activations stay in the L2 cache, and rows times panels whose sums a worker keeps.
-constexpr int BLOCK_ROWS = 128, KEPT_ROWS = MOST_PANELS * BLOCK_ROWS;
+constexpr int BLOCK_ROWS = 128, KEPT_ROWS = UNIT_PANELS * BLOCK_ROWS;
 constexpr int WRITTEN_ROWS = BLOCK_ROWS;  // one panel after the other: their rows were fetched in this order
 // Units that are unpacked at once: they stay in the L1 cache. Fewer for few groups of rows, whose weights pass through
 // it from memory at the same time.
@@ -200,9 +200,8 @@ inline int panels_at_once() {
     return 1;
 }
 
-// Panels whose sums a worker keeps for a block of so many rows.
-inline int fitting_panels(int32_t rows) {
-    const int once = panels_at_once();
+// Panels whose sums a worker keeps for a block of so many rows, a multiple of `once`.
+inline int fitting_panels(int32_t rows, int once) {
     return (BLOCK_ROWS / rows + once - 1) / once * once;
 }
 

@@ -319,7 +319,7 @@ class MoeRun {
             const int32_t most = expert.skip ? BLOCK_ROWS / 2 : BLOCK_ROWS, rows = pairs_.count(e);
             for (int32_t r = 0; r < rows; r += most) {
                 const RowBlock block = block_of(rows, r, most);
-                const int32_t step = expert.skip ? 1 : fitting_panels(block.count);
+                const int32_t step = expert.skip ? 1 : fitting_panels(block.count, panels_at_once());
                 for (int32_t i = 0; i < count; i += step)
                     add_panels(e, expert, run, block, {first + i, i, count - i < step ? count - i : step});
             }

@@ -5,6 +5,8 @@
 
 namespace octavo {
 
+enum class FloatType : uint8_t { f32, f16, bf16 };
+
 // The values and the importance of rows of k columns, and where their blocks go. Rows do not depend on each other.
 struct QuantizeRows {
     const float* x;           // [rows, k], finite
@@ -21,6 +23,8 @@ struct alignas(64) QuantizerEntry {
     int32_t block_values, block_bytes;
     int64_t scratch_bytes;
     void (*run)(const QuantizeRows&);
+    // widen.h, on the same instruction set
+    bool (*widen)(const void* x, FloatType type, int64_t count, float* out);
 };
 
 }  // namespace octavo

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from octavo.backends.cpu import _native
 from octavo.backends.quantizers import quantize, quantizer_types
 from octavo.quantization.ggml import BLOCK_SIZES
+from octavo.quantization.packed import DenseWeight
 
 Floats = NDArray[np.float32]
 
@@ -142,12 +143,35 @@ def test_extremes(type_name: str) -> None:
         assert np.abs(y[6] / 0.25 - 1).max() < 0.15
 
 
-def test_impossible_values_are_refused_by_their_place() -> None:
-    x = sample()[0].copy()
-    for bad in (np.nan, np.inf, -np.inf, 1e6):
-        x[3, 17] = bad
-        with pytest.raises(ValueError, match="row 3, column 17 is"):
-            quantize("Q4_K", x)
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+@pytest.mark.parametrize("isa", _native.known_isas()[: _native.known_isas().index(_native.detected_isa()) + 1])
+def test_numbers_of_16_bits_are_quantized_as_the_floats_that_they_are(dtype: str, isa: str) -> None:
+    x, importance = sample()
+    stored = DenseWeight(x).converted(dtype)
+    for type_name in ("Q4_0", "Q6_K", "IQ3_S"):
+        found = quantize(type_name, stored.data, importance, isa=isa)
+        np.testing.assert_array_equal(found, quantize(type_name, stored.dequantize(), importance, isa=isa))
+
+
+@pytest.mark.parametrize("isa", _native.known_isas()[: _native.known_isas().index(_native.detected_isa()) + 1])
+def test_impossible_values_are_refused_by_their_place(isa: str) -> None:
+    for dtype, values in {
+        "F32": (np.nan, np.inf, -np.inf, 1e6, -65504.004),
+        "F16": (np.nan, np.inf, -np.inf),
+        "BF16": (np.nan, np.inf, -np.inf, 1e6, 65536.0),
+    }.items():
+        for bad in values:
+            x = sample()[0].copy()
+            x[3, 17] = bad
+            with np.errstate(invalid="ignore"), pytest.raises(ValueError, match="row 3, column 17 is"):
+                quantize("Q4_K", DenseWeight(x).converted(dtype).data, isa=isa)
+    x[3, 17] = -65504
+    quantize("Q4_K", x, isa=isa)
+
+
+def test_other_types_of_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="x must be float32, float16, or the bits of bfloat16 as uint16"):
+        quantize("Q4_K", sample()[0].astype(np.float64))  # type: ignore[arg-type]
 
 
 def test_wrong_sizes_are_refused() -> None:

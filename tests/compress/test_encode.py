@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.quantizers import quantize
 from octavo.compress import encode as module
-from octavo.compress.encode import Importance, encode
+from octavo.compress.encode import Encoding, Importance, encode
 from octavo.errors import ModelWriteError
 from octavo.quantization.packed import DenseWeight, GGMLWeight
 
@@ -19,7 +19,8 @@ def encoded(
     weight: DenseWeight | GGMLWeight, type_name: str, importance: Importance | None = None, threads: int = 2
 ) -> NDArray[np.uint8]:
     with ThreadPoolExecutor(threads) as pool:
-        return np.concatenate(list(encode("blk.0.ffn_up.weight", weight, type_name, importance, pool, threads)))
+        encoding = Encoding("blk.0.ffn_up.weight", weight.shape, lambda: weight, type_name, importance)
+        return np.concatenate([piece for pieces in encode([encoding], pool, threads) for piece in pieces])
 
 
 def numbers(*shape: int) -> NDArray[np.float32]:
@@ -32,6 +33,31 @@ def test_threads_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "PIECE_VALUES", 3 * 256)
     for threads in (1, 3):
         np.testing.assert_array_equal(encoded(DenseWeight(x), "Q4_K", threads=threads), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_follow_one_another_and_large_ones_are_made_when_their_turn_comes(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(module, "PIECE_VALUES", 2 * 256)
+    shapes = [(2, 256), (1, 256), (3, 256), (40, 256), (2, 256), (50, 256), (1, 256)]
+    arrays = [np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes)]
+    used: list[int] = []  # the tensors whose bytes are complete
+    used_before: dict[int, int] = {}  # of each tensor: how many when it was made
+
+    def encoding(i: int) -> Encoding:
+        def make() -> DenseWeight:
+            used_before[i] = len(used)
+            return DenseWeight(arrays[i])
+
+        return Encoding(f"blk.{i}.ffn_up.weight", shapes[i], make, "Q4_K")
+
+    with ThreadPoolExecutor(threads) as pool:
+        for i, pieces in enumerate(encode([encoding(i) for i in range(len(shapes))], pool, threads)):
+            np.testing.assert_array_equal(np.concatenate(list(pieces)), quantize("Q4_K", arrays[i]))
+            used.append(i)
+    assert all(used_before[i] == i for i in (3, 5))
+    assert used_before[1] == 0 and used_before[4] < 4  # begun beside those before them
 
 
 def test_each_expert_has_its_own_importance() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
+from octavo.quantization.packed import DenseWeight
 
 MAX_VALUE = 65504.0  # scales and offsets are half floats
 _LEAST_IMPORTANCE = 1e-4  # of the mean of the matrix: a column that calibration never saw still counts a little
@@ -28,11 +30,15 @@ def compute_threads(requested: int = 0) -> int:
 
 
 def quantize(
-    type_name: str, x: NDArray[np.float32], importance: NDArray[np.float32] | None = None, *, isa: str | None = None
+    type_name: str,
+    x: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16],
+    importance: NDArray[np.float32] | None = None,
+    *,
+    isa: str | None = None,
 ) -> NDArray[np.uint8]:
     """The blocks of x [rows, k] in a ggml type: uint8, as a GGUF file has them.
 
-    importance: float32 [k], at least 0, the weight of each column in the squared error; None: all count the same. The
+    x: float32, float16, or the bits of bfloat16. importance: float32 [k], at least 0, the weight of each column in the squared error; None: all count the same. The
     result depends on nothing else: it is the same on every instruction set. TQ1_0 and TQ2_0 take the nearest of three
     values, so x must have three. The lock of the interpreter is released.
 
@@ -42,26 +48,21 @@ def quantize(
     import octavo.backends.cpu._native as _native
     from octavo.backends.cpu.instruction_set import choose_isa
 
-    x = np.ascontiguousarray(x, np.float32)
+    x = np.ascontiguousarray(x)
     out = np.empty(stored_bytes(type_name, x.shape), np.uint8)
-    check_numbers(x)
-    if type_name in ("TQ1_0", "TQ2_0"):
-        _check_ternary(x)
     weights = None if importance is None else _checked_importance(importance, x.shape[1])
-    _native.quantize_rows(type_name, x, weights, out, choose_isa(isa))
+    if not _native.quantize_rows(type_name, x, weights, out, choose_isa(isa)):
+        _refuse_numbers(DenseWeight(x).dequantize())
+    if type_name in ("TQ1_0", "TQ2_0"):
+        _check_ternary(DenseWeight(x).dequantize())
     return out
 
 
-def check_numbers(x: NDArray[np.float32]) -> None:
+def _refuse_numbers(x: NDArray[np.float32]) -> NoReturn:
     """Raises ValueError naming the place of a NaN, an infinity, or a number beyond `MAX_VALUE`."""
-    flat = x.ravel()
-    # A single pass tells of nearly all weights that they are small; comparisons with NaN are false.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.dot(flat, flat) <= MAX_VALUE**2 or (np.abs(flat) <= MAX_VALUE).all():
-            return
-    at = int(np.argmax(~(np.abs(flat) <= MAX_VALUE)))
-    row, column = divmod(at, x.shape[-1])
-    raise ValueError(f"row {row}, column {column} is {flat[at]:g}; numbers must be finite and at most {MAX_VALUE:g}")
+    row, column = np.argwhere(~(np.abs(x) <= MAX_VALUE))[0]  # comparisons with NaN are false
+    value = x[row, column]
+    raise ValueError(f"row {row}, column {column} is {value:g}; numbers must be finite and at most {MAX_VALUE:g}")
 
 
 def _check_ternary(x: NDArray[np.float32]) -> None:

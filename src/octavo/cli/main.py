@@ -95,6 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
         from octavo.cli.completion import answer_shell
 
         sys.exit(answer_shell(octavo, instruction))
+    env.quiet_idle_blas_threads()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     is_debug = "--debug" in arguments
     if is_debug:

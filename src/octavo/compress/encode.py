@@ -1,12 +1,13 @@
-"""The bytes of a tensor in another type, piece by piece, on several threads."""
+"""The bytes of tensors in other types, piece by piece, on several threads."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,21 +24,78 @@ Importance = NDArray[np.float32]
 """[columns], or [experts, columns] of a stack of matrices."""
 
 
-def encode(
-    name: str,
-    weight: DenseWeight | GGMLWeight,
-    type_name: str,
-    importance: Importance | None,
-    pool: ThreadPoolExecutor,
-    threads: int,
-) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of `weight` as ggml type `type_name`, in order. The same bytes if it has that type already.
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A tensor that becomes ggml type `type_name`. name: for errors. make: called once, when its turn comes."""
 
-    name: of the tensor, for errors. The bytes are the same for every number of threads. At most two pieces for each
-    thread are in memory. Raises ModelWriteError naming the tensor, also for a NaN or an infinity in one that is copied.
+    name: str
+    shape: tuple[int, ...]
+    make: Callable[[], DenseWeight | GGMLWeight]
+    type_name: str
+    importance: Importance | None = None
+
+
+def encode(
+    tensors: Sequence[Encoding], pool: ThreadPoolExecutor, threads: int
+) -> Iterator[Iterator[NDArray[np.uint8]]]:
+    """The bytes of each tensor in order, to be used up before those of the next are asked for.
+
+    The same bytes if a tensor has the type already. They do not depend on the number of threads. At most two pieces for
+    each thread are in memory. Raises ModelWriteError naming the tensor, also for a NaN or an infinity in one that is
+    copied.
     """
-    tasks = (partial(_encoded, name, *piece, type_name) for piece in _pieces(weight, importance))
-    return _in_order(tasks, pool, 2 * threads)
+    queue = _Queue(tensors, pool, 2 * threads)
+    try:
+        for _ in tensors:
+            yield queue.bytes_of_next()
+    finally:
+        queue.cancel()
+
+
+class _Queue:
+    """The pieces of all tensors in order, of which up to `ahead` run or wait.
+
+    Those of the next tensors begin before a tensor is done, so that small ones keep all threads busy. A tensor of more
+    than `ahead` pieces waits for its turn: of those only one is in memory.
+    """
+
+    def __init__(self, tensors: Sequence[Encoding], pool: ThreadPoolExecutor, ahead: int) -> None:
+        self._pool = pool
+        self._ahead = ahead
+        self._tensors = deque(tensors)  # that have not begun
+        self._tasks: Iterator[Callable[[], NDArray[np.uint8]] | None] = iter(())  # of the one that has
+        self._running: deque[Future[NDArray[np.uint8]] | None] = deque()  # None ends a tensor
+
+    def bytes_of_next(self) -> Iterator[NDArray[np.uint8]]:
+        while True:
+            self._fill()
+            if (future := self._running.popleft()) is None:
+                return
+            yield future.result()
+
+    def _fill(self) -> None:
+        while len(self._running) < self._ahead:
+            for task in self._tasks:
+                self._running.append(None if task is None else self._pool.submit(task))
+                break
+            else:
+                if not self._tensors or (self._running and self._is_large(self._tensors[0])):
+                    return
+                self._tasks = _tasks(self._tensors.popleft())
+
+    def _is_large(self, tensor: Encoding) -> bool:
+        return math.prod(tensor.shape) > self._ahead * PIECE_VALUES
+
+    def cancel(self) -> None:
+        for future in self._running:
+            if future is not None:
+                future.cancel()
+
+
+def _tasks(tensor: Encoding) -> Iterator[Callable[[], NDArray[np.uint8]] | None]:
+    for piece in _pieces(tensor.make(), tensor.importance):
+        yield partial(_encoded, tensor.name, *piece, tensor.type_name)
+    yield None
 
 
 def _pieces(
@@ -61,34 +119,16 @@ def _encoded(
     name: str, piece: DenseWeight | GGMLWeight, importance: Importance | None, type_name: str
 ) -> NDArray[np.uint8]:
     try:
-        values = piece.dequantize()
         is_copy = piece.type_name == type_name
         if is_copy or type_name in DENSE_TYPES:
+            values = piece.dequantize()
             check_finite(values)
-        if is_copy:
-            return np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8)
-        if type_name in DENSE_TYPES:
-            return np.ascontiguousarray(DenseWeight(values).converted(type_name).data).reshape(-1).view(np.uint8)
-        return quantize(type_name, values.reshape(math.prod(values.shape[:-1]), -1), importance)
+            data = piece.data if is_copy else DenseWeight(values).converted(type_name).data
+            return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        numbers = piece.data if isinstance(piece, DenseWeight) else piece.dequantize()
+        return quantize(type_name, numbers.reshape(math.prod(piece.shape[:-1]), -1), importance)
     except ValueError as error:
         raise ModelWriteError(f"tensor {name!r:.80} cannot become {type_name}: {error}") from error
-
-
-def _in_order(
-    tasks: Iterator[Callable[[], NDArray[np.uint8]]], pool: ThreadPoolExecutor, ahead: int
-) -> Iterator[NDArray[np.uint8]]:
-    """The results of tasks in order, of which up to `ahead` run or wait."""
-    running: deque[Future[NDArray[np.uint8]]] = deque()
-    try:
-        for task in tasks:
-            running.append(pool.submit(task))
-            if len(running) >= ahead:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-    finally:
-        for future in running:
-            future.cancel()
 
 
 def plain(weight: Weight) -> DenseWeight | GGMLWeight:

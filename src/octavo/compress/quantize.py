@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.quantizers import compute_threads, quantizer_types
 from octavo.compress.allocation import Option, allocate
-from octavo.compress.encode import Importance, encode
+from octavo.compress.encode import Encoding, Importance, encode
 from octavo.compress.importance import ImportanceMatrix, fitted
 from octavo.compress.mixtures import MIXTURES, Mixture, Rules, can_be_quantized, fallback, find_mixture, layer_order
 from octavo.compress.source import SourceModel, SourceTensor
@@ -198,12 +199,12 @@ def quantize_model(
     count = compute_threads(threads)
     total = sum(choice.nbytes for choice in choices)
     done = 0
-    with ThreadPoolExecutor(count, "quantize") as pool:
+    encodings = [_encoding_of(choice, columns) for choice in choices]
+    with ThreadPoolExecutor(count, "quantize") as pool, closing(encode(encodings, pool, count)) as encoded:
 
         def chunks(choice: TypeChoice) -> Iterator[NDArray[np.uint8]]:
             nonlocal done
-            weights = _importance_of(choice, columns)
-            for chunk in encode(choice.tensor.name, choice.tensor.make(), choice.type_name, weights, pool, count):
+            for chunk in next(encoded):
                 yield chunk
                 done += chunk.nbytes
                 report(done, total)
@@ -214,6 +215,11 @@ def quantize_model(
             for c in choices
         ]
         return write_gguf(path, _metadata(model, file_type, data), tensors, max_part_bytes=max_part_bytes)
+
+
+def _encoding_of(choice: TypeChoice, columns: Mapping[str, Importance]) -> Encoding:
+    tensor = choice.tensor
+    return Encoding(tensor.name, tensor.shape, tensor.make, choice.type_name, _importance_of(choice, columns))
 
 
 def _importance_of(choice: TypeChoice, columns: Mapping[str, Importance]) -> Importance | None:

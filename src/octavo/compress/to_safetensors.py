@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.quantizers import compute_threads
-from octavo.compress.encode import encode, plain
+from octavo.compress.encode import Encoding, encode, plain
 from octavo.compress.quantize import Report
 from octavo.compress.to_gguf import differences
 from octavo.errors import ModelLoadError
@@ -84,7 +84,8 @@ def _tensors(
 
     def chunks(name: str, source: Source) -> Iterator[NDArray[np.uint8]]:
         nonlocal done
-        for chunk in encode(name, plain(source.make()), types[name], None, pool, threads):
+        encoding = Encoding(name, source.shape, lambda: plain(source.make()), types[name])
+        for chunk in next(encode([encoding], pool, threads)):
             yield chunk
             done += chunk.nbytes
             report(done, total)

@@ -7,7 +7,7 @@ float as float32; numpy numbers and arrays in their own type; sequences of str a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -151,7 +151,7 @@ def _header(metadata: Mapping[str, MetadataValue], tensors: Sequence[OutputTenso
     """Everything between the magic number and the data."""
     pieces = [pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
-        pieces += [_string(key), *_checked_value(key, value)]
+        pieces += [_string(key), _checked_value(key, value)]
     offset = 0
     for tensor in tensors:
         pieces.append(_string(tensor.name) + pack("<I", len(tensor.shape)))
@@ -170,30 +170,29 @@ def _string(text: str) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def _checked_value(key: str, value: object) -> list[bytes]:
+def _checked_value(key: str, value: object) -> bytes:
     try:
-        return list(_value(value))
+        return _value(value)
     except (TypeError, ValueError) as error:
         raise ModelWriteError(f"key {key!r:.80} cannot be written: {error}") from error
 
 
-def _value(value: object) -> Iterator[bytes]:
+def _value(value: object) -> bytes:
     """The type and the bytes of a value. Raises TypeError for one that the format does not have."""
     if isinstance(value, str):
-        yield pack("<I", _STRING) + _string(value)
-    elif isinstance(value, np.ndarray):
+        return pack("<I", _STRING) + _string(value)
+    if isinstance(value, np.ndarray):
         if value.ndim != 1:
             raise TypeError(f"an array of {value.ndim} dimensions")
-        yield pack("<IIQ", _ARRAY, _number_type(value.dtype), len(value)) + _little_endian(value)
-    elif isinstance(value, list | tuple):
-        if not all(isinstance(item, str) for item in value):
+        return pack("<IIQ", _ARRAY, _number_type(value.dtype), len(value)) + _little_endian(value)
+    if isinstance(value, list | tuple):
+        if not all(issubclass(kind, str) for kind in set(map(type, value))):
             raise TypeError("a list of anything but strings; use a numpy array for numbers")
-        yield pack("<IIQ", _ARRAY, _STRING, len(value))
         texts = [text.encode() for text in value]  # a vocabulary may have 300,000
-        yield from chain.from_iterable(zip(map(_LENGTH.pack, map(len, texts)), texts, strict=True))
-    else:
-        number = _as_number(value)
-        yield pack("<I", _number_type(number.dtype)) + _little_endian(number)
+        lengths = map(_LENGTH.pack, map(len, texts))
+        return pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(chain.from_iterable(zip(lengths, texts, strict=True)))
+    number = _as_number(value)
+    return pack("<I", _number_type(number.dtype)) + _little_endian(number)
 
 
 def _as_number(value: object) -> NDArray[Any]:

@@ -33,6 +33,9 @@ class PackedWeight:
     def is_view(self) -> bool:
         """Whether the packed bytes belong to something else, a mapped file."""
     @property
+    def reads_image(self) -> bool:
+        """Whether products read activations as an image in the order of their columns: no floats, no order."""
+    @property
     def guard(self) -> MappingGuard | None:
         """That of the mapped file, if it has one."""
 
@@ -224,6 +227,9 @@ class Program:
     def join(self, group: CollectiveGroup) -> None:
         """The group of the operations between ranks; before any record. Raises ValueError for too small a buffer."""
 
+    def keep_as_image(self, value: int) -> None:
+        """The value, of a gate, is kept as the only product that reads it needs it. Before any record."""
+
     def add_packed_weight(self, weight: PackedWeight) -> int: ...
     def stream_weights(self, weights: list[int], ahead_bytes: int) -> None:
         """These mapped weights pass through memory in every step. After `finish`."""
@@ -284,11 +290,11 @@ def quantizer_names() -> list[str]:
 
 def quantize_rows(
     type_name: str,
-    x: NDArray[np.float32],
+    x: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16],
     importance: NDArray[np.float32] | None,
     out: NDArray[np.uint8],
     isa: str | None = None,
-) -> None:
-    """The blocks of a ggml type for finite x [rows, k]. importance [k]: weights of the columns in the error, with some
-    above 0 in every block; None: all count the same. out: the bytes of the result. Raises ValueError for sizes that
-    do not fit."""
+) -> bool:
+    """The blocks of a ggml type for x [rows, k], bfloat16 as uint16. importance [k]: weights of the columns in the
+    error, with some above 0 in every block; None: all count the same. out: the bytes of the result. False, and nothing
+    is written, if a number is not finite or beyond 65504. Raises ValueError for sizes and types that do not fit."""

@@ -25,9 +25,10 @@ from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.parameters import parameter_info
 from octavo.errors import GraphError
 from octavo.graph.cache import CacheSizes, KVCache, StateCache
+from octavo.graph.feeds import fed_products
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
-from octavo.graph.ops import BORDERS, Embedding
+from octavo.graph.ops import BORDERS, Embedding, FusedLinear
 from octavo.graph.passes import Pass, optimize
 from octavo.graph.values import Parameter, Rows
 
@@ -89,6 +90,8 @@ def compile(  # noqa: A001 - the backend protocol's name
         program.join(options.group)
     matrices = [p for p in graph.parameters if p.is_matrix]
     packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
+    if not options.checked:
+        _keep_images(program, graph, packed)
     indices = _add_records(program, planned, weights, packed)
     program.finish()
     weight_bytes = {p: packed[p].nbytes if p in packed else 4 * math.prod(p.shape) for p in graph.parameters}
@@ -213,6 +216,15 @@ def _make_program(
         logits_rows=limits.rows[Rows.LOGITS],
         checked=checked,
     )
+
+
+def _keep_images(program: _native.Program, graph: Graph, packed: Mapping[Parameter, _native.PackedWeight]) -> None:
+    """Gates leave their output as the product after them reads it, where its weights all read the same."""
+    feeds = fed_products(graph)
+    for index, node in enumerate(graph.nodes):
+        weights = [packed[p] for p in feeds.get(node.op, ()) if p in packed]
+        if isinstance(node.op, FusedLinear) and weights and all(weight.reads_image for weight in weights):
+            program.keep_as_image(index)
 
 
 def _add_records(

@@ -6,7 +6,7 @@ rows as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -14,9 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.graph.builder import Graph
-from octavo.graph.ops import FusedLinear, GatedActivation, Linear, Op
-from octavo.graph.values import Parameter, Value
 from octavo.quantization.packed.inputs import LARGEST, InputKind
 
 INPUT_GROUPS = (32, 64, 128)  # columns with one scale, of codes that are multiplied by codes
@@ -89,26 +86,3 @@ def places_in(memory: Tensor) -> Find:
         return found
 
     return find
-
-
-def fed_products(graph: Graph) -> Mapping[Op, tuple[Parameter, ...]]:
-    """The gates whose output only one product reads, with its weights: it may leave them as that product's codes."""
-    readers: dict[Value, list[Op]] = {}
-    for node in graph.nodes:
-        for value in node.op.inputs:
-            readers.setdefault(value, []).append(node.op)
-    kept = {*graph.outputs, *([graph.hidden_states] if graph.makes_logits else [])}
-    found: dict[Op, tuple[Parameter, ...]] = {}
-    for node in graph.nodes:
-        op, value = node.op, node.output
-        is_gate = isinstance(op, GatedActivation) or (
-            isinstance(op, FusedLinear) and op.kind is not None and op.residual is None
-        )
-        if not is_gate or value in kept or len(readers.get(value, ())) != 1:
-            continue
-        [reader] = readers[value]
-        if isinstance(reader, Linear):
-            found[op] = (reader.weight,)
-        elif isinstance(reader, FusedLinear) and reader.norm is None and reader.residual != value:
-            found[op] = reader.weights
-    return found

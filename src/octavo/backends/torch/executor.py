@@ -19,7 +19,6 @@ from octavo.backends import ExecutorLimits, Paging
 from octavo.backends.sampling import raise_row_errors
 from octavo.backends.torch.cache import CacheNumbers, PagedCache
 from octavo.backends.torch.checks import BatchChecks
-from octavo.backends.torch.coded import fed_products
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
 from octavo.backends.torch.operations import evaluate
 from octavo.backends.torch.paged_step import PagedStep, StepKernels
@@ -33,6 +32,7 @@ from octavo.batch import Batch, StepOutput
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
+from octavo.graph.feeds import fed_products
 from octavo.graph.memory_plan import MemoryPlan
 from octavo.graph.ops import AllGather, RopeParams
 from octavo.graph.values import Rows

@@ -132,7 +132,7 @@ class PagedStep(TorchStep):
 
     angles: of `StepKernels.angles` for `max_positions`, which the steps of an executor share. group: of the ranks of a
     part of a graph; widths: the columns of each rank in a value that they gather. feeds: of
-    `octavo.backends.torch.coded.fed_products`. workspace: of the executor.
+    `octavo.graph.feeds.fed_products`. workspace: of the executor.
     """
 
     weights: DeviceWeights = field(kw_only=True)

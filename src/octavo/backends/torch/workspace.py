@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from octavo.backends import ExecutorLimits
-from octavo.backends.torch.coded import coded_bytes, fed_products
+from octavo.backends.torch.coded import coded_bytes
 from octavo.graph.builder import Graph, Node
+from octavo.graph.feeds import fed_products
 from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
 from octavo.graph.ops import (
     AllReduce,

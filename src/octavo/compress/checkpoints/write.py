@@ -17,7 +17,7 @@ from octavo.compress.checkpoints.methods import QuantizationMethod
 from octavo.compress.checkpoints.plan import QuantizationPlan
 from octavo.compress.checkpoints.progress import WORK, Workplace
 from octavo.compress.checkpoints.run import LayerQuantizer, StepReport
-from octavo.compress.encode import encode, plain
+from octavo.compress.encode import Encoding, encode, plain
 from octavo.errors import ModelWriteError
 from octavo.loader.atomic_file import check_free_space, write_text
 from octavo.loader.atomic_folder import AtomicFolder
@@ -123,9 +123,8 @@ def _copied(file: TensorFiles, name: str, pool: ThreadPoolExecutor) -> SafeTenso
     info, weight = file.tensors[name], file.source(name)
     if info.type_name not in DENSE_TYPES or not info.shape:
         return _made(file, name)
-    return SafeTensor(
-        name, info.type_name, info.shape, lambda: encode(name, plain(weight.make()), info.type_name, None, pool, 1)
-    )
+    encoding = Encoding(name, info.shape, lambda: plain(weight.make()), info.type_name)
+    return SafeTensor(name, info.type_name, info.shape, lambda: next(encode([encoding], pool, 1)))
 
 
 def _made(file: TensorFiles, name: str) -> SafeTensor:
