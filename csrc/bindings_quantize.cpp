@@ -32,9 +32,8 @@ FloatType float_type(const Numbers& x) {
 }
 
 // Returns false, and quantizes nothing, if a number is not finite or larger than a half float.
-bool quantize_rows(const std::string& type_name, const Numbers& x,
-                   const std::optional<Array<float, 1>>& importance, const OutBytes& out,
-                   const std::optional<std::string>& isa) {
+bool quantize_rows(const std::string& type_name, const Numbers& x, const std::optional<Array<float, 1>>& importance,
+                   const OutBytes& out, const std::optional<std::string>& isa) {
     const QuantizerEntry& entry = find_quantizer(type_name, isa ? parse_isa(*isa) : detect_isa());
     const auto rows = static_cast<int64_t>(x.shape(0)), k = static_cast<int64_t>(x.shape(1));
     require(k % entry.block_values == 0, std::to_string(k) + " columns are not a whole number of " + type_name +

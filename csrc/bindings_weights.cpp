@@ -93,6 +93,7 @@ class OwnedWeight {
     const PackedWeight& weight() const { return weight_; }
     size_t nbytes() const { return packed_bytes(weight_); }
     bool is_view() const { return memory_.data() == nullptr; }
+    bool reads_image() const { return !is_dense(weight_.type->traits) && weight_.num_orders == 0; }
     const std::string& type_name() const { return type_name_; }
 
   private:
@@ -225,8 +226,7 @@ void bind_weights(nb::module_& module) {
         .def_prop_ro("type_name", &OwnedWeight::type_name)
         .def_prop_ro("shape", [](const OwnedWeight& w) { return nb::make_tuple(w.weight().n, w.weight().k); })
         .def_prop_ro("is_view", &OwnedWeight::is_view)
-        .def_prop_ro("reads_image",
-                     [](const OwnedWeight& w) { return !is_dense(w.weight().type->traits) && w.weight().num_orders == 0; })
+        .def_prop_ro("reads_image", &OwnedWeight::reads_image)
         .def_prop_ro("guard", &OwnedWeight::guard)
         .def_prop_ro(
             "panels",

@@ -85,10 +85,11 @@ class Program {
         group_ = group;
         gathered_.clear();
     }
-    // The value becomes what the product that reads it needs (View::is_image). To be called before records are added.
-    // Throws std::invalid_argument if its columns are no whole units.
-    void keep_as_image(int32_t value);
     int32_t num_ranks() const { return group_ ? group_->size() : 1; }
+
+    // The value becomes what the product that reads it needs (View::is_image). To be called before records are added.
+    // Throws std::invalid_argument in checked mode, or if its columns are no whole units.
+    void keep_as_image(int32_t value);
 
     // Computes on the threads of `other` from now on, and ends its own; the two never run a step at the same time.
     // Throws std::invalid_argument if they have different numbers of threads. Not during a step.

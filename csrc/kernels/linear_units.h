@@ -201,9 +201,7 @@ inline int panels_at_once() {
 }
 
 // Panels whose sums a worker keeps for a block of so many rows, a multiple of `once`.
-inline int fitting_panels(int32_t rows, int once) {
-    return (BLOCK_ROWS / rows + once - 1) / once * once;
-}
+inline int fitting_panels(int32_t rows, int once) { return (BLOCK_ROWS / rows + once - 1) / once * once; }
 
 }  // namespace
 }  // namespace octavo

@@ -6,8 +6,8 @@
 namespace octavo {
 namespace {
 
-// count: a multiple of 16. out: null if x are floats already. Returns whether all are finite and at most LARGEST_HALF in
-// magnitude.
+// count: a multiple of 16. out: null if x are floats already. Returns whether all are finite and at most LARGEST_HALF
+// in magnitude.
 inline bool widen(const void* x, FloatType type, int64_t count, float* out) {
     const F32x16 beyond = broadcast(65504.00390625f);  // the next float
     static_assert(LARGEST_HALF == 65504.0f, "the limit");

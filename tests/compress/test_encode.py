@@ -57,7 +57,8 @@ def test_tensors_follow_one_another_and_large_ones_are_made_when_their_turn_come
             np.testing.assert_array_equal(np.concatenate(list(pieces)), quantize("Q4_K", arrays[i]))
             used.append(i)
     assert all(used_before[i] == i for i in (3, 5))
-    assert used_before[1] == 0 and used_before[4] < 4  # begun beside those before them
+    assert used_before[1] == 0  # begun beside those before them
+    assert used_before[4] < 4
 
 
 def test_each_expert_has_its_own_importance() -> None:

@@ -38,9 +38,9 @@ def quantize(
 ) -> NDArray[np.uint8]:
     """The blocks of x [rows, k] in a ggml type: uint8, as a GGUF file has them.
 
-    x: float32, float16, or the bits of bfloat16. importance: float32 [k], at least 0, the weight of each column in the squared error; None: all count the same. The
-    result depends on nothing else: it is the same on every instruction set. TQ1_0 and TQ2_0 take the nearest of three
-    values, so x must have three. The lock of the interpreter is released.
+    x: float32, float16, or the bits of bfloat16. importance: float32 [k], at least 0, the weight of each column in the
+    squared error; None: all count the same. The result depends on nothing else: it is the same on every instruction
+    set. TQ1_0 and TQ2_0 take the nearest of three values, so x must have three. Releases the lock of the interpreter.
 
     Raises ValueError for a type without quantizer, a width that is no whole number of blocks, and numbers that are
     not finite or larger than `MAX_VALUE`.
@@ -48,9 +48,9 @@ def quantize(
     import octavo.backends.cpu._native as _native
     from octavo.backends.cpu.instruction_set import choose_isa
 
-    x = np.ascontiguousarray(x)
     out = np.empty(stored_bytes(type_name, x.shape), np.uint8)
     weights = None if importance is None else _checked_importance(importance, x.shape[1])
+    x = x if x.flags.c_contiguous else x.copy()
     if not _native.quantize_rows(type_name, x, weights, out, choose_isa(isa)):
         _refuse_numbers(DenseWeight(x).dequantize())
     if type_name in ("TQ1_0", "TQ2_0"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,7 @@ class Encoding:
 
 def encode(
     tensors: Sequence[Encoding], pool: ThreadPoolExecutor, threads: int
-) -> Iterator[Iterator[NDArray[np.uint8]]]:
+) -> Generator[Iterator[NDArray[np.uint8]]]:
     """The bytes of each tensor in order, to be used up before those of the next are asked for.
 
     The same bytes if a tensor has the type already. They do not depend on the number of threads. At most two pieces for

@@ -190,7 +190,9 @@ def _value(value: object) -> bytes:
             raise TypeError("a list of anything but strings; use a numpy array for numbers")
         texts = [text.encode() for text in value]  # a vocabulary may have 300,000
         lengths = map(_LENGTH.pack, map(len, texts))
-        return pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(chain.from_iterable(zip(lengths, texts, strict=True)))
+        return pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(
+            chain.from_iterable(zip(lengths, texts, strict=True))
+        )
     number = _as_number(value)
     return pack("<I", _number_type(number.dtype)) + _little_endian(number)
 
