@@ -219,7 +219,7 @@ def _make_program(
 
 
 def _keep_images(program: _native.Program, graph: Graph, packed: Mapping[Parameter, _native.PackedWeight]) -> None:
-    """Gates leave their output as the product after them reads it, where its weights all read the same."""
+    """Gates leave their output as the image that the product after them reads, if all its weights read one."""
     feeds = fed_products(graph)
     for index, node in enumerate(graph.nodes):
         weights = [packed[p] for p in feeds.get(node.op, ()) if p in packed]
