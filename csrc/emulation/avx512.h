@@ -221,6 +221,17 @@ inline Halves operator*(Halves a, Halves b) {
 inline Halves operator+(Halves a, Halves b) {
     return each_half(a, b, a, [](__m256 x, __m256 y, __m256) { return add_to_odd(x, y); });
 }
+inline Halves operator-(Halves a, Halves b) {
+    return each_half(a, b, a,
+                     [](__m256 x, __m256 y, __m256) { return add_to_odd(x, _mm256_sub_ps(_mm256_setzero_ps(), y)); });
+}
+// a * 2^b of whole numbers b from -126 to 127: exact in float.
+inline Halves scale_halves(Halves a, Halves b) {
+    return each_half(a, b, a, [](__m256 x, __m256 y, __m256) {
+        const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(y), _mm256_set1_epi32(127)), 23);
+        return _mm256_mul_ps(x, _mm256_castsi256_ps(power));
+    });
+}
 inline Halves set_halves(_Float16 x) {
     uint16_t bits;
     std::memcpy(&bits, &x, 2);
@@ -367,6 +378,7 @@ inline __m512 gather_ps(__m512i places, const void* base, int scale) {
 #define _mm_cmpeq_epi8_mask(...) octavo::emulation::equal_bytes(__VA_ARGS__)
 #define __m512h octavo::emulation::Halves
 #define _mm512_fmadd_ph(...) octavo::emulation::fmadd_halves(__VA_ARGS__)
+#define _mm512_scalef_ph(...) octavo::emulation::scale_halves(__VA_ARGS__)
 #define _mm512_set1_ph(...) octavo::emulation::set_halves(__VA_ARGS__)
 #define _mm512_setzero_ph() octavo::emulation::Halves()
 #define _mm512_cvtepu16_ph(...) octavo::emulation::whole_to_halves<uint16_t>(__VA_ARGS__)

@@ -120,11 +120,12 @@ inline __m512i lower_nibbles(__m512i x) {
     return _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(0xf0));
 #endif
 }
-// Two quads of nibbles, from Q on.
+// Two quads of nibbles, from Q on. The upper bytes of words are loaded from one byte further on, as lower ones: behind
+// the codes of a matrix lie at least the ranges of its columns.
 template <typename F, int Q>
 inline void nibble_pairs(const PackedQuads<F>& source, CodePairs (&quads)[2]) {
-    const __m512i x = load_bytes(source.codes() + 64 * (Q / 2)), high = byte_of_words<8>(x);
-    const __m512i mask = _mm512_set1_epi16(0xf0);
+    const uint8_t* const codes = source.codes() + 64 * (Q / 2);
+    const __m512i x = load_bytes(codes), high = load_bytes(codes + 1), mask = _mm512_set1_epi16(0xf0);
     quads[0] = {lower_nibbles(x), lower_nibbles(high)};
     quads[1] = {_mm512_and_si512(x, mask), _mm512_and_si512(high, mask)};
 }
@@ -156,6 +157,18 @@ inline __m512h to_halves(const int8_t* bytes) {
     return _mm512_cvtepi16_ph(each_twice(words));
 }
 
+// exponent - range of 16 columns, each twice.
+inline __m512h range_exponents(const int8_t* ranges, int exponent) {
+    const __m256i r = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(ranges)));
+    return _mm512_cvtepi16_ph(each_twice(_mm256_sub_epi16(_mm256_set1_epi16(static_cast<short>(exponent)), r)));
+}
+
+// Sixteen float16 times 2^exponents, each twice.
+inline __m512h scaled_halves(const uint8_t* halves, __m512h exponents) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves));
+    return _mm512_scalef_ph(as_halves(each_twice(x)), exponents);
+}
+
 // S = F s 2^(24 - shift) and M = F m of half a unit, or of a whole one.
 struct WeightFactors {
     __m512h scale, min;
@@ -167,7 +180,9 @@ class UnitFactors {
   public:
     UnitFactors(const Panel& panel, const int8_t* ranges)
         : range_factor_(inverse_range_powers(ranges, -1)),
-          code_factor_(inverse_range_powers(ranges, CODE_EXPONENT - 1)) {
+          code_factor_(inverse_range_powers(ranges, CODE_EXPONENT - 1)),
+          range_exponent_(range_exponents(ranges, -1)),
+          code_exponent_(range_exponents(ranges, CODE_EXPONENT - 1)) {
         const float zero = has_short_values<F>() ? 16.0f : F::is_wide ? 128.0f : static_cast<float>(panel.type.zero);
         zero_ = _mm512_set1_ph(static_cast<_Float16>(__builtin_ldexpf(-zero, -CODE_EXPONENT)));
     }
@@ -182,6 +197,8 @@ class UnitFactors {
             else
                 return with_min(scale_ * to_halves(reinterpret_cast<const int8_t*>(source.half_scale_bytes(half))),
                                 source, half);
+        } else if constexpr (HAS_HALVES) {
+            return with_min(scaled_halves(source.header, code_exponent_), source, half);
         } else {
             F32x16 s = source.scales();
             if constexpr (F::has_half_scales) s = s * source.half_scales(half);
@@ -194,26 +211,31 @@ class UnitFactors {
     // A header has float16 for many units, whose own scales and minimums are bytes.
     static constexpr bool HAS_BYTES = (F::scales == Scales::u8_per_unit || F::scales == Scales::i8_per_half_unit) &&
                                       (F::mins == 0 || F::has_byte_mins);
+    // A header has float16 that are the factors as they stand.
+    static constexpr bool HAS_HALVES = F::scales == Scales::f16 && !F::is_grid && !F::has_half_mins;
 
     void read_header(const uint8_t* header) {
         header_ = header;
-        scale_ = to_halves(load_halves(header) * code_factor_);
+        scale_ = scaled_halves(header, code_exponent_);
         if constexpr (F::mins > 0)
-            min_ = to_halves((broadcast(0.0f) - load_halves(header + min_at(F::traits))) * range_factor_);
+            min_ = _mm512_setzero_ph() - scaled_halves(header + min_at(F::traits), range_exponent_);
     }
     WeightFactors with_min(__m512h scale, const PackedQuads<F>& source, int half) const {
         WeightFactors f = {scale, _mm512_setzero_ph()};
         if constexpr (HAS_BYTES && F::mins > 0)
             f.min = min_ * to_halves(source.header + byte_mins_at(F::traits) + PANEL_COLS * source.unit);
+        else if constexpr (F::mins > 0 && HAS_HALVES)
+            f.min = scaled_halves(source.header + min_at(F::traits), range_exponent_);
         else if constexpr (F::mins > 0)
             f.min = to_halves(source.mins(half) * range_factor_);
         if constexpr (F::is_wide || F::has_zero) f.min = F::mins > 0 ? f.min + scale * zero_ : scale * zero_;
         return f;
     }
 
-    F32x16 range_factor_, code_factor_;  // F, F 2^CODE_EXPONENT
-    __m512h zero_;                       // -zero 2^-CODE_EXPONENT
-    const uint8_t* header_ = nullptr;    // whose scale and minimum these are
+    F32x16 range_factor_, code_factor_;       // F, F 2^CODE_EXPONENT
+    __m512h range_exponent_, code_exponent_;  // the logarithms of these
+    __m512h zero_;                            // -zero 2^-CODE_EXPONENT
+    const uint8_t* header_ = nullptr;         // whose scale and minimum these are
     __m512h scale_, min_;
 };
 
@@ -290,8 +312,9 @@ inline void begin_sums(const float* c, bool from_zero) {
 // tiles[u & mask]. The first unit begins with zero. ahead: distance in bytes of what is fetched meanwhile.
 template <typename F, int G>
 __attribute__((noinline)) void multiply_unpacking(const Panel& panel, const int8_t* ranges, int count,
-                                                  const TileRows<G>& rows, uint8_t* tiles, int mask, int64_t ahead,
-                                                  float* c) {
+                                                  const TileRows<G>& given_rows, uint8_t* tiles, int mask,
+                                                  int64_t ahead, float* c) {
+    const TileRows<G> rows = given_rows;  // in registers: loads beside stores to the tiles may wait for these
     TileUnpacker<F> unpacker(panel, ranges, rows.first, count);
     begin_sums<0>(c, rows.first == 0);
     if constexpr (G == 2) begin_sums<2>(c + GROUP_SUMS, rows.first == 0);
