@@ -15,10 +15,10 @@ constexpr size_t REGION = 32 * HUGE_PAGE;  // of shared memory
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 }  // namespace
 
-Memory::Memory(size_t bytes, bool guarded) : size_(bytes) {
+Memory::Memory(size_t bytes, Pages pages) : size_(bytes) {
     if (bytes == 0) return;
     if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
-    const bool huge = !guarded && bytes >= HUGE_PAGE;
+    const bool guarded = pages == Pages::guarded, huge = !guarded && bytes >= HUGE_PAGE;
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // 64 KiB on some ARM systems
     const size_t payload = round_up(bytes, page);
     mapped_ = payload + (huge ? HUGE_PAGE : 0) + (guarded ? page : 0);
@@ -34,7 +34,9 @@ Memory::Memory(size_t bytes, bool guarded) : size_(bytes) {
         data_ = base + payload - round_up(bytes, 4);
     } else if (huge) {
         data_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(base), HUGE_PAGE));
-        madvise(data_, payload, MADV_HUGEPAGE);  // refused on kernels without huge pages: harmless
+        const size_t small = pages == Pages::small_at_first ? HUGE_PAGE : 0;
+        // Refused on kernels without huge pages: harmless.
+        if (payload > small) madvise(data_ + small, payload - small, MADV_HUGEPAGE);
     }
 }
 

@@ -7,12 +7,17 @@
 
 namespace octavo {
 
+enum class Pages {
+    huge,            // large regions are aligned to 2 MiB and ask for huge pages
+    small_at_first,  // but for the first 2 MiB: for regions of which little may ever be touched, each clearing a page
+    guarded,         // the last byte lies before a page that may not be touched; 4-byte alignment (tests)
+};
+
 class Memory {
   public:
     Memory() = default;
-    // Throws std::bad_alloc. Large regions are aligned to 2 MiB and ask for huge pages. `guarded`: the last byte
-    // lies before a page that may not be touched; the start then has only 4-byte alignment (tests).
-    explicit Memory(size_t bytes, bool guarded = false);
+    // Throws std::bad_alloc.
+    explicit Memory(size_t bytes, Pages pages = Pages::huge);
     ~Memory();
     Memory(Memory&& other) noexcept;
     Memory& operator=(Memory&& other) noexcept;

@@ -39,7 +39,7 @@ Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values
         if (value.cols <= 0 || value.offset % 64 != 0 || value.offset > workspace_bytes ||
             bytes > workspace_bytes - value.offset)
             throw std::invalid_argument("a value lies outside the workspace");
-        if (options_.checked) workspace_.emplace_back(bytes, true);
+        if (options_.checked) workspace_.emplace_back(bytes, Pages::guarded);
     }
     if (!options_.checked) workspace_.emplace_back(workspace_bytes + IMAGE_SLACK_BYTES);
     pool_ = std::make_shared<ThreadPool>(options_.pool);
@@ -180,7 +180,7 @@ void Program::allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num
     if (options_.limits.num_blocks > 0) throw std::invalid_argument("the cache is allocated already");
     const std::vector<size_t> bytes = block_bytes_of(block_size);
     for (size_t i = 0; i < caches_.size(); ++i)
-        caches_[i] = Cache{bytes[i], Memory(bytes[i] * static_cast<size_t>(num_blocks))};
+        caches_[i] = Cache{bytes[i], Memory(bytes[i] * static_cast<size_t>(num_blocks), Pages::small_at_first)};
     for (const auto& record : records_) {
         if (record->spec.cache < 0) continue;
         const Cache& cache = caches_.at(record->spec.cache);
@@ -196,7 +196,7 @@ void Program::allocate_states(int32_t num_states) {
     for (const auto& record : records_) {
         const size_t size = static_cast<size_t>(record->spec.state_size);
         if (size == 0) continue;
-        record->states = Memory(size * num_states * sizeof(float), options_.checked);
+        record->states = Memory(size * num_states * sizeof(float), options_.checked ? Pages::guarded : Pages::huge);
         if (options_.checked) std::memset(record->states.data(), 0xff, record->states.size());
         record->state = {reinterpret_cast<float*>(record->states.data()), size};
     }
