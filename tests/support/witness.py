@@ -83,7 +83,7 @@ class Witness:
             time.sleep(0.1)
 
     def _fill_cache(self) -> None:
-        """Uses the first 2,880 tokens of the cache: the system gives memory to a page that is written for the first time."""
+        """Uses the first 2,880 tokens of the cache: a page of memory counts from its first use."""
         for first in (20, 21):
             with self._server.client as client:
                 answer = client.post(COMPLETIONS, json={**body(1), "prompt": [first, *[22] * 1439]})

