@@ -264,8 +264,14 @@ void bind_weights(nb::module_& module) {
         },
         "type_name"_a, "n"_a, "k"_a);
     module.def(
-        "checksum", [](const Bytes& data) { return checksum(data.data(), data.shape(0)); }, "data"_a.noconvert(),
-        nb::call_guard<nb::gil_scoped_release>());
+        "checksums",
+        [](const std::vector<Bytes>& arrays) {
+            const nb::gil_scoped_release released;
+            std::vector<uint64_t> sums;
+            for (const Bytes& data : arrays) sums.push_back(checksum(data.data(), data.shape(0)));
+            return sums;
+        },
+        "arrays"_a.noconvert());
     module.attr("PACK_LAYOUT_VERSION") = PACK_LAYOUT_VERSION;
     module.def("packable_types", [] {
         std::vector<std::string> names;

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from octavo.backends import PACKING, Backend, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
+from octavo.backends import CHECKING, PACKING, Backend, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
@@ -106,7 +106,8 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
 class _TokenizerInMaking:
     """The vocabulary, made on a thread while the weights are packed, which mostly runs without the GIL.
 
-    The library keeps the GIL for long, so it begins when the threads that pack are at work. With a limit on the address
+    The library keeps the GIL for long, so it begins when the threads that pack are at work; those that check packed
+    weights need no GIL. With a limit on the address
     space it begins before, while there is room for what it takes: it would end the process.
     """
 
@@ -118,7 +119,7 @@ class _TokenizerInMaking:
 
     def report(self, phase: str, done: int, total: int) -> None:
         """The progress of the weights."""
-        if done:
+        if done or phase == CHECKING:
             self._begin()
         if self._progress is not None:
             self._progress(phase, done, total)

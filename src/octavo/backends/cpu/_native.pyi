@@ -92,8 +92,11 @@ def view_packed(
 def packed_nbytes(type_name: str, n: int, k: int) -> int:
     """Bytes of a packed matrix [n, k]. Raises ValueError for a type or size that cannot be packed."""
 
-def checksum(data: NDArray[np.uint8]) -> int:
-    """64 bits that tell damaged bytes from whole ones, at the speed of memory. Releases the interpreter lock."""
+def checksums(arrays: list[NDArray[np.uint8]]) -> list[int]:
+    """Of each array 64 bits that tell damaged bytes from whole ones, at the speed of memory.
+
+    Releases the interpreter lock until all are done.
+    """
 
 class KernelRun:
     """One kernel alone, for tests and benchmarks."""

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from octavo.backends.kept_files import KeptFile, WrongFileError, padded
 
 _MAGIC = b"octavo packed 3\n"
 _ENTRY = struct.Struct("<QQ")  # index among the possible packed types, checksum of the packed bytes
+_PART_BYTES = 1 << 30  # checked before progress is reported
 
 Packed = Iterator[_native.PackedWeight]
 
@@ -86,15 +88,23 @@ class PackCache:
         mapped = np.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), np.uint8)
         guard = _native.MappingGuard(mapped, str(self.path))
 
-        def view(index: int) -> _native.PackedWeight:
-            (type_name, checksum), matrix, begin = entries[index], self._matrices[index], offsets[index]
-            panels = mapped[begin : begin + _native.packed_nbytes(type_name, matrix.n, matrix.k)]
-            if _native.checksum(panels) != checksum:
-                raise WrongFileError(f"the bytes of {matrix.name} are damaged")
-            return _native.view_packed(type_name, panels, matrix.n, matrix.k, guard)
+        panels = [
+            mapped[begin : begin + _native.packed_nbytes(type_name, matrix.n, matrix.k)]
+            for (type_name, _), matrix, begin in zip(entries, self._matrices, offsets, strict=True)
+        ]
+
+        def checked(part: range) -> list[_native.PackedWeight]:
+            views = []
+            for i, checksum in zip(part, _native.checksums([panels[i] for i in part]), strict=True):
+                type_name, matrix = entries[i][0], self._matrices[i]
+                if checksum != entries[i][1]:
+                    raise WrongFileError(f"the bytes of {matrix.name} are damaged")
+                views.append(_native.view_packed(type_name, panels[i], matrix.n, matrix.k, guard))
+            return views
 
         with ThreadPoolExecutor(num_threads, "octavo-check") as executor:
-            return list(reported(executor.map(view, range(len(entries)))))
+            parts = executor.map(checked, _parts([len(each) for each in panels], num_threads))
+            return list(reported(chain.from_iterable(parts)))
 
     def _write(self, file: int, packed: Packed) -> int:
         """Writes one matrix after another, then the header. Returns the size of the file."""
@@ -104,7 +114,7 @@ class PackCache:
             for matrix, weight in zip(self._matrices, packed, strict=True):
                 out.write(weight.panels.data)
                 kind = matrix.packed_types.index(weight.type_name)
-                entries.append(_ENTRY.pack(kind, _native.checksum(weight.panels)))
+                entries.append(_ENTRY.pack(kind, *_native.checksums([weight.panels])))
                 out.seek(padded(out.tell()))
             end = out.tell()
             out.seek(0)
@@ -130,6 +140,18 @@ class PackCache:
             offsets.append(end)
             end += padded(_native.packed_nbytes(type_name, matrix.n, matrix.k))
         return offsets, end
+
+
+def _parts(sizes: Sequence[int], num_threads: int) -> Iterator[range]:
+    """The matrices in parts that a thread checks in one go: while the vocabulary is made nobody else gets the GIL."""
+    most = min(sum(sizes) // num_threads, _PART_BYTES)
+    begin = nbytes = 0
+    for i, size in enumerate(sizes):
+        if i > begin and nbytes + size > most:
+            yield range(begin, i)
+            begin, nbytes = i, 0
+        nbytes += size
+    yield range(begin, len(sizes))
 
 
 def _key(identity: str, matrices: Sequence[Matrix]) -> bytes:
