@@ -30,6 +30,7 @@ constexpr int PACKED_ROWS = 32;
 constexpr int PIECE_UNITS = 16;  // that are unpacked at once for more rows: two panels of them stay in the L1 cache
 constexpr int AHEAD_UNITS = 2;   // units that are unpacked before they are multiplied, so that no load waits for stores
 constexpr int RING_UNITS = 4;
+constexpr int NEAR_BYTES = 1024;  // ahead of the codes that are unpacked: what comes from the L2 to the L1 cache
 constexpr int64_t UNPACKED_BYTES = 2 * PIECE_UNITS * TILE_BYTES;
 
 constexpr int64_t terms_bytes(int64_t) { return 0; }
@@ -320,7 +321,8 @@ __attribute__((noinline)) void multiply_unpacking(const Panel& panel, const int8
     if constexpr (G == 2) begin_sums<2>(c + GROUP_SUMS, rows.first == 0);
     for (int next = 0; next < count + AHEAD_UNITS; ++next) {
         if (next < count) {
-            StreamedUnits<F>::fetch_unit(unpacker.source.codes() + ahead);
+            StreamedUnits<F>::template fetch_unit<2>(unpacker.source.codes() + ahead);
+            StreamedUnits<F>::fetch_unit(unpacker.source.codes() + NEAR_BYTES);
             unpacker.unpack(tiles + (next & mask) * TILE_BYTES);
         }
         const int u = next - AHEAD_UNITS;
