@@ -127,9 +127,10 @@ class ProductRun {
             if (gated()) accumulate(panel_run(1, panel, count), 1, p_.out.is_image ? nullptr : out);
             for (int32_t r = 0; r < block_.count; r += WRITTEN_ROWS) {
                 const RowBlock part = {r, block_.count - r < WRITTEN_ROWS ? block_.count - r : WRITTEN_ROWS};
-                for (int j = 0; gated() && j < count; j += p_.out.is_image ? UNIT_PANELS : 1)
-                    finish_gated(panel + j, j, part);
-                for (int j = 0; !gated() && j < count; ++j) finish(i, panel + j, column, sums_of(0, j), part);
+                if (gated())
+                    for (int j = 0; j < count; j += p_.out.is_image ? UNIT_PANELS : 1) finish_gated(panel + j, j, part);
+                else
+                    for (int j = 0; j < count; ++j) finish(i, panel + j, column, sums_of(0, j), part);
             }
         }
     }
