@@ -34,7 +34,7 @@ from octavo.backends.kept_files import KeptFile, WrongFileError, padded
 
 _MAGIC = b"octavo packed 3\n"
 _ENTRY = struct.Struct("<QQ")  # index among the possible packed types, checksum of the packed bytes
-_PART_BYTES = 1 << 30  # checked before progress is reported
+_PART_BYTES = 1 << 28  # checked before progress is reported: about a second of a slow disk
 
 Packed = Iterator[_native.PackedWeight]
 
