@@ -212,6 +212,13 @@ const PackedWeight* packed_weight_of(nb::handle object) {
     return &nb::cast<const OwnedWeight&>(object).weight();
 }
 
+static std::vector<uint64_t> checksums(const std::vector<Bytes>& arrays) {
+    const nb::gil_scoped_release released;
+    std::vector<uint64_t> sums;
+    for (const Bytes& data : arrays) sums.push_back(checksum(data.data(), data.shape(0)));
+    return sums;
+}
+
 static void bind_guard(nb::module_& module) {
     nb::class_<FileGuard>(module, "MappingGuard", "Makes failed reads of a mapped file known instead of fatal.")
         .def(nb::init<Bytes, std::string>(), "data"_a.noconvert(), "path"_a)
@@ -263,15 +270,7 @@ void bind_weights(nb::module_& module) {
             return packed_bytes(describe_packed(type_name, n, k));
         },
         "type_name"_a, "n"_a, "k"_a);
-    module.def(
-        "checksums",
-        [](const std::vector<Bytes>& arrays) {
-            const nb::gil_scoped_release released;
-            std::vector<uint64_t> sums;
-            for (const Bytes& data : arrays) sums.push_back(checksum(data.data(), data.shape(0)));
-            return sums;
-        },
-        "arrays"_a.noconvert());
+    module.def("checksums", checksums, "arrays"_a.noconvert());
     module.attr("PACK_LAYOUT_VERSION") = PACK_LAYOUT_VERSION;
     module.def("packable_types", [] {
         std::vector<std::string> names;
