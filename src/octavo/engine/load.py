@@ -107,8 +107,8 @@ class _TokenizerInMaking:
     """The vocabulary, made on a thread while the weights are packed, which mostly runs without the GIL.
 
     The library keeps the GIL for long, so it begins when the threads that pack are at work; those that check packed
-    weights need no GIL. With a limit on the address
-    space it begins before, while there is room for what it takes: it would end the process.
+    weights need no GIL. With a limit on the address space it begins before, while there is room for what it takes: it
+    would end the process.
     """
 
     def __init__(self, background: ThreadPoolExecutor, checkpoint: Checkpoint, progress: LoadProgress | None) -> None:
