@@ -1,5 +1,7 @@
 #include "isa.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -7,7 +9,6 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -146,6 +147,11 @@ bool starts_products_like_loads() {
 bool needs_many_chains() {
     static const bool detected = detect_many_chains();
     return detected;
+}
+
+bool has_small_cache() {
+    static const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);  // not positive: unknown
+    return bytes > 0 && bytes <= 32 << 10;
 }
 
 const KernelEntry* find_kernel(const std::string& name, Isa level) {

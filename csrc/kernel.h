@@ -17,6 +17,9 @@ namespace octavo {
 // Whether a core starts as many 512-bit products (vpdpbusd) as loads in a cycle, by its model (isa.cpp).
 bool starts_products_like_loads();
 
+// Whether the data cache next to a core holds at most 32 KiB (isa.cpp).
+bool has_small_cache();
+
 // Whether a core needs more than eight chains of 512-bit products to hide their latency, by its maker (isa.cpp).
 bool needs_many_chains();
 

@@ -238,6 +238,10 @@ constexpr bool has_half_scales(const PanelTraits& t) {
     return (t.scales >= Scales::u4_per_half_unit && t.scales <= Scales::odd_u4_per_half_unit) || has_e4m3_scales(t);
 }
 constexpr bool is_grouped(const PanelTraits& t) { return t.scales >= Scales::group; }
+// Whether the scale of a group is applied to finished sums where the group is a whole column: W8A8, LLM.int8().
+constexpr bool may_scale_columns(const PanelTraits& t) {
+    return t.codes == Codes::bytes && t.scales == Scales::group && t.mins == Mins::none;
+}
 // Bits in which the kernels of AMX have a code, as the product of float16 with its scale takes it.
 constexpr int code_room(const PanelTraits& t) {
     if (is_grid(t) && t.bits == 1) return 5;

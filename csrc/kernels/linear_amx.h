@@ -49,10 +49,10 @@ inline F32x16 inverse_range_powers(const int8_t* ranges, int exponent) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(127 + exponent), r), 23))};
 }
 
-constexpr bool SCALES_SUMS = true;
+inline bool scales_sums(const PackedWeight& w) { return w.ranges != nullptr; }
 // Of columns with a weight that is not finite, which is lost on the way to bfloat16, all sums become no numbers.
 inline F32x16 sum_factors(const PackedWeight& w, int32_t panel) {
-    if (!w.ranges) return broadcast(1.0f);
+    if (!scales_sums(w)) return broadcast(1.0f);
     const int8_t* const ranges = w.ranges + static_cast<int64_t>(panel) * PANEL_COLS;
     const __mmask16 not_finite =
         _mm_cmpeq_epi8_mask(_mm_loadu_si128(reinterpret_cast<const __m128i*>(ranges)), _mm_set1_epi8(RANGE_NOT_FINITE));

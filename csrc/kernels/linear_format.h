@@ -9,6 +9,7 @@
 //     y = fma(m_j, A_j, y), j = 0, 1        types with a minimum for each half unit
 // where u is the code or its entry in the table, and scale_j is 1 but for scales of half units. If these are E4M3,
 //     I = fma(float(I_1), scale_1, float(I_0) * scale_0),  I_j the sum over half unit j; rounded once
+// Bytes with one scale for each whole column: y = fma(float(I), s_a, y) for each unit, and y * s at the end.
 // Dense types: y = fma(w, x, y) in increasing k. Every instruction set does exactly this, for any number of rows and
 // threads, so all results agree bit for bit. AMX alone multiplies quantized weights as bfloat16 (linear_amx.h): sums
 // of int8 would have to be scaled for each unit, which takes longer than the products of its tiles. Its bits are its
@@ -43,6 +44,9 @@ struct Format {
     static constexpr bool has_e4m3_scales = octavo::has_e4m3_scales(traits), is_grid = octavo::is_grid(traits);
     static constexpr bool has_byte_mins = Mins_ == Mins::u8_per_unit, has_half_mins = Mins_ == Mins::u4_per_half_unit;
     static constexpr int mins = Mins_ == Mins::none ? 0 : has_half_mins ? 2 : 1;  // of a unit
+    // Whether one scale may serve a whole column, and whether it waits for the finished sum (OfColumns).
+    static constexpr bool may_scale_columns = octavo::may_scale_columns(traits);
+    static constexpr bool scales_columns = false;
     // Planes of the codes; which bit of a code the plane of single bits holds and where it lies in a unit.
     static constexpr bool has_pairs = !is_grid && (bits == 2 || bits == 3), has_nibbles = bits == 4 || bits == 5;
     static constexpr bool has_triples = bits == 6, has_bits = !is_grid && (bits == 1 || bits == 3 || bits == 5);
@@ -55,6 +59,12 @@ struct Format {
 template <int I>
 using FormatOf = Format<WEIGHT_TYPES[I].traits.codes, WEIGHT_TYPES[I].traits.bits, WEIGHT_TYPES[I].traits.block_k,
                         WEIGHT_TYPES[I].traits.scales, WEIGHT_TYPES[I].traits.mins>;
+
+// The format of a matrix with one scale for each column.
+template <typename F>
+struct OfColumns : F {
+    static constexpr bool scales_columns = true;
+};
 
 // Calls f with the Format of `traits`, which some row of WEIGHT_TYPES must have.
 template <int I = 0, typename F>

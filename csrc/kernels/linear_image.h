@@ -65,12 +65,13 @@ constexpr bool ZERO_BY_TERMS = PACKED_ROWS > 0;
 // The part of a format that the products depend on once its codes are unpacked. Formats that agree in it share them.
 enum class HalfScales : uint8_t { none, whole, floats };
 
-template <bool Wide, bool InHalves, bool HasTerms, HalfScales HalfScales_, int Mins_>
+template <bool Wide, bool InHalves, bool HasTerms, HalfScales HalfScales_, int Mins_, bool ScalesColumns>
 struct SumForm {
     static constexpr bool is_wide = Wide, in_halves = InHalves, has_half_scales = HalfScales_ != HalfScales::none;
     static constexpr bool has_float_scales = HalfScales_ == HalfScales::floats;  // of half units
     static constexpr bool has_zero_terms = HasTerms;
     static constexpr int mins = Mins_;
+    static constexpr bool scales_columns = ScalesColumns;
     // 32-bit terms of each row and unit beside codes, scales and sums, [unit][term_count][r]: -zero * sum of a, for the
     // unit or its two halves, or the A_j of two minimums as floats.
     static constexpr int term_count = mins == 2 ? 2 : !has_zero_terms ? 0 : has_half_scales ? 2 : 1;
@@ -84,7 +85,8 @@ constexpr HalfScales half_scales_of() {
 template <typename F>
 using FormOf =
     SumForm<F::is_wide && WIDE_APART, F::has_half_scales || (SHORT_SUMS && F::codes == Codes::plain && F::bits > 4),
-            F::is_wide ? WIDE_ZERO != 0 : F::has_zero && ZERO_BY_TERMS, half_scales_of<F>(), F::mins>;
+            F::is_wide ? WIDE_ZERO != 0 : F::has_zero && ZERO_BY_TERMS, half_scales_of<F>(), F::mins,
+            F::scales_columns>;
 
 constexpr int ROW_UNIT_BYTES = 48;  // of one row in one unit
 

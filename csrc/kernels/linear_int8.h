@@ -146,9 +146,25 @@ class ProductSums {
   public:
     explicit ProductSums(const ProductScratch& s) : s_(s) {}
 
-    // to.sums [run.count][block.count][16] = activations of the block * panels.
+    // to.sums [run.count][block.count][16] = activations of the block * panels, over sum_factors.
     template <typename F>
     void multiply(const PanelRun& run, RowBlock block, const SumsPlace& to) {
+        if constexpr (F::may_scale_columns)
+            if (scales_sums(run.weight)) return multiply_panels<OfColumns<F>>(run, block, to);
+        multiply_panels<F>(run, block, to);
+    }
+
+    // The same with panels of floats. rows: the activations of the block, k columns.
+    template <typename F>
+    void multiply_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
+        zero_sums(sums, static_cast<int64_t>(run.count) * rows.rows);
+        for (int i = 0; i < run.count; ++i)
+            multiply_dense_panel<F>(run.data(i), k, rows, sums + static_cast<int64_t>(i) * rows.rows * PANEL_COLS);
+    }
+
+  private:
+    template <typename F>
+    void multiply_panels(const PanelRun& run, RowBlock block, const SumsPlace& to) {
         const WeightType& type = *run.weight.type;
         prepare_terms<FormOf<F>>(type, run, block, to.slot);
         zero_sums(to.sums, static_cast<int64_t>(run.count) * block.count);
@@ -175,15 +191,6 @@ class ProductSums {
         for (; i < run.count; ++i) accumulate_unpacked<F, 1>({unpacked(i, i + 1, 0)});
     }
 
-    // The same with panels of floats. rows: the activations of the block, k columns.
-    template <typename F>
-    void multiply_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
-        zero_sums(sums, static_cast<int64_t>(run.count) * rows.rows);
-        for (int i = 0; i < run.count; ++i)
-            multiply_dense_panel<F>(run.data(i), k, rows, sums + static_cast<int64_t>(i) * rows.rows * PANEL_COLS);
-    }
-
-  private:
     template <typename Form>
     void prepare_terms(const WeightType& type, const PanelRun& run, RowBlock block, int slot) {
         const TermsKey& key = keys_[slot];

@@ -37,8 +37,9 @@ class ProductRun {
     const float* sum_panels(RowBlock block, int32_t first, int count) {
         block_ = block;
         accumulate(panel_run(0, first, count), 0, nullptr);
-        for (int i = 0; SCALES_SUMS && i < count; ++i) {
-            const F32x16 factors = sum_factors(*p_.weights[0].packed, first + i);
+        const PackedWeight& w = *p_.weights[0].packed;
+        for (int i = 0; i < count && scales_sums(w); ++i) {
+            const F32x16 factors = sum_factors(w, first + i);
             float* const sums = sums_of(0, i);
             for (int32_t r = 0; r < block.count * PANEL_COLS; r += PANEL_COLS)
                 store(sums + r, load(sums + r) * factors);
@@ -189,7 +190,7 @@ class ProductRun {
         F32x16 factors, bias;
         bool biased;
         F32x16 operator()(int32_t r) const {
-            const F32x16 sum = load(sums + r * PANEL_COLS), y = SCALES_SUMS ? sum * factors : sum;
+            const F32x16 y = load(sums + r * PANEL_COLS) * factors;
             return biased ? y + bias : y;
         }
     };

@@ -1,6 +1,7 @@
 // A walk over the packed units of a panel with vectors: what comes next is fetched, vectors of grids are looked up.
 #pragma once
 
+#include "kernel.h"
 #include "linear_grid.h"
 
 namespace octavo {
@@ -18,6 +19,13 @@ constexpr int PREFETCH_BYTES = 1024;
 #else
 constexpr int PREFETCH_BYTES = 0;
 #endif
+// In a small cache half of it pushes out the activations of a few rows.
+inline int prefetch_bytes() {
+#if defined(OCTAVO_ISA_avx512vnni)
+    if (has_small_cache()) return PREFETCH_BYTES / 2;
+#endif
+    return PREFETCH_BYTES;
+}
 // The scalar kernel looks up one value at a time.
 #if defined(__AVX2__) || defined(OCTAVO_NEON)
 constexpr bool LOOKS_UP_VECTORS = true;
@@ -27,14 +35,18 @@ constexpr bool LOOKS_UP_VECTORS = false;
 
 template <typename F>
 struct StreamedUnits : UnitCursor<F> {
-    using UnitCursor<F>::UnitCursor;
-    void prefetch() const { fetch_unit(this->codes() + PREFETCH_BYTES); }
+    StreamedUnits(const Panel& panel, int first, int count)
+        : UnitCursor<F>(panel, first, count), ahead_(prefetch_bytes()) {}
+    void prefetch() const { fetch_unit(this->codes() + ahead_); }
     // As many bytes as a unit has, with its share of a header, into a cache: 3 is L1, 2 is L2.
     template <int locality = 3>
     static void fetch_unit(const uint8_t* at) {
         constexpr int BYTES = F::is_grouped ? F::unit_bytes : F::block_bytes / (F::units > 0 ? F::units : 1);
         for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i, 0, locality);
     }
+
+  private:
+    int ahead_;
 };
 
 template <typename F, bool IsGrid = F::is_grid && LOOKS_UP_VECTORS>

@@ -59,12 +59,14 @@ struct UnitFactors {
     F32x16 scales, mins[2];
 
     template <typename Source>
-    explicit UnitFactors(const Source& source) : scales(source.scales()) {
+    explicit UnitFactors(const Source& source) {
+        if constexpr (!Form::scales_columns) scales = source.scales();
         for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
     }
     // y after the unit, with I = sum. a: the unit of an image with r rows.
     F32x16 add(F32x16 y, F32x16 sum, const uint8_t* a, const int32_t* terms, int row, int r) const {
         const float* const row_scales = reinterpret_cast<const float*>(a + 32 * r);
+        if constexpr (Form::scales_columns) return fma(sum, broadcast(row_scales[row]), y);
         y = fma(sum, scales * broadcast(row_scales[row]), y);
         if constexpr (Form::mins == 1) y = fma(mins[0], broadcast(row_scales[r + row]), y);
         if constexpr (Form::mins == 2)
@@ -188,9 +190,13 @@ constexpr int64_t terms_bytes(int64_t k) { return BLOCK_ROWS * (k / UNIT_K) * 8;
 // Rows that the sums of `rows` rows with a panel take in memory.
 constexpr int32_t sum_rows(int32_t rows) { return rows; }
 
-// What finished sums are multiplied by.
-constexpr bool SCALES_SUMS = false;
-inline F32x16 sum_factors(const PackedWeight&, int32_t) { return broadcast(1.0f); }
+// Whether finished sums are multiplied by something, and by what.
+inline bool scales_sums(const PackedWeight& w) { return may_scale_columns(w.type->traits) && w.groups.k == w.k; }
+inline F32x16 sum_factors(const PackedWeight& w, int32_t panel) {
+    if (!scales_sums(w)) return broadcast(1.0f);
+    const uint8_t* const header = w.data + panel * w.panel_bytes;
+    return w.groups.scale_bytes == 4 ? load(reinterpret_cast<const float*>(header)) : load_halves(header);
+}
 
 // Panels of many rows that are multiplied at once.
 inline int panels_at_once() {
