@@ -37,7 +37,7 @@ class Random {
 
 // Memory that ends where no page is, filled with NaN.
 struct Floats {
-    explicit Floats(size_t count) : memory(count * sizeof(float) + 4, true), size(count) {
+    explicit Floats(size_t count) : memory(count * sizeof(float) + 4, Pages::guarded), size(count) {
         std::memset(memory.data(), 0xff, memory.size());
     }
     float* data() const { return reinterpret_cast<float*>(memory.data() + 4); }
@@ -85,7 +85,7 @@ struct Operand {
 
     // Memory for the panels of `packed`.
     uint8_t* allocate() {
-        panels = std::make_shared<Memory>(packed_bytes(packed), true);
+        panels = std::make_shared<Memory>(packed_bytes(packed), Pages::guarded);
         uint8_t* const data = reinterpret_cast<uint8_t*>(panels->data());
         packed.data = data;
         return data;

@@ -1,5 +1,6 @@
 """The kernels of all instruction sets of this machine against the scalar ones, and added rows of the weight types."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,17 @@ import pytest
 from octavo.backends.cpu import _native
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("source", ["kernel_agreement.cpp", "kernel_agreement_steps.cpp"])
+def test_the_program_still_compiles(source: str) -> None:
+    """It is built for slow tests and other processors alone, and would fall behind the interfaces that it uses."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    path = Path(__file__).with_name(source)
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{ROOT / 'csrc'}", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
