@@ -28,6 +28,10 @@ inline __m512i join(__m256i a, __m256i b) {
     r.m256i[1] = b;
     return simde__m512i_from_private(r);
 }
+template <int order>
+inline __m512i shuffle_epi32(__m512i a) {
+    return join(_mm256_shuffle_epi32(low(a), order), _mm256_shuffle_epi32(high(a), order));
+}
 inline __m128i upper(__m128i a) { return _mm_unpackhi_epi64(a, a); }
 
 // SIMDe rounds after the product; the hardware does not.
@@ -326,6 +330,7 @@ inline __m512 gather_ps(__m512i places, const void* base, int scale) {
 #undef _mm512_cvtepu8_epi16
 #undef _mm512_slli_epi16
 #undef _mm512_srli_epi16
+#define _mm512_shuffle_epi32(a, order) octavo::emulation::shuffle_epi32<order>(a)
 #define _mm512_fmadd_ps(a, b, c) octavo::emulation::fmadd(a, b, c)
 #define _mm512_fnmadd_ps(a, b, c) octavo::emulation::fnmadd(a, b, c)
 #define _mm512_fmsub_ps(a, b, c) octavo::emulation::fmsub(a, b, c)
