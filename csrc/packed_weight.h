@@ -238,6 +238,11 @@ constexpr bool has_half_scales(const PanelTraits& t) {
     return (t.scales >= Scales::u4_per_half_unit && t.scales <= Scales::odd_u4_per_half_unit) || has_e4m3_scales(t);
 }
 constexpr bool is_grouped(const PanelTraits& t) { return t.scales >= Scales::group; }
+// Whether the sums of a super-block are whole numbers (kernels/linear_format.h): Q3_K, Q4_K, Q5_K, Q6_K.
+constexpr bool sums_blocks(const PanelTraits& t) {
+    if (t.codes == Codes::plain) return t.scales == Scales::u8_per_unit && t.mins == Mins::u8_per_unit;
+    return t.codes == Codes::offset && t.scales == Scales::i8_per_half_unit;
+}
 // Whether the scale of a group is applied to finished sums where the group is a whole column: W8A8, LLM.int8().
 constexpr bool may_scale_columns(const PanelTraits& t) {
     return t.codes == Codes::bytes && t.scales == Scales::group && t.mins == Mins::none;

@@ -6,178 +6,10 @@
 // and |w| * (a ^ m) is w a, less |w| where w is negative; a core executes more `xor` than `sign` at once.
 #pragma once
 
-#include "linear_units.h"
+#include "linear_codes_avx2.h"
 
 namespace octavo {
 namespace {
-
-inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-inline __m256i broadcast_i32(const void* p) {
-    int32_t x;
-    std::memcpy(&x, p, 4);
-    return _mm256_set1_epi32(x);
-}
-// The code table, if the format has one.
-template <typename F>
-inline __m256i load_table(const WeightType& type) {
-    if constexpr (!F::has_table) return _mm256_setzero_si256();
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(type.table)));
-}
-// Hides a value from the compiler, which would otherwise reassociate sums, hold all products at once and spill them.
-inline __m256i pin(__m256i x) {
-    __asm__("" : "+x"(x));
-    return x;
-}
-// Moves the bits at `from` of every byte to `to` and masks them; other bits of the 16-bit lanes fall away.
-template <int from, int to>
-inline __m256i move_bits(__m256i x, int mask) {
-    if constexpr (from < to) x = _mm256_slli_epi16(x, to - from);
-    if constexpr (from > to) x = _mm256_srli_epi16(x, from - to);
-    return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask)));
-}
-
-// The 32 codes of quad Q of 4 in a chunk of triples.
-template <int Q>
-inline __m256i unpack_triples(const uint8_t* chunk) {
-    const auto bits = [&](int i, int mask) {
-        return _mm256_and_si256(load_bytes(chunk + 64 * i), _mm256_set1_epi8(static_cast<char>(mask)));
-    };
-    if constexpr (Q < 3) return bits(Q, 63);
-    __asm__("" : "+r"(chunk));  // read again: kept in registers since quad 0 they would be spilled
-    // The high bits only move down, and never out of their byte.
-    __m256i u = _mm256_or_si256(_mm256_srli_epi16(bits(0, 192), 2), bits(1, 192));
-    u = _mm256_or_si256(_mm256_srli_epi16(u, 2), bits(2, 192));
-    return _mm256_srli_epi16(u, 2);
-}
-
-// The 32 codes of quad Q, half H of the columns.
-template <typename F, int Q, int H>
-inline __m256i unpack_quad(const uint8_t* codes, [[maybe_unused]] __m256i table) {
-    if constexpr (F::bits == 8) return load_bytes(codes + 64 * Q + 32 * H);
-    if constexpr (F::has_triples) return unpack_triples<Q % 4>(codes + TRIPLE_BYTES * (Q / 4) + 32 * H);
-    __m256i u = _mm256_setzero_si256();
-    if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(load_bytes(codes + 64 * (Q / 2) + 32 * H), 15);
-    if constexpr (F::has_table) u = _mm256_shuffle_epi8(table, u);
-    if constexpr (F::has_pairs) u = move_bits<2 * (Q % 4), 0>(load_bytes(codes + 64 * (Q / 4) + 32 * H), 3);
-    if constexpr (F::has_bits) {
-        const __m256i bits = load_bytes(codes + F::bits_offset + 32 * H);
-        u = _mm256_or_si256(u, move_bits<Q, F::bits_place>(bits, 1 << F::bits_place));
-    }
-    return u;
-}
-
-// The same of a grid, from vectors that were looked up.
-template <typename F, int Q, int H>
-inline __m256i sign_vectors(const uint8_t* vectors, [[maybe_unused]] const uint8_t* codes) {
-    const __m256i w = load_bytes(vectors + 32 * H);
-    if constexpr (!F::has_signs) return w;
-    // Four columns a 128-bit lane: two bytes of signs.
-    const __m256i spread =
-        _mm256_setr_epi64x(0x0000000000000000, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
-    const __m256i signs = _mm256_shuffle_epi8(broadcast_i32(codes + F::signs_offset + 8 * Q + 4 * H), spread);
-    const __m256i minus = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bit), bit);
-    return _mm256_sign_epi8(w, _mm256_or_si256(minus, _mm256_set1_epi8(1)));
-}
-
-// scale_j of 16 columns as floats.
-template <typename F>
-inline F32x16 load_float_scales(const uint8_t* p, [[maybe_unused]] int half) {
-    if constexpr (F::has_e4m3_scales) return load_e4m3(p);
-    __m128i n = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    if (half == 1) n = _mm_srli_epi16(n, 4);
-    n = _mm_and_si128(n, _mm_set1_epi8(15));
-    n = _mm_add_epi8(_mm_add_epi8(n, n), _mm_set1_epi8(1));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(n)),
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(n, 8)))};
-}
-
-// scale_j of 16 columns, each twice: the factors of vpmaddwd.
-struct I32x16 {
-    __m256i lo, hi;
-};
-template <typename F>
-inline I32x16 load_half_scales(const uint8_t* p) {
-    if constexpr (!F::has_half_scales) return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
-    __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    if constexpr (F::scales == Scales::u4_per_half_unit) bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_cvtepi8_epi16(bytes), 0xd8);
-    const __m256i lo = _mm256_unpacklo_epi16(words, words), hi = _mm256_unpackhi_epi16(words, words);
-    return {lo, hi};  // columns 0 .. 7 and 8 .. 15
-}
-
-// Weights straight from the packed panel.
-template <typename F>
-struct PackedSource : PackedUnits<F> {
-    using Form = FormOf<F>;
-    __m256i table;
-    PackedSource(const Panel& panel, int first, int count)
-        : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}
-    template <int Q, int H>
-    __m256i quad() const {
-        if constexpr (F::is_grid)
-            return sign_vectors<F, Q, H>(this->vectors(Q), this->codes());
-        else
-            return unpack_quad<F, Q, H>(this->codes(), table);
-    }
-    auto half_scales(int half) const {
-        if constexpr (FormOf<F>::has_float_scales)
-            return load_float_scales<F>(this->half_scale_bytes(half), half);
-        else
-            return load_half_scales<F>(this->half_scale_bytes(half));
-    }
-};
-
-// Unpacked units.
-template <typename Form>
-struct TileSource : TileUnits<Form> {
-    template <int Q, int H>
-    __m256i quad() const {
-        return load_bytes(this->tile->codes + 64 * Q + 32 * H);
-    }
-    auto half_scales(int half) const {
-        if constexpr (Form::has_float_scales)
-            return load(this->tile->half_scales[half]);
-        else if constexpr (!Form::has_half_scales)
-            return I32x16{_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
-        else
-            return I32x16{load_bytes(this->tile->half_scales[half]), load_bytes(this->tile->half_scales[half] + 8)};
-    }
-};
-
-// A packed unit that is left in a tile as it is read, for the rows that come after.
-template <typename F>
-struct KeepingSource {
-    using Form = FormOf<F>;
-    const PackedSource<F>& packed;
-    UnitTile<Form>& tile;
-    template <int Q, int H>
-    __m256i quad() const {
-        const __m256i w = packed.template quad<Q, H>();
-        _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H), w);
-        return w;
-    }
-    F32x16 scales() const {
-        const F32x16 s = packed.scales();
-        store(tile.scales, s);
-        return s;
-    }
-    F32x16 mins(int half) const {
-        const F32x16 m = packed.mins(half);
-        store(tile.mins[half], m);
-        return m;
-    }
-    auto half_scales(int half) const {
-        const auto s = packed.half_scales(half);
-        if constexpr (Form::has_float_scales) {
-            store(tile.half_scales[half], s);
-        } else if constexpr (Form::has_half_scales) {
-            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half]), s.lo);
-            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half] + 8), s.hi);
-        }
-        return s;
-    }
-};
 
 // Byte codes of a unit as magnitudes and signs, and the sums of the negative ones.
 template <typename F>
@@ -212,9 +44,13 @@ void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
             keeping.template quad<decltype(q)::value, 1>();
         });
     }
-    keeping.scales();
-    for (int j = 0; j < F::mins; ++j) keeping.mins(j);
-    for (int j = 0; F::has_half_scales && j < 2; ++j) keeping.half_scales(j);
+    if constexpr (F::sums_blocks) {
+        if (source.unit == 0) read_block<F>(source, tile.block);
+    } else {
+        keeping.scales();
+        for (int j = 0; j < F::mins; ++j) keeping.mins(j);
+        for (int j = 0; F::has_half_scales && j < 2; ++j) keeping.half_scales(j);
+    }
 }
 
 // acc[r][h] += codes of quads [First, First + Count) x activations, int16; starts at zero.
@@ -370,12 +206,106 @@ __attribute__((always_inline)) inline void multiply_unit(const Source& source, c
     }
 }
 
+// Sum i of a super-block, which the source and a are at, odd if J is 1, times `factor`.
+template <int R, int J, typename Source>
+__attribute__((always_inline)) inline void block_sum(const Source& source, const uint8_t* a, const int32_t* terms,
+                                                     int i, int factor, __m256i (&sum)[R][2]) {
+    using Form = typename Source::Form;
+    const __m256i factors = _mm256_set1_epi16(static_cast<short>(factor));
+    const int8_t* const codes = reinterpret_cast<const int8_t*>(a);
+    if constexpr (Form::has_half_scales) {
+        add_quads<R, 4 * J, 4>(source, codes, sum);
+        add_terms<R>(terms + i * R, sum);
+    } else {
+        add_quads<R, 0, Form::in_halves ? 4 : 8>(source, codes, sum);
+    }
+    for (int r = 0; r < R; ++r)
+        for (int h = 0; h < 2; ++h) sum[r][h] = _mm256_madd_epi16(sum[r][h], factors);
+    if constexpr (Form::in_halves && !Form::has_half_scales) {
+        __m256i rest[R][2];
+        add_quads<R, 4, 4>(source, codes, rest);
+        for (int r = 0; r < R; ++r)
+            for (int h = 0; h < 2; ++h) sum[r][h] = _mm256_add_epi32(sum[r][h], _mm256_madd_epi16(rest[r][h], factors));
+    }
+}
+
+// whole[r] += sums 2 pair and 2 pair + 1 of a super-block times their scales. terms: of the super-block. Leaves the
+// source at the last unit, a at the one after it.
+template <int R, typename Source>
+__attribute__((always_inline)) inline void add_pair(Source& source, const int16_t* all_scales, const uint8_t*& a,
+                                                    const int32_t* terms, int pair, __m256i (&whole)[R][2]) {
+    using Form = typename Source::Form;
+    __m256i first[R][2], second[R][2];
+    source.prefetch();
+    block_sum<R, 0>(source, a, terms, 2 * pair, 1, first);
+    for (int r = 0; r < R; ++r)
+        for (int h = 0; h < 2; ++h) first[r][h] = pin(_mm256_srli_epi32(first[r][h], Form::shift));
+    if constexpr (!Form::has_half_scales) {
+        a += ROW_UNIT_BYTES * R;
+        source.next();
+        source.prefetch();
+    }
+    // The factor leaves the sum where its place in a pair is.
+    block_sum<R, 1>(source, a, terms, 2 * pair + 1, Form::shift > 0 ? -(1 << (16 - Form::shift)) : -1, second);
+    a += ROW_UNIT_BYTES * R;
+    const int16_t* const at = all_scales + 2 * PANEL_COLS * pair;
+    const int unit = 2 * pair + 1;
+    const __m256i scales[2] = {
+        Form::has_half_scales ? load_bytes(at) : source.template block_scales<0>(pair, unit),
+        Form::has_half_scales ? load_bytes(at + PANEL_COLS) : source.template block_scales<1>(pair, unit)};
+    for (int r = 0; r < R; ++r) {
+        const __m256i multiplier = broadcast_i32(terms + (Form::multipliers_at + pair) * R + r);
+        for (int h = 0; h < 2; ++h) {
+            const __m256i high = Form::shift > 0 ? second[r][h] : _mm256_slli_epi32(second[r][h], 16);
+            const __m256i f = _mm256_mulhrs_epi16(scales[h], multiplier);
+            whole[r][h] =
+                _mm256_add_epi32(whole[r][h], _mm256_madd_epi16(_mm256_blend_epi16(first[r][h], high, 0xaa), f));
+        }
+    }
+}
+
+// c [R][16] += a * a super-block that is summed as whole numbers. Leaves the source at the one after it.
+template <int R, typename Source>
+__attribute__((always_inline)) inline void multiply_block(Source& source, const uint8_t* a, const int32_t* terms,
+                                                          float* c) {
+    using Form = typename Source::Form;
+    // Scales of half units are read when their super-block begins: one after the other they wait for memory.
+    alignas(64) int16_t memory[Form::sums * PANEL_COLS];
+    const int16_t* const scales = Form::has_half_scales ? source.all_scales(memory) : memory;
+    __m256i whole[R][2];
+    for (int r = 0; r < R; ++r) whole[r][0] = whole[r][1] = _mm256_setzero_si256();
+    for (int pair = 0; pair < Form::sums / 2; ++pair) {
+        if (pair > 0) source.next();
+        add_pair<R>(source, scales, a, terms, pair, whole);
+    }
+    constexpr int LAST = Form::units - 1;
+    __m256i mins[R][2];
+    for (int r = 0; r < R; ++r) mins[r][0] = mins[r][1] = _mm256_setzero_si256();
+    for (int p = 0; p < (Form::mins ? Form::units / 2 : 0); ++p) {
+        const __m256i m[2] = {source.template block_mins<0>(p, LAST), source.template block_mins<1>(p, LAST)};
+        for (int r = 0; r < R; ++r) {
+            const __m256i sums = broadcast_i32(terms + (Form::mins_at + p) * R + r);
+            for (int h = 0; h < 2; ++h) mins[r][h] = _mm256_add_epi32(mins[r][h], _mm256_madd_epi16(m[h], sums));
+        }
+    }
+    const BlockEnd<Form> end = source.end(LAST);
+    for (int r = 0; r < R; ++r)
+        store(c + PANEL_COLS * r, end.add(load(c + PANEL_COLS * r), to_floats(whole[r]), to_floats(mins[r]),
+                                          as_float(terms[Form::scale_at * R + r])));
+    source.next();
+}
+
 template <int R, typename Source>
 inline void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     using Form = typename Source::Form;
-    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
-        source.prefetch();
-        multiply_unit<R>(source, a, terms, c);
+    if constexpr (Form::sums_blocks) {
+        for (int u = 0; u < units; u += Form::units, terms += Form::units * Form::term_count * R)
+            multiply_block<R>(source, a + u * ROW_UNIT_BYTES * R, terms, c);
+    } else {
+        for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
+            source.prefetch();
+            multiply_unit<R>(source, a, terms, c);
+        }
     }
 }
 
@@ -383,13 +313,21 @@ inline void multiply_units(Source source, int units, const uint8_t* a, const int
 template <typename F>
 void multiply_keeping(PackedSource<F>& source, int units, ImageGroup a, const int32_t* terms, float* c,
                       UnitTile<FormOf<F>>* tiles) {
-    for (int u = 0; u < units; ++u, source.next(), terms += FormOf<F>::term_count * ROW_GROUP) {
-        source.prefetch();
-        if constexpr (FormOf<F>::is_wide) {
-            unpack_unit<F>(source, tiles[u]);
-            multiply_unit<ROW_GROUP>(TileSource<FormOf<F>>{tiles + u}, a.unit(u), terms, c);
-        } else {
-            multiply_unit<ROW_GROUP>(KeepingSource<F>{source, tiles[u]}, a.unit(u), terms, c);
+    constexpr int TERMS = FormOf<F>::term_count * ROW_GROUP;
+    if constexpr (F::sums_blocks) {
+        KeepingBlock<F> keeping{source, tiles};
+        for (int u = 0; u < units; u += FormOf<F>::units)
+            multiply_block<ROW_GROUP>(keeping, a.unit(u), terms + u * TERMS, c);
+        source = keeping.packed;
+    } else {
+        for (int u = 0; u < units; ++u, source.next()) {
+            source.prefetch();
+            if constexpr (FormOf<F>::is_wide) {
+                unpack_unit<F>(source, tiles[u]);
+                multiply_unit<ROW_GROUP>(TileSource<FormOf<F>>{tiles + u}, a.unit(u), terms + u * TERMS, c);
+            } else {
+                multiply_unit<ROW_GROUP>(KeepingSource<F>{source, tiles[u]}, a.unit(u), terms + u * TERMS, c);
+            }
         }
     }
 }

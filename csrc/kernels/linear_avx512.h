@@ -26,6 +26,17 @@ template <typename F>
 struct PackedSource : PackedQuads<F> {
     using Form = FormOf<F>;
     using PackedQuads<F>::PackedQuads;
+    // Of the super-block that begins: in `memory`.
+    const int16_t* all_scales(int16_t* memory) const {
+        return write_scales<Form>(PackedBlock<F>{*this}.scales(), memory);
+    }
+    // Of sums 2 pair and 2 pair + 1 of a super-block, of its units 2 p and 2 p + 1, and of its end. unit: where the
+    // walk is in it.
+    __m512i block_scales(int pair, int) const {
+        return load_block_scales<Form>(PackedBlock<F>{*this}.scales() + 2 * PANEL_COLS * pair);
+    }
+    __m512i block_mins(int p, int) const { return load_pairs(PackedBlock<F>{*this}.mins() + 2 * PANEL_COLS * p); }
+    BlockEnd<Form> end(int) const { return packed_end<F>(*this); }
 };
 
 // Unpacked units.
@@ -35,6 +46,11 @@ struct TileSource : TileUnits<Form> {
     __m512i quad() const {
         return load_bytes(this->tile->codes + 64 * Q);
     }
+    __m512i block_scales(int pair, int unit) const {
+        return load_bytes(this->block(unit).scales + 2 * PANEL_COLS * pair);
+    }
+    __m512i block_mins(int p, int unit) const { return load_bytes(this->block(unit).mins + 2 * PANEL_COLS * p); }
+    BlockEnd<Form> end(int unit) const { return block_end(this->block(unit)); }
     F32x16 half_scales(int half) const { return load(this->tile->half_scales[half]); }
 };
 
@@ -63,7 +79,24 @@ struct KeepingSource : PackedSource<F> {
     FetchAhead ahead;
     KeepingSource(const Panel& panel, int first, int count, UnitTile<FormOf<F>>* tiles, FetchAhead ahead_)
         : PackedSource<F>(panel, first, count), tile(tiles), ahead(ahead_) {}
-    void prefetch() { ahead.fetch(); }
+    __attribute__((always_inline)) void prefetch() { ahead.fetch(); }
+    const int16_t* all_scales(int16_t*) const { return PackedSource<F>::all_scales(tile->block.scales); }
+    __m512i block_scales(int pair, int unit) const {
+        const __m512i s = PackedSource<F>::block_scales(pair, unit);
+        _mm512_store_si512(tile[-unit].block.scales + 2 * PANEL_COLS * pair, s);
+        return s;
+    }
+    __m512i block_mins(int p, int unit) const {
+        const __m512i m = PackedSource<F>::block_mins(p, unit);
+        _mm512_store_si512(tile[-unit].block.mins + 2 * PANEL_COLS * p, m);
+        return m;
+    }
+    BlockEnd<FormOf<F>> end(int unit) const {
+        const BlockEnd<FormOf<F>> end = PackedSource<F>::end(unit);
+        store(tile[-unit].block.sum_factors, end.sum_factors);
+        store(tile[-unit].block.min_factors, end.min_factors);
+        return end;
+    }
     template <int Q>
     __m512i quad() const {
         const __m512i w = PackedSource<F>::template quad<Q>();
@@ -98,17 +131,23 @@ void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
         constexpr int Q = decltype(q)::value;
         _mm512_storeu_si512(tile.codes + 64 * Q, source.template quad<Q>());
     });
-    store(tile.scales, source.scales());
-    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
-    if constexpr (F::has_half_scales)
-        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], source.half_scales(j));
+    if constexpr (F::sums_blocks) {
+        if (source.unit == 0) read_block<F>(source, tile.block);
+    } else {
+        store(tile.scales, source.scales());
+        for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
+        if constexpr (F::has_half_scales)
+            for (int j = 0; j < 2; ++j) store(tile.half_scales[j], source.half_scales(j));
+    }
 }
 
 #if defined(OCTAVO_ISA_avx512)
 
-// sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r. Terms are pairs of int16.
-template <int R, int First, int Count, typename Source>
-inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms, __m512i (&sum)[R]) {
+// sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r. Terms are pairs of int16; without
+// them it starts at Start.
+template <int R, int First, int Count, int Start = 0, typename Source>
+__attribute__((always_inline)) inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms,
+                                                     __m512i (&sum)[R]) {
     using Form = typename Source::Form;
     const __m512i ones = _mm512_set1_epi16(1), mask = _mm512_set1_epi8(15);
     __m512i high[R];
@@ -133,15 +172,18 @@ inline void sum_quads(const Source& source, const int8_t* a, const int32_t* term
         } else {
             if constexpr (Form::has_zero_terms) sum[r] = _mm512_add_epi16(sum[r], broadcast_i32(terms + r));
             sum[r] = _mm512_madd_epi16(sum[r], ones);
+            if constexpr (Start != 0 && !Form::has_zero_terms)
+                sum[r] = _mm512_add_epi32(sum[r], _mm512_set1_epi32(Start));
         }
     }
 }
 
 #else
 
-// sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r.
-template <int R, int First, int Count, typename Source>
-inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms, __m512i (&sum)[R]) {
+// sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r; without terms it starts at Start.
+template <int R, int First, int Count, int Start = 0, typename Source>
+__attribute__((always_inline)) inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms,
+                                                     __m512i (&sum)[R]) {
     using Form = typename Source::Form;
     constexpr int SHUFFLED = SHUFFLED_ROWS<Source>;
     // The instruction takes five cycles, two start in each: two chains for few rows, or where no loads are waited for.
@@ -149,7 +191,7 @@ inline void sum_quads(const Source& source, const int8_t* a, const int32_t* term
     __m512i chain[CHAINS][R];
     for (int r = 0; r < R; ++r) {
         chain[CHAINS - 1][r] = _mm512_setzero_si512();
-        chain[0][r] = Form::has_zero_terms ? broadcast_i32(terms + r) : _mm512_setzero_si512();
+        chain[0][r] = Form::has_zero_terms ? broadcast_i32(terms + r) : _mm512_set1_epi32(Start);
     }
     __m512i four[SHUFFLED + 1];
     unroll<Count>([&](auto i) __attribute__((always_inline)) {
@@ -190,8 +232,98 @@ inline void unit_sums(const Source& source, const int8_t* a, const int32_t* term
     }
 }
 
+inline __m512i add_products(__m512i sum, __m512i a, __m512i b) {
+#if defined(OCTAVO_ISA_avx512)
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#else
+    return _mm512_dpwssd_epi32(sum, a, b);
+#endif
+}
+
+// Two sums of int32, shifted, as pairs of int16, the second one negative: it comes without 1, and -x is NOT (x - 1).
+template <int Shift>
+inline __m512i as_pairs(__m512i first, __m512i second) {
+    const __m512i low = Shift > 0 ? _mm512_srli_epi32(first, Shift) : first;
+    const __m512i high = _mm512_slli_epi32(second, 16 - Shift), of_high = _mm512_set1_epi32(-65536);
+    return _mm512_ternarylogic_epi32(of_high, low, high, 0x5c);  // of_high ? ~high : low
+}
+
+// Sum i of a super-block, which the source and a are at, odd if J is 1.
+template <int R, int J, typename Source>
+__attribute__((always_inline)) inline void block_sum(const Source& source, const uint8_t* a, const int32_t* terms,
+                                                     int i, __m512i (&sum)[R]) {
+    using Form = typename Source::Form;
+    constexpr int START = J * ODD_START;
+    const int8_t* const codes = reinterpret_cast<const int8_t*>(a);
+    if constexpr (Form::has_half_scales) {
+        sum_quads<R, 4 * J, 4>(source, codes, terms + i * R, sum);
+    } else if constexpr (!Form::in_halves) {
+        sum_quads<R, 0, 8, START>(source, codes, terms, sum);
+    } else {
+        __m512i rest[R];
+        sum_quads<R, 0, 4, START>(source, codes, terms, sum);
+        sum_quads<R, 4, 4>(source, codes, terms, rest);
+        for (int r = 0; r < R; ++r) sum[r] = _mm512_add_epi32(sum[r], rest[r]);
+    }
+}
+
+// whole[r] += sums 2 pair and 2 pair + 1 of a super-block times their scales. terms: of the super-block. Leaves the
+// source at the last unit, a at the one after it.
 template <int R, typename Source>
-inline void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+__attribute__((always_inline)) inline void add_pair(Source& source, const int16_t* all_scales, const uint8_t*& a,
+                                                    const int32_t* terms, int pair, __m512i (&whole)[R]) {
+    using Form = typename Source::Form;
+    __m512i first[R], second[R];
+    source.prefetch();
+    block_sum<R, 0>(source, a, terms, 2 * pair, first);
+    if constexpr (!Form::has_half_scales) {
+        a += ROW_UNIT_BYTES * R;
+        source.next();
+        source.prefetch();
+    }
+    block_sum<R, 1>(source, a, terms, 2 * pair + 1, second);
+    a += ROW_UNIT_BYTES * R;
+    const __m512i scales = Form::has_half_scales ? load_bytes(all_scales + 2 * PANEL_COLS * pair)
+                                                 : source.block_scales(pair, 2 * pair + 1);
+    for (int r = 0; r < R; ++r) {
+        const __m512i f = _mm512_mulhrs_epi16(scales, broadcast_i32(terms + (Form::multipliers_at + pair) * R + r));
+        whole[r] = add_products(whole[r], as_pairs<Form::shift>(first[r], second[r]), f);
+    }
+}
+
+// c [R][16] += a * weights over super-blocks that are summed as whole numbers.
+template <int R, typename Source>
+__attribute__((always_inline)) inline void multiply_blocks(Source source, int units, const uint8_t* a,
+                                                           const int32_t* terms, float* c) {
+    using Form = typename Source::Form;
+    // Scales of half units are read when their super-block begins: one after the other they wait for memory.
+    alignas(64) int16_t memory[Form::sums * PANEL_COLS];
+    for (int u = 0; u < units; u += Form::units, terms += Form::units * Form::term_count * R) {
+        const int16_t* const scales = Form::has_half_scales ? source.all_scales(memory) : nullptr;
+        __m512i whole[R], mins[R];
+        for (int r = 0; r < R; ++r) whole[r] = _mm512_setzero_si512();
+        for (int pair = 0; pair < Form::sums / 2; ++pair) {
+            if (pair > 0) source.next();
+            add_pair<R>(source, scales, a, terms, pair, whole);
+        }
+        constexpr int LAST = Form::units - 1;
+        for (int r = 0; r < R; ++r) mins[r] = pin(_mm512_setzero_si512());
+        for (int p = 0; p < (Form::mins ? Form::units / 2 : 0); ++p) {
+            const __m512i m = source.block_mins(p, LAST);
+            for (int r = 0; r < R; ++r)
+                mins[r] = pin(add_products(mins[r], m, broadcast_i32(terms + (Form::mins_at + p) * R + r)));
+        }
+        const BlockEnd<Form> end = source.end(LAST);
+        for (int r = 0; r < R; ++r)
+            store(c + PANEL_COLS * r, end.add(load(c + PANEL_COLS * r), {_mm512_cvtepi32_ps(whole[r])},
+                                              {_mm512_cvtepi32_ps(mins[r])}, as_float(terms[Form::scale_at * R + r])));
+        source.next();
+    }
+}
+
+// The same of units with scales of their own.
+template <int R, typename Source>
+inline void multiply_scaled_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     using Form = typename Source::Form;
     F32x16 y[R];
     for (int r = 0; r < R; ++r) y[r] = load(c + PANEL_COLS * r);
@@ -205,6 +337,14 @@ inline void multiply_units(Source source, int units, const uint8_t* a, const int
     for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);
 }
 
+template <int R, typename Source>
+inline void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+    if constexpr (Source::Form::sums_blocks)
+        multiply_blocks<R>(source, units, a, terms, c);
+    else
+        multiply_scaled_units<R>(source, units, a, terms, c);
+}
+
 #if defined(OCTAVO_ISA_avx512vnni)
 template <typename F>
 __attribute__((noinline)) void multiply_group(const Panel& panel, int first, int units, const uint8_t* a,
@@ -214,12 +354,12 @@ __attribute__((noinline)) void multiply_group(const Panel& panel, int first, int
 }
 
 // sum[p][r] = terms[r] + codes of quads [First, First + Count) of panel p x activations of row r.
-template <int First, int Count, typename Source>
+template <int First, int Count, int Start = 0, typename Source>
 inline void sum_pair_quads(const Source (&sources)[2], const int8_t* a, const int32_t* terms,
                            __m512i (&sum)[2][ROW_GROUP]) {
     using Form = typename Source::Form;
     for (int r = 0; r < ROW_GROUP; ++r)
-        sum[0][r] = sum[1][r] = Form::has_zero_terms ? broadcast_i32(terms + r) : _mm512_setzero_si512();
+        sum[0][r] = sum[1][r] = Form::has_zero_terms ? broadcast_i32(terms + r) : _mm512_set1_epi32(Start);
     unroll<Count>([&](auto i) __attribute__((always_inline)) {
         constexpr int Q = First + decltype(i)::value;
         const __m512i u[2] = {sources[0].template quad<Q>(), sources[1].template quad<Q>()};
@@ -254,24 +394,71 @@ inline void pair_sums(const Source (&sources)[2], const int8_t* a, const int32_t
     }
 }
 
+// multiply_blocks of two panels, likewise. The first sums of a pair wait in memory.
+template <typename Form>
+inline void multiply_block_pair(TilePair<Form>& pair, const UnitTile<Form>* const (&tiles)[2], const uint8_t* a,
+                                const int32_t* terms) {
+    constexpr int QUADS_OF_SUM = Form::has_half_scales ? 4 : 8, UNITS_OF_PAIR = Form::has_half_scales ? 1 : 2;
+    __m512i sum[2][ROW_GROUP];
+    for (int r = 0; r < ROW_GROUP; ++r) sum[0][r] = sum[1][r] = _mm512_setzero_si512();
+    for (int i = 0; i < Form::sums / 2; ++i) {
+        __m512i part[2][2][ROW_GROUP];
+        unroll<2>([&](auto j) __attribute__((always_inline)) {
+            constexpr int J = decltype(j)::value;
+            const int unit = UNITS_OF_PAIR * i + J * (UNITS_OF_PAIR - 1);
+            if (J == 0 || UNITS_OF_PAIR == 2)
+                for (FetchAhead& ahead : pair.ahead) ahead.fetch();
+            const TileSource<Form> sources[2] = {{tiles[0] + unit}, {tiles[1] + unit}};
+            sum_pair_quads<Form::has_half_scales ? 4 * J : 0, QUADS_OF_SUM, J * ODD_START>(
+                sources, reinterpret_cast<const int8_t*>(a + unit * ROW_UNIT_BYTES * ROW_GROUP),
+                terms + (2 * i + J) * ROW_GROUP, part[J]);
+        });
+        for (int r = 0; r < ROW_GROUP; ++r) {
+            const __m512i multiplier = broadcast_i32(terms + (Form::multipliers_at + i) * ROW_GROUP + r);
+            for (int p = 0; p < 2; ++p) {
+                const __m512i f =
+                    _mm512_mulhrs_epi16(load_bytes(tiles[p]->block.scales + 2 * PANEL_COLS * i), multiplier);
+                sum[p][r] = add_products(sum[p][r], as_pairs<Form::shift>(part[0][p][r], part[1][p][r]), f);
+            }
+        }
+    }
+    for (int p = 0; p < 2; ++p)
+        for (int r = 0; r < ROW_GROUP; ++r) {
+            __m512i mins = _mm512_setzero_si512();
+            for (int i = 0; i < (Form::mins ? Form::units / 2 : 0); ++i)
+                mins = add_products(mins, load_bytes(tiles[p]->block.mins + 2 * PANEL_COLS * i),
+                                    broadcast_i32(terms + (Form::mins_at + i) * ROW_GROUP + r));
+            float* const y = pair.sums[p] + PANEL_COLS * r;
+            store(y, block_end(tiles[p]->block)
+                         .add(load(y), {_mm512_cvtepi32_ps(sum[p][r])}, {_mm512_cvtepi32_ps(mins)},
+                              as_float(terms[Form::scale_at * ROW_GROUP + r])));
+        }
+}
+
 // multiply_units of two panels: a broadcast serves two products, and sixteen chains of them hide their latency. The
 // sums stay in memory, because the chains fill the registers.
 template <typename Form>
 __attribute__((noinline)) void multiply_tile_pair(TilePair<Form> pair, int units, const uint8_t* a,
                                                   const int32_t* terms) {
-    TileSource<Form> sources[2] = {{pair.of[0]}, {pair.of[1]}};
-    for (int u = 0; u < units; ++u, a += ROW_UNIT_BYTES * ROW_GROUP, terms += Form::term_count * ROW_GROUP) {
-        for (FetchAhead& ahead : pair.ahead) ahead.fetch();
-        F32x16 sum[2][ROW_GROUP];
-        pair_sums(sources, reinterpret_cast<const int8_t*>(a), terms, sum);
-        const UnitFactors<Form> factors[2] = {UnitFactors<Form>(sources[0]), UnitFactors<Form>(sources[1])};
-        for (int r = 0; r < ROW_GROUP; ++r) {
-            for (int p = 0; p < 2; ++p) {
-                float* const y = pair.sums[p] + PANEL_COLS * r;
-                store(y, factors[p].add(load(y), sum[p][r], a, terms, r, ROW_GROUP));
+    if constexpr (Form::sums_blocks) {
+        for (int u = 0; u < units; u += Form::units, terms += Form::units * Form::term_count * ROW_GROUP)
+            multiply_block_pair(pair, {pair.of[0] + u, pair.of[1] + u}, a + u * ROW_UNIT_BYTES * ROW_GROUP, terms);
+        return;
+    } else {
+        TileSource<Form> sources[2] = {{pair.of[0]}, {pair.of[1]}};
+        for (int u = 0; u < units; ++u, a += ROW_UNIT_BYTES * ROW_GROUP, terms += Form::term_count * ROW_GROUP) {
+            for (FetchAhead& ahead : pair.ahead) ahead.fetch();
+            F32x16 sum[2][ROW_GROUP];
+            pair_sums(sources, reinterpret_cast<const int8_t*>(a), terms, sum);
+            const UnitFactors<Form> factors[2] = {UnitFactors<Form>(sources[0]), UnitFactors<Form>(sources[1])};
+            for (int r = 0; r < ROW_GROUP; ++r) {
+                for (int p = 0; p < 2; ++p) {
+                    float* const y = pair.sums[p] + PANEL_COLS * r;
+                    store(y, factors[p].add(load(y), sum[p][r], a, terms, r, ROW_GROUP));
+                }
             }
+            for (TileSource<Form>& source : sources) source.next();
         }
-        for (TileSource<Form>& source : sources) source.next();
     }
 }
 #endif

@@ -10,6 +10,21 @@
 // where u is the code or its entry in the table, and scale_j is 1 but for scales of half units. If these are E4M3,
 //     I = fma(float(I_1), scale_1, float(I_0) * scale_0),  I_j the sum over half unit j; rounded once
 // Bytes with one scale for each whole column: y = fma(float(I), s_a, y) for each unit, and y * s at the end.
+//
+// Super-blocks whose scales are whole numbers (Q3_K, Q4_K, Q5_K, Q6_K) are summed as whole numbers, because a float
+// scale and a minimum for each unit take a third as long as its products. For a row, S is the largest s_a of the
+// super-block, and for each unit u
+//     M_u = min(round to nearest even(s_a * (32768 / S)), 32767),  B_u = (M_u * sum of a + 2048) >> 12
+// Sums i are those of units, or of half units where these have scales c_i. Odd ones are negative: their shift then
+// rounds the other way, and no bias is left. For a column with the floats d and m of its super-block and minimums n_u
+//     f_i = (+-c_i * 2^scale_shift * M_u + 2^14) >> 15,  p_i = (+- sum over k of (code - zero) * a) >> shift
+//     I = sum over i of f_i * p_i,  J = sum over u of n_u * B_u      exact in int32
+//     t = float(I) * (d * 2^(shift - scale_shift))
+//     t = fma(float(J), m / 8, t)      types with minimums
+//     y = fma(t, S, y)
+// shift and scale_shift (linear_image.h) are such that p_i fits into int16, and I into int32. All these roundings
+// together are less than a hundredth of those of the activations.
+//
 // Dense types: y = fma(w, x, y) in increasing k. Every instruction set does exactly this, for any number of rows and
 // threads, so all results agree bit for bit. AMX alone multiplies quantized weights as bfloat16 (linear_amx.h): sums
 // of int8 would have to be scaled for each unit, which takes longer than the products of its tiles. Its bits are its
@@ -38,7 +53,7 @@ struct Format {
     static constexpr int unit_bytes = octavo::unit_bytes(traits), code_bytes = octavo::code_bytes(traits);
     static constexpr int header_bytes = octavo::header_bytes(traits), block_bytes = octavo::block_bytes(traits);
     static constexpr bool is_dense = octavo::is_dense(traits), is_wide = octavo::is_wide(traits);
-    static constexpr bool is_grouped = octavo::is_grouped(traits);
+    static constexpr bool is_grouped = octavo::is_grouped(traits), sums_blocks = octavo::sums_blocks(traits);
     static constexpr bool has_table = octavo::has_table(traits), has_zero = octavo::has_zero(traits);
     static constexpr bool has_half_scales = octavo::has_half_scales(traits);
     static constexpr bool has_e4m3_scales = octavo::has_e4m3_scales(traits), is_grid = octavo::is_grid(traits);
@@ -308,6 +323,9 @@ struct UnitCursor {
         else
             return scale_;
     }
+    // d and m of the super-block.
+    F32x16 block_scale() const { return scale_; }
+    F32x16 block_min() const { return min_; }
     // m of the unit, or m_j for j = `half`.
     F32x16 mins([[maybe_unused]] int half) const {
         if constexpr (F::has_byte_mins)
@@ -318,7 +336,7 @@ struct UnitCursor {
             return min_;
     }
     // After the last unit, `header` is that of the next one, if there is any.
-    void next() {
+    __attribute__((always_inline)) void next() {
         --left_;
         if (F::units == 1 || ++unit == sizes_.units) {
             unit = 0;
@@ -333,7 +351,7 @@ struct UnitCursor {
     float factor_;
     F32x16 scale_, min_;
 
-    void load_header() {
+    __attribute__((always_inline)) void load_header() {
         if constexpr (F::is_grouped)
             load_group();
         else
@@ -355,7 +373,7 @@ struct UnitCursor {
                 min_ = F::bits == 8 ? fma(scale_, broadcast(128.0f), load_stored(at)) : load_stored(at);
         }
     }
-    void load_block() {
+    __attribute__((always_inline)) void load_block() {
         scale_ = F::scales == Scales::e8m0 ? load_e8m0(header) : load_halves(header);
         if constexpr (F::is_grid) scale_ = scale_ * broadcast(factor_);
         if constexpr (F::mins > 0) min_ = load_halves(header + min_at(F::traits));

@@ -53,6 +53,13 @@ constexpr int MOST_PANELS = 2;  // that are multiplied at once
 constexpr bool KEEPS_GROUPS = false;
 constexpr int MOST_PANELS = 1;
 #endif
+// What odd sums of super-blocks start at: -1 is negated by a NOT, which costs nothing beside what joins it to an even
+// one.
+#if defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
+constexpr int ODD_START = -1;
+#else
+constexpr int ODD_START = 0;
+#endif
 // Wide codes of a tile are magnitudes with signs beside them.
 #if defined(OCTAVO_ISA_avx2)
 constexpr bool SIGNS_APART = true;
@@ -71,10 +78,29 @@ struct SumForm {
     static constexpr bool has_float_scales = HalfScales_ == HalfScales::floats;  // of half units
     static constexpr bool has_zero_terms = HasTerms;
     static constexpr int mins = Mins_;
-    static constexpr bool scales_columns = ScalesColumns;
+    static constexpr bool scales_columns = ScalesColumns, sums_blocks = false;
     // 32-bit terms of each row and unit beside codes, scales and sums, [unit][term_count][r]: -zero * sum of a, for the
     // unit or its two halves, or the A_j of two minimums as floats.
     static constexpr int term_count = mins == 2 ? 2 : !has_zero_terms ? 0 : has_half_scales ? 2 : 1;
+};
+
+// The same of super-blocks that are summed as whole numbers. Their sums are those of units, or of half units.
+template <int Bits, bool InHalves, int Mins_>
+struct BlockForm {
+    static constexpr bool is_wide = false, has_half_scales = InHalves, has_float_scales = false;
+    static constexpr bool in_halves = InHalves || (SHORT_SUMS && Bits > 4);
+    static constexpr bool has_zero_terms = Mins_ == 0 && ZERO_BY_TERMS, scales_columns = false, sums_blocks = true;
+    static constexpr int mins = Mins_, units = 8, zero = Mins_ == 0 ? 1 << (Bits - 1) : 0;
+    static constexpr int sums = InHalves ? 16 : 8;  // of a super-block
+    static constexpr int largest_sum = (zero ? zero : (1 << Bits) - 1) * 127 * (InHalves ? 16 : 32);
+    static constexpr int shift = largest_sum > 65535 ? 2 : largest_sum > 32767 ? 1 : 0;
+    static constexpr int largest_scale = Bits == 3 ? 32 : InHalves ? 128 : 63;
+    static constexpr int scale_shift = Bits == 3 ? 8 : InHalves ? 5 : 7;
+    static_assert(int64_t{largest_sum >> shift} * (largest_scale << scale_shift) * sums <= INT32_MAX);
+    // 32-bit terms of each row and super-block, [term][r]: -zero * sum of a for each sum; M as pairs of int16 for each
+    // two sums; B likewise for each two units; S. Those of a unit are a whole number.
+    static constexpr int multipliers_at = has_zero_terms ? sums : 0, mins_at = multipliers_at + sums / 2;
+    static constexpr int scale_at = mins_at + (mins ? 4 : 0), term_count = scale_at / units + 1;
 };
 // Wide codes with whole scales would not fit into the sums of int16.
 template <typename F>
@@ -82,11 +108,19 @@ constexpr HalfScales half_scales_of() {
     if (!F::has_half_scales) return HalfScales::none;
     return WHOLE_HALF_SCALES && !F::is_wide && !F::has_e4m3_scales ? HalfScales::whole : HalfScales::floats;
 }
+template <typename F, bool SumsBlocks = F::sums_blocks>
+struct FormOfFormat {
+    using type =
+        SumForm<F::is_wide && WIDE_APART, F::has_half_scales || (SHORT_SUMS && F::codes == Codes::plain && F::bits > 4),
+                F::is_wide ? WIDE_ZERO != 0 : F::has_zero && ZERO_BY_TERMS, half_scales_of<F>(), F::mins,
+                F::scales_columns>;
+};
 template <typename F>
-using FormOf =
-    SumForm<F::is_wide && WIDE_APART, F::has_half_scales || (SHORT_SUMS && F::codes == Codes::plain && F::bits > 4),
-            F::is_wide ? WIDE_ZERO != 0 : F::has_zero && ZERO_BY_TERMS, half_scales_of<F>(), F::mins,
-            F::scales_columns>;
+struct FormOfFormat<F, true> {
+    using type = BlockForm<F::bits, F::has_half_scales, F::mins>;
+};
+template <typename F>
+using FormOf = typename FormOfFormat<F>::type;
 
 constexpr int ROW_UNIT_BYTES = 48;  // of one row in one unit
 
@@ -240,15 +274,19 @@ struct Image {
     }
 };
 
-inline int32_t zero_term(int zero, int low, int high) {
-    if (!SHORT_SUMS) return -zero * (low + high);
-    return static_cast<int32_t>((static_cast<uint32_t>(-zero * low) & 0xffffu) | static_cast<uint32_t>(-zero * high)
-                                                                                     << 16);
+// Two numbers of 16 bits as vpmaddwd reads them.
+constexpr int32_t pair_of(int low, int high) {
+    return static_cast<int32_t>((low & 0xffff) | static_cast<uint32_t>(high) << 16);
+}
+
+inline int32_t zero_term(int zero, int low, int high, int start = 0) {
+    if (!SHORT_SUMS) return start - zero * (low + high);
+    return pair_of(start - zero * low, -zero * high);
 }
 
 // The terms of one group. Returns the end.
 template <typename Form>
-inline int32_t* write_terms(ImageGroup g, int units, [[maybe_unused]] int zero, int32_t* out) {
+inline int32_t* write_unit_terms(ImageGroup g, int units, [[maybe_unused]] int zero, int32_t* out) {
     const int r = g.rows;
     for (int u = 0; u < units && Form::term_count > 0; ++u, out += Form::term_count * r) {
         uint8_t* const unit = g.unit(u);

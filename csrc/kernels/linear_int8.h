@@ -193,6 +193,7 @@ class ProductSums {
 
     template <typename Form>
     void prepare_terms(const WeightType& type, const PanelRun& run, RowBlock block, int slot) {
+        static_assert(Form::term_count <= MOST_TERMS);
         const TermsKey& key = keys_[slot];
         if (key.type == &type && key.image == run.image_index && key.first == block.first) return;
         const int zero = is_wide(type.traits) ? WIDE_ZERO : type.zero;

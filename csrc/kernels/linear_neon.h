@@ -136,6 +136,11 @@ struct PackedSource : PackedUnits<F> {
     int8x16_t pair(int group, bool right) const {
         return pair_quads(quad<2 * P>(group), quad<2 * P + 1>(group), right);
     }
+    // Of the super-block that begins; read into `memory`.
+    const BlockFactors<Form>& read_factors(BlockFactors<Form>& memory) const {
+        read_block<F>(*this, memory);
+        return memory;
+    }
     auto half_scales(int half) const {
         if constexpr (FormOf<F>::has_float_scales)
             return load_float_scales<F>(this->half_scale_bytes(half), half);
@@ -147,6 +152,7 @@ struct PackedSource : PackedUnits<F> {
 // Unpacked units. Codes: quads, or pairs of quads as pair_quads makes them.
 template <typename Form>
 struct TileSource : TileUnits<Form> {
+    const BlockFactors<Form>& read_factors(BlockFactors<Form>&) const { return this->block(0); }
 #if defined(OCTAVO_ISA_i8mm)
     template <int P>
     int8x16_t pair(int group, bool right) const {
@@ -167,6 +173,15 @@ struct TileSource : TileUnits<Form> {
     }
 };
 
+template <typename Form>
+inline void store_half_scales(F32x16 scales, UnitTile<Form>& tile, int half) {
+    store(tile.half_scales[half], scales);
+}
+template <typename Form>
+inline void store_half_scales(const I32x16& scales, UnitTile<Form>& tile, int half) {
+    for (int g = 0; g < COL_GROUPS; ++g) vst1q_s32(tile.half_scales[half] + 4 * g, scales.v[g]);
+}
+
 template <typename F>
 void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     unroll<QUADS / 2>([&](auto p) __attribute__((always_inline)) {
@@ -183,16 +198,13 @@ void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
             }
         }
     });
-    store(tile.scales, source.scales());
-    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
-    if constexpr (F::has_half_scales)
-        for (int j = 0; j < 2; ++j) {
-            const auto s = source.half_scales(j);
-            if constexpr (FormOf<F>::has_float_scales)
-                store(tile.half_scales[j], s);
-            else
-                for (int g = 0; g < COL_GROUPS; ++g) vst1q_s32(tile.half_scales[j] + 4 * g, s.v[g]);
-        }
+    if constexpr (F::sums_blocks) {
+        if (source.unit == 0) read_block<F>(source, tile.block);
+    } else {
+        store(tile.scales, source.scales());
+        for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
+        for (int j = 0; j < (F::has_half_scales ? 2 : 0); ++j) store_half_scales(source.half_scales(j), tile, j);
+    }
 }
 
 #if defined(OCTAVO_ISA_neon)
@@ -351,8 +363,67 @@ inline void unit_sums(const Source& source, const int8_t* a, const int32_t* term
     }
 }
 
+// Pair `odd` of 16-bit numbers in a term.
+inline int16x8_t repeat_term(int32_t term, int odd) {
+    return vdupq_n_s16(static_cast<int16_t>(odd ? term >> 16 : term));
+}
+
+// whole[r] += sum `at` of a super-block, of `Count` quads, times its scales. terms: of the super-block.
+template <int R, int First, int Count, typename Source>
+inline void add_scaled(const Source& source, const BlockFactors<typename Source::Form>& factors, const int8_t* a,
+                       const int32_t* terms, int at, I32x16 (&whole)[R]) {
+    using Form = typename Source::Form;
+    I32x16 sum[R];
+    start_sums<Form>(terms + at * R, sum);
+    add_quads<R, First, Count>(source, a, sum);
+    const int16x8_t low = vld1q_s16(factors.scales + PANEL_COLS * at);
+    const int16x8_t high = vld1q_s16(factors.scales + PANEL_COLS * at + 8);
+    for (int r = 0; r < R; ++r) {
+        const int16x8_t m = repeat_term(terms[(Form::multipliers_at + at / 2) * R + r], at % 2);
+        const int16x8_t f[2] = {vqrdmulhq_s16(low, m), vqrdmulhq_s16(high, m)};
+        for (int g = 0; g < COL_GROUPS; ++g) {
+            const int32x4_t part = at % 2 ? vnegq_s32(sum[r].v[g]) : sum[r].v[g];
+            const int32x4_t wide = g % 2 ? vmovl_high_s16(f[g / 2]) : vmovl_s16(vget_low_s16(f[g / 2]));
+            whole[r].v[g] = vmlaq_s32(whole[r].v[g], vshlq_s32(part, vdupq_n_s32(-Form::shift)), wide);
+        }
+    }
+}
+
+// c [R][16] += a * a super-block that is summed as whole numbers. Leaves the source at the one after it.
 template <int R, typename Source>
-inline void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+inline void multiply_block(Source& source, const uint8_t* a, const int32_t* terms, float* c) {
+    using Form = typename Source::Form;
+    BlockFactors<Form> memory;
+    const BlockFactors<Form>& factors = source.read_factors(memory);
+    I32x16 whole[R];
+    for (int r = 0; r < R; ++r)
+        for (int g = 0; g < COL_GROUPS; ++g) whole[r].v[g] = vdupq_n_s32(0);
+    for (int unit = 0; unit < Form::units; ++unit, a += ROW_UNIT_BYTES * R, source.next()) {
+        source.prefetch();
+        const int8_t* const codes = reinterpret_cast<const int8_t*>(a);
+        if constexpr (Form::has_half_scales) {
+            add_scaled<R, 0, 4>(source, factors, codes, terms, 2 * unit, whole);
+            add_scaled<R, 4, 4>(source, factors, codes, terms, 2 * unit + 1, whole);
+        } else {
+            add_scaled<R, 0, 8>(source, factors, codes, terms, unit, whole);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        I32x16 mins;
+        for (int g = 0; g < COL_GROUPS; ++g) mins.v[g] = vdupq_n_s32(0);
+        for (int u = 0; u < (Form::mins ? Form::units : 0); ++u) {
+            const int16x8_t sums = repeat_term(terms[(Form::mins_at + u / 2) * R + r], u % 2);
+            for (int g = 0; g < COL_GROUPS; ++g)
+                mins.v[g] = vmlal_s16(mins.v[g], vld1_s16(factors.mins + PANEL_COLS * u + 4 * g), vget_low_s16(sums));
+        }
+        store(c + PANEL_COLS * r, block_end(factors).add(load(c + PANEL_COLS * r), to_floats(whole[r]), to_floats(mins),
+                                                         as_float(terms[Form::scale_at * R + r])));
+    }
+}
+
+// The same of units with scales of their own.
+template <int R, typename Source>
+inline void multiply_scaled_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     using Form = typename Source::Form;
     for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
         source.prefetch();
@@ -370,6 +441,17 @@ inline void multiply_units(Source source, int units, const uint8_t* a, const int
         if (R > 2) __asm__("" : "+r"(c));
         for (int r = 0; r < R; ++r)
             store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), sum[r], a, terms, r, R));
+    }
+}
+
+template <int R, typename Source>
+inline void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+    using Form = typename Source::Form;
+    if constexpr (Form::sums_blocks) {
+        for (int u = 0; u < units; u += Form::units)
+            multiply_block<R>(source, a + u * ROW_UNIT_BYTES * R, terms + u * Form::term_count * R, c);
+    } else {
+        multiply_scaled_units<R>(source, units, a, terms, c);
     }
 }
 

@@ -3,7 +3,7 @@
 // (multiply_units).
 #pragma once
 
-#include "linear_image.h"
+#include "linear_blocks.h"
 #include "linear_streams.h"
 
 namespace octavo {
@@ -49,6 +49,9 @@ struct TileUnits {
     const UnitTile<Form>* tile;
     F32x16 scales() const { return load(tile->scales); }
     F32x16 mins(int half) const { return load(tile->mins[half]); }
+    // Of the super-block whose unit `unit` this is.
+    const BlockFactors<Form>& block(int unit) const { return tile[-unit].block; }
+    const int16_t* all_scales(int16_t*) const { return tile->block.scales; }
     void prefetch() const {}
     void next() { ++tile; }
 };
@@ -141,6 +144,39 @@ struct alignas(64) UnitTile : TileSigns<Form::is_wide && SIGNS_APART> {
     HalfScale<Form> half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
 };
 
+// The first unit of a super-block that is summed as whole numbers has its factors.
+template <int Bits, bool InHalves, int Mins>
+struct alignas(64) UnitTile<BlockForm<Bits, InHalves, Mins>> {
+    TileCode codes[PANEL_COLS * UNIT_K];
+    BlockFactors<BlockForm<Bits, InHalves, Mins>> block;
+};
+
+inline float as_float(int32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+// The end of a super-block: y after it, where whole and mins are its integer sums and scale is S.
+template <typename Form>
+struct BlockEnd {
+    F32x16 sum_factors, min_factors;
+    F32x16 add(F32x16 y, F32x16 whole, F32x16 mins, float scale) const {
+        F32x16 t = whole * sum_factors;
+        if constexpr (Form::mins > 0) t = fma(mins, min_factors, t);
+        return fma(t, broadcast(scale), y);
+    }
+};
+template <typename Form>
+inline BlockEnd<Form> block_end(const BlockFactors<Form>& factors) {
+    return {load(factors.sum_factors), load(factors.min_factors)};
+}
+template <typename F>
+inline BlockEnd<FormOf<F>> packed_end(const UnitCursor<F>& cursor) {
+    const PackedBlock<F> block{cursor};
+    return {block.sum_factors(), block.min_factors()};
+}
+
 // A function of its own for each number of rows: in one for all of them the registers are shared out worse.
 template <int R, typename Source>
 __attribute__((noinline)) void multiply_tile_units(const UnitTile<typename Source::Form>* tiles, int units,
@@ -185,7 +221,8 @@ constexpr int64_t UNPACKED_BYTES = MOST_PANELS * tile_bytes();
 constexpr int64_t DENSE_BYTES = 0;
 
 // The terms of a block of rows with k columns.
-constexpr int64_t terms_bytes(int64_t k) { return BLOCK_ROWS * (k / UNIT_K) * 8; }
+constexpr int MOST_TERMS = 4;  // of a unit
+constexpr int64_t terms_bytes(int64_t k) { return BLOCK_ROWS * (k / UNIT_K) * MOST_TERMS * 4; }
 
 // Rows that the sums of `rows` rows with a panel take in memory.
 constexpr int32_t sum_rows(int32_t rows) { return rows; }
