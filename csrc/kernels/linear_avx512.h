@@ -394,7 +394,8 @@ inline void pair_sums(const Source (&sources)[2], const int8_t* a, const int32_t
     }
 }
 
-// multiply_blocks of two panels, likewise. The first sums of a pair wait in memory.
+// A super-block of two panels that are summed as whole numbers. All sums of a pair wait in memory: chains fill the
+// registers.
 template <typename Form>
 inline void multiply_block_pair(TilePair<Form>& pair, const UnitTile<Form>* const (&tiles)[2], const uint8_t* a,
                                 const int32_t* terms) {

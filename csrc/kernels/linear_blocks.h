@@ -11,11 +11,12 @@ namespace {
 struct BlockScale {
     float largest, factor;
 };
-inline BlockScale block_scale(const uint8_t* block, int row, int r) {
+template <typename Form>
+inline BlockScale block_scale(uint8_t* block, int row, int r) {
     uint32_t largest = 0;
-    for (int u = 0; u < 8; ++u) {
+    for (int u = 0; u < Form::units; ++u) {
         uint32_t bits;
-        std::memcpy(&bits, block + u * r * ROW_UNIT_BYTES + 32 * r + 4 * row, 4);
+        std::memcpy(&bits, image_scales(block + u * r * ROW_UNIT_BYTES, r) + row, 4);
         bits &= 0x7fffffffu;
         largest = bits > largest ? bits : largest;
     }
@@ -28,7 +29,7 @@ inline BlockScale block_scale(const uint8_t* block, int row, int r) {
 template <typename Form>
 inline __attribute__((always_inline)) void write_block(uint8_t* block, int r, int32_t* out) {
     BlockScale scales[ROW_GROUP];
-    for (int i = 0; i < r; ++i) scales[i] = block_scale(block, i, r);
+    for (int i = 0; i < r; ++i) scales[i] = block_scale<Form>(block, i, r);
     int32_t multipliers[2][ROW_GROUP], sums[2][ROW_GROUP];  // M and B of two units
     for (int u = 0; u < Form::units; ++u, block += r * ROW_UNIT_BYTES) {
         const float* const unit_scales = image_scales(block, r);

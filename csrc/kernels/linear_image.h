@@ -94,8 +94,9 @@ struct BlockForm {
     static constexpr int sums = InHalves ? 16 : 8;  // of a super-block
     static constexpr int largest_sum = (zero ? zero : (1 << Bits) - 1) * 127 * (InHalves ? 16 : 32);
     static constexpr int shift = largest_sum > 65535 ? 2 : largest_sum > 32767 ? 1 : 0;
-    static constexpr int largest_scale = Bits == 3 ? 32 : InHalves ? 128 : 63;
+    static constexpr int largest_scale = Bits == 3 ? 32 : InHalves ? 128 : 63;  // six bits in files but of Q6_K
     static constexpr int scale_shift = Bits == 3 ? 8 : InHalves ? 5 : 7;
+    static_assert(largest_sum >> shift <= INT16_MAX);
     static_assert(int64_t{largest_sum >> shift} * (largest_scale << scale_shift) * sums <= INT32_MAX);
     // 32-bit terms of each row and super-block, [term][r]: -zero * sum of a for each sum; M as pairs of int16 for each
     // two sums; B likewise for each two units; S. Those of a unit are a whole number.
@@ -118,6 +119,7 @@ struct FormOfFormat {
 template <typename F>
 struct FormOfFormat<F, true> {
     using type = BlockForm<F::bits, F::has_half_scales, F::mins>;
+    static_assert(F::units == type::units);
 };
 template <typename F>
 using FormOf = typename FormOfFormat<F>::type;
