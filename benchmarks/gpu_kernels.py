@@ -14,9 +14,9 @@ from octavo.backends.torch.kernels.attention import Sequences, decode_attention,
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.gate import gated
 from octavo.backends.torch.kernels.norm import rms_norm
+from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, selective_scan
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
 from octavo.backends.torch.kernels.sample import Entries, has_filters, row_options, sample_rows
-from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan
 from octavo.batch import greedy_rows
 from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
 

@@ -22,7 +22,8 @@ from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.executor import TorchExecutor
 from octavo.backends.torch.graphs import CudaReplay
 from octavo.backends.torch.kernels.planes import Planes
-from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
 from octavo.generation_request import GenerationRequest
 from octavo.graph.ops import RopeParams
 from octavo.models import build_graph

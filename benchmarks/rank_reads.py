@@ -20,7 +20,7 @@ from octavo.backends.parameters import weight_of
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.engine.load import executor_limits, model_graph
-from octavo.engine.rank import steps_of
+from octavo.engine.ranks.rank import steps_of
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from tests.support.page_cache import cached_bytes, drop, read_nothing_ahead
 

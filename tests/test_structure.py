@@ -44,7 +44,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "imports",
             "src/octavo/server/http/a.py",
-            "import octavo.server.state\n",
+            "import octavo.server.server_state\n",
             "must not import octavo.server",
         ),
         ("imports", "src/octavo/graph/a.py", "def f():\n    import torch\n", "torch is imported outside"),

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from octavo import LLM, AsyncLLM, ModelLoadError, UsageError
-from octavo.engine.scoring import plan_scores
+from octavo.engine.texts.scoring import plan_scores
 from tests.support.text_models import (
     TEXTS,
     TOKENIZERS,

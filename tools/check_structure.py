@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the structure of the repository: imports, size budgets, plain docstrings, and one sentence per file.
+"""Checks the structure of the repository: imports, length of functions, plain docstrings, and one sentence per file.
 
 Run from anywhere: `python tools/check_structure.py`. Prints every violation and exits 1 if there is one.
 """
@@ -15,10 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "octavo"
-MAX_FILE_LINES = 500
+LONG_FILE_LINES = 500  # a longer file is named in the report, and fails nothing
 MAX_FUNCTION_LINES = {"src": 60, "csrc": 60, "tests": 70, "tools": 60, "benchmarks": 60}
 MAX_PARAMETERS = 8
-MAX_TREE_LINES = {"src/octavo/server": 14_300}
 
 # Leaf modules: values that everything may import and that import only each other.
 LEAVES = {"errors", "env", "batch", "sampling_params", "outputs", "config", "generation_request", "__version__"}
@@ -36,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"core", "engine", "loader", "tokenizer"},
     "llm": {"engine", "loader", "tokenizer"},
     "async_llm": {"engine", "loader", "tokenizer", "llm"},
-    "bench": {"engine", "llm", "async_llm", "loader", "backends", "graph"},
+    "bench": {"engine", "llm", "async_llm", "loader", "backends", "graph", "distributed"},
     "compress": {"quantization", "backends", "graph", "models", "loader", "tokenizer", "engine"},
     "quality": {"bench", "compress", "engine", "loader", "tokenizer", "backends"},
     "cli": {
@@ -66,10 +65,10 @@ SERVER_ROOMS: dict[str, set[str]] = {
     "tool_parsers": set(),
     "models": {"errors", "config", "tool_parsers", "observability"},
     "reasoning": {"tool_parsers"},
-    "generation": {"errors", "admission", "state", "models", "tool_parsers", "reasoning"},
-    "protocols": {"errors", "state", "models", "http", "generation"},
+    "generation": {"errors", "admission", "server_state", "models", "tool_parsers", "reasoning"},
+    "protocols": {"errors", "server_state", "models", "http", "generation"},
 }
-PURE_PYTHON = {"engine/scheduler.py", "engine/block_pool.py", "engine/kv_cache.py", "engine/request.py"}
+PURE_PYTHON = {"engine/scheduler.py", "engine/kv/block_pool.py", "engine/kv/kv_cache.py", "engine/request.py"}
 BACKEND_MODULES = ("backends.cpu", "backends.reference")  # what the others know of them is octavo.backends
 TORCH_ROOMS = ("backends/torch/", "distributed/")
 
@@ -163,14 +162,9 @@ def python_files() -> list[Path]:
 
 
 def check_python_budgets() -> Iterator[str]:
-    for tree, budget in MAX_TREE_LINES.items():
-        if (lines := sum(path.read_text().count("\n") for path in (ROOT / tree).rglob("*.py"))) > budget:
-            yield f"{tree}: {lines} lines of Python in all, the budget is {budget}"
     for path in python_files():
         relative = path.relative_to(ROOT).as_posix()
         text = path.read_text()
-        if (lines := text.count("\n")) > MAX_FILE_LINES:
-            yield f"{relative}: {lines} lines, the budget is {MAX_FILE_LINES}"
         for node in ast.walk(parse(text)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -207,8 +201,6 @@ def check_cpp_budgets() -> Iterator[str]:
     for path in sorted([*ROOT.glob("csrc/**/*.cpp"), *ROOT.glob("csrc/**/*.h")]):
         relative = path.relative_to(ROOT).as_posix()
         text = path.read_text()
-        if (lines := text.count("\n")) > MAX_FILE_LINES:
-            yield f"{relative}: {lines} lines, the budget is {MAX_FILE_LINES}"
         for line, length in cpp_functions(text):
             if length > (budget := MAX_FUNCTION_LINES["csrc"]):
                 yield f"{relative}:{line}: a function of {length} lines, the budget is {budget}"
@@ -309,6 +301,13 @@ def check_product_levels() -> Iterator[str]:
             yield f"csrc/kernels/{path.name}: {found.group()}, but only products are compiled for that level"
 
 
+def long_files() -> Iterator[str]:
+    """A question about each long file. Not a check: some ideas need the room, and a limit only makes lines denser."""
+    for path in [*python_files(), *sorted([*ROOT.glob("csrc/**/*.cpp"), *ROOT.glob("csrc/**/*.h")])]:
+        if (lines := path.read_text().count("\n")) > LONG_FILE_LINES:
+            yield f"{path.relative_to(ROOT).as_posix()} has {lines} lines: does it hold more than one idea?"
+
+
 CHECKS = {
     "imports": check_imports,
     "calls": check_calls,
@@ -329,6 +328,8 @@ def main() -> int:
         print(f"{name}: {'ok' if not problems else f'{len(problems)} violations'}")
         for problem in problems:
             print(f"  {problem}")
+    for question in long_files():
+        print(f"long file: {question}")
     return 1 if failures else 0
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.async_engine import Sink
+from octavo.engine.engine_thread import Sink
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.progress import ProgressBar
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError

@@ -17,7 +17,7 @@ from octavo.backends.memory import MemoryBudget
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine, model_sizes
-from octavo.engine.weight_notes import growth_notes
+from octavo.engine.loading.weight_notes import growth_notes
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint

@@ -22,9 +22,9 @@ from octavo.backends.split import SplitBackend, SplitExecutor, SplitSizes, cache
 from octavo.backends.torch.compile import TorchBackend
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
-from octavo.engine import devices
-from octavo.engine.devices import backend_name, backend_of, step_tokens
 from octavo.engine.load import memory_of_rank
+from octavo.engine.loading import devices
+from octavo.engine.loading.devices import backend_name, backend_of, step_tokens
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.ops import MoE
 from octavo.graph.segments import layer_borders
@@ -109,7 +109,7 @@ def test_the_plan_of_a_split_model_that_runs_from_disk(tmp_path: Path, monkeypat
     monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(cpu_bytes))
     device = SmallDevice(torch.device("cpu"), torch.float32)
     cpu = get_backend("cpu")
-    monkeypatch.setattr("octavo.engine.devices.get_backend", lambda name: cpu if name == "cpu" else device)
+    monkeypatch.setattr("octavo.engine.loading.devices.get_backend", lambda name: cpu if name == "cpu" else device)
     options = {"backend": "torch", "gpu_layers": 1, "max_num_seqs": 2, "max_num_batched_tokens": 64, "num_threads": 1}
     with closing(open_checkpoint(path)) as checkpoint:
         config = EngineConfig(model=str(path), **options)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
-from octavo.backends.progress import WatchedExecutor
 from octavo.backends.sampling import SamplingError
+from octavo.backends.work_done import WatchedExecutor
 from octavo.batch import Batch
 from octavo.errors import UsageError
 from tests.support.batches import Request, step

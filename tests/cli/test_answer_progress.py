@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import terminal
-from octavo.engine import progress
+from octavo.engine.loading import progress_bar
 from tests.support.processes import octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 
@@ -23,7 +23,7 @@ class FakeTerminal(io.StringIO):
 def test_a_long_file_is_read_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
 
-    class Bar(progress.ProgressBar):
+    class Bar(progress_bar.ProgressBar):
         """Shown at once. The screen changes ten times a second only: its numbers are taken here."""
 
         def update(self, what: str, done: int, total: int) -> None:
@@ -32,7 +32,7 @@ def test_a_long_file_is_read_with_progress(tmp_path: Path, monkeypatch: pytest.M
                 assert total == NUM_TOKENS
                 counts.append(done)
 
-    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(terminal, "_POLL_S", 0.001)
     monkeypatch.setattr(terminal, "ProgressBar", Bar)
     model, file, screen = tmp_path / "tiny.gguf", tmp_path / "long.txt", FakeTerminal()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.bench.simulation import busiest_rank
 from octavo.cli.simulate import machines_of, needs_all_logits
-from octavo.engine.simulation import busiest_rank
 from octavo.errors import UsageError
 from tests.backends.cpu.test_sampling_on_ranks import assert_same_answers
 from tests.support.large_model import HIDDEN, KV_HEADS, LAYERS, PARAMETERS, VOCAB, save_large_model

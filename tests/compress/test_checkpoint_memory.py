@@ -15,8 +15,8 @@ from octavo.compress.checkpoints import awq
 from octavo.compress.checkpoints.calibration import read_calibration
 from octavo.compress.checkpoints.methods import Choices, choose_method
 from octavo.compress.checkpoints.plan import QuantizationPlan, plan_quantization
-from octavo.compress.checkpoints.progress import Workplace
 from octavo.compress.checkpoints.run import LayerQuantizer
+from octavo.compress.checkpoints.workplace import Workplace
 from octavo.compress.checkpoints.write import quantize_checkpoint
 from octavo.loader.atomic_folder import AtomicFolder
 from octavo.loader.checkpoint import open_checkpoint

@@ -12,7 +12,7 @@ from octavo.cli import quantize as quantize_module
 from octavo.cli import quantize_checkpoint
 from octavo.compress.checkpoints import run as checkpoint_run
 from octavo.compress.checkpoints.run import LayerQuantizer
-from octavo.engine import progress
+from octavo.engine.loading import progress_bar
 from tests.compress.models import write_model
 from tests.compress.test_checkpoint_types import save_source
 from tests.compress.test_quantize import run
@@ -67,7 +67,7 @@ def test_every_step_is_reported(case: str, folder: Path, tmp_path: Path, monkeyp
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
     reports: dict[str, list[tuple[int, int]]] = {}
 
-    class Recorder(progress.ProgressBar):
+    class Recorder(progress_bar.ProgressBar):
         def update(self, what: str, done: int, total: int) -> None:
             reports.setdefault(what, []).append((done, total))
 
@@ -92,8 +92,8 @@ def test_every_step_is_reported(case: str, folder: Path, tmp_path: Path, monkeyp
 def test_lines_have_the_time_left(case: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a line at every report."""
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(progress, "_PATIENCE_S", -1.0)
-    monkeypatch.setattr(progress, "_LINE_S", 0.0)
+    monkeypatch.setattr(progress_bar, "_PATIENCE_S", -1.0)
+    monkeypatch.setattr(progress_bar, "_LINE_S", 0.0)
     error = result_of(folder, tmp_path, case)
     number = r"[\d.,]+(?: [KMG]?i?B)?"
     for what in CASES[case][2]:

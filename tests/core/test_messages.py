@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.messages import (
+from octavo.core.wire import (
     MAX_MESSAGE_BYTES,
     SIZE_BYTES,
     Abort,

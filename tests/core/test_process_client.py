@@ -17,8 +17,8 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.core import process_client
 from octavo.core.client import EngineState
-from octavo.core.messages import Abort, Reply, Step, decode, encode, encode_request
 from octavo.core.process_client import ProcessClient
+from octavo.core.wire import Abort, Reply, Step, decode, encode, encode_request
 from octavo.errors import (
     EngineDeadError,
     InsufficientMemoryError,

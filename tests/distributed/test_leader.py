@@ -9,7 +9,7 @@ import time
 
 from octavo.distributed.connection import Connection
 from octavo.distributed.leader import Leader
-from octavo.distributed.messages import Joining, RankFailed
+from octavo.distributed.rank_messages import Joining, RankFailed
 from octavo.errors import InsufficientMemoryError
 
 
@@ -33,7 +33,7 @@ STOPPED = """
 import os, signal, socket, subprocess, time
 from octavo.distributed import leader as module
 from octavo.distributed.connection import Connection
-from octavo.distributed.messages import Alive
+from octavo.distributed.rank_messages import Alive
 module.SILENCE_S = 0.8
 leaders = []
 for _ in range(20):  # each with threads of its own, which wake up in any order

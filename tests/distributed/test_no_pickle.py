@@ -20,7 +20,7 @@ ROOT = Path(octavo.__file__).parent
 # All that writes or reads what passes between ranks, and between the server and its engine.
 CROSSING = [
     *(ROOT / "distributed").glob("*.py"),
-    *(ROOT / "engine" / name for name in ("rank.py", "rank_process.py", "rank_ray.py")),
+    *(ROOT / "engine" / "ranks").glob("*.py"),
     *(ROOT / "core").glob("*.py"),
 ]
 UNSAFE = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "multiprocessing", "shelve"}

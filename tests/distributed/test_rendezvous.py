@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from octavo.distributed import messages, rendezvous
+from octavo.distributed import rank_messages, rendezvous
 from octavo.distributed.connection import Connection, ConnectionEndedError
-from octavo.distributed.messages import (
+from octavo.distributed.rank_messages import (
     Challenge,
     Joining,
     MalformedRankMessageError,
@@ -224,7 +224,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
     ours.send(StageValues(1, [Tensor("float32", (4096,), bytearray(1 << 14))]))
     with pytest.raises(ConnectionEndedError, match="more than 4096"):
         theirs.receive(4096)
-    assert messages.MAX_MESSAGE_BYTES > 1 << 30
+    assert rank_messages.MAX_MESSAGE_BYTES > 1 << 30
 
 
 def test_ranks_that_cannot_come_are_not_waited_for() -> None:

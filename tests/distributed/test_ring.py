@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.distributed.connection import Connection, ConnectionEndedError
-from octavo.distributed.messages import RankFailed, StageValues, Tensor
+from octavo.distributed.rank_messages import RankFailed, StageValues, Tensor
 from octavo.distributed.ring import Ring, RingEndedError
 
 

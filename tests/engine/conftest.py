@@ -10,7 +10,7 @@ from tests.support import fake_executor
 from tests.support.torch_model import TorchModel
 
 _ON_TORCH = (
-    "async_engine", "batch_builder", "beam_search", "constrained", "drafts", "engine", "metrics", "overlap",
+    "engine_thread", "batch_builder", "beam_search", "constrained", "drafts", "engine", "metrics", "overlap",
     "request_checks", "scheduler", "step_budget",
 )  # fmt: skip
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from octavo.backends import ExecutorLimits, reference
 from octavo.batch import StepOutput
-from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
 from octavo.engine.request import FinishReason, RowUse, Sequence, SequenceGroup
 from octavo.outputs import RequestOutput
 from octavo.quantization.packed import DenseWeight

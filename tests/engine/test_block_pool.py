@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.block_pool import BlockPool
+from octavo.engine.kv.block_pool import BlockPool
 from tests.support.integrity import check_pool
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.engine.constrained import GrammarCache, GrammarCompiler, GrammarSource, make_source
-from octavo.engine.engine import Engine, EngineLimits, RequestFailure
+from octavo.engine.engine import Engine, RequestFailure
+from octavo.engine.limits import EngineLimits
+from octavo.engine.texts.constrained import GrammarCache, GrammarCompiler, GrammarSource, make_source
 from octavo.errors import UsageError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.engine.deep_stack import run_on_deep_stack
+from octavo.engine.texts.deep_stack import run_on_deep_stack
 from octavo.errors import OverloadedError
 
 

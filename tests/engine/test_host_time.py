@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from octavo.batch import Batch, StepOutput
-from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer, create_request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.kv_cache import KVCacheManager
+from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.request import Request, Sequence
 from octavo.graph.cache import KVCache, cache_layout
 from octavo.sampling_params import SamplingParams

@@ -10,7 +10,8 @@ import torch
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
 from octavo.backends.cpu.lowering import PASSES
 from octavo.backends.torch.compile import TorchBackend
-from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
 from octavo.outputs import RequestOutput

@@ -11,8 +11,9 @@ import torch
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.cpu.lowering import PASSES
 from octavo.batch import Float32
-from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.engine import Engine, EngineLimits, RequestFailure
+from octavo.engine.engine import Engine, RequestFailure
+from octavo.engine.engine_thread import EngineThread
+from octavo.engine.limits import EngineLimits
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import Pooling, PoolingParams
 from octavo.graph.passes import optimize
@@ -136,7 +137,7 @@ def test_abort_and_close() -> None:
     assert isinstance(aborted.error, OctavoError)
     assert subject.scheduler.kv_cache.pool.num_used_blocks == 0
     assert not subject.has_work
-    thread = AsyncEngine(subject)
+    thread = EngineThread(subject)
     thread.submit(create_request(subject, "b", PROMPTS[0], PoolingParams(pooling="last")), items.put)
     assert isinstance(items.get(timeout=10), PoolingOutput)
     thread.close()

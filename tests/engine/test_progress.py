@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from octavo.engine import progress as module
-from octavo.engine.progress import ProgressBar, size
+from octavo.engine.loading import progress_bar as module
+from octavo.engine.loading.progress_bar import ProgressBar, size
 
 
 class FakeTerminal(io.StringIO):

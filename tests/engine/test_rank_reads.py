@@ -18,7 +18,7 @@ from octavo.backends.parameters import weight_of
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.engine.load import model_graph
-from octavo.engine.rank import steps_of
+from octavo.engine.ranks.rank import steps_of
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.quantization.packed import DenseWeight

@@ -24,10 +24,10 @@ from octavo.config import EngineConfig
 from octavo.distributed.connection import Connection
 from octavo.distributed.executor import GroupExecutor
 from octavo.distributed.leader import Leader
-from octavo.distributed.messages import Joining, Setup
+from octavo.distributed.rank_messages import Joining, Setup
 from octavo.distributed.ranks import Ranks
 from octavo.engine import load
-from octavo.engine import rank as rank_module
+from octavo.engine.ranks import rank as rank_module
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from tests.support.engine_answers import PROMPTS, answers
 from tests.support.numa_nodes import pretend
@@ -301,7 +301,7 @@ def test_what_loading_waits_for_a_disk_is_not_counted(model: str, monkeypatch: p
 
     monkeypatch.setattr(rank_module, "join", lambda *_: None)
     monkeypatch.setattr(rank_module, "compile_graph", loaded)
-    monkeypatch.setattr("octavo.backends.progress._read", lambda *_: b"1 (a thread) D 0 0")  # at a disk, all the time
+    monkeypatch.setattr("octavo.backends.work_done._read", lambda *_: b"1 (a thread) D 0 0")  # at a disk, all the time
     _ours, theirs = (Connection(sock) for sock in socket.socketpair())
     follower = rank_module.Follower(theirs)
     follower._inbox.put(Setup(EngineConfig(model=model, tensor_parallel_size=2, num_threads=1), 1, "name-0", 160))

@@ -13,7 +13,8 @@ from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.backends.cpu.lowering import PASSES
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch
-from octavo.engine.engine import Engine, EngineLimits, RequestFailure
+from octavo.engine.engine import Engine, RequestFailure
+from octavo.engine.limits import EngineLimits
 from octavo.engine.schedule import Schedule
 from octavo.errors import NumericalError
 from octavo.graph.passes import optimize

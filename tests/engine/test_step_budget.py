@@ -9,7 +9,8 @@ import pytest
 
 from octavo.batch import Batch, StepOutput
 from octavo.engine import engine as engine_module
-from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
 from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule
 from octavo.engine.step_budget import MAX_TOKENS_BEHIND, MIN_PREFILL_TOKENS, QUIET_STEP_S, StepBudget

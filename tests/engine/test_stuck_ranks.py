@@ -22,8 +22,8 @@ from octavo.batch import Batch
 from octavo.distributed.connection import ALIVE_S, Connection
 from octavo.distributed.executor import GroupExecutor
 from octavo.distributed.leader import Leader, RemoteRank
-from octavo.distributed.messages import Alive
 from octavo.distributed.patience import LEAST_S, MOST_WAITED_S, Patience
+from octavo.distributed.rank_messages import Alive
 from octavo.distributed.ranks import Ranks
 from octavo.engine.load import model_graph
 from octavo.errors import EngineDeadError
@@ -134,7 +134,7 @@ def test_a_process_says_for_how_long_it_waits_for_a_processor() -> None:
     """Two threads of a process that has one CPU."""
     code = (
         "import hashlib, os, threading, time\n"
-        "from octavo.backends.progress import WaitMeter\n"
+        "from octavo.backends.work_done import WaitMeter\n"
         "meter, idle = WaitMeter(), WaitMeter()\n"
         "meter.sample(); time.sleep(0.3); alone = meter.sample()\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from octavo.engine.text_heads import DenseLayer
+from octavo.engine.texts.text_heads import DenseLayer
 from octavo.loader.dense_module import read_dense
 from tests.support.text_models import save_dense
 

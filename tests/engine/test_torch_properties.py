@@ -13,7 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from octavo.backends import Executor, ExecutorLimits, PendingStep
 from octavo.batch import Batch
-from octavo.engine.engine import Engine, EngineLimits, RequestFailure
+from octavo.engine.engine import Engine, RequestFailure
+from octavo.engine.limits import EngineLimits
 from octavo.outputs import PoolingOutput, RequestOutput
 from tests.engine.test_engine_properties import _SETTINGS, MAX_MODEL_LEN, EngineMachine, Spec, make_params
 from tests.engine.test_model_runs import VOCAB_SIZE, exact_executor

@@ -7,8 +7,9 @@ import pytest
 
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.cpu.lowering import PASSES
-from octavo.engine.engine import Engine, EngineLimits
-from octavo.engine.text_model import TextModel
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
+from octavo.engine.texts.text_model import TextModel
 from octavo.errors import UsageError
 from octavo.generation_request import PoolingParams
 from octavo.graph.passes import optimize

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams
-from octavo.engine.held_weights import held_weights
+from octavo.engine.loading.held_weights import held_weights
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineConfig
 from octavo.engine.load import model_sizes
-from octavo.engine.progress import size
-from octavo.engine.weight_notes import growth_notes
+from octavo.engine.loading.progress_bar import size
+from octavo.engine.loading.weight_notes import growth_notes
 from octavo.loader.checkpoint import open_checkpoint
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.quantization.test_checkpoints import NATIVE_TOLERANCE, RNG, layer_file

@@ -15,8 +15,8 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.distributed.leader import Leader
 from octavo.engine.load import executor_limits, model_graph
-from octavo.engine.rank import _setup
-from octavo.engine.rank_ray import lead_on_ray
+from octavo.engine.ranks.rank import _setup
+from octavo.engine.ranks.rank_ray import lead_on_ray
 from octavo.errors import EngineDeadError, UsageError
 from octavo.llm import LLM
 from octavo.loader.checkpoint import open_checkpoint

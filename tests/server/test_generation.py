@@ -26,7 +26,7 @@ from octavo.server.generation.events import (
 from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, NamedTool, TextSpec
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.state import ServerState
+from octavo.server.server_state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import MAX_MODEL_LEN, FakeClient, Script, fake_model
 from tests.support.scripted_server import with_template

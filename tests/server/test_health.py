@@ -17,7 +17,7 @@ from octavo.core.client import EngineState, EngineStatus
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.server.models.served_model import ServedModel
-from octavo.server.state import ServerState
+from octavo.server.server_state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.asgi_server import asgi_client
 from tests.support.fake_client import FakeClient, Script, fake_model

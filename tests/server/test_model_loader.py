@@ -17,7 +17,7 @@ from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.backends.split import SplitSizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.load import model_sizes
-from octavo.engine.model_memory import PROCESS_BYTES, MemoryShares, ModelMemory, machine_memory
+from octavo.engine.loading.model_memory import PROCESS_BYTES, MemoryShares, ModelMemory, machine_memory
 from octavo.errors import EngineDeadError, InsufficientMemoryError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.checkpoint import open_checkpoint
@@ -168,12 +168,12 @@ Place = Callable[[Mapping[str, int], int], tuple[str, PlacingLoader]]
 @pytest.fixture
 def place(smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     """Loads models of so many layers in turn on a device with so many bytes; their states afterwards."""
-    monkeypatch.setattr("octavo.engine.model_memory._CONTEXT_BYTES", 1 << 20)
+    monkeypatch.setattr("octavo.engine.loading.model_memory._CONTEXT_BYTES", 1 << 20)
 
     def run(layers: Mapping[str, int], usable: int) -> tuple[str, PlacingLoader]:
         device = SharedDevice(torch.device("cpu"), torch.float32, usable=usable)
         cpu = get_backend("cpu")
-        monkeypatch.setattr("octavo.engine.devices.get_backend", lambda n: cpu if n == "cpu" else device)
+        monkeypatch.setattr("octavo.engine.loading.devices.get_backend", lambda n: cpu if n == "cpu" else device)
         options = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 64, "backend": "torch"}
         options["gpu_offload"] = "cpu"
         configs = {}

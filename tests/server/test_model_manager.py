@@ -11,7 +11,7 @@ import pytest
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState
-from octavo.engine.model_memory import ModelMemory
+from octavo.engine.loading.model_memory import ModelMemory
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_manager import LoadStatus, ModelManager

@@ -14,7 +14,7 @@ import openai
 import pytest
 from fastapi.routing import APIRoute
 
-from octavo.engine.text_model import TextModel
+from octavo.engine.texts.text_model import TextModel
 from octavo.server.app import endpoint_modules
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script

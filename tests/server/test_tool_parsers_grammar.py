@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.engine.constrained import GrammarCompiler
+from octavo.engine.texts.constrained import GrammarCompiler
 from octavo.errors import UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import StructuredOutputsParams

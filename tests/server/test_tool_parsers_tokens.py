@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from octavo.engine.constrained import GrammarCompiler
+from octavo.engine.texts.constrained import GrammarCompiler
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.generation.chat_plan import AnswerFormat, mark_token_ids, plan_chat

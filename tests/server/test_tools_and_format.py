@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from octavo.engine.constrained import GrammarCompiler
+from octavo.engine.texts.constrained import GrammarCompiler
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server.tool_parsers.grammar import or_json
 from octavo.server.tool_parsers.tool_format import tool_formats

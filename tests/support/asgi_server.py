@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 import httpx
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.model_memory import ModelMemory
+from octavo.engine.loading.model_memory import ModelMemory
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
-from octavo.server.state import ServerState
+from octavo.server.server_state import ServerState
 
 
 class ReadyLoader:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from octavo.batch import StepOutput
+from octavo.engine.consumers.row_consumers import TokenSampler
 from octavo.engine.request import RowUse, Sequence
-from octavo.engine.row_consumers import TokenSampler
 from octavo.engine.scheduler import Scheduler
 
 

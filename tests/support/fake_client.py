@@ -17,8 +17,8 @@ import numpy as np
 
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.prompts import PromptEncoder
-from octavo.engine.text_model import TextModel
+from octavo.engine.texts.prompt_encoder import PromptEncoder
+from octavo.engine.texts.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.loader.checkpoint import open_checkpoint

@@ -15,7 +15,8 @@ import numpy as np
 from octavo.backends import Executor, PendingStep
 from octavo.backends.sampling import sample
 from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch, StepOutput
-from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
 from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, Params, RequestOptions
 from octavo.graph.cache import CacheSizes, KVCache, cache_layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from octavo.engine.block_pool import BlockPool
+from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
 

@@ -19,9 +19,9 @@ from octavo.backends.torch.kernels.gate import coded_rows, empty_codes, gated
 from octavo.backends.torch.kernels.linear import linear
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes, planes_of
+from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, selective_scan, short_conv
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate, write_cache
 from octavo.backends.torch.kernels.sample import Entries, RowOptions, gather_tokens, sample_rows
-from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
 from octavo.backends.torch.products import gate
 from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
 from octavo.quantization.packed import Float8Weight, Weight

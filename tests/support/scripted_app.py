@@ -18,7 +18,7 @@ import uvicorn
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
-from octavo.engine.model_memory import ModelMemory
+from octavo.engine.loading.model_memory import ModelMemory
 from octavo.errors import OctavoError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
@@ -28,7 +28,7 @@ from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.server.observability.tracing import start_tracer
-from octavo.server.state import ServerState
+from octavo.server.server_state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 from tests.support.scripted_server import ReadyLoader

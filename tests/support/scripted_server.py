@@ -20,14 +20,14 @@ import httpx
 import uvicorn
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.model_memory import ModelMemory
+from octavo.engine.loading.model_memory import ModelMemory
 from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ServedModel
-from octavo.server.state import ServerState
+from octavo.server.server_state import ServerState
 from octavo.server.tool_parsers.tool_format import find_tool_format
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script, fake_model

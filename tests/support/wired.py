@@ -13,17 +13,17 @@ from pathlib import Path
 import httpx
 
 from octavo.config import EngineConfig
-from octavo.core.messages import Submit, decode, decode_request, encode_request
 from octavo.core.process_client import ProcessClient
 from octavo.core.stream import MergedStream
-from octavo.engine.prompts import PromptEncoder
+from octavo.core.wire import Submit, decode, decode_request, encode_request
+from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ServedModel
-from octavo.server.state import ServerState
+from octavo.server.server_state import ServerState
 from tests.support.fake_client import read_tokenizer
 from tests.support.scripted_server import ReadyLoader
 

@@ -37,7 +37,7 @@ from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops import Array, Collective, Evaluation, LayerCache
 from octavo.graph.ops.base import Observer
-from octavo.graph.ops.state import check_states
+from octavo.graph.ops.recurrence import check_states
 from octavo.graph.segments import check_inputs
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight

@@ -13,8 +13,8 @@ from octavo.backends.memory import MemoryBudget, PackedType, Sizes, StreamedSize
 from octavo.backends.offload import OffloadRates, workload_name
 from octavo.backends.parameters import parameter_info
 from octavo.backends.placement import Placement, best_placement, least_streamed, parts_of, possible_layers, spread
-from octavo.backends.progress import WatchedExecutor
 from octavo.backends.rates import Rates, read_rate
+from octavo.backends.work_done import WatchedExecutor
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.cache import CacheSizes
 
@@ -452,7 +452,7 @@ class SplitExecutor:
                 executor.wake_up()
 
     def progress(self) -> int:
-        """See `octavo.backends.progress.WatchedExecutor`. Parts on the device count as they end."""
+        """See `octavo.backends.work_done.WatchedExecutor`. Parts on the device count as they end."""
         return self._num_parts_done + sum(
             executor.progress() for executor in self.executors if isinstance(executor, WatchedExecutor)
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo import __version__
-from octavo.engine.devices import backend_name
+from octavo.engine.loading.devices import backend_name
 from octavo.engine.session import Session
 
 

@@ -13,9 +13,9 @@ from octavo.backends.profiling import Ceilings, ProfiledExecutor, RecordTime
 from octavo.batch import Batch, SamplingBatch, greedy_rows
 from octavo.bench.requests import check_sizes
 from octavo.config import EngineConfig
-from octavo.engine.devices import STEP_TOKENS
 from octavo.engine.load import load_engine
-from octavo.engine.progress import ProgressBar
+from octavo.engine.loading.devices import STEP_TOKENS
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 from octavo.graph.ops import StepSizes
 

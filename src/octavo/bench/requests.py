@@ -14,7 +14,7 @@ import numpy as np
 
 from octavo.bench.machine import Machine, describe_machine
 from octavo.config import EngineConfig
-from octavo.engine.progress import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.engine.session import Session
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import RequestOptions

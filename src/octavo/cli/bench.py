@@ -12,7 +12,7 @@ from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options
 from octavo.cli.terminal import find_model, show_help_without_command, write, write_facts, write_json
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 
 if TYPE_CHECKING:
     from octavo.bench import LatencyReport, ProfileReport, StepProfile, ThroughputReport

@@ -14,7 +14,7 @@ from octavo.cli.model_report import NAMES, check_windows, prepare_report, report
 from octavo.cli.options import Options, first_given, with_engine_options
 from octavo.cli.terminal import check_folder, find_model, write, write_json, write_table
 from octavo.config import EngineConfig
-from octavo.engine.progress import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 from octavo.cli.completion import complete_model
 from octavo.cli.quantize import check_destination, float_type, tokens_of
 from octavo.cli.terminal import find_model, write
-from octavo.engine.progress import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 
 

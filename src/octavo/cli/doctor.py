@@ -11,7 +11,7 @@ import click
 
 from octavo import __version__
 from octavo.cli.terminal import write_facts, write_json
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, first_given, with_engine_options
 from octavo.cli.terminal import check_folder, find_model, write_facts, write_json, write_table
 from octavo.config import EngineConfig, parse_bytes
-from octavo.engine.progress import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 from octavo.cli.options import Options
 from octavo.cli.terminal import write, write_json, write_table
 from octavo.config import EngineConfig, parse_bytes
-from octavo.engine.progress import ProgressBar, size
+from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import click
 
 from octavo.cli.completion import complete_model
 from octavo.cli.terminal import find_model, is_terminal, write, write_json, write_table
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 from octavo.errors import UsageError
 
 

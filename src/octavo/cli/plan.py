@@ -15,13 +15,13 @@ from octavo.cli.options import Options, with_plan_options
 from octavo.cli.show import experts_read, parameters
 from octavo.cli.terminal import find_headers, write_facts, write_json
 from octavo.config import EngineConfig
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 from octavo.errors import InsufficientMemoryError, UsageError
 
 if TYPE_CHECKING:
     from octavo.backends.memory import MemoryBudget, Sizes
-    from octavo.engine.device_needs import DeviceNeeds
-    from octavo.engine.rank import RankNeeds
+    from octavo.engine.loading.device_needs import DeviceNeeds
+    from octavo.engine.ranks.rank import RankNeeds
     from octavo.graph.cost import ExpertCost
     from octavo.loader.checkpoint import Checkpoint
 
@@ -138,9 +138,9 @@ def memory_needs(
 
     config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
     """
-    from octavo.engine.device_needs import device_needs
-    from octavo.engine.rank import rank_needs
-    from octavo.engine.weight_notes import size_notes
+    from octavo.engine.loading.device_needs import device_needs
+    from octavo.engine.loading.weight_notes import size_notes
+    from octavo.engine.ranks.rank import rank_needs
     from octavo.graph.cost import expert_cost, graph_cost
     from octavo.graph.ops import StepSizes
 
@@ -198,7 +198,7 @@ def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> De
 
 
 def _step_tokens(config: EngineConfig) -> int:
-    from octavo.engine.devices import step_tokens
+    from octavo.engine.loading.devices import step_tokens
 
     return step_tokens(config)
 
@@ -206,8 +206,8 @@ def _step_tokens(config: EngineConfig) -> int:
 def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
     """The sizes of the model. users: whose caches a GPU leaves room for; 0: as at a start without options."""
     from octavo.backends.split import SplitBackend
-    from octavo.engine.devices import backend_of
     from octavo.engine.load import model_sizes
+    from octavo.engine.loading.devices import backend_of
 
     sizes = model_sizes(checkpoint, config, context)
     if not users or not isinstance(backend_of(config), SplitBackend):
@@ -229,7 +229,7 @@ def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> 
     """On a GPU, what of its memory may be used; of a split model, the memory that it finds in its two places."""
     from octavo.backends.memory import MemoryBudget
     from octavo.backends.split import SplitBackend, SplitSizes, cache_room
-    from octavo.engine.devices import backend_of
+    from octavo.engine.loading.devices import backend_of
 
     backend = backend_of(config)
     if not isinstance(backend, SplitBackend):
@@ -294,7 +294,7 @@ def _room(
 def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matrix_bytes: int) -> int:
     """The bytes for the cache beside matrices that run from disk and take so much of the main memory."""
     from octavo.backends.split import SplitBackend, SplitSizes, cache_room
-    from octavo.engine.devices import backend_of
+    from octavo.engine.loading.devices import backend_of
 
     backend = backend_of(config)
     if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
@@ -312,9 +312,9 @@ def _from_disk(
     Of a split model that is the part on the CPU: the part on the GPU stays there.
     """
     from octavo.backends.split import SplitBackend, SplitSizes
-    from octavo.engine.devices import backend_of
-    from octavo.engine.larger_than_memory import disk_problem, part_in_main_memory, resident_bytes
     from octavo.engine.load import expected_paging
+    from octavo.engine.loading.devices import backend_of
+    from octavo.engine.loading.larger_than_memory import disk_problem, part_in_main_memory, resident_bytes
 
     num_layers, whole = checkpoint.config.num_layers, sizes
     if isinstance(sizes, SplitSizes):

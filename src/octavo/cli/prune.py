@@ -13,7 +13,7 @@ from octavo.cli.model_report import NAMES, check_windows, prepare_report, report
 from octavo.cli.options import first_given
 from octavo.cli.quantize import check_destination, float_type, tokens_of
 from octavo.cli.terminal import find_model, write
-from octavo.engine.progress import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:

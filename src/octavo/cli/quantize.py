@@ -24,7 +24,7 @@ from octavo.cli.quantize_checkpoint import (
 )
 from octavo.cli.terminal import check_folder, find_model, write, write_json
 from octavo.config import parse_bytes
-from octavo.engine.progress import ProgressBar, size
+from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:

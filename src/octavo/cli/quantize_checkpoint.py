@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from octavo.cli.terminal import check_folder, write, write_json
-from octavo.engine.progress import ProgressBar, size
+from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options, with_server_options
 from octavo.config import EngineConfig
-from octavo.engine.progress import ProgressBar, size
+from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
 
@@ -85,7 +85,7 @@ def _launched(engine_options: Options) -> Options:
 
 
 def _help_another_machine(configs: list[EngineConfig]) -> None:
-    from octavo.engine.rank import follow
+    from octavo.engine.ranks.rank import follow
 
     if len(configs) > 1:
         raise UsageError(f"node_rank {configs[0].node_rank} runs ranks of one model; give one MODEL")

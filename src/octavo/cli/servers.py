@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from octavo.cli.terminal import write, write_json, write_table
-from octavo.engine.progress import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 from octavo.server.registry import RunningServer, running_servers
 

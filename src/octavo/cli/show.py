@@ -15,7 +15,7 @@ from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_model_options
 from octavo.cli.terminal import find_headers, write, write_facts, write_json
 from octavo.config import EngineConfig
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class _InMemory:
 def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
     from octavo.backends import get_backend
     from octavo.engine.load import model_sizes
-    from octavo.engine.weight_notes import size_notes
+    from octavo.engine.loading.weight_notes import size_notes
     from octavo.graph.cost import expert_cost, weight_bytes_read
     from octavo.graph.ops import StepSizes
     from octavo.quantization.packed import DENSE_TYPES, group_of

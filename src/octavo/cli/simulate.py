@@ -9,13 +9,13 @@ import click
 
 from octavo.cli.terminal import write_json
 from octavo.config import EngineConfig
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo.engine.simulation import Division, Load, Machines
+    from octavo.bench.simulation import Division, Load, Machines
     from octavo.loader.checkpoint import Checkpoint
 
 HELP = (
@@ -39,8 +39,8 @@ def write_simulation(
     as_json: bool,
 ) -> None:
     """text: of the option. context: tokens of each user. whole_experts: on each rank, of a mixture."""
-    from octavo.engine.devices import backend_name
-    from octavo.engine.simulation import Load, simulate
+    from octavo.bench.simulation import Load, simulate
+    from octavo.engine.loading.devices import backend_name
     from octavo.loader.generation_config import sampling_defaults
 
     sampling = sampling_defaults(checkpoint, config.generation_config)
@@ -118,7 +118,7 @@ def _row(each: Division) -> str:
 
 def machines_of(text: str) -> tuple[list[int], Machines]:
     """The numbers of machines and their figures from `nodes=2+8,link=3e9`. Raises UsageError naming a wrong part."""
-    from octavo.engine.simulation import Machines
+    from octavo.bench.simulation import Machines
 
     known = {field.name for field in fields(Machines)}
     given: dict[str, float] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from octavo.cli.options import MAX_ANSWER_TOKENS
-from octavo.engine.progress import ProgressBar
+from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:

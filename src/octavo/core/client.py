@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.text_model import TextModel
+from octavo.engine.texts.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.generation_config import SamplingDefaults

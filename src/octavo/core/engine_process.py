@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from octavo.config import EngineConfig
-from octavo.core.messages import (
+from octavo.core.wire import (
     MAX_MESSAGE_BYTES,
     SIZE_BYTES,
     EngineMessage,

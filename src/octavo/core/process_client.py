@@ -10,9 +10,9 @@ import numpy as np
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo, refusal
-from octavo.core.messages import Abort, AskMetrics, EngineMessage, Reply, Sleep, Step, encode, encode_request, to_error
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import Supervisor
+from octavo.core.wire import Abort, AskMetrics, EngineMessage, Reply, Sleep, Step, encode, encode_request, to_error
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest

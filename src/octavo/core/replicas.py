@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo, refusal
-from octavo.core.messages import plain_ids
 from octavo.core.process_client import ProcessClient
 from octavo.core.router import RoutedPrompt, Router, Visit
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import settled
+from octavo.core.wire import plain_ids
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from octavo.core.client import ModelInfo
 from octavo.core.liveness import cpu_meter
-from octavo.core.messages import (
+from octavo.core.wire import (
     SIZE_BYTES,
     Abort,
     AskMetrics,
@@ -37,7 +37,7 @@ from octavo.core.messages import (
     frame_size,
     to_problem,
 )
-from octavo.engine.async_engine import Sink
+from octavo.engine.engine_thread import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from octavo.distributed.messages import (
+from octavo.distributed.rank_messages import (
     MAX_MESSAGE_BYTES,
     SIZE_BYTES,
     Alive,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.backends.progress import WatchedExecutor
-from octavo.distributed.messages import Allocate, Allocated, step_message
+from octavo.backends.work_done import WatchedExecutor
 from octavo.distributed.pipeline import Pipeline, PipelinedStep
+from octavo.distributed.rank_messages import Allocate, Allocated, step_message
 from octavo.errors import EngineDeadError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class GroupExecutor:
             raise EngineDeadError(str(self._leader.failure or self._group.error)) from None
 
     def progress(self) -> int:
-        """See `octavo.backends.progress.WatchedExecutor`. It changes, too, while another rank computes."""
+        """See `octavo.backends.work_done.WatchedExecutor`. It changes, too, while another rank computes."""
         own = self._local.progress() if isinstance(self._local, WatchedExecutor) else 0
         return own + self._leader.progress
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from octavo import errors
 from octavo.distributed.connection import ALIVE_S, SILENCE_S, Connection, ConnectionEndedError
-from octavo.distributed.messages import Alive, RankFailed, RankMessage
 from octavo.distributed.patience import LEAST_S, MOST_WAITED_S, Patience
+from octavo.distributed.rank_messages import Alive, RankFailed, RankMessage
 from octavo.distributed.ring import Ring
 from octavo.errors import EngineDeadError, OctavoError
 
@@ -283,7 +283,7 @@ def _spawn(sock: socket.socket, outgoing: tuple[int, ...], incoming: tuple[int, 
     path, call = f"sys.path[:] = {sys.path!r}", f"main({sock.fileno()}, {outgoing}, {incoming}, {os.getpid()})"
     with sock:
         return subprocess.Popen(
-            [sys.executable, "-c", f"import sys; {path}; from octavo.engine.rank_process import main; {call}"],
+            [sys.executable, "-c", f"import sys; {path}; from octavo.engine.ranks.rank_process import main; {call}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[sock.fileno(), *outgoing, *incoming],

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from octavo.distributed.messages import StageValues
+from octavo.distributed.rank_messages import StageValues
 
 if TYPE_CHECKING:
     from octavo.backends import Executor

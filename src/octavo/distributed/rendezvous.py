@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from octavo.distributed.connection import Connection, ConnectionEndedError
-from octavo.distributed.messages import Challenge, Hello, RankFailed, hello, problem_with
+from octavo.distributed.rank_messages import Challenge, Hello, RankFailed, hello, problem_with
 from octavo.errors import EngineDeadError, UsageError
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from octavo.engine.request import RowKind, Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
 
 if TYPE_CHECKING:
-    from octavo.engine.constrained import GrammarState
-    from octavo.engine.engine import EngineLimits
+    from octavo.engine.limits import EngineLimits
+    from octavo.engine.texts.constrained import GrammarState
 
 _Values = TypeVar("_Values", Int32, Float32)
 

@@ -1,4 +1,4 @@
-"""The engine: requests in, one step after another, outputs out. Not thread-safe; see `async_engine`."""
+"""The engine: requests in, one step after another, outputs out. Not thread-safe; see `engine_thread`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from octavo.backends import Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
-from octavo.engine.kv_cache import KVCacheManager
+from octavo.engine.kv.kv_cache import KVCacheManager
+from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.overlap import as_if_done, can_be_foreseen
 from octavo.engine.publisher import Publisher
@@ -23,8 +24,8 @@ from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsu
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.text_heads import NO_HEADS, TextHeads
-from octavo.engine.text_model import ANSWERS_ONLY, TextModel
+from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
+from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestOutput
@@ -41,26 +42,6 @@ class RequestFailure(NamedTuple):
 
 
 Output: TypeAlias = "RequestOutput | PoolingOutput | RequestFailure"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """The limits of the engine. max_model_len: prompt and output of one sequence, in tokens.
-
-    longer_context: what allows a longer one, for errors; empty at the model's own limit.
-    """
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_num_outputs: int  # rows of a step, at least max_num_seqs
-    block_size: int
-    num_blocks: int
-    vocab_size: int  # columns of the logits
-    enable_prefix_caching: bool = True
-    longer_context: str = ""
-    max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
-    num_states: int = 0  # slots for states, STATES_PER_SEAT for each of max_num_seqs; 0: the model keeps no states
 
 
 @dataclass(slots=True)

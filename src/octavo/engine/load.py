@@ -13,20 +13,21 @@ from octavo.backends import CHECKING, PACKING, Backend, Executor, ExecutorLimits
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.devices import backend_of, has_own_memory, own_memory, step_tokens
-from octavo.engine.engine import Engine, EngineLimits
-from octavo.engine.held_weights import held_weights
-from octavo.engine.larger_than_memory import (
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
+from octavo.engine.loading.devices import backend_of, has_own_memory, own_memory, step_tokens
+from octavo.engine.loading.held_weights import held_weights
+from octavo.engine.loading.larger_than_memory import (
     MIN_MODEL_LEN,
     memory_for_cache,
     paging_note,
     part_in_main_memory,
     resident_bytes,
 )
-from octavo.engine.progress import size
-from octavo.engine.text_heads import text_heads
-from octavo.engine.text_model import text_model
-from octavo.engine.weight_notes import size_notes
+from octavo.engine.loading.progress_bar import size
+from octavo.engine.loading.weight_notes import size_notes
+from octavo.engine.texts.text_heads import text_heads
+from octavo.engine.texts.text_model import text_model
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import STATES_PER_SEAT, CacheSizes
@@ -309,7 +310,7 @@ def _executor(
 ) -> Executor:
     if config.num_ranks == 1:
         return compile_graph(config, checkpoint, graph, limits, progress)
-    from octavo.engine.rank import lead  # which loads ranks with the functions of this module
+    from octavo.engine.ranks.rank import lead  # which loads ranks with the functions of this module
 
     return lead(config, checkpoint, graph, limits, progress)
 

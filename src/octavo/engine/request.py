@@ -13,9 +13,9 @@ from octavo.outputs import Logprob, RequestMetrics
 
 if TYPE_CHECKING:
     from octavo.batch import Float32, StepOutput
-    from octavo.engine.constrained import GrammarState
     from octavo.engine.publisher import TextStream
     from octavo.engine.scheduler import Scheduler
+    from octavo.engine.texts.constrained import GrammarState
 
 
 class RequestStatus(enum.Enum):

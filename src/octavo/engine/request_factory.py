@@ -10,22 +10,22 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from octavo.engine.beam_search import BeamSearch
-from octavo.engine.kv_cache import KVCacheManager
+from octavo.engine.consumers.beam_search import BeamSearch
+from octavo.engine.consumers.row_consumers import Pooler, PromptLogprobs, RowTaker, TokenSampler
+from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import TextStream
 from octavo.engine.request import Request, RequestTimes, RowConsumer, Sequence, SequenceGroup, derive_seed
-from octavo.engine.row_consumers import Pooler, PromptLogprobs, RowTaker, TokenSampler
-from octavo.engine.text_heads import NO_HEADS, TextHeads
-from octavo.engine.text_model import ANSWERS_ONLY, TextModel
+from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
+from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo.engine.constrained import GrammarCompiler
-    from octavo.engine.engine import EngineLimits
+    from octavo.engine.limits import EngineLimits
+    from octavo.engine.texts.constrained import GrammarCompiler
 
 
 class RequestFactory:
@@ -88,7 +88,7 @@ class RequestFactory:
         """The grammar compiler; created on first use, because it imports a library."""
         with self._grammar_lock:
             if self._grammar_compiler is None:
-                from octavo.engine.constrained import GrammarCompiler
+                from octavo.engine.texts.constrained import GrammarCompiler
 
                 self._grammar_compiler = GrammarCompiler(self._tokenizer, self._limits.vocab_size)
             return self._grammar_compiler

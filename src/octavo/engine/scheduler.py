@@ -18,14 +18,14 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from octavo.engine.kv_cache import KVCacheManager
+from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request, RequestStatus, RowKind, RowUse, Sequence, SequenceGroup
 from octavo.engine.schedule import Schedule, ScheduledSequence, ServiceQueue, Stages
 from octavo.engine.step_budget import StepBudget
 
 if TYPE_CHECKING:
-    from octavo.engine.engine import EngineLimits
+    from octavo.engine.limits import EngineLimits
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 from octavo.backends import Executor
 from octavo.backends.numa import kept_affinity
-from octavo.backends.progress import work_done
+from octavo.backends.work_done import work_done
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.engine_thread import EngineThread
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.prompts import PromptEncoder, plain_prompt
 from octavo.engine.request import Request
-from octavo.engine.scoring import ScorePlan, pairs_of, plan_scores, score_options
+from octavo.engine.texts.prompt_encoder import PromptEncoder, plain_prompt
+from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams, Prompt, RequestOptions
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -31,7 +31,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 class Session:
     """A model, its engine's thread, its tokenizer and its chat template. Thread-safe.
 
-    submit, abort: those of `AsyncEngine`. encode, render_chat: those of `PromptEncoder`.
+    submit, abort: those of `EngineThread`. encode, render_chat: those of `PromptEncoder`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Session:
         will_chat: bool = False,
         is_replica: bool = False,
     ) -> None:
-        """progress, is_replica: see `load_engine`. on_round_end: see `AsyncEngine`. Raises what `load_engine` raises.
+        """progress, is_replica: see `load_engine`. on_round_end: see `EngineThread`. Raises what `load_engine` raises.
 
         will_chat: the process of the chat template starts while the model loads, not with the first conversation.
         """
@@ -52,7 +52,7 @@ class Session:
         process = TemplateProcess() if will_chat else None
         with kept_affinity():  # this thread is the caller's; those of the engine may be bound to a NUMA node
             self._loaded: LoadedModel | None = load_engine(config, progress, is_replica=is_replica)
-            self._engine = AsyncEngine(self._loaded.engine, on_round_end)
+            self._engine = EngineThread(self._loaded.engine, on_round_end)
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
         self.metrics: EngineMetrics = self._loaded.engine.metrics
         self.max_model_len = self._loaded.engine.limits.max_model_len
@@ -116,7 +116,7 @@ class Session:
 
     @property
     def failure(self) -> OctavoError | None:
-        """See `AsyncEngine.failure`."""
+        """See `EngineThread.failure`."""
         return self._engine.failure
 
     def measure_stall(self) -> float:
@@ -173,7 +173,7 @@ class Session:
         return self._loaded
 
 
-def _shut_down(engine: AsyncEngine, executor: Executor, pid: int) -> None:
+def _shut_down(engine: EngineThread, executor: Executor, pid: int) -> None:
     if os.getpid() != pid:  # forked: the threads that would be waited for are not there
         return
     engine.close()

@@ -14,7 +14,7 @@ import numpy as np
 from octavo import __version__
 from octavo.batch import Float32, Float64, Int32
 from octavo.config import LoadProgress
-from octavo.engine.devices import backend_name
+from octavo.engine.loading.devices import backend_name
 from octavo.errors import UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model

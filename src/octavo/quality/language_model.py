@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.async_engine import Sink
+from octavo.engine.engine_thread import Sink
 from octavo.engine.session import Session
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import RequestOptions

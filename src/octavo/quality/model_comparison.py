@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench import Spread
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.quality.evaluation import (
     Progress,

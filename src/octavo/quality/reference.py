@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from octavo import env
 from octavo.batch import Float32, Int32
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 from octavo.errors import OctavoError, UsageError
 from octavo.loader.atomic_file import check_free_space, mapped_array, write_text
 from octavo.quality.figures import PositionFigures, kl_divergence, log_softmax

@@ -20,8 +20,8 @@ from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import start_schema_threads
+from octavo.server.server_state import ServerState
 from octavo.server.startup import build_state, check_exposure
-from octavo.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 

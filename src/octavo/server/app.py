@@ -27,7 +27,7 @@ from octavo.server.observability.tracing import trace_context
 from octavo.server.openapi import describe, render_page
 
 if TYPE_CHECKING:
-    from octavo.server.state import ServerState
+    from octavo.server.server_state import ServerState
 
 
 def create_app(state: ServerState) -> FastAPI:

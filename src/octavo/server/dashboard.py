@@ -13,7 +13,7 @@ from octavo.server.models.model_manager import ModelEntry
 from octavo.server.observability.metrics import ServerMetrics
 
 if TYPE_CHECKING:
-    from octavo.server.state import ServerState
+    from octavo.server.server_state import ServerState
 
 SPAN_S = 15 * 60
 INTERVAL_S = 5.0

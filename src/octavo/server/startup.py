@@ -16,7 +16,7 @@ import anyio
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState
 from octavo.core.heap import return_large_blocks
-from octavo.engine.model_memory import MemoryShares, machine_memory
+from octavo.engine.loading.model_memory import MemoryShares, machine_memory
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
@@ -29,7 +29,7 @@ from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
 from octavo.server.protocols.answering import start_schema_threads
 from octavo.server.response_store import ResponseStore
-from octavo.server.state import ServerState
+from octavo.server.server_state import ServerState
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from octavo.backends import ExecutorLimits
 from octavo.backends.cpu.compiler import CompileOptions
 from octavo.backends.cpu.compiler import compile as compile_graph
 from octavo.config import KVDtype
-from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.engine import Engine
+from octavo.engine.limits import EngineLimits
 from octavo.models import build_graph, load_architecture
 from octavo.models._reading import ConfigReader
 from octavo.outputs import RequestOutput

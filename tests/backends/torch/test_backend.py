@@ -18,7 +18,7 @@ from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.torch.compile import TorchBackend
 from octavo.batch import Batch
 from octavo.config import EngineConfig
-from octavo.engine.devices import backend_of
+from octavo.engine.loading.devices import backend_of
 from octavo.errors import InsufficientMemoryError, UsageError
 from tests.support.batches import Request, step
 from tests.support.sampling_batches import sampling_batch

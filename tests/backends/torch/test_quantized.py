@@ -17,7 +17,7 @@ from octavo.backends.cpu import _native
 from octavo.backends.torch.kernels.planes import planes_of
 from octavo.backends.torch.quantized import dequantized, matrix_of, product, whole
 from octavo.backends.torch.weights import held_type
-from octavo.engine.weight_notes import unpacking_notes
+from octavo.engine.loading.weight_notes import unpacking_notes
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Routing
 from octavo.graph.values import Parameter

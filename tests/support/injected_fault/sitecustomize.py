@@ -75,6 +75,6 @@ def _inject(point: str, action: str, passage: str) -> None:
 
 if "OCTAVO_TEST_FAULT" in os.environ:
     _fault = os.environ["OCTAVO_TEST_FAULT"].split(":")
-    _process = "octavo.engine.rank_process" if _fault[0] == "rank_step" else "octavo.core.main"
+    _process = "octavo.engine.ranks.rank_process" if _fault[0] == "rank_step" else "octavo.core.main"
     if any(_process in argument for argument in sys.orig_argv):
         _inject(*_fault)

@@ -162,7 +162,7 @@ class CpuExecutor:
         return result, [(result, array)], inputs
 
     def progress(self) -> int:
-        """See `octavo.backends.progress.WatchedExecutor`."""
+        """See `octavo.backends.work_done.WatchedExecutor`."""
         return self._program.progress
 
     def share_threads(self, other: CpuExecutor) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from octavo.backends.torch.attention import attend_text
 from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.plain import ACTIVATIONS, rotate, wide
-from octavo.backends.torch.state import delta_rule, selective_scan, short_conv
+from octavo.backends.torch.recurrence import delta_rule, selective_scan, short_conv
 from octavo.backends.torch.step import TorchStep, constant
 from octavo.errors import GraphError
 from octavo.graph import ops

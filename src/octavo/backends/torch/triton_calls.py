@@ -24,10 +24,10 @@ from octavo.backends.torch.kernels.gate import activated as activated
 from octavo.backends.torch.kernels.gate import coded_rows, gated
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, selective_scan, short_conv
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate
 from octavo.backends.torch.kernels.rope import write_cache as write_heads
 from octavo.backends.torch.kernels.sample import Entries, RowOptions, has_filters, row_options, sample_rows
-from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
 from octavo.backends.torch.products import gate as gate
 from octavo.backends.torch.products import linear as linear
 from octavo.backends.torch.sampler import Samples, foreign_rows

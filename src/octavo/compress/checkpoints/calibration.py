@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.backends.layers import Tokens
 from octavo.compress.importance import CHUNK_TOKENS, split_text
-from octavo.engine.prompts import PromptEncoder
+from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.checkpoint import Checkpoint
 from octavo.tokenizer import load_tokenizer

@@ -14,7 +14,7 @@ from octavo.compress.checkpoints.folding import ColumnFold, find_folds
 from octavo.compress.checkpoints.inputs import InputObserver, InputStatistics
 from octavo.compress.checkpoints.methods import QuantizationMethod
 from octavo.compress.checkpoints.plan import QuantizationPlan, WorkingWeights
-from octavo.compress.checkpoints.progress import Workplace
+from octavo.compress.checkpoints.workplace import Workplace
 from octavo.errors import ModelWriteError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Parameter

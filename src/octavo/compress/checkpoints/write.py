@@ -15,8 +15,8 @@ from typing import Any
 from octavo.backends.layers import Tokens
 from octavo.compress.checkpoints.methods import QuantizationMethod
 from octavo.compress.checkpoints.plan import QuantizationPlan
-from octavo.compress.checkpoints.progress import WORK, Workplace
 from octavo.compress.checkpoints.run import LayerQuantizer, StepReport
+from octavo.compress.checkpoints.workplace import WORK, Workplace
 from octavo.compress.encode import Encoding, encode, plain
 from octavo.errors import ModelWriteError
 from octavo.loader.atomic_file import check_free_space, write_text

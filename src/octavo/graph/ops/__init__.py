@@ -28,6 +28,11 @@ from octavo.graph.ops.linear import PositionEmbedding as PositionEmbedding
 from octavo.graph.ops.linear import SelectRows as SelectRows
 from octavo.graph.ops.moe import MoE as MoE
 from octavo.graph.ops.moe import Routing as Routing
+from octavo.graph.ops.recurrence import DeltaHeads as DeltaHeads
+from octavo.graph.ops.recurrence import GatedDeltaRule as GatedDeltaRule
+from octavo.graph.ops.recurrence import ScanHeads as ScanHeads
+from octavo.graph.ops.recurrence import SelectiveScan as SelectiveScan
+from octavo.graph.ops.recurrence import ShortConv as ShortConv
 from octavo.graph.ops.rowwise import Activation as Activation
 from octavo.graph.ops.rowwise import Add as Add
 from octavo.graph.ops.rowwise import Clip as Clip
@@ -43,11 +48,6 @@ from octavo.graph.ops.spanning_norm import SpanningNorm as SpanningNorm
 from octavo.graph.ops.stages import BORDERS as BORDERS
 from octavo.graph.ops.stages import Receive as Receive
 from octavo.graph.ops.stages import Send as Send
-from octavo.graph.ops.state import DeltaHeads as DeltaHeads
-from octavo.graph.ops.state import GatedDeltaRule as GatedDeltaRule
-from octavo.graph.ops.state import ScanHeads as ScanHeads
-from octavo.graph.ops.state import SelectiveScan as SelectiveScan
-from octavo.graph.ops.state import ShortConv as ShortConv
 from octavo.graph.ops.streams import AddToStreams as AddToStreams
 from octavo.graph.ops.streams import Columns as Columns
 from octavo.graph.ops.streams import MatchMagnitude as MatchMagnitude

@@ -30,7 +30,7 @@ from octavo.server.protocols.answering import name_ignored, tenant_of
 from octavo.server.protocols.ignored_fields import VECTORS, with_ignored
 from octavo.server.protocols.protocol_errors import protocol_route
 from octavo.server.protocols.protocol_fields import OptionFields, kind_of_inputs
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 MAX_INPUTS = 2048
 

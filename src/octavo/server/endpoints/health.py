@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from octavo.core.client import EngineState
 from octavo.server.errors import ApiError
 from octavo.server.models.served_model import ServedModel
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 router = APIRouter(tags=["health"])
 

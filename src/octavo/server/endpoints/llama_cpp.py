@@ -39,7 +39,7 @@ from octavo.server.protocols.llama_completion import (
     with_tokens,
 )
 from octavo.server.protocols.protocol_errors import protocol_route
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 B = TypeVar("B", bound=LlamaRequest)
 

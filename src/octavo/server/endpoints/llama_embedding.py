@@ -19,7 +19,7 @@ from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import LLAMA_EMBEDDINGS, whole_answer
 from octavo.server.protocols.protocol_errors import protocol_route
 from octavo.server.protocols.protocol_fields import OptionFields
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 MAX_NORM_ORDER = 64
 _LARGEST = 32760  # the largest component with `embd_normalize` 0, as llama.cpp scales to 16 bits

@@ -13,7 +13,7 @@ from octavo.server.protocols.answer_schemas import ANTHROPIC_ERROR, MESSAGE, err
 from octavo.server.protocols.answering import answer, read_spec, tenant_of
 from octavo.server.protocols.messages import FIELD_NAMES, CountTokensRequest, MessagesRequest, MessagesWriter
 from octavo.server.protocols.protocol_errors import ANTHROPIC, protocol_route
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 router = APIRouter(
     route_class=protocol_route(ANTHROPIC, FIELD_NAMES),

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.models.model_manager import LoadStatus, ModelEntry, ModelState
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 router = APIRouter(tags=["models"])
 

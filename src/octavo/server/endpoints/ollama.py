@@ -27,7 +27,7 @@ from octavo.server.protocols.ollama_request import (
     OllamaRequest,
 )
 from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 B = TypeVar("B", bound=OllamaRequest)
 

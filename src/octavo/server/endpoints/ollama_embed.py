@@ -28,7 +28,7 @@ from octavo.server.protocols.ollama_answer import nanoseconds
 from octavo.server.protocols.ollama_request import KeepAlive, Options, find_ignored_options
 from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
 from octavo.server.protocols.protocol_fields import OptionFields
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 router = APIRouter(
     route_class=protocol_route(OLLAMA, {"prompt": "input"}), tags=["ollama"], responses=errors(OLLAMA_ERROR)

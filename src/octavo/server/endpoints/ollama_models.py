@@ -31,7 +31,7 @@ from octavo.server.protocols.answer_schemas import (
 from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
 from octavo.server.protocols.protocol_fields import NullIsAbsent
 from octavo.server.reasoning.reasoning_format import find_reasoning_format
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 # The version of Ollama whose requests and answers these are; clients compare it with what they need.
 API_VERSION = "0.12.11"

@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from octavo.engine.scoring import ScorePlan, pairs_of, plan_scores, score_options
+from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
 from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
@@ -28,7 +28,7 @@ from octavo.server.protocols.answering import name_ignored, tenant_of
 from octavo.server.protocols.ignored_fields import VECTORS, with_ignored
 from octavo.server.protocols.protocol_errors import protocol_route
 from octavo.server.protocols.protocol_fields import OptionFields, kind_of_inputs
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 MAX_TEXTS = 2048
 

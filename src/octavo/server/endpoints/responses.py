@@ -26,7 +26,7 @@ from octavo.server.protocols.protocol_errors import protocol_route
 from octavo.server.protocols.response_items import read_items, stored_items
 from octavo.server.protocols.responses import FIELD_NAMES, ResponsesRequest, ResponsesWriter
 from octavo.server.response_store import BackgroundRun, StoredResponse
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
 

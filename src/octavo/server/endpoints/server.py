@@ -10,7 +10,7 @@ from octavo import __version__
 from octavo.server.dashboard import snapshot
 from octavo.server.errors import ApiError
 from octavo.server.observability.exposition import export
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 router = APIRouter()
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 router = APIRouter(tags=["server"])
 

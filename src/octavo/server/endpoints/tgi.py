@@ -24,7 +24,7 @@ from octavo.server.protocols.answer_schemas import (
 from octavo.server.protocols.answering import answer
 from octavo.server.protocols.protocol_errors import TGI, protocol_route
 from octavo.server.protocols.tgi import FIELD_NAMES, GenerateRequest, TgiWriter
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 router = APIRouter(
     route_class=protocol_route(TGI, FIELD_NAMES),

@@ -19,7 +19,7 @@ from octavo.server.protocols.answering import read_spec
 from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
 from octavo.server.protocols.conversation import chat_tools
 from octavo.server.protocols.protocol_fields import NullIsAbsent
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")

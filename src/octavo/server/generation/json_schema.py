@@ -22,7 +22,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 from msgspec import Meta
 
-from octavo.engine.deep_stack import run_on_deep_stack
+from octavo.engine.texts.deep_stack import run_on_deep_stack
 from octavo.server.errors import refuse
 from octavo.server.generation.spec import NamedTool, ToolChoice
 from octavo.server.tool_parsers.parameter_text import resolve

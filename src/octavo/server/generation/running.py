@@ -25,7 +25,7 @@ from octavo.server.generation.spec import ChatSpec, TextSpec, constraint_named
 from octavo.server.models.served_model import ServedModel
 
 if TYPE_CHECKING:
-    from octavo.server.state import ServerState
+    from octavo.server.server_state import ServerState
 
 # Outputs that wait here for a slow reader; the engine's client merges what comes beyond that.
 _MAX_WAITING_OUTPUTS = 4

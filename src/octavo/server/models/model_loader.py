@@ -16,8 +16,8 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
 from octavo.core.replicas import ReplicaClient
-from octavo.engine.model_memory import MemoryShares, ModelMemory, ModelPlan
-from octavo.engine.prompts import PromptEncoder
+from octavo.engine.loading.model_memory import MemoryShares, ModelMemory, ModelPlan
+from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.errors import OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.checkpoint import open_checkpoint

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState, ModelInfo
-from octavo.engine.model_memory import ModelMemory
+from octavo.engine.loading.model_memory import ModelMemory
 from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_loader import ModelLoader

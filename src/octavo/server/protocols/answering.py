@@ -28,7 +28,7 @@ from octavo.server.http.long_answer import EVENTS, StreamFormat, run_unless_gone
 from octavo.server.http.route_table import OPENAI, Dialect
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.protocol_fields import AnsweredFields
-from octavo.server.state import state_of
+from octavo.server.server_state import state_of
 
 NamedEvent: TypeAlias = "tuple[str | None, dict[str, Any]]"
 """The type of an event, None for the default, and its data."""

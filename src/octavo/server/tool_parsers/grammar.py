@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from llguidance import LLMatcher
 
-from octavo.engine.deep_stack import run_on_deep_stack
+from octavo.engine.texts.deep_stack import run_on_deep_stack
 from octavo.server.tool_parsers.answer import Tool
 
 TokenIds: TypeAlias = "Mapping[str, int]"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.backends.torch.kernels.state import StateRows, delta_rule, selective_scan, short_conv
+from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, selective_scan, short_conv
 from octavo.batch import Batch
 from octavo.graph.ops import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.ops.base import Evaluation

@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 from octavo import env
 from octavo.backends import Executor, ExecutorLimits, RankGroup, numa
 from octavo.backends.parameters import column_step
-from octavo.backends.progress import WaitMeter, WatchedExecutor, work_done
 from octavo.backends.rank_segments import remove_segments
+from octavo.backends.work_done import WaitMeter, WatchedExecutor, work_done
 from octavo.batch import Array
 from octavo.config import EngineConfig, LoadProgress
 from octavo.distributed.connection import Connection, ConnectionEndedError
 from octavo.distributed.executor import GroupExecutor
 from octavo.distributed.leader import Leader
-from octavo.distributed.messages import (
+from octavo.distributed.patience import Patience
+from octavo.distributed.rank_messages import (
     Alive,
     Allocate,
     Allocated,
@@ -36,10 +37,8 @@ from octavo.distributed.messages import (
     Tensor,
     batch_of,
 )
-from octavo.distributed.patience import Patience
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import accept_ranks, address_of, connect
-from octavo.engine.devices import backend_name, backend_of, of_rank
 from octavo.engine.load import (
     compile_graph,
     executor_limits,
@@ -49,7 +48,8 @@ from octavo.engine.load import (
     model_sizes,
     threads_of_rank,
 )
-from octavo.engine.rank_ray import lead_on_ray
+from octavo.engine.loading.devices import backend_name, backend_of, of_rank
+from octavo.engine.ranks.rank_ray import lead_on_ray
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AllGather, Collective, MoE
@@ -147,7 +147,7 @@ def follow(config: EngineConfig) -> None:
     host, port = address_of(config.master)
     env.cluster_token()  # there is one
     path = f"sys.path[:] = {sys.path!r}"
-    module = "from octavo.engine.rank_process import main_over_network"
+    module = "from octavo.engine.ranks.rank_process import main_over_network"
     calls = [
         f"main_over_network({host!r}, {port}, {rank}, {config.model!r}, {os.getpid()})" for rank in config.ranks_here
     ]

@@ -27,7 +27,7 @@ _LONG_STEP_S = 10 * _FOLLOW_UP_S
 Sink: TypeAlias = Callable[[Any], None]
 
 
-class AsyncEngine:
+class EngineThread:
     """An `Engine` with a thread of its own. Every method may be called from any thread."""
 
     def __init__(self, engine: Engine, on_round_end: Callable[[], None] | None = None) -> None:

@@ -7,10 +7,10 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 
-from octavo.engine.block_pool import BlockPool
+from octavo.engine.kv.block_pool import BlockPool
+from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
-from octavo.engine.state_slots import StateSlots
 from octavo.graph.cache import CacheLayout, cache_layout
 
 

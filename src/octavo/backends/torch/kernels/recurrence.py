@@ -1,7 +1,7 @@
 """Steps of operations with states: the short convolution, the gated delta rule, the selective scan.
 
 The states of a layer are [slots, ...] in float32. A program advances one head, or some columns, of one sequence through
-the tokens of the step, with its state in registers. The meaning is that of `octavo.graph.ops.state`.
+the tokens of the step, with its state in registers. The meaning is that of `octavo.graph.ops.recurrence`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.backends.torch.kernels.common import activation, power_of_two, require_columns, sigmoid, tile
-from octavo.graph.ops.state import DeltaHeads, ScanHeads
+from octavo.graph.ops.recurrence import DeltaHeads, ScanHeads
 
 _COLUMNS = tile({"BLOCK": 256, "num_warps": 4}, {"BLOCK": 64})
 _VALUES = tile({"BV": 32, "num_warps": 4})

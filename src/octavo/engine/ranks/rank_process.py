@@ -1,4 +1,4 @@
-"""The process of a rank, started by `octavo.distributed.leader` or, on another machine, by `octavo.engine.rank`."""
+"""The process of a rank, started by `octavo.distributed.leader` or, on another machine, by `ranks.rank`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], 
     _end_with(parent_pid)
     from octavo.distributed.connection import Connection
     from octavo.distributed.ring import Ring
-    from octavo.engine.rank import Follower  # takes most of a second
+    from octavo.engine.ranks.rank import Follower  # takes most of a second
 
     rings = Ring(outgoing, is_new=True), Ring(incoming)
     Follower(Connection(socket.socket(fileno=descriptor), rings)).run()
@@ -29,7 +29,7 @@ def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], 
 def main_over_network(host: str, port: int, rank: int, model: str, parent_pid: int) -> None:
     """Follows a leader on another machine. model: its name on this one. parent_pid: of `octavo serve` here."""
     _end_with(parent_pid)
-    from octavo.engine.rank import follow_one
+    from octavo.engine.ranks.rank import follow_one
 
     follow_one(host, port, rank, model)
 

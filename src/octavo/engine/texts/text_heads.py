@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.batch import Float32
-from octavo.engine.row_consumers import Finish, normalized
-from octavo.engine.text_model import TextModel, YesNoHead, yes_no_head
+from octavo.engine.consumers.row_consumers import Finish, normalized
+from octavo.engine.texts.text_model import TextModel, YesNoHead, yes_no_head
 from octavo.generation_request import PoolingParams
 from octavo.graph.builder import Graph
 from octavo.graph.ops.rowwise import ACTIVATIONS

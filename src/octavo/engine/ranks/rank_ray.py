@@ -44,7 +44,7 @@ def lead_on_ray(config: EngineConfig, leader: Leader) -> EngineConfig:
 
 def follow_on_ray(host: str, port: int, token: str, rank: int) -> None:
     """One rank, in its actor's process, until its leader ends."""
-    from octavo.engine.rank import Follower
+    from octavo.engine.ranks.rank import Follower
 
     Follower(connect((host, port), token, rank, _COME_S)).run()
 

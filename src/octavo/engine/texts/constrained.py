@@ -22,7 +22,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, Token
 from numpy.typing import NDArray
 
 from octavo.batch import token_mask
-from octavo.engine.deep_stack import run_on_deep_stack
+from octavo.engine.texts.deep_stack import run_on_deep_stack
 from octavo.errors import OverloadedError, UsageError
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.tokenizer.tokenizer import Tokenizer

@@ -11,8 +11,8 @@ from octavo.backends import Paging
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_note
 from octavo.backends.split import EXPERTS_FROM_DISK, SplitSizes
 from octavo.config import EngineConfig
-from octavo.engine.devices import backend_of, step_tokens
-from octavo.engine.progress import size
+from octavo.engine.loading.devices import backend_of, step_tokens
+from octavo.engine.loading.progress_bar import size
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes
 

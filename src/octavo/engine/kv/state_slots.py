@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.engine.block_pool import BlockPool
+from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.request import Sequence
 
 

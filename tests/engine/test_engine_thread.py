@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo.batch import Batch, StepOutput
-from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.engine_thread import EngineThread
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
@@ -21,14 +21,14 @@ LONG = SamplingParams(max_tokens=50, ignore_eos=True, seed=1)
 
 
 @pytest.fixture
-def engine() -> Iterator[AsyncEngine]:
-    engine = AsyncEngine(fake_engine(num_blocks=256))
+def engine() -> Iterator[EngineThread]:
+    engine = EngineThread(fake_engine(num_blocks=256))
     yield engine
     engine.close()
     assert not engine._thread.is_alive()
 
 
-def submit(engine: AsyncEngine, name: str, params: SamplingParams = LONG) -> queue.Queue[Item]:
+def submit(engine: EngineThread, name: str, params: SamplingParams = LONG) -> queue.Queue[Item]:
     items: queue.Queue[Item] = queue.Queue()
     engine.submit(create_request(engine.engine, name, [5, 6], params), items.put)
     return items
@@ -42,7 +42,7 @@ def drain(items: queue.Queue[Item]) -> list[Item]:
             return seen
 
 
-def test_every_caller_gets_its_own_outputs(engine: AsyncEngine) -> None:
+def test_every_caller_gets_its_own_outputs(engine: EngineThread) -> None:
     answers: dict[int, list[Item]] = {}
 
     def call(i: int) -> None:
@@ -62,7 +62,7 @@ def test_every_caller_gets_its_own_outputs(engine: AsyncEngine) -> None:
     assert len(tokens) == 1  # the same seed
 
 
-def test_an_aborted_request_gets_a_last_output(engine: AsyncEngine) -> None:
+def test_an_aborted_request_gets_a_last_output(engine: EngineThread) -> None:
     items = submit(engine, "r")
     items.get(timeout=20)
     engine.abort("r")
@@ -77,7 +77,7 @@ def test_a_failing_executor_reaches_every_waiting_caller_and_all_later_ones() ->
     executor = inner.executor
     assert isinstance(executor, FakeExecutor)
     executor.fails_at_step = 4
-    engine = AsyncEngine(inner)
+    engine = EngineThread(inner)
     waiting = [submit(engine, f"r{i}") for i in range(3)]
     for items in waiting:
         last = drain(items)[-1]
@@ -89,7 +89,7 @@ def test_a_failing_executor_reaches_every_waiting_caller_and_all_later_ones() ->
 
 
 def test_closing_ends_what_runs_with_an_error() -> None:
-    engine = AsyncEngine(fake_engine())
+    engine = EngineThread(fake_engine())
     items = submit(engine, "r")
     items.get(timeout=20)
     engine.close()
@@ -100,13 +100,13 @@ def test_closing_ends_what_runs_with_an_error() -> None:
         submit(engine, "late")
 
 
-def test_a_request_id_in_use_is_an_error_of_that_request_only(engine: AsyncEngine) -> None:
+def test_a_request_id_in_use_is_an_error_of_that_request_only(engine: EngineThread) -> None:
     first, second = submit(engine, "same"), submit(engine, "same")
     assert isinstance(drain(second)[-1], UsageError)
     assert isinstance(drain(first)[-1], RequestOutput)
 
 
-def test_a_caller_that_cannot_take_its_output_does_not_stop_the_others(engine: AsyncEngine) -> None:
+def test_a_caller_that_cannot_take_its_output_does_not_stop_the_others(engine: EngineThread) -> None:
     def broken(item: Item) -> None:
         raise RuntimeError(f"the event loop is closed, nobody takes {item}")
 
@@ -117,7 +117,7 @@ def test_a_caller_that_cannot_take_its_output_does_not_stop_the_others(engine: A
     assert not engine.engine.has_work
 
 
-def test_a_request_that_cannot_be_sampled_fails_alone(engine: AsyncEngine) -> None:
+def test_a_request_that_cannot_be_sampled_fails_alone(engine: EngineThread) -> None:
     bad = submit(engine, "bad", SamplingParams(allowed_token_ids=[1], min_tokens=2))
     good = submit(engine, "good")
     failure = drain(bad)[-1]
@@ -139,8 +139,8 @@ def test_who_asks_on_at_once_is_in_the_next_step(monkeypatch: pytest.MonkeyPatch
         return compute(batch)
 
     monkeypatch.setattr(executor, "compute", slow)
-    monkeypatch.setattr("octavo.engine.async_engine._FOLLOW_UP_S", 5.0)  # this thread may have to wait for a processor
-    engine = AsyncEngine(core)
+    monkeypatch.setattr("octavo.engine.engine_thread._FOLLOW_UP_S", 5.0)  # this thread may have to wait for a processor
+    engine = EngineThread(core)
     try:
         submit(engine, "long")
         for i in range(4):
@@ -151,7 +151,7 @@ def test_who_asks_on_at_once_is_in_the_next_step(monkeypatch: pytest.MonkeyPatch
     assert rows[begun : begun + 4] == [2] * 4  # else every other step
 
 
-def test_nobody_is_waited_for_where_steps_are_short(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_waited_for_where_steps_are_short(engine: EngineThread, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     monkeypatch.setattr(engine, "_await_follow_ups", waits.append)
     drain(submit(engine, "short"))
@@ -160,7 +160,7 @@ def test_nobody_is_waited_for_where_steps_are_short(engine: AsyncEngine, monkeyp
 
 def test_who_does_not_ask_on_is_not_waited_for_long() -> None:
     core = fake_engine(num_blocks=256)
-    engine = AsyncEngine(core)
+    engine = EngineThread(core)
     try:
         core.add_request(create_request(core, "other", [5, 6], LONG))
         start = time.perf_counter()

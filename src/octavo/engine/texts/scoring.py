@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.batch import Float32
-from octavo.engine.text_model import TextModel, sigmoid
+from octavo.engine.texts.text_model import TextModel, sigmoid
 from octavo.errors import UsageError
 from octavo.generation_request import PoolingParams
 from octavo.tokenizer.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
-from octavo.engine.progress import size
+from octavo.engine.loading.progress_bar import size
 from octavo.quantization.packed import DENSE_TYPES
 
 

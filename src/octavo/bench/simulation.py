@@ -21,7 +21,7 @@ from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.engine.load import model_graph, model_sizes
-from octavo.engine.rank import RankExchange, exchanges_of, steps_of
+from octavo.engine.ranks.rank import RankExchange, exchanges_of, steps_of
 from octavo.errors import UsageError
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops import MoE, StepSizes

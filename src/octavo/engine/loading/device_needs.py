@@ -8,7 +8,7 @@ from octavo.backends.memory import Sizes
 from octavo.backends.placement import Placement
 from octavo.backends.split import SplitBackend, SplitSizes
 from octavo.config import EngineConfig
-from octavo.engine.devices import backend_of
+from octavo.engine.loading.devices import backend_of
 from octavo.graph.segments import layer_borders
 
 

@@ -1,0 +1,1 @@
+"""The memory of sequences: blocks, block tables, slots for states."""

@@ -1,0 +1,1 @@
+"""A model in one process: its device, its memory, its weights."""

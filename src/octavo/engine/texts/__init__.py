@@ -1,0 +1,1 @@
+"""Texts and vectors around the engine: prompts, grammars, scores."""
