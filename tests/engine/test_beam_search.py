@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from octavo.backends import ExecutorLimits, reference
 from octavo.batch import StepOutput
+from octavo.engine.consumers.row_consumer import Outcome, RowUse
 from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
-from octavo.engine.request import FinishReason, RowUse, Sequence, SequenceGroup
+from octavo.engine.request import FinishReason, SequenceGroup
 from octavo.outputs import RequestOutput
 from octavo.quantization.packed import DenseWeight
 from octavo.sampling_params import BeamSearchParams, SamplingParams
@@ -180,42 +181,31 @@ def test_beams_of_the_text_have_no_end_token_in_it() -> None:
     assert choice.text == "".join(f"t{token}" for token in choice.token_ids if token != EOS_ID)
 
 
-class FinishNotes:
-    """A scheduler that only notes what a search tells it."""
-
-    def __init__(self) -> None:
-        self.beams: list[Sequence] = []
-        self.is_finished = False
-
-    def replace_members(self, group: SequenceGroup, members: list[tuple[Sequence, Sequence]]) -> None:
-        self.beams = [child for _, child in members]
-        group.adopt(self.beams)
-
-    def finish(self, group: SequenceGroup) -> None:  # noqa: ARG002
-        self.is_finished = True
-
-
-def advance(group: SequenceGroup, scheduler: FinishNotes, *tops: dict[int, float]) -> None:
+def advance(group: SequenceGroup, *tops: dict[int, float]) -> Outcome:
     """One step: the most likely tokens after each beam, with their log-probabilities."""
     (consumer,), beams = group.consumers, group.members
     ids = np.array([list(top) for top in tops], np.int32)
     logprobs = np.array([list(top.values()) for top in tops], np.float32)
     none = np.zeros(len(tops), np.float32)
     output = StepOutput(ids[:, 0], none, ids[:, 0], ids, logprobs)
-    uses = [(RowUse(consumer, beam, 0, 1), row) for row, beam in enumerate(beams)]
-    assert consumer.consume(uses, output, scheduler) == len(beams)  # type: ignore[arg-type]
+    outcome = consumer.consume([(RowUse(consumer, beam, 0, 1), row) for row, beam in enumerate(beams)], output)
+    assert outcome.num_tokens == len(beams)
+    return outcome
 
 
 def test_the_best_candidates_go_on_and_finished_ones_do_not() -> None:
     engine = fake_engine()
     request = create_request(engine, "r", [5, 6], BeamSearchParams(beam_width=2, max_tokens=5))
-    (group,), notes = request.groups, FinishNotes()
+    (group,) = request.groups
     end = min(request.eos_token_ids)
-    advance(group, notes, {end: -0.1, 7: -1.0, 8: -2.0})
-    assert [beam.output_token_ids for beam in notes.beams] == [[7], [8]]
-    assert not notes.is_finished
-    advance(group, notes, {end: -0.2, 9: -8.0, 10: -8.5}, {11: -7.5, 12: -8.0, 13: -9.0})
-    assert notes.is_finished  # two are finished, and -9 / 2 cannot win
+    outcome = advance(group, {end: -0.1, 7: -1.0, 8: -2.0})
+    assert outcome.members is not None
+    beams = [child for _, child in outcome.members]
+    assert [beam.output_token_ids for beam in beams] == [[7], [8]]
+    assert outcome.finish is None
+    group.adopt(beams)
+    outcome = advance(group, {end: -0.2, 9: -8.0, 10: -8.5}, {11: -7.5, 12: -8.0, 13: -9.0})
+    assert outcome.finish is FinishReason.STOP  # two are finished, and -9 / 2 cannot win
     assert [result.output_token_ids for result in request.sequences] == [[end], [7, end]]
     assert [result.index for result in request.sequences] == [0, 1]
     assert {result.finish_reason for result in request.sequences} == {FinishReason.STOP}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from octavo.batch import StepOutput
-from octavo.engine.consumers.row_consumers import TokenSampler
-from octavo.engine.request import RowUse, Sequence
-from octavo.engine.scheduler import Scheduler
+from octavo.engine.consumers.row_consumer import Outcome, RowUse
+from octavo.engine.consumers.token_sampler import TokenSampler
+from octavo.engine.request import Sequence
 
 
 class DraftingSampler(TokenSampler):
@@ -21,10 +21,10 @@ class DraftingSampler(TokenSampler):
         """Drafts depend on the token before them."""
         return False
 
-    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
-        num_accepted = super().consume(uses, output, scheduler)
-        for use, _ in uses:
-            at = use.sequence.num_output_tokens
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
+        outcome = super().consume(uses, output)
+        for (use, _), tokens in zip(uses, outcome.tokens, strict=True):
+            at = use.sequence.num_output_tokens + len(tokens)
             drafts = self._expected[at : at + self._random.randint(0, 4)]
             use.sequence.draft_token_ids = [token if self._random.random() < 0.8 else 9 for token in drafts]
-        return num_accepted
+        return outcome

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import SAMPLING_ROW, Batch, Float32, Int32, SamplingBatch, token_mask
+from octavo.engine.consumers.row_consumer import RowKind
 from octavo.engine.overlap import UNKNOWN_TOKEN
-from octavo.engine.request import RowKind, Sequence
+from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class BatchBuilder:
         block, offset = np.divmod(positions, np.int32(self._block_size))
         slots = self._block_tables[:, token_rows, block] * np.int32(self._block_size) + offset
         seq_lens = starts + counts
-        logits_indices, wanted = self._build_rows(scheduled, query_start_loc)
+        logits_indices, wanted = self._build_rows(step)
         batch = Batch(
             token_ids=token_ids,
             positions=positions,
@@ -237,27 +238,25 @@ class BatchBuilder:
 
     # --- sampling ---
 
-    def _build_rows(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> tuple[Int32, _Rows]:
+    def _build_rows(self, step: Schedule) -> tuple[Int32, _Rows]:
         """The indices of the tokens whose rows are wanted, and the wanted results."""
         indices: list[int] = []
         rows = _Rows([], [], [], [])
-        for item, begin in zip(scheduled, query_start_loc.tolist(), strict=False):
-            offset = begin - item.start
-            for use in item.rows:
-                sequence, count = use.sequence, use.count
-                indices.extend(range(offset + use.start, offset + use.start + count))
-                rows.sequences.extend([sequence] * count)
-                if use.consumer.kind is RowKind.LOGPROB:
-                    rows.targets.extend(sequence.token_ids[use.start + 1 : use.start + 1 + count])
-                    rows.counters.extend([0] * count)
-                    rows.num_drafts.extend([0] * count)
-                    continue
-                if self._owners[sequence.row] is not sequence:
-                    self._adopt(sequence)
-                number = use.start + 1 - sequence.request.num_prompt_tokens
-                rows.targets.extend([-1] * count)
-                rows.counters.extend(range(number, number + count))
-                rows.num_drafts.extend(range(count))
+        for use, _, token in step.rows():
+            sequence, count = use.sequence, use.count
+            indices.extend(range(token, token + count))
+            rows.sequences.extend([sequence] * count)
+            if use.consumer.kind is RowKind.LOGPROB:
+                rows.targets.extend(sequence.token_ids[use.start + 1 : use.start + 1 + count])
+                rows.counters.extend([0] * count)
+                rows.num_drafts.extend([0] * count)
+                continue
+            if self._owners[sequence.row] is not sequence:
+                self._adopt(sequence)
+            number = use.start + 1 - sequence.request.num_prompt_tokens
+            rows.targets.extend([-1] * count)
+            rows.counters.extend(range(number, number + count))
+            rows.num_drafts.extend(range(count))
         return np.array(indices, np.int32), rows
 
     def _sampling(self, rows: _Rows) -> SamplingBatch:

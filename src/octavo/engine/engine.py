@@ -15,12 +15,13 @@ from octavo.backends import Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
+from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowUse
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.overlap import as_if_done, can_be_foreseen
 from octavo.engine.publisher import Publisher
-from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsumer, RowUse
+from octavo.engine.request import FinishReason, Request, RequestStatus
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
@@ -301,26 +302,40 @@ class Engine:
 
     def _consume(self, step: _Step, output: StepOutput) -> dict[Request, int]:
         """Gives the rows to their consumers. Returns the requests with new results, and their numbers of new tokens."""
-        rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
-        row, running = 0, RequestStatus.RUNNING
-        for item in step.schedule.scheduled.values():
-            times = item.sequence.request.times
+        for sequence in step.schedule.scheduled:
+            times = sequence.request.times
             if not times.scheduled:
                 times.scheduled = step.started_at
-            for use in item.rows:
-                if use.sequence.status is running:  # else it has ended since it was scheduled
-                    if use.consumer in rows:
-                        rows[use.consumer].append((use, row))
-                    else:
-                        rows[use.consumer] = [(use, row)]
-                row += use.count
+        rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
+        running = RequestStatus.RUNNING
+        for use, row, _ in step.schedule.rows():
+            if use.sequence.status is running:  # else it has ended since it was scheduled
+                if use.consumer in rows:
+                    rows[use.consumer].append((use, row))
+                else:
+                    rows[use.consumer] = [(use, row)]
         accepted: dict[Request, int] = {}
         for consumer, uses in rows.items():
-            request = uses[0][0].sequence.request
-            num_tokens = consumer.consume(uses, output, self.scheduler)
-            if num_tokens or request.is_finished:
-                accepted[request] = accepted.get(request, 0) + num_tokens
+            request, outcome = uses[0][0].sequence.request, consumer.consume(uses, output)
+            self._apply(uses, outcome)
+            if outcome.num_tokens or request.is_finished:
+                accepted[request] = accepted.get(request, 0) + outcome.num_tokens
         return accepted
+
+    def _apply(self, uses: list[tuple[RowUse, int]], outcome: Outcome) -> None:
+        """Carries out what a consumer has made of its rows."""
+        group = uses[0][0].sequence.group
+        if outcome.tokens:
+            for (use, _), tokens in zip(uses, outcome.tokens, strict=True):
+                use.sequence.token_ids += tokens
+                if use.count > 1:
+                    self.scheduler.accept_drafts(use.sequence, len(tokens) - 1)
+        if outcome.finish is not None:
+            for member in group.members:
+                member.finish_reason = outcome.finish
+            self.scheduler.finish(group)
+        elif outcome.members is not None:
+            self.scheduler.replace_members(group, outcome.members)
 
     def _settle(self, request: Request) -> None:
         """Processes the last step's results for a request."""
@@ -355,15 +370,12 @@ class Engine:
 
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
         """Ends the requests whose rows have no outcome. All others repeat the step as if it had not happened."""
-        row = 0
         errors: dict[Request, RowError] = {}
-        for item in schedule.scheduled.values():
-            for use in item.rows:
-                if use.sequence.status is RequestStatus.RUNNING:
-                    for i in range(row, row + use.count):
-                        if i in error.errors:
-                            errors.setdefault(use.sequence.request, error.errors[i])
-                row += use.count
+        for use, row, _ in schedule.rows():
+            if use.sequence.status is RequestStatus.RUNNING:
+                for i in range(row, row + use.count):
+                    if i in error.errors:
+                        errors.setdefault(use.sequence.request, error.errors[i])
         failures = [self._fail(request, _describe(request, row_error)) for request, row_error in errors.items()]
         self.scheduler.repeat(schedule)
         num_damaged = sum(isinstance(failure.error, NumericalError) for failure in failures)

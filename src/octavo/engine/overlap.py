@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from octavo.engine.request import RequestStatus, RowKind, Sequence
+from octavo.engine.consumers.row_consumer import RowKind
+from octavo.engine.request import RequestStatus, Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
 
 UNKNOWN_TOKEN = -1  # a token that the step in flight draws
@@ -44,19 +45,18 @@ def as_if_done(step: Schedule) -> Iterator[dict[Sequence, int]]:
 
     Yields the rows of the step's output that hold these tokens. Sequences that end with the step have nothing to do.
     """
+    last_rows = {use.sequence: row + use.count - 1 for use, row, _ in step.rows()}
     sources: dict[Sequence, int] = {}
     computed: list[tuple[Sequence, int]] = []
-    num_rows = 0
     for item in step.scheduled.values():
         sequence = item.sequence
-        num_rows += item.num_rows
         if sequence.status is not RequestStatus.RUNNING:  # it has ended since it was scheduled
             continue
         computed.append((sequence, sequence.num_computed_tokens))
         sequence.num_computed_tokens += item.num_tokens
         if _draws(item) and not _ends(sequence):
             sequence.token_ids.append(UNKNOWN_TOKEN)
-            sources[sequence] = num_rows - 1
+            sources[sequence] = last_rows[sequence]
     try:
         yield sources
     finally:

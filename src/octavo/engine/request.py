@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from octavo.engine.consumers.row_consumer import RowConsumer, RowKind, RowUse
 from octavo.errors import OctavoError
 from octavo.generation_request import Params, RequestOptions
 from octavo.outputs import Logprob, RequestMetrics
@@ -14,7 +15,6 @@ from octavo.outputs import Logprob, RequestMetrics
 if TYPE_CHECKING:
     from octavo.batch import Float32, StepOutput
     from octavo.engine.publisher import TextStream
-    from octavo.engine.scheduler import Scheduler
     from octavo.engine.texts.constrained import GrammarState
 
 
@@ -35,52 +35,6 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-
-
-class RowKind(enum.Enum):
-    """Meaning of a row of a step's output."""
-
-    SAMPLE = "sample"  # the next token, drawn by the sequence's parameters
-    LOGPROB = "logprob"  # the log-probability of the token that follows
-    HIDDEN = "hidden"  # the last hidden state
-
-
-class RowConsumer:
-    """A use of the rows of a request's sequences: logits or hidden states, one row per computed token.
-
-    Each consumer of a group wants a range of tokens; together they want the tokens up to the last.
-    """
-
-    kind: ClassVar[RowKind]
-
-    def wanted(self, sequence: Sequence) -> tuple[int, int]:
-        """Positions [start, end) of the tokens whose rows are wanted next; none of them may come from the cache.
-
-        As for most consumers: the row that gives the next token.
-        """
-        return len(sequence.token_ids) - 1, len(sequence.token_ids)
-
-    def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        """The number of most likely tokens reported beside the token of a row; -1: no log-probabilities at all."""
-        return -1
-
-    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
-        """True if the next step is known in advance: it computes the row's token, unless that ends the text."""
-        return False
-
-    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
-        """Takes the rows of a step, each use with the index of its first row. Returns the number of accepted tokens."""
-        raise NotImplementedError
-
-
-@dataclass(slots=True)  # not frozen: every step makes one of every sequence, which then takes thrice as long
-class RowUse:
-    """The rows of one sequence in a step for one consumer: those of the tokens from start to start + count."""
-
-    consumer: RowConsumer
-    sequence: Sequence  # whose parameters hold: the one that computes, or a choice that starts from the same prompt
-    start: int
-    count: int
 
 
 @dataclass(slots=True)

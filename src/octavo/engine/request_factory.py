@@ -11,11 +11,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octavo.engine.consumers.beam_search import BeamSearch
-from octavo.engine.consumers.row_consumers import Pooler, PromptLogprobs, RowTaker, TokenSampler
+from octavo.engine.consumers.pooling import Pooler
+from octavo.engine.consumers.prompt_logprobs import PromptLogprobs
+from octavo.engine.consumers.row_consumer import RowConsumer
+from octavo.engine.consumers.row_taker import RowTaker
+from octavo.engine.consumers.token_sampler import TokenSampler
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import TextStream
-from octavo.engine.request import Request, RequestTimes, RowConsumer, Sequence, SequenceGroup, derive_seed
+from octavo.engine.request import Request, RequestTimes, Sequence, SequenceGroup, derive_seed
 from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
 from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import UsageError

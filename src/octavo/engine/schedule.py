@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 
-from octavo.engine.request import RequestStatus, RowUse, Sequence, SequenceGroup
+from octavo.engine.consumers.row_consumer import RowUse
+from octavo.engine.request import RequestStatus, Sequence, SequenceGroup
 
 _by_key = attrgetter("key")
 
@@ -73,6 +74,18 @@ class Schedule:
         """The groups that take part, also those whose choices start from the rows of another."""
         rows = {use.sequence.group for item in self.scheduled.values() for use in item.rows}
         return rows | {sequence.group for sequence in self.scheduled}
+
+    def rows(self) -> Iterator[tuple[RowUse, int, int]]:
+        """The uses of the rows of the step in the order of its output.
+
+        Each comes with the index of its first row in the output, and of that row's token in the step.
+        """
+        num_rows = num_tokens = 0
+        for item in self.scheduled.values():
+            for use in item.rows:
+                yield use, num_rows, num_tokens + use.start - item.start
+                num_rows += use.count
+            num_tokens += item.num_tokens
 
     def add(self, item: ScheduledSequence) -> None:
         self.num_tokens_left -= item.num_tokens

@@ -18,9 +18,10 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
+from octavo.engine.consumers.row_consumer import RowKind, RowUse
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.request import Request, RequestStatus, RowKind, RowUse, Sequence, SequenceGroup
+from octavo.engine.request import Request, RequestStatus, Sequence, SequenceGroup
 from octavo.engine.schedule import Schedule, ScheduledSequence, ServiceQueue, Stages
 from octavo.engine.step_budget import StepBudget
 

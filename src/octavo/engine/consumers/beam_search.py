@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsumer, RowKind, RowUse, Sequence
+from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
+from octavo.engine.request import FinishReason, Request, RequestStatus, Sequence
 from octavo.sampling_params import BeamSearchParams
 
 if TYPE_CHECKING:
     from octavo.batch import StepOutput
-    from octavo.engine.scheduler import Scheduler
 
 
 class _Candidate(NamedTuple):
@@ -48,7 +48,7 @@ class BeamSearch(RowConsumer):
         """The number of candidates per beam, enough to remain when those that end the text are removed."""
         return self._width + len(self._eos_token_ids)
 
-    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
         candidates = [
             _Candidate(use.sequence, token_id, (use.sequence.cumulative_logprob or 0.0) + logprob)
             for use, row in uses
@@ -58,21 +58,19 @@ class BeamSearch(RowConsumer):
         # Stable, so that equal scores keep the order of beam and likelihood.
         candidates.sort(key=lambda candidate: -candidate.cumulative_logprob)
         first = uses[0][0].sequence
-        group, request, length = first.group, first.request, first.num_output_tokens + 1
+        request, length = first.request, first.num_output_tokens + 1
         is_full_length = length >= self._max_output_tokens
         for candidate in candidates[: self._width]:
             if candidate.token_id in self._eos_token_ids or is_full_length:
                 self._finish(candidate, length)
         running = [candidate for candidate in candidates if candidate.token_id not in self._eos_token_ids]
         if is_full_length or not running or self._cannot_improve(running[0].cumulative_logprob, length):
-            scheduler.finish(group)
             request.sequences = [sequence for _, sequence in self._finished]
             for index, sequence in enumerate(request.sequences):
                 sequence.index = index
-        else:
-            beams = enumerate(running[: self._width])
-            scheduler.replace_members(group, [(beam.parent, beam.sequence(index)) for index, beam in beams])
-        return len(uses)
+            return Outcome([], len(uses), FinishReason.STOP)
+        beams = enumerate(running[: self._width])
+        return Outcome([], len(uses), members=[(beam.parent, beam.sequence(index)) for index, beam in beams])
 
     def _finish(self, candidate: _Candidate, length: int) -> None:
         sequence, ends_text = candidate.sequence(), candidate.token_id in self._eos_token_ids

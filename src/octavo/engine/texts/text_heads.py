@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.batch import Float32
-from octavo.engine.consumers.row_consumers import Finish, normalized
+from octavo.engine.consumers.pooling import Finish, normalized
 from octavo.engine.texts.text_model import TextModel, YesNoHead, yes_no_head
 from octavo.generation_request import PoolingParams
 from octavo.graph.builder import Graph

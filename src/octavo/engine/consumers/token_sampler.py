@@ -1,0 +1,64 @@
+"""The row consumer of sampled tokens, with drafts or without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
+from octavo.engine.request import FinishReason, Request, Sequence
+
+if TYPE_CHECKING:
+    from octavo.batch import StepOutput
+
+
+class TokenSampler(RowConsumer):
+    """Continues a sequence by the tokens that its rows give."""
+
+    kind = RowKind.SAMPLE
+
+    def wanted(self, sequence: Sequence) -> tuple[int, int]:
+        known = len(sequence.token_ids)
+        return known - 1, known + len(sequence.draft_token_ids)
+
+    def num_logprobs(self, request: Request) -> int:
+        wanted = request.params.sampling.logprobs
+        return -1 if wanted is None else wanted
+
+    def goes_on(self, sequence: Sequence) -> bool:
+        """The arrays of a sequence with penalties, biases or a mask depend on the token itself."""
+        request = sequence.request
+        return len(sequence.token_ids) + 1 < request.max_total_tokens and request.params.sampling.is_plain
+
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
+        """Accepts tokens up to the first that differs from its draft or ends the sequence."""
+        ((use, row),) = uses  # each sequence has a sampler of its own
+        sequence, drafts = use.sequence, use.sequence.draft_token_ids
+        tokens: list[int] = []
+        if not drafts:
+            tokens.append(int(output.token_ids[row]))
+            finish = _accept(sequence, tokens)
+        else:
+            sequence.draft_token_ids = []
+            for i in range(use.count):
+                tokens.append(int(output.token_ids[row + i]))
+                finish = _accept(sequence, tokens)
+                if finish is not None or i == len(drafts) or tokens[-1] != drafts[i]:
+                    break
+        if sequence.request.params.sampling.logprobs is not None:
+            sequence.logprob_rows += [(output, row + i) for i in range(len(tokens))]
+        return Outcome([tokens], len(tokens), finish)
+
+
+def _accept(sequence: Sequence, tokens: list[int]) -> FinishReason | None:
+    """The reason why the sequence ends with the last of its new tokens, as far as known without its text."""
+    request, token_id, grammar = sequence.request, tokens[-1], sequence.grammar
+    if grammar is not None:
+        grammar.accept(token_id)
+    if token_id in request.end_token_ids:
+        if token_id in request.params.sampling.stop_token_ids:
+            sequence.stop_reason = token_id
+        return FinishReason.STOP
+    if grammar is not None and grammar.is_complete:
+        return FinishReason.STOP
+    is_full = len(sequence.token_ids) + len(tokens) >= request.max_total_tokens
+    return FinishReason.LENGTH if is_full else None
