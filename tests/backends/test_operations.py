@@ -15,7 +15,7 @@ from octavo.graph import ops
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, EncoderAttentionParams, Op, RopeParams, Routing
 from octavo.graph.passes import optimize
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 
@@ -105,8 +105,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Embedding: lambda _, x: x,
     ops.PositionEmbedding: lambda g, x: x + g.position_embedding("positions", 2),
     ops.TokenTypeEmbedding: lambda g, x: x + g.token_type_embedding("types"),
-    ops.Receive: lambda g, x: x + g.add_operation(ops.Receive(0, Rows.TOKENS, WIDTH)),
-    ops.Input: lambda g, x: x + g.add_operation(ops.Input(0, Rows.TOKENS, WIDTH)),
+    ops.Receive: lambda g, x: x + g.add_operation(ops.Receive(0, TOKENS, WIDTH)),
+    ops.Input: lambda g, x: x + g.add_operation(ops.Input(0, TOKENS, WIDTH)),
     ops.Linear: lambda g, x: g.linear(x, "square"),
     ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
     ops.RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5),
@@ -161,7 +161,7 @@ def test_operation(backend: str, op: type[Op]) -> None:
     weights = {n: DenseWeight(rng.normal(0, s[-1] ** -0.5, s).astype(np.float32)) for n, s in SHAPES.items()}
     g = Graph(SHAPES)
     value = GRAPHS[op](g, g.embedding("embed"))
-    g.output = g.select_rows(value) if value.rows is Rows.TOKENS else value
+    g.output = g.select_rows(value) if value.rows is TOKENS else value
     graph = optimize(g, PASSES)
     assert any(isinstance(node.op, op) for node in graph.nodes)
     executor = get_backend(backend).compile(graph, weights, LIMITS)

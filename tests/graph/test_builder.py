@@ -7,7 +7,7 @@ import pytest
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops import Add, AttentionParams, Linear, Scale
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Value
 
 SHAPES = {
     "embed_tokens.weight": (10, 8),
@@ -29,13 +29,13 @@ def g() -> Graph:
 def test_values_know_their_shape(g: Graph) -> None:
     x = g.embedding("embed_tokens")
     up = g.linear(x, "layers.3.mlp.up_proj")
-    assert (x.rows, x.cols, up.cols) == (Rows.TOKENS, 8, 12)
+    assert (x.rows, x.cols, up.cols) == (TOKENS, 8, 12)
     op = g.nodes[-1].op
     assert isinstance(op, Linear)
     assert op.bias is not None
     assert op.bias.name == "layers.3.mlp.up_proj.bias"
     logits = g.logits(g.select_rows(x), "lm_head")
-    assert (logits.rows, logits.cols) == (Rows.LOGITS, 10)
+    assert (logits.rows, logits.cols) == (LOGITS, 10)
 
 
 def test_operators(g: Graph) -> None:
@@ -89,7 +89,7 @@ def test_output(g: Graph) -> None:
     with pytest.raises(GraphError, match="no output"):
         _ = g.output
     with pytest.raises(GraphError, match="another graph"):
-        g.output = Value(7, Rows.OUTPUTS, 10)
+        g.output = Value(7, OUTPUTS, 10)
     g.output = g.logits(g.select_rows(g.embedding("embed_tokens")), "lm_head")
     assert [p.name for p in g.parameters] == ["embed_tokens.weight", "lm_head.weight"]
 
@@ -100,6 +100,6 @@ def test_rewritten_graphs_are_checked() -> None:
     y = g.scale(x, 2.0)
     with pytest.raises(GraphError, match="scale: value 0 is used before it is made"):
         Graph.from_nodes(Graph(SHAPES), g.nodes[::-1], y)
-    wrong = Node(g.nodes[1].op, Value(1, Rows.TOKENS, 9), "layers.3")
+    wrong = Node(g.nodes[1].op, Value(1, TOKENS, 9), "layers.3")
     with pytest.raises(GraphError, match="another shape"):
         Graph.from_nodes(Graph(SHAPES), [g.nodes[0], wrong], wrong.output)

@@ -15,7 +15,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.cache import STATES_PER_SEAT, KVCache, StateCache
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops import Array, AttentionParams, Evaluation, Op, StepSizes
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import RowDomain, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 
@@ -34,7 +34,7 @@ class RunningSum(Op):
     def cache(self) -> StateCache:
         return StateCache(self.index, ((self.x.cols,),))
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         return self.x.rows, self.x.cols
 
     def flops(self, sizes: StepSizes) -> int:

@@ -11,11 +11,11 @@ from octavo.graph.builder import Graph
 from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
 from octavo.graph.passes import optimize
 from octavo.graph.shard import shard
-from octavo.graph.values import Rows
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS
 from tests.graph.test_passes import random_graph
 from tests.support.tiny_models import CONFIGS, tiny_graph
 
-ROWS = {Rows.TOKENS: 24, Rows.OUTPUTS: 5, Rows.LOGITS: 5}
+ROWS = {TOKENS: 24, OUTPUTS: 5, LOGITS: 5}
 
 
 def check(graph: Graph, memory: MemoryPlan) -> int:
@@ -60,12 +60,12 @@ def test_what_turns_of_logits_read_is_kept() -> None:
     graph, weights = tiny_graph("llama")
     part = optimize(shard(graph, 0, 2, lambda p: weights[p.name].column_step), PASSES)
     memory, read = plan(part, ROWS, 4), part.hidden_states
-    begin, logits = memory.offsets[read.id], [node.output for node in part.nodes if node.output.rows is Rows.LOGITS]
+    begin, logits = memory.offsets[read.id], [node.output for node in part.nodes if node.output.rows is LOGITS]
     assert len(logits) == 2
     for value in logits:
         start = memory.offsets[value.id]
-        size = ROWS[Rows.LOGITS] * value.cols * 4
-        assert start + size <= begin or begin + ROWS[Rows.OUTPUTS] * read.cols * 4 <= start
+        size = ROWS[LOGITS] * value.cols * 4
+        assert start + size <= begin or begin + ROWS[OUTPUTS] * read.cols * 4 <= start
 
 
 def test_residual_stream_stays_in_place() -> None:

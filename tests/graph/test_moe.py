@@ -27,7 +27,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Evaluation, Input, MoE, Routing
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.models._layers import gated_mlp
 from tests.support.evaluation import whole_prompt
 
@@ -75,7 +75,7 @@ def check(block: torch.nn.Module, tensors: Tensors, build: Build) -> None:
         expected = block(x)
     expected = expected[0] if isinstance(expected, tuple) else expected
     g = Graph({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    value = g.add_operation(Input(0, Rows.TOKENS, HIDDEN))
+    value = g.add_operation(Input(0, TOKENS, HIDDEN))
     build(g, value)
     weights = {p: tensors[p.name].numpy() for p in g.parameters}
     assert {p.name for p in weights} == set(tensors)
@@ -204,7 +204,7 @@ def test_equal_scores_choose_the_lower_expert() -> None:
     np.testing.assert_allclose(weights, 1 / 3)
 
 
-X = Value(0, Rows.TOKENS, 8)
+X = Value(0, TOKENS, 8)
 WEIGHTS = (Parameter("r", (4, 8)), Parameter("g", (4, 6, 8)), Parameter("u", (4, 6, 8)), Parameter("d", (4, 8, 6)))
 WRONG = {
     "down": (lambda: MoE(X, *WEIGHTS[:3], WEIGHTS[1], Routing(2)), r"g is \[4, 6, 8\], not \[4, 8, 6\]"),
@@ -216,7 +216,7 @@ WRONG = {
     "too few": (lambda: MoE(X, *WEIGHTS, Routing(3, num_groups=2)), "top_k 3 of 2 experts"),
     "limit": (lambda: MoE(X, *WEIGHTS, Routing(2), limit=0.0), "limit 0.0 is not positive"),
     "router_x": (
-        lambda: MoE(X, *WEIGHTS, Routing(2), router_x=Value(1, Rows.TOKENS, 6)),
+        lambda: MoE(X, *WEIGHTS, Routing(2), router_x=Value(1, TOKENS, 6)),
         r"router_x \[tokens, 6\] is not as large as x \[tokens, 8\]",
     ),
     "scale": (lambda: MoE(X, *WEIGHTS, Routing(2), expert_scale=Parameter("s", (8,))), r"s is \[8\], not \[4\]"),

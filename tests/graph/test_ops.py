@@ -13,7 +13,7 @@ from octavo.errors import GraphError
 from octavo.graph import ops
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, Evaluation, RopeParams
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import OUTPUTS, TOKENS, Parameter, RowDomain, Value
 from tests.support.batches import BLOCK_SIZE, Request, step
 from tests.support.evaluation import evaluate, whole_prompt
 
@@ -40,7 +40,7 @@ class Arrays:
         self.values: dict[Value, np.ndarray] = {}
         self.weights: dict[Parameter, np.ndarray] = {}
 
-    def value(self, cols: int | None = None, rows: Rows = Rows.TOKENS) -> Value:
+    def value(self, cols: int | None = None, rows: RowDomain = TOKENS) -> Value:
         value = Value(len(self.values), rows, cols or self.cols)
         self.values[value] = self.rng.normal(size=(self.rows, value.cols))
         return value
@@ -63,7 +63,7 @@ def a(request: pytest.FixtureRequest) -> Arrays:
 
 
 def test_names() -> None:
-    x = Value(0, Rows.TOKENS, 4)
+    x = Value(0, TOKENS, 4)
     assert ops.RMSNorm(x, Parameter("w", (4,)), 1e-5).name == "rms_norm"
     assert ops.SelectRows(x).name == "select_rows"
     w = Parameter("w", (2, 2, 4))
@@ -102,7 +102,7 @@ def test_encoder_attention(window: int | None, slopes: tuple[float, ...] | None)
     """Each text by torch's attention, with the mask of a local window and the slopes of ALiBi written out."""
     heads, kv_heads, dim = 4, 2, 8
     rng = np.random.default_rng(0)
-    q, k, v = (Value(i, Rows.TOKENS, n * dim) for i, n in enumerate((heads, kv_heads, kv_heads)))
+    q, k, v = (Value(i, TOKENS, n * dim) for i, n in enumerate((heads, kv_heads, kv_heads)))
     arrays = {x: rng.normal(0, 1, (8, x.cols)) for x in (q, k, v)}
     batch = step([(Request([0] * 5, [0, 1]), 5), (Request([0] * 3, [2]), 3)])
     op = ops.EncoderAttention(q, k, v, ops.EncoderAttentionParams(heads, kv_heads, dim, 0.3, window, slopes))
@@ -121,7 +121,7 @@ def test_encoder_attention(window: int | None, slopes: tuple[float, ...] | None)
 
 
 def test_mean_pool() -> None:
-    x = Value(0, Rows.TOKENS, 4)
+    x = Value(0, TOKENS, 4)
     array = np.random.default_rng(0).normal(0, 1, (8, 4))
     batch = step([(Request([0] * 5, [0, 1]), 5), (Request([0] * 3, [2]), 3)], all_logits=False)
     out = evaluate(ops.MeanPool(x), {x: array}, {}, batch)
@@ -135,7 +135,7 @@ def test_linear(a: Arrays) -> None:
 
 
 def test_logits(a: Arrays) -> None:
-    x, w, b = a.value(rows=Rows.OUTPUTS), a.weight(7, a.cols), a.weight(7)
+    x, w, b = a.value(rows=OUTPUTS), a.weight(7, a.cols), a.weight(7)
     plain = functional.linear(a[x], a[w], a[b])
     a.check(ops.Logits(x, w, b), plain)
     a.check(ops.Logits(x, w, b, softcap=2.0, scale=0.5), 2.0 * torch.tanh(plain * 0.5 / 2.0))
@@ -239,7 +239,7 @@ def test_chunked_attention(a: Arrays, length: int) -> None:
 def test_attention_to_the_keys_of_another_layer(a: Arrays, window: int | None) -> None:
     p = AttentionParams(3, 4, 2, 6, 0.4, window=window)
     g = Graph({})
-    q, k, v, other = (g.add_operation(ops.Input(i, Rows.TOKENS, cols)) for i, cols in enumerate((24, 12, 12, 24)))
+    q, k, v, other = (g.add_operation(ops.Input(i, TOKENS, cols)) for i, cols in enumerate((24, 12, 12, 24)))
     writer = g.attention(q, k, v, p)
     reader = g.attention(other, None, None, replace(p, scale=0.7))
     assert [node.op.owns_cache for node in g.nodes[4:]] == [True, False]
@@ -259,7 +259,7 @@ def test_a_cache_that_is_read_must_be_there() -> None:
     p = AttentionParams(3, 4, 2, 6, 0.4)
     for other in (replace(p, layer=2), replace(p, window=5), replace(p, num_kv_heads=1)):
         g = Graph({})
-        q, k, v = (g.add_operation(ops.Input(i, Rows.TOKENS, cols)) for i, cols in enumerate((24, 12, 12)))
+        q, k, v = (g.add_operation(ops.Input(i, TOKENS, cols)) for i, cols in enumerate((24, 12, 12)))
         g.attention(q, k, v, p)
         with pytest.raises(GraphError, match=rf"no such cache of layer {other.layer} to read"):
             g.attention(q, None, None, other)
@@ -338,7 +338,7 @@ def test_fused_attention(a: Arrays) -> None:
     rope = RopeParams((1.0, 0.3, 0.1))
     parts = {}
     for name, columns, norm in (("q", slice(0, 24), q_norm), ("k", slice(24, 36), k_norm), ("v", slice(36, 48), None)):
-        value = Value(100 + len(parts), Rows.TOKENS, columns.stop - columns.start)
+        value = Value(100 + len(parts), TOKENS, columns.stop - columns.start)
         array = a.values[qkv][:, columns]
         if norm is not None:
             array = evaluate(ops.RMSNorm(value, norm, 1e-2), {value: array}, a.weights)
@@ -354,9 +354,9 @@ def test_fused_attention(a: Arrays) -> None:
     a.check(replace(op, norms_v=True), expected)
 
 
-X = Value(0, Rows.TOKENS, 8)
-OUT = Value(1, Rows.OUTPUTS, 8)
-WIDE = Value(2, Rows.TOKENS, 12)
+X = Value(0, TOKENS, 8)
+OUT = Value(1, OUTPUTS, 8)
+WIDE = Value(2, TOKENS, 12)
 HEADS = AttentionParams(0, 2, 1, 4, 0.5)
 WRONG = {
     "linear": (lambda: ops.Linear(X, Parameter("w", (4, 9))), r"x \[tokens, 8\] does not fit w \[4, 9\]"),
@@ -376,7 +376,7 @@ WRONG = {
     "gate": (lambda: ops.GatedActivation(X, OUT, "silu"), "shapes differ"),
     "scale": (lambda: ops.Scale(X, float("nan")), "not finite"),
     "softcap": (lambda: ops.Softcap(X, 0.0), "not positive"),
-    "mul": (lambda: ops.Mul(X, Value(1, Rows.TOKENS, 2)), r"b \[tokens, 2\] is neither .* \[tokens, 8\]"),
+    "mul": (lambda: ops.Mul(X, Value(1, TOKENS, 2)), r"b \[tokens, 2\] is neither .* \[tokens, 8\]"),
     "clip": (lambda: ops.Clip(X, 0.0), "limit 0.0 is not positive"),
     "positions": (lambda: ops.PositionEmbedding(Parameter("p", (4, 8)), 4), "offset 4 of 4 rows"),
     "select": (lambda: ops.SelectRows(OUT), "one row a token"),

@@ -12,7 +12,7 @@ from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, FusedAttention, FusedLinear, RopeParams
 from octavo.graph.passes import optimize
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import TOKENS, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
@@ -171,5 +171,5 @@ def attend(g: Graph, x: Value, y: Value, kind: int, layer: int) -> Value:
         q, k = (g.rms_norm(z, "head_norm", 1e-5) for z in (q, k))
     if kind != 11:
         q, k = (g.rope(z, HEAD_DIM, rope) for z in (q, k))
-    assert q.rows is Rows.TOKENS
+    assert q.rows is TOKENS
     return g.attention(q, k, v, params) + x

@@ -18,7 +18,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.cache import KVCache
 from octavo.graph.passes import optimize
 from octavo.graph.segments import cut
-from octavo.graph.values import Rows
+from octavo.graph.values import TOKENS
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
@@ -102,7 +102,7 @@ def test_a_head_tied_to_the_embedding_is_in_both_segments() -> None:
     first, last = cut(graph, [range(2), range(2, 3)])
     for segment in (first, last):
         assert "embed_tokens.weight" in {parameter.name for parameter in segment.parameters}
-    assert [(value.rows, value.cols) for value in first.outputs] == [(Rows.TOKENS, 64)]
+    assert [(value.rows, value.cols) for value in first.outputs] == [(TOKENS, 64)]
     assert first.outputs == tuple(last.inputs)
     assert (first.makes_logits, last.makes_logits) == (False, True)
     assert estimate_workspace_bytes(first, LIMITS, 1) < estimate_workspace_bytes(graph, LIMITS, 1)

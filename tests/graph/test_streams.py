@@ -8,16 +8,16 @@ import torch
 
 from octavo.errors import GraphError
 from octavo.graph import ops
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from tests.support.batches import Request, step
 from tests.support.evaluation import evaluate
 
 ROWS, WIDTH, STREAMS = 7, 10, 3
 RNG = np.random.default_rng(0)
-X = Value(0, Rows.TOKENS, STREAMS * WIDTH)
-Y = Value(1, Rows.TOKENS, WIDTH)
-SQUARE = Value(2, Rows.TOKENS, STREAMS**2)
-ONE_EACH = Value(3, Rows.TOKENS, STREAMS)
+X = Value(0, TOKENS, STREAMS * WIDTH)
+Y = Value(1, TOKENS, WIDTH)
+SQUARE = Value(2, TOKENS, STREAMS**2)
+ONE_EACH = Value(3, TOKENS, STREAMS)
 VALUES = {value: RNG.normal(size=(ROWS, value.cols)) for value in (X, Y, SQUARE, ONE_EACH)}
 WEIGHTS = {Parameter("w", (WIDTH,)): RNG.normal(size=WIDTH), Parameter("one", (1,)): np.array([0.7])}
 
@@ -72,7 +72,7 @@ def test_sparsified_rows() -> None:
     x = torch_of(X)
     cut = x.mean(dim=1, keepdim=True) + 0.5 * x.std(dim=1, keepdim=True, unbiased=False)
     check(ops.Sparsify(X, 0.5), torch.relu(x - cut))
-    wide = Value(0, Rows.TOKENS, 100_000)
+    wide = Value(0, TOKENS, 100_000)
     normal = {wide: RNG.normal(3.0, 2.0, (1, wide.cols))}
     zeros = evaluate(ops.Sparsify(wide, 1.6448536), normal, {}) == 0
     assert abs(zeros.mean() - 0.95) < 0.003

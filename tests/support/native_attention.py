@@ -14,10 +14,10 @@ from octavo.config import KVDtype
 from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops import Attention, AttentionParams, FusedAttention, LatentAttention, RopeParams
 from octavo.graph.ops.kv_rounding import round_keys, round_values
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import TOKENS, Value
 from tests.support.batches import Request, blocks_for, step
 
-TOKENS = 0
+TOKENS_SYMBOL = 0
 PAGE = 4096
 
 
@@ -61,7 +61,7 @@ class NativeAttention:
         inputs = self._input_widths()
         values, offset = [], 0
         for cols in [*inputs, params.output_width]:
-            values.append((offset, cols, TOKENS))
+            values.append((offset, cols, TOKENS_SYMBOL))
             offset += -(-setup.max_tokens * cols * 4 // PAGE) * PAGE
         limits = (setup.max_tokens, 64, 1, setup.model_len, 1 << 30)
         self.output = len(inputs)
@@ -95,7 +95,7 @@ class NativeAttention:
 
     def _operation(self, inputs: list[int], extras: Extras) -> Attention | FusedAttention | LatentAttention:
         """Without its weights, which come as arrays."""
-        values = [Value(i, Rows.TOKENS, cols) for i, cols in enumerate(inputs)]
+        values = [Value(i, TOKENS, cols) for i, cols in enumerate(inputs)]
         if self.setup.latent:
             return LatentAttention(*values, self.params)
         if self.setup.fused:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from octavo.errors import UsageError
-from octavo.graph.values import Rows
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, RowDomain
 
 if TYPE_CHECKING:
     from octavo.backends.memory import MemoryBudget, Sizes
@@ -45,11 +45,11 @@ class ExecutorLimits:
     max_logits_rows: int | None = None
 
     @property
-    def rows(self) -> dict[Rows, int]:
+    def rows(self) -> dict[RowDomain, int]:
         """The maximum rows of each kind of value in a step."""
         outputs = self.max_num_outputs
         logits = outputs if self.max_logits_rows is None else min(outputs, self.max_logits_rows)
-        return {Rows.TOKENS: self.max_num_batched_tokens, Rows.OUTPUTS: outputs, Rows.LOGITS: logits}
+        return {TOKENS: self.max_num_batched_tokens, OUTPUTS: outputs, LOGITS: logits}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from octavo.engine.ranks.rank import RankExchange, exchanges_of, steps_of
 from octavo.errors import UsageError
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops import MoE, StepSizes
-from octavo.graph.values import Rows
+from octavo.graph.values import LOGITS, TOKENS
 from octavo.loader.checkpoint import Checkpoint
 
 _FLOAT_BYTES = 4
@@ -167,7 +167,7 @@ class _Model:
             config = replace(self._config, tensor_parallel_size=1, pipeline_parallel_size=1)
             graph = rank_graph(self._graph, ranks, ranks.of_stage(stage)[0], self._steps)
             sizes = model_sizes(self._checkpoint, config, self.context, graph)
-            exchanged = [each for each in exchanges_of(graph) if self._whole_logits or each.rows is not Rows.LOGITS]
+            exchanged = [each for each in exchanges_of(graph) if self._whole_logits or each.rows is not LOGITS]
             handed_on = sum(v.cols for v in graph.outputs) if stage < ranks.pipeline_parallel - 1 else 0
             self._parts[ranks, stage] = _Part(sizes, exchanged, handed_on)
         return self._parts[ranks, stage]
@@ -192,7 +192,7 @@ class _Part:
         latency = machines.local_latency if is_local else machines.latency
         rate = machines.local_link if is_local else machines.link
         for each in self._exchanged:  # all ranks meet once
-            rows = tokens if each.rows is Rows.TOKENS else requests
+            rows = tokens if each.rows is TOKENS else requests
             seconds += latency + rows * each.moved * _FLOAT_BYTES / rate
         if self._handed_on:
             seconds += machines.latency + tokens * self._handed_on * _FLOAT_BYTES / machines.link

@@ -48,7 +48,7 @@ from octavo.graph.ops import (
     Softcap,
     TokenTypeEmbedding,
 )
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 _LAYER = re.compile(r"(.*?\.)?\d+(?=\.)")
 
@@ -122,7 +122,7 @@ class Graph:
     @property
     def makes_logits(self) -> bool:
         """True if the only output has a row for each of `Batch.logits_indices`, unlike that of an inner segment."""
-        return len(self.outputs) == 1 and self.outputs[0].rows is not Rows.TOKENS
+        return len(self.outputs) == 1 and self.outputs[0].rows is not TOKENS
 
     @property
     def inputs(self) -> list[Value]:
@@ -413,7 +413,7 @@ class Graph:
         return Parameter(name, tuple(self.weights[name]))
 
 
-def _shape(op: Op, layer: str) -> tuple[Rows, int]:
+def _shape(op: Op, layer: str) -> tuple[RowDomain, int]:
     """The output shape of `op`; adds operation and layer to the error."""
     try:
         return op.infer_shape()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops import Op
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import LOGITS, RowDomain, Value
 
 ALIGNMENT = 64  # bytes, a cache line
 
@@ -37,7 +37,7 @@ class _Buffer:
 
 def plan(
     graph: Graph,
-    rows: Mapping[Rows, int],
+    rows: Mapping[RowDomain, int],
     element_bytes: int | Callable[[Value], int],
     *,
     views: Collection[type[Op]] = (),
@@ -94,8 +94,8 @@ def _last_uses(graph: Graph, views: Collection[Value]) -> dict[Value, int]:
     last_use = {node.output: index for index, node in enumerate(graph.nodes)}
     for index, node in enumerate(graph.nodes):
         last_use.update(dict.fromkeys(node.op.inputs, index))
-        if node.output.rows is Rows.LOGITS:  # made in turns: what it reads is needed in the next one, too
-            again = [value for value in node.op.inputs if value.rows is not Rows.LOGITS]
+        if node.output.rows is LOGITS:  # made in turns: what it reads is needed in the next one, too
+            again = [value for value in node.op.inputs if value.rows is not LOGITS]
             last_use.update(dict.fromkeys(again, len(graph.nodes)))
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))  # they outlive the step's last operation
     for node in reversed(graph.nodes):

@@ -25,7 +25,7 @@ from octavo.graph.ops import (
     RopeParams,
     SelectRows,
 )
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import OUTPUTS, RowDomain, Value
 
 
 class Body(NamedTuple):
@@ -72,7 +72,7 @@ class _View:
     def used_once(self, value: Value) -> bool:
         return self._uses[value] == 1
 
-    def new_value(self, rows: Rows, cols: int) -> Value:
+    def new_value(self, rows: RowDomain, cols: int) -> Value:
         value = Value(self._next_id, rows, cols)
         self._next_id += 1
         return value
@@ -212,7 +212,7 @@ def select_rows_early(body: Body) -> Body:
 
     def select(value: Value, layer: str) -> Value:
         if value not in selected:
-            selected[value] = view.new_value(Rows.OUTPUTS, value.cols)
+            selected[value] = view.new_value(OUTPUTS, value.cols)
             nodes.append(Node(SelectRows(value), selected[value], layer))
         return selected[value]
 
@@ -221,7 +221,7 @@ def select_rows_early(body: Body) -> Body:
             same[node.output] = select(node.op.x, node.layer)
         elif node.output in moved:
             op = node.op.with_inputs(partial(select, layer=node.layer))
-            selected[node.output] = view.new_value(Rows.OUTPUTS, node.output.cols)
+            selected[node.output] = view.new_value(OUTPUTS, node.output.cols)
             nodes.append(Node(op, selected[node.output], node.layer))
         else:
             nodes.append(replace(node, op=node.op.with_inputs(lambda value: same.get(value, value))))

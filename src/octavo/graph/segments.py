@@ -10,7 +10,7 @@ from octavo.batch import Batch
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops import Input, Receive, Send
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import OUTPUTS, TOKENS, Value
 
 
 def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
@@ -76,7 +76,7 @@ def layer_borders(graph: Graph) -> list[int]:
 
 def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> None:
     """Raises UsageError if the batch lacks `inputs`, or asks for tokens of a graph without logits."""
-    counts = {Rows.TOKENS: len(batch.token_ids), Rows.OUTPUTS: len(batch.logits_indices)}
+    counts = {TOKENS: len(batch.token_ids), OUTPUTS: len(batch.logits_indices)}
     wanted, found = [(counts[v.rows], v.cols) for v in inputs], [array.shape for array in batch.inputs]
     if wanted != found:
         raise UsageError(f"the inputs of the step have shapes {found}, the graph takes {wanted}")

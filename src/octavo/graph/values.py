@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,16 +9,28 @@ if TYPE_CHECKING:
     from octavo.graph.builder import Graph
 
 
-class Rows(enum.Enum):
-    """The symbolic number of rows of a value; it becomes a number in each step.
+@dataclass(frozen=True, slots=True, eq=False)
+class RowDomain:
+    """The symbolic rows of values, which become a number in each step (`octavo.batch.domain_rows`).
 
-    TOKENS: every scheduled token of the step. OUTPUTS: the rows whose logits are wanted (`Batch.logits_indices`).
-    LOGITS: as many, of which a backend may hold only some at once (`ExecutorLimits.max_logits_rows`).
+    A model may declare further domains beside the three below, each once: two of them are equal only if they are one.
+    name: unique within a graph.
     """
 
-    TOKENS = "tokens"
-    OUTPUTS = "outputs"
-    LOGITS = "logits"
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+TOKENS = RowDomain("tokens")
+"""Every scheduled token of the step."""
+
+OUTPUTS = RowDomain("outputs")
+"""The rows whose logits are wanted: `Batch.logits_indices`."""
+
+LOGITS = RowDomain("logits")
+"""As many as OUTPUTS, of which a backend may hold only some at once: `ExecutorLimits.max_logits_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,7 @@ class Value:
     """A matrix [rows, cols] that an operation produces. Heads are folded into the columns."""
 
     id: int
-    rows: Rows
+    rows: RowDomain
     cols: int
     graph: Graph | None = field(default=None, compare=False, repr=False)  # the builder, for the operators
 

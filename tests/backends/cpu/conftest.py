@@ -15,7 +15,7 @@ from octavo.backends.cpu.packing import pack
 from octavo.backends.cpu.threads import plan_threads
 from octavo.batch import Batch
 from octavo.graph.ops import Evaluation, LayerCache, Op
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 from octavo.quantization.packed import Weight
 from tests.support.guarded import guard_arrays, guarded
 
@@ -70,11 +70,11 @@ def make_batch(num_tokens: int, outputs: list[int] | None = None, vocab: int = 1
     )
 
 
-def rows_of(rows: Rows, batch: Batch) -> int:
+def rows_of(rows: RowDomain, batch: Batch) -> int:
     return {
-        Rows.TOKENS: len(batch.token_ids),
-        Rows.OUTPUTS: len(batch.logits_indices),
-        Rows.LOGITS: len(batch.logits_indices),
+        TOKENS: len(batch.token_ids),
+        OUTPUTS: len(batch.logits_indices),
+        LOGITS: len(batch.logits_indices),
     }[rows]
 
 
@@ -95,7 +95,7 @@ class SingleOp:
         rows, cols = self.op.infer_shape()
         values, offset = [], 0
         for r, c in [*((v.rows, v.cols) for v in self.inputs), (rows, cols)]:
-            values.append((offset, c, list(Rows).index(r)))
+            values.append((offset, c, (TOKENS, OUTPUTS, LOGITS).index(r)))
             offset += -(-rows_of(r, self.limits) * c * 4 // 64) * 64
         self.output_rows = rows
         batch = self.limits

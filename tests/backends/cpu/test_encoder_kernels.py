@@ -6,7 +6,7 @@ import pytest
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
 from octavo.graph.ops import EncoderAttention, EncoderAttentionParams, MeanPool, TokenTypeEmbedding
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 
 LENGTHS = [[1], [7, 1, 16, 33], [64, 65, 3], [200, 97], [130]]
@@ -30,7 +30,7 @@ def attention(shape: tuple[int, int, int, int | None], batch: Batch, slope: floa
     slopes = None if slope is None else tuple(slope / 2**head for head in range(heads))
     params = EncoderAttentionParams(heads, kv_heads, dim, dim**-0.5, window, slopes)
     rng = np.random.default_rng(seed)
-    values = [Value(i, Rows.TOKENS, n * dim) for i, n in enumerate((heads, kv_heads, kv_heads))]
+    values = [Value(i, TOKENS, n * dim) for i, n in enumerate((heads, kv_heads, kv_heads))]
     arrays = {v: rng.normal(0, 1.5, (len(batch.token_ids), v.cols)).astype("f4") for v in values}
     return EncoderAttention(*values, params), arrays
 
@@ -63,7 +63,7 @@ def test_a_text_is_the_same_alone_and_among_others(shape, slope, run_op):
 @pytest.mark.parametrize("cols", [1, 16, 33, 384])
 def test_mean_pool(cols, isa, run_op, numpy_op):
     batch = texts([5, 1, 40], outputs=[45, 2, 5])
-    x = Value(0, Rows.TOKENS, cols)
+    x = Value(0, TOKENS, cols)
     values = {x: np.random.default_rng(0).normal(0, 1, (46, cols)).astype("f4")}
     out = run_op(MeanPool(x), values, batch=batch, isa=isa, threads=2)
     np.testing.assert_allclose(out, numpy_op(MeanPool(x), values, batch=batch), rtol=1e-5, atol=1e-6)

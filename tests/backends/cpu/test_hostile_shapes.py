@@ -13,7 +13,7 @@ from octavo.backends import sampling
 from octavo.backends.cpu import _native
 from octavo.batch import StepOutput
 from octavo.graph.ops import AttentionParams, Embedding, FusedLinear, Linear, Logits, MoE, Rope, RopeParams, Routing
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.backends.cpu.conftest import available_isas
@@ -81,7 +81,7 @@ PRODUCTS = [(1, 1, 1), (31, 33, 3), (65, 7, 1), (33, 257, 1), (257, 63, 2), (5, 
 def test_linear_of_quantized_weights(type_name, run_op):
     for rows, n, count in [*PRODUCTS, (8191, 7, 1)]:
         k = blocks(type_name, count)
-        x = Value(0, Rows.TOKENS, k)
+        x = Value(0, TOKENS, k)
         op, weights = Linear(x, Parameter("w", (n, k))), {"w": random_weight(type_name, (n, k), n)}
         values = {x: gaussian(rows, k, rows)}
         product = exact_product(values[x], weights["w"])
@@ -94,7 +94,7 @@ def test_linear_of_quantized_weights(type_name, run_op):
 def test_linear_of_dense_weights(type_name, run_op, numpy_op):
     shapes = [(1, 1, 1), *zip((1, 31, 65, 5, 33, 9, 257), ODD, reversed(ODD), strict=True), (8191, 7, 33)]
     for rows, n, k in shapes:
-        x = Value(0, Rows.TOKENS, k)
+        x = Value(0, TOKENS, k)
         op = Linear(x, Parameter("w", (n, k)), Parameter("b", (n,)))
         weights = {"w": random_weight(type_name, (n, k), n), "b": DenseWeight(gaussian(1, n)[0])}
         values = {x: gaussian(rows, k, rows)}
@@ -120,7 +120,7 @@ def test_rows_that_are_no_whole_blocks_are_refused(type_name):
 @pytest.mark.parametrize(("types", "k"), [(("Q4_K", "Q8_0", "F16"), 256), (("Q5_0", "Q4_1", "F32"), 96), (DENSE, 33)])
 def test_fused_linear(types, k, rows, run_op, numpy_op):
     sizes = (7, 33, 1)
-    x, residual = Value(0, Rows.TOKENS, k), Value(1, Rows.TOKENS, sum(sizes))
+    x, residual = Value(0, TOKENS, k), Value(1, TOKENS, sum(sizes))
     names = ("q", "k", "v")
     op = FusedLinear(
         x,
@@ -142,7 +142,7 @@ def test_fused_linear(types, k, rows, run_op, numpy_op):
 @pytest.mark.parametrize("rows", [1, 33, 8191])
 @pytest.mark.parametrize(("type_name", "k", "n"), [("Q6_K", 256, 33), ("Q4_0", 32, 65), ("BF16", 31, 7)])
 def test_gate_and_up(type_name, k, n, rows, run_op, numpy_op):
-    x = Value(0, Rows.TOKENS, k)
+    x = Value(0, TOKENS, k)
     op = FusedLinear(x, None, tuple(Parameter(name, (n, k)) for name in ("gate", "up")), (None, None), kind="silu")
     weights = {name: random_weight(type_name, (n, k), seed) for seed, name in enumerate(("gate", "up"))}
     values = {x: gaussian(rows, k)}
@@ -159,7 +159,7 @@ EXPERTS = [("F16", 33, 7, 1, 1), ("BF16", 31, 33, 3, 3), ("F32", 33, 31, 5, 2), 
 @pytest.mark.parametrize("rows", [1, 33, 8191])
 @pytest.mark.parametrize(("type_name", "hidden", "intermediate", "experts", "top_k"), EXPERTS)
 def test_experts(type_name, hidden, intermediate, experts, top_k, rows, run_op, numpy_op):
-    x = Value(0, Rows.TOKENS, hidden)
+    x = Value(0, TOKENS, hidden)
     shapes = {
         "gate": (experts, intermediate, hidden),
         "up": (experts, intermediate, hidden),
@@ -185,7 +185,7 @@ def test_vocabularies_of_embedding_and_logits(type_name, k, vocab, run_op, cpu_b
     batch.token_ids = np.random.default_rng(2).integers(0, vocab, 8191).astype(np.int32)
     batch.token_ids[[0, -1]] = 0, vocab - 1
     weights, embed = {"w": weight}, Parameter("w", (vocab, k))
-    x = Value(0, Rows.OUTPUTS, k)
+    x = Value(0, OUTPUTS, k)
     values = {x: gaussian(5, k)}
     expected = values[x].astype(np.float64) @ table.T
     for isa in ISAS:
@@ -201,7 +201,7 @@ def test_vocabularies_of_embedding_and_logits(type_name, k, vocab, run_op, cpu_b
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_rope(head_dim, isa, run_op, numpy_op, cpu_batch):
     for tokens, heads, rotary_dim in ((1, 1, head_dim), (33, 3, head_dim // 2), (5, 1, 2), (31, 1, head_dim - 2)):
-        x = Value(0, Rows.TOKENS, heads * head_dim)
+        x = Value(0, TOKENS, heads * head_dim)
         op = Rope(x, head_dim, RopeParams(frequencies(rotary_dim), 1.1))
         values = {x: gaussian(tokens, heads * head_dim)}
         batch = cpu_batch(tokens)
@@ -211,7 +211,7 @@ def test_rope(head_dim, isa, run_op, numpy_op, cpu_batch):
 
 
 def test_rope_of_8191_tokens(isa, run_op, numpy_op):
-    x = Value(0, Rows.TOKENS, 64)
+    x = Value(0, TOKENS, 64)
     op = Rope(x, 64, RopeParams(frequencies(64)))
     values = {x: gaussian(8191, 64)}
     np.testing.assert_allclose(run_op(op, values, isa=isa, threads=3), numpy_op(op, values), atol=1e-5)

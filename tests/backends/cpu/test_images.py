@@ -14,7 +14,7 @@ from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import lower
 from octavo.backends.cpu.packing import pack
 from octavo.graph.ops import FusedLinear, Op
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.models import build_graph, load_architecture
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight, Weight
@@ -24,7 +24,7 @@ from tests.backends.cpu.test_linear_orders import ordered
 from tests.support.quantize import random_weight
 
 K, HIDDEN, MOST_ROWS = 256, 288, 700
-X, GATE, OUT = Value(0, Rows.TOKENS, K), Value(1, Rows.TOKENS, HIDDEN), Value(2, Rows.TOKENS, K)
+X, GATE, OUT = Value(0, TOKENS, K), Value(1, TOKENS, HIDDEN), Value(2, TOKENS, K)
 BIASES = {
     name: DenseWeight(np.random.default_rng(seed).standard_normal(n, dtype=np.float32))
     for seed, (name, n) in enumerate({"gate.bias": HIDDEN, "up.bias": HIDDEN, "down.bias": K}.items())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.graph.ops import AttentionParams, HeadLinear, Linear
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.backends.cpu.test_attention import ISAS, one_by_one, outputs_of, run
 from tests.support.canonical import random_grouped
@@ -86,14 +86,14 @@ def test_products_of_heads(kind, rows, isa, run_op, numpy_op):
     """As if each head had a product of its own, bit for bit."""
     weight = head_matrices(kind)
     cols = weight.shape[2]
-    x = Value(0, Rows.TOKENS, HEADS * cols)
+    x = Value(0, TOKENS, HEADS * cols)
     values = {x: np.random.default_rng(1).standard_normal((rows, x.cols), dtype=np.float32)}
     op = HeadLinear(x, Parameter("w", weight.shape))
     found = run_op(op, values, weights={"w": weight}, isa=isa, threads=3)
     expected = numpy_op(op, values, weights={"w": weight})
     assert np.square(found - expected).sum() <= 2e-4 * np.square(expected).sum()
     for head in range(HEADS):
-        y = Value(0, Rows.TOKENS, cols)
+        y = Value(0, TOKENS, cols)
         part = np.ascontiguousarray(values[x][:, head * cols : (head + 1) * cols])
         alone = run_op(
             Linear(y, Parameter("w", (OUT, cols))), {y: part}, weights={"w": matrix_of(weight, head)}, isa=isa

@@ -5,7 +5,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.graph.ops import Linear
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, GGMLWeight
 from tests.backends.cpu.conftest import assert_agrees, available_isas, packed_product
@@ -215,7 +215,7 @@ def test_tiny_and_zero_activations(isa):
 
 @pytest.mark.parametrize("type_name", ["F32", "BF16", "Q4_K", "Q8_0"])
 def test_linear_with_bias_within_a_program(type_name, isa, run_op, numpy_op):
-    x = Value(0, Rows.TOKENS, 256)
+    x = Value(0, TOKENS, 256)
     op = Linear(x, Parameter("w", (40, 256)), Parameter("b", (40,)))
     weights = {"w": random_weight(type_name, (40, 256), 10), "b": DenseWeight(gaussian(1, 40)[0])}
     for rows in (1, 20):

@@ -6,7 +6,7 @@ import pytest
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import CodebookWeight, DenseWeight, Weight
 from tests.backends.cpu.conftest import assert_agrees
 
@@ -20,7 +20,7 @@ _FP4 = (0.0, 0.005208333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
 TABLES = {"NF4": NF4, "FP4": (*_FP4, *(-value for value in _FP4))}
 BOUNDS = {"NF4": 0.0039, "FP4": 0.0032}  # error of an entry, as a part of the largest
 K = 256
-X = Value(0, Rows.TOKENS, K)
+X = Value(0, TOKENS, K)
 
 
 def gaussian(rows: int, cols: int, seed: int = 0) -> np.ndarray:

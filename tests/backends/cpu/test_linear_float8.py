@@ -11,7 +11,7 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.cpu.weights import load_matrices
 from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, Float8Weight, Weight
 from octavo.quantization.packed.float8 import e4m3
 from tests.backends.cpu.conftest import AMX_ERROR, assert_agrees, available_isas
@@ -63,7 +63,7 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("kind", NAN)
 def test_linear(kind, blocks, run_op, numpy_op):
     for n, k in ((33, 256), (7, 384), (200, 96)):
-        x, weight = Value(0, Rows.TOKENS, k), float8((n, k), n, kind, blocks)
+        x, weight = Value(0, TOKENS, k), float8((n, k), n, kind, blocks)
         op = Linear(x, Parameter("w", (n, k)), None)
         for rows in (1, 2, 4, 8, 33, 200):
             values = {x: gaussian(rows, k, rows)}
@@ -121,7 +121,7 @@ def test_a_number_that_is_not_finite_is_not_hidden(kind, byte, isa):
 @pytest.mark.parametrize("rows", [1, 9, 140])
 def test_fused_linear_with_a_norm(rows, isa, run_op, numpy_op):
     k, sizes = 256, (48, 24, 7)
-    x, residual = Value(0, Rows.TOKENS, k), Value(1, Rows.TOKENS, sum(sizes))
+    x, residual = Value(0, TOKENS, k), Value(1, TOKENS, sum(sizes))
     parts = tuple(Parameter(name, (n, k)) for name, n in zip("qkv", sizes, strict=True))
     weights: dict[str, Weight] = {
         "q": float8((48, k), 3),
@@ -141,7 +141,7 @@ def test_fused_linear_with_a_norm(rows, isa, run_op, numpy_op):
 @pytest.mark.parametrize("intermediate", [64, 96])
 def test_experts(intermediate, isa, run_op, numpy_op):
     k = 128
-    x = Value(0, Rows.TOKENS, k)
+    x = Value(0, TOKENS, k)
     shapes: dict[str, Any] = {"router": (5, k), "gate": (5, intermediate, k), "up": (5, intermediate, k)}
     shapes["down"] = (5, k, intermediate)
     op = MoE(x, *(Parameter(name, shape) for name, shape in shapes.items()), routing=Routing(2))

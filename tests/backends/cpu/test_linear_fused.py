@@ -5,7 +5,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.graph.ops import Embedding, FusedLinear, GatedActivation, Linear, Logits, PositionEmbedding, RMSNorm
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.backends.cpu.conftest import AMX_ERROR, assert_agrees
 from tests.support.quantize import random_weight
@@ -30,7 +30,7 @@ def matrix(name: str, n: int) -> Parameter:
     return Parameter(name, (n, K))
 
 
-X = Value(0, Rows.TOKENS, K)
+X = Value(0, TOKENS, K)
 WEIGHTS = {
     "q": random_weight("Q4_K", (48, K), 1),
     "k": random_weight("Q8_0", (24, K), 2),
@@ -49,7 +49,7 @@ ROWS = (1, 4, 8, 9, 40)
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_several_weights_of_mixed_types_after_a_norm(rows, isa, run_op, numpy_op):
-    residual = Value(1, Rows.TOKENS, 96)
+    residual = Value(1, TOKENS, 96)
     values = {X: gaussian(rows, K), residual: gaussian(rows, 96)}
     biases = (Parameter("q.bias", (48,)), None, Parameter("v.bias", (24,)))
     op = FusedLinear(X, residual, (matrix("q", 48), matrix("k", 24), matrix("v", 24)), biases, **NORM)
@@ -77,7 +77,7 @@ def test_the_fused_operation_gives_the_bits_of_the_separate_ones(rows, isa, run_
     x = {X: gaussian(rows, K)}
     normed = {X: run_op(RMSNorm(X, NORM["norm"], 1e-5), x, weights=WEIGHTS, isa=isa)}
     gate, up = (run_op(Linear(X, matrix(n, 72)), normed, weights=WEIGHTS, isa=isa) for n in ("gate", "other_up"))
-    g, u = Value(1, Rows.TOKENS, 72), Value(2, Rows.TOKENS, 72)
+    g, u = Value(1, TOKENS, 72), Value(2, TOKENS, 72)
     separate = run_op(GatedActivation(g, u, "gelu_tanh"), {g: gate, u: up}, isa=isa)
     op = FusedLinear(X, None, (matrix("gate", 72), matrix("other_up", 72)), (None, None), kind="gelu_tanh", **NORM)
     assert_same_bits(run_op(op, x, weights=WEIGHTS, isa=isa, threads=2), separate)
@@ -96,7 +96,7 @@ def test_the_residual_may_be_the_output(isa):
 
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (1.0, 5.0), (0.5, 30.0)])
 def test_logits(scale, softcap, isa, run_op, numpy_op, cpu_batch):
-    x = Value(0, Rows.OUTPUTS, K)
+    x = Value(0, OUTPUTS, K)
     op = Logits(x, matrix("head", 1000), None, softcap, scale)
     weights = {"head": random_weight("Q6_K", (1000, K), 11)}
     batch = cpu_batch(9, outputs=[0, 4, 8])

@@ -12,7 +12,7 @@ from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.cpu.weights import load_matrices
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Embedding, FusedLinear, MoE, Routing
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
 from tests.backends.cpu.conftest import AMX_ERROR, assert_agrees, available_isas, packed_product
 from tests.support.canonical import random_grouped
@@ -144,7 +144,7 @@ def test_the_embedding_is_the_dequantized_row_bit_for_bit(bits, mins, isa, run_o
 @pytest.mark.parametrize("rows", [1, 4, 9, 40])
 def test_fused_with_each_other_and_with_other_types(rows, isa, run_op, numpy_op):
     k, sizes = 256, (48, 24, 7)
-    x, residual = Value(0, Rows.TOKENS, k), Value(1, Rows.TOKENS, sum(sizes))
+    x, residual = Value(0, TOKENS, k), Value(1, TOKENS, sum(sizes))
     parts = tuple(Parameter(name, (n, k)) for name, n in zip("qkv", sizes, strict=True))
     weights = {
         "q": random_grouped((48, k), 5, mins="zeros"),
@@ -163,7 +163,7 @@ def test_fused_with_each_other_and_with_other_types(rows, isa, run_op, numpy_op)
 @pytest.mark.parametrize("intermediate", [64, 96])
 def test_experts(intermediate, isa, run_op, numpy_op):
     k, count = 128, 5
-    x = Value(0, Rows.TOKENS, k)
+    x = Value(0, TOKENS, k)
     shapes = {"router": (count, k), "gate": (count, intermediate, k), "up": (count, intermediate, k)}
     shapes["down"] = (count, k, intermediate)
     op = MoE(x, *(Parameter(name, shape) for name, shape in shapes.items()), routing=Routing(2))

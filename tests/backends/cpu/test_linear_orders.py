@@ -10,14 +10,14 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.cpu.weights import load_matrices
 from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
 from tests.backends.cpu.conftest import AMX_ERROR, assert_agrees
 from tests.support.canonical import random_grouped
 
 ERROR = 2e-4  # relative squared error that int8 activations may cause
 K = 256
-X = Value(0, Rows.TOKENS, K)
+X = Value(0, TOKENS, K)
 
 
 def gaussian(rows: int, cols: int, seed: int = 0) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_the_product_is_that_of_gathered_activations(rows, isa, run_op, numpy_op
 @pytest.mark.parametrize("rows", [1, 9, 140])
 def test_fused_weights_with_different_orders(rows, seeds, isa, run_op, numpy_op):
     sizes = (48, 24, 7)
-    residual = Value(1, Rows.TOKENS, sum(sizes))
+    residual = Value(1, TOKENS, sum(sizes))
     parts = tuple(Parameter(name, (n, K)) for name, n in zip("qkv", sizes, strict=True))
     weights: dict[str, Weight] = {
         name: random_grouped((n, K), n) if seed is None else ordered((n, K), n, seed)

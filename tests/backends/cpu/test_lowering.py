@@ -21,12 +21,12 @@ from octavo.graph.ops import (
     Rope,
     RopeParams,
 )
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 
 KERNEL_H = Path(__file__).parents[3] / "csrc" / "kernel.h"
 
-X = Value(0, Rows.TOKENS, 64)
-Y = Value(1, Rows.TOKENS, 32)
+X = Value(0, TOKENS, 64)
+Y = Value(1, TOKENS, 32)
 W = Parameter("w", (32, 64))
 B = Parameter("b", (32,))
 PARAMS = AttentionParams(0, 2, 1, 16, 0.25)
@@ -106,7 +106,7 @@ def test_unknown_kinds_and_fields_are_errors():
         numbers: dict[str, int]
 
         def infer_shape(self):
-            return Rows.TOKENS, 1
+            return TOKENS, 1
 
         def flops(self, sizes):
             return sizes.tokens

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.graph.ops import MoE, Routing
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.backends.cpu.conftest import AMX_ERROR, assert_agrees, available_isas
 from tests.support.quantize import random_weight
@@ -15,7 +15,7 @@ from tests.support.quantize import random_weight
 HIDDEN, EXPERTS = 256, 6
 ERROR = 8e-4  # of int8 activations, twice
 MOE_AMX_ERROR = 4 * AMX_ERROR
-X = Value(0, Rows.TOKENS, HIDDEN)
+X = Value(0, TOKENS, HIDDEN)
 V3 = Routing(2, "sigmoid", scale=2.5, num_groups=3, top_groups=2, group_best=2)
 
 
@@ -86,7 +86,7 @@ def test_experts(type_name, width, routing, options, isa, run_op, numpy_op):
 
 @pytest.mark.parametrize("on_input", [False, True])
 def test_rows_of_the_router_and_factors_of_experts(on_input, isa, run_op, numpy_op):
-    weights, router_x = weights_of("Q4_K", 64), Value(1, Rows.TOKENS, HIDDEN)
+    weights, router_x = weights_of("Q4_K", 64), Value(1, TOKENS, HIDDEN)
     routing = Routing(2, on_input=on_input)
     scale = Parameter("expert_scale", (EXPERTS,))
     op = moe(weights, routing, expert_scale=scale, router_x=router_x)
@@ -147,14 +147,14 @@ def test_what_is_not_a_number_reaches_the_output(scoring, isa, run_op):
 @pytest.mark.parametrize("hidden", [32, 33])
 def test_steps_too_long_for_one_chunk(hidden, run_op, numpy_op):
     """About 1,300 rows of such wide experts are computed at a time."""
-    x, width, rows = Value(0, Rows.TOKENS, hidden), 4096, 1500
+    x, width, rows = Value(0, TOKENS, hidden), 4096, 1500
     weights: dict[str, Weight] = {
         "router": DenseWeight(gaussian(3, hidden) * np.float32(0.1)),
         "gate": random_weight("F16", (3, width, hidden), 1),
         "up": random_weight("F16", (3, width, hidden), 2),
         "down": random_weight("Q4_K", (3, hidden, width), 3),
     }
-    router_x = Value(1, Rows.TOKENS, hidden)
+    router_x = Value(1, TOKENS, hidden)
     op = MoE(x, *(Parameter(name, w.shape) for name, w in weights.items()), Routing(3), router_x=router_x)
     values = {x: gaussian(rows, hidden), router_x: gaussian(rows, hidden, seed=1)}
     out = run_op(op, values, weights=weights, threads=2)

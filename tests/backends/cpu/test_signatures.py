@@ -27,9 +27,9 @@ from octavo.graph.ops import (
     Routing,
     state,
 )
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 
-X = Value(0, Rows.TOKENS, 64)
+X = Value(0, TOKENS, 64)
 W = Parameter("w", (32, 64))
 PARAMS = AttentionParams(0, 2, 1, 16, 0.25)
 NESTED: dict[type, Any] = {

@@ -19,7 +19,7 @@ from octavo.graph.ops import (
     SelectRows,
     Softcap,
 )
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 
 KINDS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu"]
@@ -42,7 +42,7 @@ OPS: dict[str, MakeOp] = {
 
 def operands(rows: int, cols: int, seed: int = 0):
     rng = np.random.default_rng(seed)
-    a, b = (Value(i, Rows.TOKENS, cols) for i in range(2))
+    a, b = (Value(i, TOKENS, cols) for i in range(2))
     values = {
         v: (rng.standard_normal((rows, cols)) * rng.choice([0.01, 1, 30], (rows, 1))).astype("f4") for v in (a, b)
     }
@@ -80,7 +80,7 @@ def test_kernels_have_the_meaning_of_numpy_and_the_same_bits_on_every_instructio
 def test_a_column_multiplies_whole_rows(isa, run_op):
     for seed, (rows, cols) in enumerate(SHAPES):
         a, _, values, _ = operands(rows, cols, seed)
-        column = Value(1, Rows.TOKENS, 1)
+        column = Value(1, TOKENS, 1)
         values = {a: values[a], column: np.random.default_rng(seed).standard_normal((rows, 1)).astype("f4")}
         actual = run_op(Mul(a, column), values, isa=isa, threads=2)
         np.testing.assert_array_equal(actual, values[a] * values[column])
@@ -90,7 +90,7 @@ def test_rms_norm_of_heads(isa, run_op, numpy_op):
     rng = np.random.default_rng(1)
     sizes = [(5, 9, 64), (3, 2, 80), (1, 4, 7), (1, 1, 96), (33, 1, 112), (7, 3, 128), (2, 1, 192), (31, 2, 256)]
     for rows, heads, group in [*sizes, (8191, 1, 64)]:
-        x = Value(0, Rows.TOKENS, heads * group)
+        x = Value(0, TOKENS, heads * group)
         values = {x: rng.standard_normal((rows, heads * group)).astype("f4")}
         weights = {"norm": DenseWeight(rng.standard_normal(group).astype("f4"))}
         for op in (RMSNorm(x, Parameter("norm", (group,)), 1e-6), RMSNorm(x, None, 1e-6, group)):
@@ -101,7 +101,7 @@ def test_rms_norm_of_heads(isa, run_op, numpy_op):
 def test_layer_norm_of_heads(isa, run_op, numpy_op):
     rng = np.random.default_rng(3)
     for rows, heads, group in [(5, 9, 64), (3, 2, 80), (1, 4, 7), (1, 1, 96), (31, 2, 160)]:
-        x = Value(0, Rows.TOKENS, heads * group)
+        x = Value(0, TOKENS, heads * group)
         values = {x: rng.standard_normal((rows, heads * group)).astype("f4")}
         weights = {name: DenseWeight(rng.standard_normal(heads * group).astype("f4")) for name in ("norm", "bias")}
         norm, bias = (Parameter(name, (heads * group,)) for name in weights)
@@ -113,7 +113,7 @@ def test_layer_norm_of_heads(isa, run_op, numpy_op):
 
 
 def test_select_rows_takes_repeated_rows_in_any_order(isa, run_op, cpu_batch):
-    x = Value(0, Rows.TOKENS, 37)
+    x = Value(0, TOKENS, 37)
     values = {x: np.random.default_rng(2).standard_normal((9, 37)).astype("f4")}
     for outputs in ([8], [0, 3, 3, 1], list(range(9)), [5] * 20, []):
         batch = cpu_batch(9, outputs)
@@ -128,7 +128,7 @@ def test_select_rows_takes_repeated_rows_in_any_order(isa, run_op, cpu_batch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations_of_extreme_numbers(kind, isa, run_op, numpy_op):
-    x = Value(0, Rows.TOKENS, 16)
+    x = Value(0, TOKENS, 16)
     extremes = [0.0, -0.0, 1e-38, -1e-38, 0.6249999, 0.6250001, -0.625, 5, -5, 20, -20, 88, -88, 200, -200, 1e4]
     values = {x: np.array([extremes], np.float32)}
     op = Activation(x, kind)
@@ -139,7 +139,7 @@ def test_activations_of_extreme_numbers(kind, isa, run_op, numpy_op):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_nan_is_not_hidden(kind, isa, run_op):
-    x = Value(0, Rows.TOKENS, 3)
+    x = Value(0, TOKENS, 3)
     values = {x: np.array([[1.0, np.nan, 2.0]], np.float32)}
     with pytest.raises(RuntimeError, match=r"activation \(activation, .* gave .*nan at row 0, column 1"):
         run_op(Activation(x, kind), values, isa=isa)

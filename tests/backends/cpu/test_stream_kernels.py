@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.graph import ops
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.backends.cpu.conftest import available_isas
 
@@ -16,8 +16,8 @@ STREAMS = 4
 
 def operations(width: int) -> dict[str, tuple[ops.Op, tuple[Value, ...]]]:
     """Each with its inputs."""
-    x, y = Value(0, Rows.TOKENS, STREAMS * width), Value(1, Rows.TOKENS, width)
-    square, each = Value(2, Rows.TOKENS, STREAMS**2), Value(3, Rows.TOKENS, STREAMS)
+    x, y = Value(0, TOKENS, STREAMS * width), Value(1, TOKENS, width)
+    square, each = Value(2, TOKENS, STREAMS**2), Value(3, TOKENS, STREAMS)
     weight, one = Parameter("weight", (STREAMS * width,)), Parameter("one", (1,))
     offsets = (1.0, 0.0, -0.5, 1.0)
     return {

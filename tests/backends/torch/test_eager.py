@@ -18,7 +18,7 @@ from octavo.graph import ops
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
 from octavo.graph.segments import cut
-from octavo.graph.values import Parameter, Part, Rows
+from octavo.graph.values import TOKENS, Parameter, Part
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.backends.test_operations import ALL_OPS, GRAPHS, SHAPES, WIDTH
 from tests.support.batches import Request, step
@@ -44,7 +44,7 @@ def graph_of(op: type[ops.Op]) -> tuple[Graph, dict[str, Weight]]:
     weights = {n: DenseWeight(rng.normal(0, s[-1] ** -0.5, s).astype(np.float32)) for n, s in SHAPES.items()}
     g = Graph(SHAPES)
     value = GRAPHS[op](g, g.embedding("embed"))
-    g.output = g.select_rows(value) if value.rows is Rows.TOKENS else value
+    g.output = g.select_rows(value) if value.rows is TOKENS else value
     return optimize(g, PASSES), weights
 
 

@@ -20,7 +20,7 @@ from octavo.backends.torch.workspace import Workspace, unplaced_bytes
 from octavo.graph.builder import Graph, Node
 from octavo.graph.memory_plan import MemoryPlan, plan
 from octavo.graph.ops import FusedLinear
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 from tests.support.batches import Request, step
 from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
 from tests.support.traced_steps import TracedReplay
@@ -158,8 +158,8 @@ def test_a_start_plans_its_places_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_matrices_that_are_written_out() -> None:
     """Of one type, the matrices of a product are one and written out together; of two types, one after the other."""
     a, b = Parameter("a.weight", (256, 64)), Parameter("b.weight", (64, 64))
-    op = FusedLinear(Value(8, Rows.TOKENS, 64), None, (a, b), (None, None))
-    fused = Mock(nodes=[Node(op, Value(9, Rows.TOKENS, 320), "")], outputs=[], makes_logits=False)
+    op = FusedLinear(Value(8, TOKENS, 64), None, (a, b), (None, None))
+    fused = Mock(nodes=[Node(op, Value(9, TOKENS, 320), "")], outputs=[], makes_logits=False)
     limits = ExecutorLimits(512, 1, 1, 16)
 
     def needed(types: dict[Parameter, str]) -> int:

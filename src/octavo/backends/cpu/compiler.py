@@ -30,7 +30,7 @@ from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
 from octavo.graph.ops import BORDERS, Embedding, FusedLinear
 from octavo.graph.passes import Pass, optimize
-from octavo.graph.values import Parameter, Rows
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from octavo.quantization.packed import Weight
 
 _ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
-_ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.OUTPUTS: 1, Rows.LOGITS: 2}
+_ROW_SYMBOLS = {TOKENS: 0, OUTPUTS: 1, LOGITS: 2}
 
 _PADDED_TO = 16  # dimensions of a value in the cache, and elements of a state
 _KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
@@ -213,7 +213,7 @@ def _make_program(
         ),
         [(memory.offsets[value.id], value.cols, _ROW_SYMBOLS[value.rows]) for value in values],
         memory.total_bytes,
-        logits_rows=limits.rows[Rows.LOGITS],
+        logits_rows=limits.rows[LOGITS],
         checked=checked,
     )
 

@@ -18,7 +18,7 @@ from octavo.errors import EngineDeadError, UsageError
 from octavo.graph.cost import Cost, node_cost
 from octavo.graph.ops import BORDERS, Send
 from octavo.graph.segments import check_inputs
-from octavo.graph.values import Rows
+from octavo.graph.values import TOKENS
 
 if TYPE_CHECKING:
     from octavo.backends import Paging
@@ -204,4 +204,4 @@ class CpuExecutor:
 
 
 def _rows(value: Value, batch: Batch) -> int:
-    return len(batch.token_ids if value.rows is Rows.TOKENS else batch.logits_indices)
+    return len(batch.token_ids if value.rows is TOKENS else batch.logits_indices)

@@ -35,7 +35,7 @@ from octavo.graph.cache import CacheSizes
 from octavo.graph.feeds import fed_products
 from octavo.graph.memory_plan import MemoryPlan
 from octavo.graph.ops import AllGather, RopeParams
-from octavo.graph.values import Rows
+from octavo.graph.values import LOGITS, OUTPUTS
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class TorchExecutor:
         self._slept_sizes: tuple[int, int, int] | None = None
         # The tokens that the step before has drawn, by row: the next one may take them from here.
         self._drawn = torch.zeros(max(limits.max_num_outputs, 1), dtype=torch.int64, device=device)
-        head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is Rows.LOGITS), len(graph.nodes))
+        head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._feeds = fed_products(graph)
 
@@ -173,7 +173,7 @@ class TorchExecutor:
             self._cache = self._new_cache(num_blocks, block_size, num_states)
         graph, limits = self._graph, self._limits
         if self._capture is not None and graph.generates and not graph.inputs and not graph.takes_whole_texts:
-            most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[Rows.LOGITS])
+            most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[LOGITS])
             spare = SpareRows(len(self._layout.groups), num_blocks, block_size, num_states)
             host_of = partial(self._host_arrays, max_tokens=limits.max_model_len)
             try:
@@ -284,13 +284,13 @@ class TorchExecutor:
     def _finish(self, step: PagedStep, batch: Batch) -> Results:
         """The output head and sampling, for so many rows at a time as may hold logits at once."""
         count = len(batch.logits_indices)
-        at_once = self._limits.rows[Rows.LOGITS] if self._head else max(count, 1)
+        at_once = self._limits.rows[LOGITS] if self._head else max(count, 1)
         whole, parts = dict(step.values), []
         offers = self._offers(batch)
         for begin in range(0, max(count, 1), at_once):
             rows = slice(begin, min(begin + at_once, count))
             for value, tensor in whole.items():
-                step.values[value] = tensor[rows] if value.rows is Rows.OUTPUTS else tensor
+                step.values[value] = tensor[rows] if value.rows is OUTPUTS else tensor
             step.num_outputs = rows.stop - begin
             parts.append(self._of_head(step, batch, rows, offers))
         return self._results(parts, batch)

@@ -19,7 +19,7 @@ from octavo.backends.torch.step import TorchStep, constant
 from octavo.errors import GraphError
 from octavo.graph import ops
 from octavo.graph.builder import Node
-from octavo.graph.values import Parameter, Rows
+from octavo.graph.values import TOKENS, Parameter
 
 OpType = TypeVar("OpType", bound=ops.Op)
 Form = Callable[[OpType, TorchStep], Tensor | CodedRows]
@@ -32,7 +32,7 @@ def evaluate(node: Node, step: TorchStep) -> None:
     Raises GraphError naming an operation without a torch form.
     """
     check_operation(node)
-    if node.output.rows is not Rows.TOKENS and not len(step.rows.wanted):
+    if node.output.rows is not TOKENS and not len(step.rows.wanted):
         # As in every part of a prompt but the last: neither forms nor kernels are made for matrices without rows.
         step.values[node.output] = torch.empty((0, node.output.cols), device=step.rows.wanted.device)
         return

@@ -39,7 +39,7 @@ from octavo.graph.ops import (
     SelectiveScan,
     ShortConv,
 )
-from octavo.graph.values import Parameter, Rows
+from octavo.graph.values import TOKENS, Parameter
 
 
 class StepKernels(Protocol):
@@ -151,7 +151,7 @@ class PagedStep(TorchStep):
     def begin(self, node: Node) -> None:
         value = node.output
         self.workspace.begin(node)
-        count = len(self.rows.token_ids) if value.rows is Rows.TOKENS else self.num_outputs
+        count = len(self.rows.token_ids) if value.rows is TOKENS else self.num_outputs
         self.out = self.workspace.place(value, count)
 
     def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:

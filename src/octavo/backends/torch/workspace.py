@@ -35,7 +35,7 @@ from octavo.graph.ops import (
     Op,
     Rope,
 )
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import LOGITS, Parameter, Value
 
 MANY_ROWS = 33  # from here on a matrix of some codes is written out (`kernels.linear.most_rows`)
 _ROUTER_BYTES = 32  # of an expert in a row: its score, its rank and their order
@@ -80,7 +80,7 @@ def value_types(graph: Graph, dtype: torch.dtype) -> dict[Value, torch.dtype]:
     found: dict[Value, torch.dtype] = {}
     for node in graph.nodes:
         op, value = node.op, node.output
-        is_wide = value.rows is Rows.LOGITS or isinstance(op, GroupSums)
+        is_wide = value.rows is LOGITS or isinstance(op, GroupSums)
         found[value] = found[op.x] if isinstance(op, AllReduce) else wide if is_wide else dtype
     return found
 

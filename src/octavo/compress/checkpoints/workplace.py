@@ -15,7 +15,7 @@ import numpy as np
 from octavo.backends.layers import Tokens, Values
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
-from octavo.graph.values import Rows
+from octavo.graph.values import TOKENS
 from octavo.loader.atomic_file import write_text
 from octavo.loader.atomic_folder import AtomicFolder
 from octavo.loader.json_file import read_json_object
@@ -68,7 +68,7 @@ class Workplace:
 
     def write_values(self, index: int, layer: Graph, texts: Sequence[Tokens], values: Iterable[Values]) -> None:
         """Keeps the values that the layer before `index` hands to it, text by text as they are computed."""
-        shapes = [(len(text) if v.rows is Rows.TOKENS else 1, v.cols) for text in texts for v in layer.outputs]
+        shapes = [(len(text) if v.rows is TOKENS else 1, v.cols) for text in texts for v in layer.outputs]
         arrays = (np.ascontiguousarray(array, np.float32) for text in values for array in text)
         tensors = [
             SafeTensor(f"{i}", "F32", shape, lambda: [next(arrays).reshape(-1).view(np.uint8)])

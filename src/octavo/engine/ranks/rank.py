@@ -54,7 +54,7 @@ from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AllGather, Collective, MoE
 from octavo.graph.shard_wishes import Steps
-from octavo.graph.values import Rows
+from octavo.graph.values import LOGITS, RowDomain
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.hub import resolve_model
 
@@ -243,7 +243,7 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
         graph = rank_graph(whole, ranks, rank, steps)
         sizes = model_sizes(checkpoint, config, context, graph)
         exchanged = exchanges_of(graph)
-        logits = [each.given for each in exchanged if each.rows is Rows.LOGITS]
+        logits = [each.given for each in exchanged if each.rows is LOGITS]
         is_last = ranks.stage(rank) == ranks.pipeline_parallel - 1
         mixtures = [node.op for node in graph.nodes if isinstance(node.op, MoE)] if ranks.whole_experts else []
         found.append(
@@ -272,7 +272,7 @@ class RankExchange:
     given: by the rank. moved: through its link, if the ranks form a ring.
     """
 
-    rows: Rows
+    rows: RowDomain
     given: int
     moved: float
 

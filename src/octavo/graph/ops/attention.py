@@ -11,7 +11,7 @@ from octavo.batch import Array
 from octavo.graph.cache import KVCache, first_visible
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import rms_norm, softcap
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Rope(Op):
     head_dim: int
     rope: RopeParams
 
-    def infer_shape(self) -> tuple[Rows, int]:
-        require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
         require(self.x.cols % self.head_dim == 0, f"x {describe(self.x)} is not a multiple of head_dim {self.head_dim}")
         require_rope(self.rope, self.head_dim)
         return self.x.rows, self.x.cols
@@ -109,7 +109,7 @@ class Attention(Op):
     params: AttentionParams
     sinks: Parameter | None = None  # [num_heads], one extra logit a head in the softmax
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
         require_attention(p, self.sinks)
         heads = {"q": (p.num_heads, p.head_dim), "k": (p.num_kv_heads, p.head_dim)}
@@ -119,10 +119,10 @@ class Attention(Op):
             value: Value | None = getattr(self, name)
             if value is not None:
                 require(
-                    value.rows is Rows.TOKENS and value.cols == count * dim,
+                    value.rows is TOKENS and value.cols == count * dim,
                     f"{name} {describe(value)} is not [tokens, {count} heads * {dim}]",
                 )
-        return Rows.TOKENS, p.output_width
+        return TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
         return attention_flops(self.params, sizes)
@@ -159,20 +159,20 @@ class FusedAttention(Op):
     norms_k: bool = False
     norms_v: bool = False
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
         require_attention(p, self.sinks)
         if self.rope is not None:
             require_rope(self.rope, p.head_dim)
         require(
-            self.qkv.rows is Rows.TOKENS and self.qkv.cols in (p.widths[0], sum(p.widths)),
+            self.qkv.rows is TOKENS and self.qkv.cols in (p.widths[0], sum(p.widths)),
             f"qkv {describe(self.qkv)} is not [tokens, {sum(p.widths)}], or [tokens, {p.widths[0]}] of q alone",
         )
         require_parameter(self.q_norm, p.head_dim)
         require_parameter(self.k_norm, p.head_dim)
         require(self.norms_q or self.q_norm is None, "the weight of a norm that q does not have")
         require(self.norms_k or self.k_norm is None, "the weight of a norm that k does not have")
-        return Rows.TOKENS, p.output_width
+        return TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
         p = self.params

@@ -18,7 +18,7 @@ from octavo.config import KVDtype
 from octavo.errors import GraphError
 from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.ops.kv_rounding import round_keys, round_values
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 Observer = Callable[[Parameter, Array, int | None], None]
 """Called with a matrix, the rows [rows, in] that it multiplies, and of a stack of matrices the number of the one."""
@@ -40,8 +40,8 @@ class StepSizes:
     kv_element_bytes: float = 2
     element_bytes: int = 4
 
-    def rows(self, rows: Rows) -> int:
-        return self.tokens if rows is Rows.TOKENS else self.outputs
+    def rows(self, rows: RowDomain) -> int:
+        return self.tokens if rows is TOKENS else self.outputs
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Op(ABC):
         return tuple(o for o in self._operands() if isinstance(o, Parameter))
 
     @abstractmethod
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         """Rows and columns of the output. Raises GraphError with the shapes that do not fit."""
 
     def flops(self, sizes: StepSizes) -> int:
@@ -207,4 +207,4 @@ def require_parameter(parameter: Parameter | None, *shape: int) -> None:
 
 def describe(value: Value) -> str:
     """`[tokens, 576]`"""
-    return f"[{value.rows.value}, {value.cols}]"
+    return f"[{value.rows.name}, {value.cols}]"

@@ -12,7 +12,7 @@ import numpy as np
 from octavo.batch import Array
 from octavo.errors import GraphError
 from octavo.graph.ops.base import Evaluation, Op, describe, require
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class AllReduce(Collective):
 
     element_flops: ClassVar[int] = 1
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(self.size > 0, f"a group of {self.size} ranks")
         return self.x.rows, self.x.cols
 
@@ -62,7 +62,7 @@ class AllGather(Collective):
     cols: int  # of all ranks
     begin: int = 0  # those of earlier ranks
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         fits = (
             self.size > 0
             and self.begin >= 0

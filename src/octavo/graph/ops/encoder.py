@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EncoderAttention(Op):
     v: Value  # [TOKENS, num_kv_heads * head_dim]; -> [TOKENS, num_heads * head_dim]
     params: EncoderAttentionParams
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
         require(min(p.num_heads, p.num_kv_heads, p.head_dim) > 0, f"heads and head_dim must be positive: {p}")
         require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
@@ -56,10 +56,10 @@ class EncoderAttention(Op):
         for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
             value: Value = getattr(self, name)
             require(
-                value.rows is Rows.TOKENS and value.cols == heads * p.head_dim,
+                value.rows is TOKENS and value.cols == heads * p.head_dim,
                 f"{name} {describe(value)} is not [tokens, {heads} heads * {p.head_dim}]",
             )
-        return Rows.TOKENS, p.num_heads * p.head_dim
+        return TOKENS, p.num_heads * p.head_dim
 
     def flops(self, sizes: StepSizes) -> int:
         p = self.params
@@ -81,9 +81,9 @@ class TokenTypeEmbedding(Op):
 
     weight: Parameter  # [types, cols]; -> [TOKENS, cols]
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
-        return Rows.TOKENS, self.weight.shape[1]
+        return TOKENS, self.weight.shape[1]
 
     def evaluate(self, step: Evaluation) -> Array:
         types = step.batch.token_types
@@ -102,9 +102,9 @@ class MeanPool(Op):
 
     x: Value
 
-    def infer_shape(self) -> tuple[Rows, int]:
-        require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
-        return Rows.OUTPUTS, self.x.cols
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
+        return OUTPUTS, self.x.cols
 
     def flops(self, sizes: StepSizes) -> int:
         return sizes.tokens * self.x.cols

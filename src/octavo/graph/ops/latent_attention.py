@@ -11,7 +11,7 @@ from octavo.batch import Array
 from octavo.graph.cache import KVCache
 from octavo.graph.ops.attention import AttentionParams, attend_cached, attention_flops, require_attention
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 _PANEL = 16  # rows of a matrix, or columns of a value, that the kernels take together
 
@@ -25,7 +25,7 @@ class HeadLinear(Op):
     x: Value  # [rows, heads * in]
     weight: Parameter  # [heads, out, in]; out is a multiple of 16
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         shape = self.weight.shape
         require(len(shape) == 3, f"{self.weight.name} {list(shape)} is not [heads, out, in]")
         require(self.x.cols == shape[0] * shape[2], f"x {describe(self.x)} does not fit {self.weight.name} {shape}")
@@ -59,7 +59,7 @@ class LatentAttention(Op):
     k_rope: Value  # [TOKENS, rope], rotated
     params: AttentionParams  # one kv head; head_dim: latent + rope; value_dim: latent
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
         require_attention(p, None)
         latent = p.cache.value_dim
@@ -69,10 +69,8 @@ class LatentAttention(Op):
         columns = {"q": p.num_heads * latent, "q_rope": p.num_heads * rope, "latent": latent, "k_rope": rope}
         for name, cols in columns.items():
             value: Value = getattr(self, name)
-            require(
-                value.rows is Rows.TOKENS and value.cols == cols, f"{name} {describe(value)} is not [tokens, {cols}]"
-            )
-        return Rows.TOKENS, p.output_width
+            require(value.rows is TOKENS and value.cols == cols, f"{name} {describe(value)} is not [tokens, {cols}]")
+        return TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
         return attention_flops(self.params, sizes)

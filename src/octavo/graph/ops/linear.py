@@ -10,7 +10,7 @@ import numpy as np
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, rms_norm, softcap
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Input(Op):
     """`Batch.inputs[slot]`: an output of another graph."""
 
     slot: int
-    rows: Rows
+    rows: RowDomain
     cols: int
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         return self.rows, self.cols
 
     def evaluate(self, step: Evaluation) -> Array:
@@ -46,11 +46,11 @@ class Embedding(Op):
         """Rows of the whole table."""
         return self.total or self.weight.shape[0]
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
         fits = 0 <= self.first <= self.num_rows - self.weight.shape[0]
         require(fits, f"rows from {self.first} on of {self.num_rows} are not {self.weight.label}")
-        return Rows.TOKENS, self.weight.shape[1]
+        return TOKENS, self.weight.shape[1]
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
         return min(1.0, sizes.tokens / parameter.shape[0])
@@ -78,10 +78,10 @@ class PositionEmbedding(Op):
         """The positions that the table has."""
         return self.weight.shape[0] - self.offset
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
         require(0 <= self.offset < self.weight.shape[0], f"offset {self.offset} of {self.weight.shape[0]} rows")
-        return Rows.TOKENS, self.weight.shape[1]
+        return TOKENS, self.weight.shape[1]
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
         return min(1.0, sizes.tokens / parameter.shape[0])
@@ -100,7 +100,7 @@ class Linear(Op):
     weight: Parameter  # [out, in]
     bias: Parameter | None = None  # [out]
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         return self.x.rows, require_linear(self.x, self.weight, self.bias)
 
     def flops(self, sizes: StepSizes) -> int:
@@ -127,10 +127,10 @@ class Logits(Op):
     softcap: float | None = None
     scale: float = 1.0
 
-    def infer_shape(self) -> tuple[Rows, int]:
-        require(self.x.rows is Rows.OUTPUTS, f"x {describe(self.x)} must have selected rows: use select_rows first")
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.x.rows is OUTPUTS, f"x {describe(self.x)} must have selected rows: use select_rows first")
         require(self.softcap is None or self.softcap > 0, f"softcap {self.softcap} is not positive")
-        return Rows.LOGITS, require_linear(self.x, self.weight, self.bias)
+        return LOGITS, require_linear(self.x, self.weight, self.bias)
 
     def flops(self, sizes: StepSizes) -> int:
         elementwise = (self.scale != 1.0) + 3 * (self.softcap is not None)
@@ -148,9 +148,9 @@ class SelectRows(Op):
 
     x: Value
 
-    def infer_shape(self) -> tuple[Rows, int]:
-        require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
-        return Rows.OUTPUTS, self.x.cols
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
+        return OUTPUTS, self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
         return step.values[self.x][step.batch.logits_indices]
@@ -174,7 +174,7 @@ class FusedLinear(Op):
     eps: float = 0.0
     kind: str | None = None
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(len(self.weights) == len(self.biases) > 0, f"{len(self.weights)} weights, {len(self.biases)} biases")
         sizes = [require_linear(self.x, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
         require_parameter(self.norm, self.x.cols)
@@ -186,7 +186,7 @@ class FusedLinear(Op):
         if self.residual is not None:
             require(
                 (self.residual.rows, self.residual.cols) == (self.x.rows, cols),
-                f"residual {describe(self.residual)} is not [{self.x.rows.value}, {cols}]",
+                f"residual {describe(self.residual)} is not [{self.x.rows.name}, {cols}]",
             )
         return self.x.rows, cols
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, sigmoid
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class MoE(Op):
     router_x: Value | None = None  # what the router reads; None: x
     first_expert: int = 0  # that is here, of all
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require_activation(self.kind)
         require(self.limit is None or self.limit > 0, f"limit {self.limit} is not positive")
         require(len(self.gate.shape) == 3, f"{self.gate.name} {list(self.gate.shape)} is not [experts, out, in]")

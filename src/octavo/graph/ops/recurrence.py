@@ -11,7 +11,7 @@ from octavo.batch import Array, Batch
 from octavo.graph.cache import StateCache
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, sigmoid
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 MAX_TAPS = 8  # of a short convolution; native kernels keep them in registers
 
@@ -40,8 +40,8 @@ class ShortConv(Op):
     def cache(self) -> StateCache:
         return StateCache(self.index, ((self.taps - 1, self.x.cols),))
 
-    def infer_shape(self) -> tuple[Rows, int]:
-        require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
         shape = self.weight.shape
         require(
             len(shape) == 1 and shape[0] % self.x.cols == 0 and 2 <= self.taps <= MAX_TAPS,
@@ -50,7 +50,7 @@ class ShortConv(Op):
         require_parameter(self.bias, self.x.cols)
         if self.kind is not None:
             require_activation(self.kind)
-        return Rows.TOKENS, self.x.cols
+        return TOKENS, self.x.cols
 
     def flops(self, sizes: StepSizes) -> int:
         per_element = 2 * self.taps + (self.bias is not None) + 4 * (self.kind is not None)
@@ -104,7 +104,7 @@ class GatedDeltaRule(Op):
     def cache(self) -> StateCache:
         return StateCache(self.index, ((self.heads.num_v_heads, self.heads.key_dim, self.heads.value_dim),))
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         h = self.heads
         require(min(h.num_k_heads, h.num_v_heads, h.key_dim, h.value_dim) > 0, f"sizes must be positive: {h}")
         require(
@@ -116,7 +116,7 @@ class GatedDeltaRule(Op):
         require_rows(self, {"qkv": qkv, "beta": h.num_v_heads, "alpha": h.num_v_heads})
         for parameter in self.parameters:
             require_parameter(parameter, h.num_v_heads)
-        return Rows.TOKENS, cols
+        return TOKENS, cols
 
     def flops(self, sizes: StepSizes) -> int:
         h = self.heads
@@ -180,7 +180,7 @@ class SelectiveScan(Op):
     def cache(self) -> StateCache:
         return StateCache(self.index, ((self.heads.num_heads, self.heads.head_dim, self.heads.state_dim),))
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         h = self.heads
         require(min(h.num_heads, h.head_dim, h.num_groups, h.state_dim) > 0, f"sizes must be positive: {h}")
         require(h.num_heads % h.num_groups == 0, f"{h.num_groups} groups do not divide {h.num_heads} heads")
@@ -188,7 +188,7 @@ class SelectiveScan(Op):
         require_rows(self, {"xbc": cols + 2 * h.num_groups * h.state_dim, "dt": h.num_heads})
         for parameter in self.parameters:
             require_parameter(parameter, h.num_heads)
-        return Rows.TOKENS, cols
+        return TOKENS, cols
 
     def flops(self, sizes: StepSizes) -> int:
         h = self.heads
@@ -221,7 +221,7 @@ def require_rows(op: Op, widths: Mapping[str, int]) -> None:
     """Raises GraphError unless these inputs have one row a token and so many columns."""
     for name, width in widths.items():
         value: Value = getattr(op, name)
-        fits = value.rows is Rows.TOKENS and value.cols == width
+        fits = value.rows is TOKENS and value.cols == width
         require(fits, f"{name} {describe(value)} is not [tokens, {width}]")
 
 

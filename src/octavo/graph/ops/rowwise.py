@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, describe, require, require_parameter
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import Parameter, RowDomain, Value
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -69,7 +69,7 @@ class Elementwise(Op):
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 1
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         self.check_attributes()
         first, *others = self.inputs
         for other in others:
@@ -103,7 +103,7 @@ class Mul(Elementwise):
     a: Value
     b: Value
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         fits = self.a.rows is self.b.rows and self.b.cols in (1, self.a.cols)
         require(fits, f"b {describe(self.b)} is neither of the shape of a {describe(self.a)} nor one of its columns")
         return self.a.rows, self.a.cols
@@ -209,7 +209,7 @@ class RMSNorm(Op):
         """Columns that are normalized together."""
         return self.weight.shape[0] if self.weight is not None and not self.group else self.group
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         weight = self.weight
         name = f"a group of {self.group}" if weight is None else f"{weight.name} {list(weight.shape)}"
         fits = weight is None or len(weight.shape) == 1
@@ -244,7 +244,7 @@ class LayerNorm(Op):
         """Columns that are normalized together."""
         return self.group or self.x.cols
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         for parameter in self.parameters:
             require_parameter(parameter, self.x.cols)
         is_whole = self.group >= 0 and self.x.cols % self.columns == 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, describe, require, require_parameter
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class GroupSums(Op):
     span: Span
     power: int  # 1 or 2
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(self.power in (1, 2), f"power {self.power} is neither 1 nor 2")
         self.span.check(self.x, self.sums)
         return self.x.rows, self.span.num_groups
@@ -81,7 +81,7 @@ class SpanningNorm(Op):
     eps: float
     span: Span
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         for sums in (self.sums, self.squares):
             self.span.check(self.x, sums)
         for parameter in self.parameters:

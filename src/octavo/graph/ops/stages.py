@@ -11,7 +11,7 @@ from typing import ClassVar
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, require
 from octavo.graph.ops.linear import Input
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Send(Op):
     x: Value
     slot: int
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(self.slot >= 0, f"slot {self.slot} is negative")
         return self.x.rows, self.x.cols
 

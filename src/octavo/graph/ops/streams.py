@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Columns(Op):
     begin: int
     count: int
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         fits = self.begin >= 0 and 0 < self.count <= self.x.cols - self.begin
         require(fits, f"x {describe(self.x)} has no {self.count} columns from {self.begin} on")
         return self.x.rows, self.count
@@ -41,7 +41,7 @@ class SideBySide(Op):
     a: Value
     b: Value
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(self.a.rows is self.b.rows, f"a {describe(self.a)} and b {describe(self.b)} have different rows")
         return self.a.rows, self.a.cols + self.b.cols
 
@@ -61,7 +61,7 @@ class MixStreams(Op):
     x: Value  # [rows, n * width], stream by stream
     coefficients: Value  # [rows, n * n]
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         n = self._streams
         fits = self.x.rows is self.coefficients.rows and n * n == self.coefficients.cols and self.x.cols % n == 0
         require(fits, f"coefficients {describe(self.coefficients)} are no square for the streams of {describe(self.x)}")
@@ -93,7 +93,7 @@ class AddToStreams(Op):
     coefficients: Value | None  # [rows, n]; None: zeros
     offsets: tuple[float, ...]  # [n]
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         n, c = len(self.offsets), self.coefficients
         fits = self.x.rows is self.y.rows and self.x.cols == n * self.y.cols
         require(fits, f"x {describe(self.x)} is not {n} streams of y {describe(self.y)}")
@@ -126,7 +126,7 @@ class MatchMagnitude(Op):
     target: Value  # [rows, width]
     floor: float  # of the mean square of a stream
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         fits = self.x.rows is self.target.rows and self.x.cols % self.target.cols == 0
         require(fits, f"x {describe(self.x)} is not several times as wide as the target {describe(self.target)}")
         require(self.floor > 0, f"floor {self.floor} is not positive")
@@ -150,7 +150,7 @@ class ScaleColumns(Op):
     x: Value
     weight: Parameter  # [cols] or [1]
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         fits = self.weight.shape in ((self.x.cols,), (1,))
         require(fits, f"x {describe(self.x)} does not fit {self.weight.name} {list(self.weight.shape)}")
         return self.x.rows, self.x.cols
@@ -176,7 +176,7 @@ class Sparsify(Op):
     x: Value
     deviations: float
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def infer_shape(self) -> tuple[RowDomain, int]:
         require(math.isfinite(self.deviations), f"deviations {self.deviations} is not finite")
         return self.x.rows, self.x.cols
 

@@ -13,7 +13,7 @@ from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, sele
 from octavo.batch import Batch
 from octavo.graph.ops import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.ops.base import Evaluation
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import TOKENS, Parameter, Value
 
 _COUNTS = (3, 1, 0, 6)
 _TOKENS = sum(_COUNTS)
@@ -63,7 +63,7 @@ def _check(
 
 
 def _value(cols: int) -> Value:
-    return Value(cols, Rows.TOKENS, cols)
+    return Value(cols, TOKENS, cols)
 
 
 @pytest.mark.parametrize(("taps", "kind", "has_bias"), [(4, "silu", True), (2, None, False), (8, None, True)])
@@ -77,7 +77,7 @@ def test_short_convolution(taps: int, kind: str | None, has_bias: bool, device: 
 def test_gated_delta_rule(is_tiled: bool, device: torch.device) -> None:
     heads = DeltaHeads(2, 4, 24, 40, is_tiled)
     op = GatedDeltaRule(
-        _value(2 * 2 * 24 + 4 * 40), _value(4), Value(9, Rows.TOKENS, 4), Parameter("decay", (4,)),
+        _value(2 * 2 * 24 + 4 * 40), _value(4), Value(9, TOKENS, 4), Parameter("decay", (4,)),
         Parameter("dt_bias", (4,)), heads, 0,
     )  # fmt: skip
     _check(op, device, lambda x, w, s: delta_rule((x[0], x[1], x[2]), s, (w[0], w[1]), heads, 1e-6, _rows(device)))
