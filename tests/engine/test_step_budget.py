@@ -14,9 +14,11 @@ from octavo.engine.limits import EngineLimits
 from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule
 from octavo.engine.step_budget import MAX_TOKENS_BEHIND, MIN_PREFILL_TOKENS, QUIET_STEP_S, StepBudget
+from octavo.engine.step_times import StepTimes
 from octavo.generation_request import PoolingParams
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer, create_request
 from tests.support.integrity import check_integrity
 
@@ -381,6 +383,41 @@ def test_choices_and_beams_keep_to_the_pace(
     for count, seconds in enumerate(elapsed, 1):
         since += seconds
         assert since <= 1.1 * 0.2 * (MAX_TOKENS_BEHIND + count)
+
+
+def test_drafts_in_every_step_do_not_starve_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stream has one to four drafts a step, so that no step has just one row a stream."""
+    engine = make_engine(monkeypatch, 0.2)
+    params = SamplingParams(max_tokens=300, ignore_eos=True, seed=1)
+    for i in range(3):
+        request = create_request(engine, f"stream{i}", [5, 6, 7 + i], params)
+        request.groups[0].consumers = (DraftingSampler([9] * 300, i, least=1),)
+        engine.add_request(request)
+    run(engine, 5)
+    add(engine, "late", text_of(600, 1), max_tokens=1)
+    steps = run(engine, 40)
+    assert sum(counts.get("late", 0) for counts, _ in steps) == 600
+    # At most a step for each number of rows was one of the streams alone.
+    without = next(i for i, (counts, _) in enumerate(steps) if "late" in counts)
+    assert without <= 9
+    assert max(elapsed for _, elapsed in steps) < 1.15 * 0.2
+    assert all(counts[f"stream{i}"] >= 2 for counts, _ in steps for i in range(3))
+    times = engine.scheduler.step_budget.times  # type: ignore[union-attr]
+    rows_s = [times.step_s(num_rows) or 0.0 for num_rows in (6, 15)]
+    assert rows_s[0] < rows_s[1] < 0.03 + 3 * 0.002 + 12 * 0.004 + 0.02
+    # What drafts cost is not taken for the price of prompt tokens.
+    assert (times.chunk_token_s(0) or 0.0) < 1.4 * SlowExecutor.token_s
+
+
+def test_the_time_of_a_step_lies_between_those_of_fewer_and_more_rows() -> None:
+    times = StepTimes()
+    assert times.step_s(4) is None
+    times.observe(2, 0, 0, 0.1)
+    times.observe(6, 0, 0, 0.2)
+    times.observe(4, 100, 0, 9.0)  # has a chunk: it tells nothing about rows alone
+    assert [times.step_s(num_rows) for num_rows in (0, 1, 2, 6, 99)] == [0.0, 0.1, 0.1, 0.2, 0.2]
+    assert times.step_s(3) == pytest.approx(0.125)
+    assert times.chunk_token_s(5000) == pytest.approx((9.0 - 0.15) / 100)
 
 
 class SlowEmbedder(SlowExecutor):

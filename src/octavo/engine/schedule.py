@@ -60,7 +60,7 @@ class Schedule:
     gives_hidden_states: bool = False  # in place of logits
     num_streams: int = 0  # of a step that gives hidden states: running sequences that wait for its end
     num_tokens_held_back: int = 0  # removed from the rest, so that the step does not become too long
-    num_decodes: int = 0  # sequences whose one token came before all chunks; they are the first that are scheduled
+    num_decodes: int = 0  # sequences whose next token came before all chunks; they are the first that are scheduled
     skips_decodes: bool = False  # a prompt is computed alone, while others could have had their next token
     chunk_start: int = 0  # where the first chunk begins in its sequence
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict)
@@ -68,6 +68,11 @@ class Schedule:
     @property
     def has_chunks(self) -> bool:
         return len(self.scheduled) > self.num_decodes
+
+    @property
+    def num_decode_rows(self) -> int:
+        """Tokens of the decodes: one each, and their drafts."""
+        return sum(item.num_tokens for item in islice(self.scheduled.values(), self.num_decodes))
 
     @property
     def groups(self) -> set[SequenceGroup]:

@@ -159,7 +159,7 @@ class Scheduler:
         if not step.skips_decodes:
             behind = self._schedule_decodes(step)
             step.num_decodes = len(step.scheduled)
-            if self.step_budget is None or self.step_budget.lets_in(step.num_decodes):
+            if self.step_budget is None or self.step_budget.lets_in(step.num_decode_rows):
                 self._schedule_chunks(self.sampled, behind, step)
         self._invite_choices(step)
         return step
@@ -181,9 +181,9 @@ class Scheduler:
         if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in running):
             return False
         first = self.sampled.waiting[0]
-        sequence = first.members[0]
+        sequence, num_rows = first.members[0], sum(1 + len(other.draft_token_ids) for other in running)
         num_missing = len(sequence.token_ids) - self.kv_cache.num_cached_tokens(sequence, first.max_cached_tokens())
-        if not budget.lets_skip(len(running), num_missing) or not self._admit(self.sampled, first, step):
+        if not budget.lets_skip(num_rows, num_missing) or not self._admit(self.sampled, first, step):
             return False
         self._schedule_chunk(first, step)
         return step.has_chunks
@@ -202,7 +202,8 @@ class Scheduler:
         else:
             missing = len(first.token_ids) - context
             to_compute = len(first.token_ids) - (0 if first.index else first.request.num_cached_tokens)
-            allowed = self.step_budget.max_prefill_tokens(step.num_decodes, context, missing, max(to_compute, missing))
+            num_rows, to_compute = step.num_decode_rows, max(to_compute, missing)
+            allowed = self.step_budget.max_prefill_tokens(num_rows, context, missing, to_compute)
         step.num_tokens_left = min(left, allowed)
         step.num_tokens_held_back = left - step.num_tokens_left
 
@@ -474,9 +475,8 @@ class Scheduler:
             metrics.step_s.observe(elapsed_s)
             metrics.batched_tokens.observe(num_tokens)
             if budget is not None:
-                num_decodes = step.num_decodes
-                num_chunk_tokens = num_tokens - num_decodes
-                budget.observe(num_decodes, num_chunk_tokens, start, elapsed_s, skips_decodes=step.skips_decodes)
+                num_rows = step.num_decode_rows
+                budget.observe(num_rows, num_tokens - num_rows, start, elapsed_s, skips_decodes=step.skips_decodes)
             self._observe_slots()
         self.observe_state()
 

@@ -1,9 +1,5 @@
 """Limits the prompt tokens of a step so that no stream stalls, from the times of earlier steps.
 
-The cost model is deliberately small: a step takes the time of its decodes, plus a time for each prompt token that
-depends on its context. Both are medians of the last few steps of their kind, so that one slow step changes nothing, and
-a wrong estimate is corrected by the step that it causes.
-
 A short prompt may make streams wait, so that its first token comes soon: in a step of its own, or as a larger part of
 one of their steps. Even so, no stream falls more than ten tokens behind its pace, counted from its first token (the few
 tokens of a prompt that any step computes come on top), and none waits longer than a second. The pace is a token every
@@ -13,7 +9,7 @@ request would wait until others are done. Beside a long prompt no gap is longer 
 
 from __future__ import annotations
 
-from collections import deque
+from octavo.engine.step_times import StepTimes
 
 # A chunk this small always fits in: a prompt must progress, and steps of few tokens hardly differ in time.
 MIN_PREFILL_TOKENS = 16
@@ -27,63 +23,62 @@ MAX_TOKENS_BEHIND = 10
 _STEPS_PER_TOKEN = 3
 
 _FIRST_GUESS_TOKENS = 32
-_NUM_REMEMBERED = 5
-_CONTEXT_STEP = 1024  # tokens: prompt tokens that see about as much take about as long
 _AIM = 0.9  # of the limit, because steps scatter
 
 
 class StepBudget:
-    """The limit on the prompt tokens of steps. max_itl_s: seconds between two tokens of a stream, above 0."""
+    """The limit on the prompt tokens of steps. max_itl_s: seconds between two tokens of a stream, above 0.
+
+    num_rows: in all methods the rows of the streams' next tokens, with one more for each draft.
+    """
 
     def __init__(self, max_itl_s: float) -> None:
         self._max_itl_s = max_itl_s
-        self._decode_s: dict[int, deque[float]] = {}  # by the number of decodes: seconds a step
-        self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
-        self._pooled_s: dict[int, deque[float]] = {}  # by context: seconds a token to embed, in a pass of its own
+        self.times = StepTimes()
+        self._pooled_times = StepTimes()  # of passes over tokens to embed
         # How much later all tokens may come before a stream is too far behind, and for how long streams wait already.
         self._slack_s = MAX_TOKENS_BEHIND * max_itl_s
         self._skipped_s = 0.0
         self._last_step_s = 0.0
 
-    def lets_in(self, num_decodes: int) -> bool:
-        """True if prompt tokens may be computed beside num_decodes sequences at all.
+    def lets_in(self, num_rows: int) -> bool:
+        """True if prompt tokens may be computed beside the streams at all.
 
-        False while the time of a step of about this many sequences alone is unknown; the next step measures it.
+        False while the time of a step of about this many rows alone is unknown; the next step measures it.
         """
-        nearest = _nearest(self._decode_s, num_decodes)
-        return not num_decodes or (nearest is not None and 4 * abs(num_decodes - nearest) <= num_decodes)
+        return not num_rows or self.times.knows(num_rows)
 
-    def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:
-        """The number of prompt tokens that may be computed beside num_decodes sequences.
+    def max_prefill_tokens(self, num_rows: int, context: int, missing: int, to_compute: int) -> int:
+        """The number of prompt tokens that may be computed beside the streams.
 
         context: tokens before the first of them. missing: remaining tokens of the first prompt. to_compute: its tokens
         to compute at its start.
         """
-        per_token = _nearest_median(self._prefill_s, context // _CONTEXT_STEP)
+        per_token = self.times.chunk_token_s(context)
         if per_token is None:
-            return MIN_PREFILL_TOKENS if num_decodes else _FIRST_GUESS_TOKENS
-        if not num_decodes:
+            return MIN_PREFILL_TOKENS if num_rows else _FIRST_GUESS_TOKENS
+        if not num_rows:
             return max(int(max(self._max_itl_s, QUIET_STEP_S) / per_token), MIN_PREFILL_TOKENS)
-        room_s = self._room_beside(num_decodes)
+        room_s = self._room_beside(num_rows)
         if to_compute * per_token <= QUIET_STEP_S:
-            longest_s = QUIET_STEP_S - self._skipped_s - self._decode_time(num_decodes)
+            longest_s = QUIET_STEP_S - self._skipped_s - self._decode_time(num_rows)
             room_s = max(room_s, min(room_s + self._slack_s, missing * per_token, longest_s))
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
-    def lets_skip(self, num_decodes: int, num_tokens: int) -> bool:
-        """True if num_decodes sequences must wait for a step that computes a whole prompt of num_tokens alone.
+    def lets_skip(self, num_rows: int, num_tokens: int) -> bool:
+        """True if the streams must wait for a step that computes a whole prompt of num_tokens alone.
 
         A prompt that takes less than one of their steps does not gain enough by it.
         """
-        per_token = _nearest_median(self._prefill_s, 0)
-        if per_token is None or num_tokens * per_token < self._decode_time(num_decodes):
+        per_token = self.times.chunk_token_s(0)
+        if per_token is None or num_tokens * per_token < self._decode_time(num_rows):
             return False
-        slack_s = min(max(self._room_beside(num_decodes), 0.0) + self._slack_s, QUIET_STEP_S - self._skipped_s)
+        slack_s = min(max(self._room_beside(num_rows), 0.0) + self._slack_s, QUIET_STEP_S - self._skipped_s)
         return num_tokens * per_token <= slack_s
 
     def observe(
         self,
-        num_decodes: int,
+        num_rows: int,
         num_prefill_tokens: int,
         context: int,
         elapsed_s: float,
@@ -95,27 +90,23 @@ class StepBudget:
         skips_decodes: whether streams waited for it.
         """
         self._last_step_s = elapsed_s
-        pace_s = self._pace(num_decodes)
+        pace_s = self._pace(num_rows)
         most_slack_s = MAX_TOKENS_BEHIND * pace_s
-        if num_decodes:
+        if num_rows:
             self._slack_s = min(max(self._slack_s - elapsed_s + pace_s, 0.0), most_slack_s)
         elif skips_decodes:
             self._slack_s = max(self._slack_s - elapsed_s, 0.0)
         else:
             self._slack_s = most_slack_s
         self._skipped_s = self._skipped_s + elapsed_s if skips_decodes else 0.0
-        if num_prefill_tokens == 0:
-            _remember(self._decode_s, num_decodes, elapsed_s)
-        elif num_prefill_tokens >= MIN_PREFILL_TOKENS // 2:
-            seconds = max(elapsed_s - self._decode_time(num_decodes), 0.1 * elapsed_s)
-            _remember(self._prefill_s, context // _CONTEXT_STEP, seconds / num_prefill_tokens)
+        self.times.observe(num_rows, num_prefill_tokens, context, elapsed_s)
 
     def max_pooled_tokens(self, num_streams: int, context: int) -> int:
         """The number of tokens to embed that may be computed while num_streams sequences wait for their next step.
 
         context: tokens before the first of these. The time of the streams' last step counts too.
         """
-        per_token = _nearest_median(self._pooled_s, context // _CONTEXT_STEP)
+        per_token = self._pooled_times.chunk_token_s(context)
         if per_token is None:
             return MIN_PREFILL_TOKENS if num_streams else _FIRST_GUESS_TOKENS
         room_s = self._max_itl_s * _AIM - self._last_step_s if num_streams else max(self._max_itl_s, QUIET_STEP_S)
@@ -124,32 +115,15 @@ class StepBudget:
     def observe_pooled(self, num_tokens: int, context: int, elapsed_s: float) -> None:
         """Takes a pass over tokens to embed into account."""
         self._slack_s = max(self._slack_s - elapsed_s, 0.0)
-        if num_tokens >= MIN_PREFILL_TOKENS // 2:
-            _remember(self._pooled_s, context // _CONTEXT_STEP, elapsed_s / num_tokens)
+        self._pooled_times.observe(0, num_tokens, context, elapsed_s)
 
-    def _pace(self, num_decodes: int) -> float:
+    def _pace(self, num_rows: int) -> float:
         """Seconds per token that a stream may take in the long run."""
-        return max(self._max_itl_s, _STEPS_PER_TOKEN * self._decode_time(num_decodes))
+        return max(self._max_itl_s, _STEPS_PER_TOKEN * self._decode_time(num_rows))
 
-    def _room_beside(self, num_decodes: int) -> float:
-        """Seconds of max_itl that a step of num_decodes sequences leaves; below 0 if it takes longer by itself."""
-        return self._max_itl_s * _AIM - self._decode_time(num_decodes)
+    def _room_beside(self, num_rows: int) -> float:
+        """Seconds of max_itl that a step of the streams alone leaves; below 0 if it takes longer by itself."""
+        return self._max_itl_s * _AIM - self._decode_time(num_rows)
 
-    def _decode_time(self, num_decodes: int) -> float:
-        return (_nearest_median(self._decode_s, num_decodes) or 0.0) if num_decodes else 0.0
-
-
-def _remember(observed: dict[int, deque[float]], key: int, value: float) -> None:
-    observed.setdefault(key, deque(maxlen=_NUM_REMEMBERED)).append(value)
-
-
-def _nearest(observed: dict[int, deque[float]], key: int) -> int | None:
-    """The nearest kind of step that was measured; None if there is none."""
-    if key in observed or not observed:
-        return key if observed else None
-    return min(observed, key=lambda other: (abs(other - key), other))
-
-
-def _nearest_median(observed: dict[int, deque[float]], key: int) -> float | None:
-    nearest = _nearest(observed, key)
-    return None if nearest is None else sorted(observed[nearest])[len(observed[nearest]) // 2]
+    def _decode_time(self, num_rows: int) -> float:
+        return self.times.step_s(num_rows) or 0.0

@@ -1,0 +1,65 @@
+"""The measured times of steps: the cost model of the scheduler.
+
+The model is deliberately small: a step takes the time of its rows, one for each next token and each draft, plus a time
+for each token of a chunk that depends on its context. Both are medians of the last few steps of their kind, so that one
+slow step changes nothing, and a wrong estimate is corrected by the step that it causes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+_MIN_CHUNK_TOKENS = 8  # the time of fewer is lost in that of the rows
+_NUM_REMEMBERED = 5
+_CONTEXT_STEP = 1024  # tokens: chunk tokens that see about as much take about as long
+
+
+class StepTimes:
+    """The times of the steps so far. Rows are those of decodes: a sequence with three drafts has four."""
+
+    def __init__(self) -> None:
+        self._rows_s: dict[int, deque[float]] = {}  # by rows: seconds of a step without chunks
+        self._chunk_s: dict[int, deque[float]] = {}  # by context: seconds a token of a chunk
+
+    def observe(self, num_rows: int, num_chunk_tokens: int, context: int, elapsed_s: float) -> None:
+        """Takes a step into account. context: tokens before the first of the chunk tokens, if there are any."""
+        if num_chunk_tokens == 0:
+            _remember(self._rows_s, num_rows, elapsed_s)
+        elif num_chunk_tokens >= _MIN_CHUNK_TOKENS:
+            seconds = max(elapsed_s - (self.step_s(num_rows) or 0.0), 0.1 * elapsed_s)
+            _remember(self._chunk_s, context // _CONTEXT_STEP, seconds / num_chunk_tokens)
+
+    def knows(self, num_rows: int) -> bool:
+        """True if a step of about this many rows was measured."""
+        return any(4 * abs(num_rows - other) <= num_rows for other in self._rows_s)
+
+    def step_s(self, num_rows: int) -> float | None:
+        """Seconds of a step of so many rows without chunks; None: no such step was measured.
+
+        Between two measured ones it lies between their times; beyond all it is the time of the nearest.
+        """
+        measured = self._rows_s
+        if num_rows == 0 or num_rows in measured:
+            return _median(measured[num_rows]) if num_rows else 0.0
+        below = max((other for other in measured if other < num_rows), default=None)
+        above = min((other for other in measured if other > num_rows), default=None)
+        if below is None or above is None:
+            nearest = above if below is None else below
+            return None if nearest is None else _median(measured[nearest])
+        first_s, share = _median(measured[below]), (num_rows - below) / (above - below)
+        return first_s + share * (_median(measured[above]) - first_s)
+
+    def chunk_token_s(self, context: int) -> float | None:
+        """Seconds that a token of a chunk adds to a step, as of the nearest measured context; None: none was."""
+        if not self._chunk_s:
+            return None
+        kind = context // _CONTEXT_STEP
+        return _median(self._chunk_s[min(self._chunk_s, key=lambda other: (abs(other - kind), other))])
+
+
+def _remember(observed: dict[int, deque[float]], key: int, value: float) -> None:
+    observed.setdefault(key, deque(maxlen=_NUM_REMEMBERED)).append(value)
+
+
+def _median(values: deque[float]) -> float:
+    return sorted(values)[len(values) // 2]
