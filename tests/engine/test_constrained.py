@@ -19,6 +19,7 @@ from octavo.errors import UsageError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support import fake_executor
+from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import FakeExecutor, FakeTokenizer, create_request, fake_logits
 from tests.support.integrity import check_integrity
 
@@ -125,6 +126,53 @@ def test_json_follows_its_schema_with_little_white_space() -> None:
             if bias is not None:
                 assert re.search(r"\s{8}", choice.text)
             assert not re.search(r"\s{9}", re.sub(r'"(\\.|[^"\\])*"', '""', choice.text))
+
+
+@pytest.mark.parametrize("wrong", [2 + ord("a"), 2 + ord("}"), 1])
+@pytest.mark.parametrize(
+    "constraint", [{"json": SCHEMA}, {"regex": r"[a-f]{3,9}-[0-9]{2}"}, {"choice": ["abc", "abd"]}]
+)
+def test_drafts_change_no_structured_answer(constraint: dict[str, Any], wrong: int) -> None:
+    """Right ones, those that only the model refuses, and those that the grammar forbids; an end of text too."""
+    for seed in range(4):
+        for ignore_eos in (False, True):
+            params = {"seed": seed, "logprobs": 2, "ignore_eos": ignore_eos}
+            expected = answer(constraint, **params)
+            engine = make_engine()
+            sampling = SamplingParams(
+                structured_outputs=StructuredOutputsParams(**constraint), **{"max_tokens": 200, **params}
+            )
+            for name in ("r", "other"):
+                request = create_request(engine, name, [5, 6], sampling)
+                drafts = [wrong if (i + seed) % 4 == 3 else token for i, token in enumerate(expected.token_ids)]
+                request.groups[0].consumers = (DraftingSampler([*drafts, *[wrong] * 5], seed, least=1),)
+                engine.add_request(request)
+            for output in run_all(engine).values():
+                assert isinstance(output, RequestOutput), output
+                assert output.outputs == [expected]
+            executor = engine.executor
+            assert isinstance(executor, FakeExecutor)
+            assert executor.num_steps < 0.8 * len(expected.token_ids) + 2
+
+
+def test_masks_follow_the_drafts_and_leave_the_state() -> None:
+    state = GrammarCompiler(TOKENIZER, NUM_COLUMNS).compile(StructuredOutputsParams(json=SCHEMA)).copy()
+    drafts = TOKENIZER.encode('{"name":"ab"x', add_special_tokens=False)
+    assert state.num_allowed(drafts) == 12
+    assert state.num_allowed([*drafts[:3], 1]) == 3
+    for count in (0, 5, 12):
+        masks = np.full((count + 2, -(-NUM_COLUMNS // 32)), 0xFFFFFFFF, np.uint32)
+        rows = state.rows(1, may_end=True)
+        rows.drafts.extend(drafts[:count])
+        state.filler.fill([rows], masks)
+        assert (masks[0] == 0xFFFFFFFF).all()
+        for i in range(count + 1):
+            later = state.copy()
+            for token_id in drafts[:i]:
+                later.accept(token_id)
+            expected = np.full((1, masks.shape[1]), 0xFFFFFFFF, np.uint32)
+            later.filler.fill([later.rows(0, may_end=True)], expected)
+            np.testing.assert_array_equal(masks[i + 1], expected[0])
 
 
 def test_json_object_is_an_object() -> None:
@@ -332,7 +380,7 @@ def test_any_of_many_optional_properties_may_follow(num_properties: int, compile
     for token_id in TOKENIZER.encode(json.dumps(dict.fromkeys(names, "x")), add_special_tokens=False):
         masks[:] = 0xFFFFFFFF
         began_s = time.thread_time()
-        state.filler.fill([(0, state, True)], masks)
+        state.filler.fill([state.rows(0, may_end=True)], masks)
         assert masks[0, token_id // 32] >> token_id % 32 & 1, state.error
         state.accept(token_id)
         slowest_s = max(slowest_s, time.thread_time() - began_s)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from octavo.engine.engine import Engine
+from octavo.engine.engine import Engine, RequestFailure
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+from tests.support import fake_executor
 from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
 from tests.support.integrity import check_integrity
@@ -87,3 +89,37 @@ def test_drafts_take_no_room_from_other_sequences() -> None:
     for i in range(3):
         engine.add_request(create_request(engine, f"other{i}", [20 + i], params))
     assert answer(engine, expected.token_ids).token_ids == expected.token_ids
+
+
+def test_a_row_without_outcome_counts_only_after_right_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model says nothing of texts with a wrong draft in them: the answer is still that without drafts."""
+    expected, logits = answer(fake_engine()), fake_executor.fake_logits
+    wrong = next(token for token in range(2, 64) if token not in [*PROMPT, *expected.token_ids])
+
+    def nothing_after_wrong(token_ids: list[int], vocab_size: int = 64) -> np.ndarray:
+        return logits(token_ids, vocab_size) if wrong not in token_ids else np.full(vocab_size, np.nan, np.float32)
+
+    monkeypatch.setattr(fake_executor, "fake_logits", nothing_after_wrong)
+    drafts = [token if i % 5 else wrong for i, token in enumerate(expected.token_ids)]
+    engine = fake_engine()
+    assert answer(engine, drafts) == expected
+    assert engine.metrics.num_corrupted_total == 0
+
+
+def test_a_row_without_outcome_after_right_drafts_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, logits = answer(fake_engine()).token_ids, fake_executor.fake_logits
+
+    def nothing_after_nine(token_ids: list[int], vocab_size: int = 64) -> np.ndarray:
+        is_there = token_ids[: len(PROMPT) + 9] != [*PROMPT, *expected[:9]]
+        return logits(token_ids, vocab_size) if is_there else np.full(vocab_size, np.nan, np.float32)
+
+    monkeypatch.setattr(fake_executor, "fake_logits", nothing_after_nine)
+    engine = fake_engine()
+    request = create_request(engine, "r", PROMPT, PARAMS)
+    request.groups[0].consumers = (DraftingSampler(expected, 1),)
+    engine.add_request(request)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert isinstance(outputs[-1], RequestFailure)
+    assert request.num_generated_tokens == 9

@@ -21,7 +21,7 @@ from octavo.engine.schedule import Schedule, ScheduledSequence
 
 if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits
-    from octavo.engine.texts.constrained import GrammarState
+    from octavo.engine.texts.constrained import MaskRows
 
 _Values = TypeVar("_Values", Int32, Float32)
 
@@ -296,26 +296,28 @@ class BatchBuilder:
             bias_start=bias_start,
             bias_ids=bias_ids,
             bias_values=bias_values,
-            allowed_mask=self._gather_masks(wanted.sequences, states),
+            allowed_mask=self._gather_masks(wanted, states),
         )
 
-    def _gather_masks(
-        self, sequences: list[Sequence], samplers: list[SamplingState | None]
-    ) -> NDArray[np.uint32] | None:
+    def _gather_masks(self, wanted: _Rows, samplers: list[SamplingState | None]) -> NDArray[np.uint32] | None:
         """The masks of permitted tokens from allowed_token_ids and grammars; None if all tokens are permitted."""
         if not any(state is not None and state.has_mask for state in samplers):
             return None
         masks = np.full((len(samplers), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
-        constrained: list[tuple[int, GrammarState, bool]] = []
-        for i, (sequence, state) in enumerate(zip(sequences, samplers, strict=True)):
+        answers: list[MaskRows] = []
+        for i, (sequence, depth, state) in enumerate(zip(wanted.sequences, wanted.num_drafts, samplers, strict=True)):
             if state is None:
                 continue
             if state.allowed_mask is not None:
                 masks[i] = state.allowed_mask
-            if sequence.grammar is not None:
-                constrained.append((i, sequence.grammar, bool(sequence.request.eos_token_ids)))
-        if constrained:
-            constrained[0][1].filler.fill(constrained, masks)
+            if sequence.grammar is None:
+                continue
+            if depth:
+                answers[-1].drafts.append(sequence.draft_token_ids[depth - 1])
+            else:
+                answers.append(sequence.grammar.rows(i, may_end=bool(sequence.request.eos_token_ids)))
+        if answers:
+            answers[0].state.filler.fill(answers, masks)
         return masks
 
 

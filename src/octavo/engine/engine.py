@@ -15,7 +15,7 @@ from octavo.backends import Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
-from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowUse
+from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
@@ -369,13 +369,21 @@ class Engine:
         return [step.schedule for step in dropped]
 
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
-        """Ends the requests whose rows have no outcome. All others repeat the step as if it had not happened."""
+        """Ends the requests whose rows have no outcome. All others repeat the step as if it had not happened.
+
+        A row after a draft counts only if that draft is right: its sequence repeats the step without drafts.
+        """
         errors: dict[Request, RowError] = {}
         for use, row, _ in schedule.rows():
-            if use.sequence.status is RequestStatus.RUNNING:
-                for i in range(row, row + use.count):
-                    if i in error.errors:
-                        errors.setdefault(use.sequence.request, error.errors[i])
+            if use.sequence.status is not RequestStatus.RUNNING:
+                continue
+            for i in range(row, row + use.count):
+                if i not in error.errors:
+                    continue
+                if i > row and use.consumer.kind is RowKind.SAMPLE:
+                    use.sequence.draft_token_ids = []
+                else:
+                    errors.setdefault(use.sequence.request, error.errors[i])
         failures = [self._fail(request, _describe(request, row_error)) for request, row_error in errors.items()]
         self.scheduler.repeat(schedule)
         num_damaged = sum(isinstance(failure.error, NumericalError) for failure in failures)

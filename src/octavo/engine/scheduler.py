@@ -153,7 +153,7 @@ class Scheduler:
         return Schedule(self._max_num_tokens, self._max_num_outputs, self.stages.share(num_groups), is_ahead)
 
     def _schedule_sampled(self, is_ahead: bool) -> Schedule:
-        self._refuse_drafts()
+        self._cut_drafts()
         step = self._new_step(self.sampled, is_ahead)
         step.skips_decodes = self._schedule_alone(step)
         if not step.skips_decodes:
@@ -266,18 +266,23 @@ class Scheduler:
             step.num_groups_left -= 1
         return behind
 
-    def _refuse_drafts(self) -> None:
-        """Drops drafts where states could not go back to the token before a wrong one."""
-        if self.kv_cache.states is None:
-            return
+    def _cut_drafts(self) -> None:
+        """Drops drafts that cannot be right: those after the first that a grammar forbids.
+
+        Also all of them where states could not go back to the token before a wrong one.
+        """
         for sequence in self.sampled.sequences:
-            if sequence.draft_token_ids:
+            if not sequence.draft_token_ids:
+                continue
+            if self.kv_cache.states is not None:
                 if not self._has_refused_drafts:  # once: every request may have some
                     logger.warning(
                         "drafts are not used: this model keeps states, which cannot go back to earlier tokens"
                     )
                 self._has_refused_drafts = True
                 sequence.draft_token_ids = []
+            elif sequence.grammar is not None:
+                del sequence.draft_token_ids[sequence.grammar.num_allowed(sequence.draft_token_ids) :]
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
         """One token for each member; for a single sequence also drafts, if all others still get their token."""

@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -148,39 +149,77 @@ class GrammarState:
             self.matcher.consume_token(token_id)
             self.check()
 
+    def rows(self, first: int, *, may_end: bool) -> MaskRows:
+        """The rows of masks that begin with row `first`, without drafts yet."""
+        return MaskRows(first, self, may_end, [])
+
+    def num_allowed(self, drafts: list[int]) -> int:
+        """The number of drafts, from the first on, that the grammar allows. An end of text is none of them.
+
+        Nothing follows it, so it is worth no row of its own.
+        """
+        ends = self.filler.eos_token_ids
+        before_end = next((i for i, token_id in enumerate(drafts) if token_id in ends), len(drafts))
+        return self.matcher.validate_tokens(drafts[:before_end])
+
     def check(self) -> None:
         """Sets `error` if the grammar is stuck."""
         if self.matcher.is_stopped() and not self.matcher.is_accepting():
             self.error = _reason(self.matcher) or "no token can follow what has been generated"
 
 
+class MaskRows(NamedTuple):
+    """The rows of masks for one answer: what may follow its tokens, and then each of its drafts.
+
+    first: the first of 1 + len(drafts) rows. may_end: whether the end of text may be chosen. drafts: allowed ones, see
+    `GrammarState.num_allowed`.
+    """
+
+    first: int
+    state: GrammarState
+    may_end: bool
+    drafts: list[int]
+
+
 class MaskFiller:
-    """Computes the masks of the rows of a step, in parallel if there are several."""
+    """Computes the masks of the rows of a step, in parallel if there are several answers."""
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self.eos_token_ids = eos_token_ids
         self._executor: LLExecutor | None = None
         self._eos_mask = token_mask([token_id for token_id in eos_token_ids if token_id < vocab_size], vocab_size)
 
-    def fill(self, rows: Sequence[tuple[int, GrammarState, bool]], masks: NDArray[np.uint32]) -> None:
+    def fill(self, answers: Sequence[MaskRows], masks: NDArray[np.uint32]) -> None:
         """Restricts masks [R, ceil(vocab / 32)] to the tokens that the grammars allow; none if a grammar is stuck.
 
-        rows: (row of `masks`, state, True if the end of text may be chosen).
+        The states stay where they are, also if there are drafts.
         """
-        allowed = np.zeros((len(rows), masks.shape[1]), np.uint32)
-        if len(rows) == 1:
-            rows[0][1].matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
+        starts = [0, *accumulate(1 + len(answer.drafts) for answer in answers)]
+        allowed = np.zeros((starts[-1], masks.shape[1]), np.uint32)
+        if len(allowed) == 1:
+            answers[0].state.matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         else:
-            if self._executor is None:
-                self._executor = LLExecutor(min(os.cpu_count() or 1, _MAX_MASK_THREADS))
-            matchers = [(state.matcher, i) for i, (_, state, _) in enumerate(rows)]
-            self._executor.unsafe_compute_mask_ptr(matchers, allowed.ctypes.data, allowed.strides[0], len(rows))
-        for mask, (row, state, may_end) in zip(allowed, rows, strict=True):
+            self._fill_in_parallel(answers, starts, allowed)
+        for (row, state, may_end, drafts), start in zip(answers, starts, strict=False):
             state.check()
-            if state.error is not None:
-                mask[:] = 0
-            elif not may_end and np.any(mask & ~self._eos_mask):
-                mask &= ~self._eos_mask
-            masks[row] &= mask
+            for i, mask in enumerate(allowed[start : start + 1 + len(drafts)], row):
+                if state.error is not None:
+                    mask[:] = 0
+                elif not may_end and np.any(mask & ~self._eos_mask):
+                    mask &= ~self._eos_mask
+                masks[i] &= mask
+
+    def _fill_in_parallel(self, answers: Sequence[MaskRows], starts: list[int], allowed: NDArray[np.uint32]) -> None:
+        if self._executor is None:
+            self._executor = LLExecutor(min(os.cpu_count() or 1, _MAX_MASK_THREADS))
+        target = allowed.ctypes.data, allowed.strides[0], len(allowed)
+        found = list(zip(answers, starts, strict=False))
+        plain = [(answer.state.matcher, start) for answer, start in found if not answer.drafts]
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, *target)
+        drafting = [(answer.state.matcher, start, answer.drafts) for answer, start in found if answer.drafts]
+        if drafting:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafting, *target)
 
 
 class GrammarCache:
