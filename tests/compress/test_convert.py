@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pkgutil
+import sys
 import unicodedata
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +16,14 @@ import torch
 from click.testing import CliRunner
 
 from octavo.cli.quantize import convert, quantize
+from octavo.compress import forms
+from octavo.compress.forms import gguf_form, hf_form
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.generation_config import sampling_defaults
 from octavo.loader.gguf import open_gguf
 from octavo.loader.transforms import restored
-from octavo.models import gguf_form, known_architectures, load_architecture, weight_table
+from octavo.models import known_architectures, load_architecture, weight_table
 from octavo.models._weights import OneRow, Permute, Split
 from octavo.tokenizer import load_tokenizer
 from tests.models.test_parity import TOKENS, assert_close, logits_of
@@ -260,6 +264,24 @@ def test_every_declared_form_has_a_way_back() -> None:
         assert all(t in back or t.only == "safetensors" for t in transforms), name
     with pytest.raises(ModelLoadError, match="have no way back"):
         restored({}, weight_table(load_architecture("deepseek2")).transforms, None)  # type: ignore[arg-type]
+
+
+def test_forms_are_found_by_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is that of an architecture, whose own file has none; a made-up one needs no entry in a list."""
+    found = {module.name for module in pkgutil.iter_modules(forms.__path__) if not module.name.startswith("_")}
+    assert found <= set(known_architectures().values())
+    for name in found:
+        assert not {"GGUF", "HF"} & vars(load_architecture(name)).keys()
+    with pytest.raises(ModelLoadError, match="'glm4' cannot be written as safetensors yet"):
+        hf_form("glm4")
+    (tmp_path / "glm4.py").write_text(
+        "from octavo.compress.forms._hf import HFForm\nHF = HFForm('glm4', 'Glm4ForCausalLM', lambda cfg, reader: {})\n"
+    )
+    monkeypatch.setattr(forms, "__path__", [*forms.__path__, str(tmp_path)])
+    assert hf_form("glm4").class_name == "Glm4ForCausalLM"
+    with pytest.raises(ModelLoadError, match="'glm4' cannot be written as GGUF yet"):
+        gguf_form("glm4")
+    monkeypatch.delitem(sys.modules, "octavo.compress.forms.glm4")
 
 
 def _has_form(name: str) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.compress.forms import gguf_form
+from octavo.compress.forms._gguf import Keys
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint
 from octavo.loader.generation_config import FILE_NAME, SAMPLING_KEYS, sampling_defaults
@@ -17,9 +19,8 @@ from octavo.loader.json_file import read_json_object
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, TensorName, renamed
 from octavo.loader.transforms import restored
-from octavo.models import gguf_form, load_architecture, weight_table
+from octavo.models import load_architecture, weight_table
 from octavo.models._decoder import ModelConfig
-from octavo.models._gguf import Keys
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight
 from octavo.tokenizer.gguf_export import gguf_tokenizer

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.quantizers import compute_threads
 from octavo.compress.encode import Encoding, encode, plain
+from octavo.compress.forms import hf_form
 from octavo.compress.quantize import Report
 from octavo.compress.to_gguf import differences
 from octavo.errors import ModelLoadError
@@ -27,7 +28,7 @@ from octavo.loader.safetensors_writer import SafeTensor, write_model
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import TensorName, renamed
 from octavo.loader.transforms import restored
-from octavo.models import hf_form, load_architecture, weight_table
+from octavo.models import load_architecture, weight_table
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DENSE_TYPES
 from octavo.tokenizer import load_tokenizer

@@ -1,10 +1,10 @@
 """The architectures, one in each file, found by file name.
 
 A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`) and `build(g, cfg)`. Optionally it has
-`ALIASES`, further names of the architecture in GGUF files and config.json, `WEIGHTS`, the table that turns stored
-tensors into the graph's weights, and `GGUF` and `HF`, the forms in which `octavo convert` writes it. `VARIANT_OF` =
-(architecture, key, value): its config.json has the other's model_type, and this value tells it apart. Both
-are tuples of plain values, written as such. Files with a leading underscore are shared parts.
+`ALIASES`, further names of the architecture in GGUF files and config.json, and `WEIGHTS`, the table that turns stored
+tensors into the graph's weights. `VARIANT_OF` = (architecture, key, value): its config.json has the other's
+model_type, and this value tells it apart. `ALIASES` and `VARIANT_OF` are tuples of plain values, written as such.
+Files with a leading underscore are shared parts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import ModelConfig
-from octavo.models._gguf import GGUFForm
-from octavo.models._hf import HFForm
 from octavo.models._nearest import nearest
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
@@ -112,26 +110,6 @@ def weight_table(architecture: Architecture) -> WeightTable:
     """The table of a module of this package; an empty one if it has none."""
     table: WeightTable = getattr(architecture, "WEIGHTS", WeightTable())
     return table
-
-
-def gguf_form(architecture: str) -> GGUFForm:
-    """The form of a module of this package in GGUF files. Raises ModelLoadError listing those that have one."""
-    return cast(GGUFForm, _declared_form(architecture, "GGUF", "GGUF"))
-
-
-def hf_form(architecture: str) -> HFForm:
-    """The same for checkpoints of transformers."""
-    return cast(HFForm, _declared_form(architecture, "HF", "safetensors"))
-
-
-def _declared_form(architecture: str, name: str, files: str) -> object:
-    form: object = getattr(load_architecture(architecture), name, None)
-    if form is None:
-        known = [n for n in sorted(set(known_architectures().values())) if hasattr(load_architecture(n), name)]
-        raise ModelLoadError(
-            f"architecture {architecture!r} cannot be written as {files} yet; declared are {', '.join(known)}"
-        )
-    return form
 
 
 def build_graph(

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
-from octavo.models._gguf import GGUFForm, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import attention, gated_mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import Fold, WeightTable
@@ -16,7 +14,6 @@ from octavo.models._weights import Fold, WeightTable
 # A norm multiplies by 1 + weight. The converter to GGUF has added the one.
 _NORMS = ("norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm")
 WEIGHTS = WeightTable(transforms=tuple(Fold(stem, 1.0, "safetensors") for stem in _NORMS))
-GGUF = GGUFForm("gemma", decoder_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +43,3 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
         h = h + gated_mlp(g, x, f"layers.{i}.mlp", "gelu_tanh")
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
-
-
-def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
-    return decoder_json(cfg, reader) | {"hidden_act": "gelu_pytorch_tanh"}
-
-
-HF = HFForm("gemma", "GemmaForCausalLM", _json)

@@ -10,8 +10,6 @@ from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, windows_from_hf, windows_of_pattern
 from octavo.models._encoder import EncoderConfig
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys, gguf_pattern
-from octavo.models._hf import HFForm, JSONObject, decoder_json, window_json
 from octavo.models._layers import attention, gated_mlp
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import Fold, WeightTable
@@ -104,31 +102,3 @@ def layers(g: Graph, cfg: DecoderConfig | EncoderConfig, attend: Callable[[Value
         x = gated_mlp(g, norm(h, p + "pre_feedforward_layernorm"), p + "mlp", "gelu_tanh")
         h = h + norm(x, p + "post_feedforward_layernorm")
     return h
-
-
-def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    keys = decoder_keys(cfg, reader) | gguf_pattern(cfg, 2)
-    if cfg.attention_softcap is not None:
-        keys["attn_logit_softcapping"] = cfg.attention_softcap
-    if cfg.logit_softcap is not None:
-        keys["final_logit_softcapping"] = cfg.logit_softcap
-    return keys
-
-
-GGUF = GGUFForm("gemma2", _gguf_keys)
-
-
-def gemma_json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    """The keys of Gemma 2 and 3."""
-    keys = decoder_json(cfg, reader) | window_json(cfg)
-    gelu = "gelu_pytorch_tanh"
-    assert cfg.attention_scale is not None
-    scale = {"query_pre_attn_scalar": round(cfg.attention_scale**-2), "final_logit_softcapping": cfg.logit_softcap}
-    return {**keys, "hidden_act": gelu, "hidden_activation": gelu, **scale}
-
-
-def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    return gemma_json(cfg, reader) | {"attn_logit_softcapping": cfg.attention_softcap}
-
-
-HF = HFForm("gemma2", "Gemma2ForCausalLM", _json)

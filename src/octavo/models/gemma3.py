@@ -10,8 +10,6 @@ from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
 from octavo.models import gemma2
 from octavo.models._decoder import windows_from_hf, windows_of_pattern
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys, gguf_pattern
-from octavo.models._hf import HFForm, JSONObject
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Fold, WeightTable
@@ -32,10 +30,10 @@ _DEFAULTS = {
     "max_position_embeddings": 131_072,
     "tie_word_embeddings": True,
 }
-_PATTERN = 6  # every sixth layer is global
-_LOCAL_THETA = 10_000.0
+PATTERN = 6  # every sixth layer is global
+LOCAL_THETA = 10_000.0
 _NO_ROPE = RopeParams(())
-_GLOBAL_THETA = 1_000_000.0
+GLOBAL_THETA = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +45,21 @@ class Config(gemma2.Config):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes)
+        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": GLOBAL_THETA}), shapes)
         window = reader.integer("attention.sliding_window", 0, low=0) or None
         # The file lacks the scale of the query; only in the 27B model (62 layers) it differs from head_dim.
         query_dim = plain.hidden_size // plain.num_heads if plain.num_layers == 62 else plain.head_dim
         return replace(
             plain,
-            windows=windows_of_pattern(reader, "attention.sliding_window_pattern", plain.num_layers, _PATTERN, window),
-            local_rope=scaled(plain.head_dim, reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)),
+            windows=windows_of_pattern(reader, "attention.sliding_window_pattern", plain.num_layers, PATTERN, window),
+            local_rope=scaled(plain.head_dim, reader.number("rope.freq_base_swa", LOCAL_THETA, low=1.0)),
             attention_scale=query_dim**-0.5,
             logit_softcap=reader.optional_number("final_logit_softcapping"),
         )
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        reader = _text_config(reader)
+        reader = text_config(reader)
         if reader.flag("use_bidirectional_attention", False):
             raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
         if cap := reader.optional_number("attn_logit_softcapping"):
@@ -69,12 +67,12 @@ class Config(gemma2.Config):
         plain = cls.read_hf(
             reader,
             rope=global_rope(reader),
-            windows=windows_from_hf(reader, _PATTERN),
+            windows=windows_from_hf(reader, PATTERN),
             activation=("gelu_pytorch_tanh",),
-            theta=_GLOBAL_THETA,
+            theta=GLOBAL_THETA,
         )
         local_rope = reader.section("rope_parameters").section("sliding_attention")
-        local_theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
+        local_theta = reader.number("rope_local_base_freq", LOCAL_THETA, low=1.0)
         return replace(
             plain,
             local_rope=rope_from_hf(local_rope, plain.head_dim, local_theta, plain.max_position_embeddings),
@@ -88,7 +86,8 @@ def build(g: Graph, cfg: Config) -> Value:
     return gemma2.decoder(g, cfg, [cfg.rope if window is None else cfg.local_rope for window in cfg.windows])
 
 
-def _text_config(reader: ConfigReader) -> ConfigReader:
+def text_config(reader: ConfigReader) -> ConfigReader:
+    """The part of config.json about text, with defaults."""
     text = reader.section("text_config") if reader.has("text_config") else reader
     return text.with_defaults(_DEFAULTS)
 
@@ -97,27 +96,3 @@ def global_rope(reader: ConfigReader) -> ConfigReader:
     """Newer files describe both ropes in one place, older ones scale the global one only."""
     ropes = reader.section("rope_parameters")
     return ropes.section("full_attention") if ropes.values else reader.section("rope_scaling")
-
-
-def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    reader = _text_config(reader)
-    keys = decoder_keys(cfg, reader, rope=global_rope(reader), theta=_GLOBAL_THETA)
-    local = reader.section("rope_parameters").section("sliding_attention")
-    theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
-    keys["rope.freq_base_swa"] = local.number("rope_theta", theta, low=1.0)
-    keys |= gguf_pattern(cfg, _PATTERN)
-    if cfg.logit_softcap is not None:
-        keys["final_logit_softcapping"] = cfg.logit_softcap
-    return keys
-
-
-GGUF = GGUFForm("gemma3", _gguf_keys)
-
-
-def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    theta = reader.number("rope.freq_base_swa", _LOCAL_THETA)
-    keys = gemma2.gemma_json(cfg, reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}))
-    return {**keys, "rope_local_base_freq": float(f"{theta:.7g}")}
-
-
-HF = HFForm("gemma3_text", "Gemma3ForCausalLM", _json)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from octavo.models._classic import ClassicConfig, build, split_qkv
-from octavo.models._gguf import GGUFForm, Keys
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import Transpose, WeightTable
 
-__all__ = ["GGUF", "WEIGHTS", "Config", "build"]
+__all__ = ["WEIGHTS", "Config", "build"]
 
 _LINEARS = {
     "h.*.attn.c_attn": "layers.*.self_attn.qkv_proj",
@@ -52,17 +51,3 @@ class Config(ClassicConfig):
             attention_scale=None if reader.flag("scale_attn_weights", True) else 1.0,
             divide_scale_by_layer=reader.flag("scale_attn_by_inverse_layer_idx", False),
         )
-
-
-def _gguf_keys(cfg: ClassicConfig, reader: ConfigReader) -> Keys:
-    return {
-        "block_count": cfg.num_layers,
-        "context_length": cfg.max_position_embeddings,
-        "embedding_length": cfg.hidden_size,
-        "feed_forward_length": reader.integer("n_inner") if reader.has("n_inner") else 4 * cfg.hidden_size,
-        "attention.head_count": cfg.num_heads,
-        "attention.layer_norm_epsilon": cfg.norm_eps,
-    }
-
-
-GGUF = GGUFForm("gpt2", _gguf_keys)

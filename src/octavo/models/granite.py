@@ -9,13 +9,11 @@ from typing import TypeVar
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models.llama import WEIGHTS
 
-__all__ = ["GGUF", "HF", "WEIGHTS", "Config", "build"]
+__all__ = ["WEIGHTS", "Config", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +69,3 @@ def build(g: Graph, cfg: Config) -> Value:
         h = h + mlp(g, x, cfg, i) * cfg.residual_multiplier
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head, scale=1.0 / cfg.logits_scaling)
-
-
-def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    return {
-        **decoder_keys(cfg, reader),
-        "attention.scale": 1.0 if cfg.attention_scale is None else cfg.attention_scale,
-        "embedding_scale": cfg.embedding_multiplier,
-        "residual_scale": cfg.residual_multiplier,
-        "logit_scale": cfg.logits_scaling,
-    }
-
-
-GGUF = GGUFForm("granite", _gguf_keys)
-
-
-def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    return {
-        **decoder_json(cfg, reader),
-        "attention_multiplier": 1.0 if cfg.attention_scale is None else cfg.attention_scale,
-        "embedding_multiplier": cfg.embedding_multiplier,
-        "residual_multiplier": cfg.residual_multiplier,
-        "logits_scaling": cfg.logits_scaling,
-    }
-
-
-HF = HFForm("granite", "GraniteForCausalLM", _json)

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, experts_from_gguf
-from octavo.models._gguf import GGUFForm, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable, rotary_pairs
 
 # The converter to GGUF permutes q and k so that the two columns of a rotated pair lie side by side.
 WEIGHTS = WeightTable(transforms=rotary_pairs("gguf"))
-GGUF = GGUFForm("llama", decoder_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +40,3 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
         h = h + mlp(g, x, cfg, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
-
-
-def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
-    keys = decoder_json(cfg, reader)
-    if cfg.experts is None:
-        return keys
-    raise reader.error("expert_count", reader.integer("expert_count"), "Mixtral has no way back to safetensors yet")
-
-
-HF = HFForm("llama", "LlamaForCausalLM", _json)

@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 
 from octavo.graph.ops import AttentionParams
 from octavo.models._decoder import DecoderConfig, rope_section, windows_of_types
-from octavo.models._gguf import GGUFForm, decoder_keys
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models.llama import WEIGHTS, build
 
-__all__ = ["GGUF", "WEIGHTS", "Config", "build"]
+__all__ = ["WEIGHTS", "Config", "build"]
 
-# Mistral has the name llama in GGUF files; the layers and queries of its successors do not fit that.
-GGUF = GGUFForm("llama", decoder_keys)
 ALIASES = ("ministral", "ministral3", "mistral3")
 
 _MAX_GROWTH = 100.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig, experts_from_hf
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable, stacked_experts
 from octavo.models.llama import build
 
-__all__ = ["GGUF", "WEIGHTS", "Config", "build"]
+__all__ = ["THETA", "WEIGHTS", "Config", "build"]
 
+THETA = 1e6
 WEIGHTS = WeightTable(
     names={
         "layers.*.block_sparse_moe.gate": "layers.*.mlp.gate",
@@ -33,13 +33,6 @@ class Config(DecoderConfig):
         return cls.read_hf(
             reader,
             windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
-            theta=1e6,
+            theta=THETA,
             experts=experts_from_hf(reader, normalize=True),
         )
-
-
-def _gguf_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    return decoder_keys(cfg, reader, theta=1e6)
-
-
-GGUF = GGUFForm("llama", _gguf_keys)

@@ -9,7 +9,6 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, rope_section, windows_from_hf, windows_of_pattern
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys, gguf_pattern
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
@@ -23,7 +22,8 @@ WEIGHTS = WeightTable(
         "blk.*.post_ffw_norm": "layers.*.post_feedforward_layernorm",
     }
 )
-_PATTERN = 4  # OLMo 3: every fourth layer is global
+PATTERN = 4  # OLMo 3: every fourth layer is global
+THETA_3 = 5e5  # of OLMo 3
 _LOCAL = "sliding_attention"
 
 
@@ -42,7 +42,7 @@ class Config(DecoderConfig):
         key = "attention.sliding_window_pattern"
         return replace(
             plain,
-            windows=windows_of_pattern(reader, key, plain.num_layers, _PATTERN, window),
+            windows=windows_of_pattern(reader, key, plain.num_layers, PATTERN, window),
             local_rope=scaled(plain.rotary_dim, theta) if window else None,
         )
 
@@ -53,8 +53,8 @@ class Config(DecoderConfig):
         ropes = reader.section("rope_parameters")
         by_kind = ropes.has("full_attention")
         rope = ropes.section("full_attention") if by_kind else rope_section(reader)
-        plain = cls.read_hf(reader, rope=rope, windows=windows_from_hf(reader, _PATTERN), theta=5e5)
-        theta = rope.number("rope_theta", reader.number("rope_theta", 5e5, low=1.0), low=1.0)
+        plain = cls.read_hf(reader, rope=rope, windows=windows_from_hf(reader, PATTERN), theta=THETA_3)
+        theta = rope.number("rope_theta", reader.number("rope_theta", THETA_3, low=1.0), low=1.0)
         local = ropes.section(_LOCAL) if by_kind else ConfigReader({})
         return replace(plain, local_rope=rope_from_hf(local, plain.head_dim, theta, plain.max_position_embeddings))
 
@@ -69,13 +69,3 @@ def build(g: Graph, cfg: Config) -> Value:
         h = h + g.rms_norm(x, f"layers.{i}.post_feedforward_layernorm", cfg.norm_eps)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
-
-
-def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    ropes = reader.section("rope_parameters")
-    rope = ropes.section("full_attention") if ropes.has("full_attention") else None
-    keys = decoder_keys(cfg, reader, rope=rope, theta=10000.0 if cfg.local_rope is None else 5e5)
-    return keys if set(cfg.windows) == {None} else keys | gguf_pattern(cfg, _PATTERN)
-
-
-GGUF = GGUFForm("olmo2", _gguf_keys)

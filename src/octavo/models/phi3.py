@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig
-from octavo.models._gguf import GGUFForm, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import Split, WeightTable, gate_and_up
 from octavo.models.llama import build
 
-__all__ = ["GGUF", "HF", "WEIGHTS", "Config", "build"]
+__all__ = ["WEIGHTS", "Config", "build"]
 
 WEIGHTS = WeightTable(
     names={"blk.*.ffn_up": "layers.*.mlp.gate_up_proj"},
@@ -25,8 +23,6 @@ WEIGHTS = WeightTable(
     ),
 )
 
-GGUF = GGUFForm("phi3", decoder_keys)
-
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
@@ -36,13 +32,3 @@ class Config(DecoderConfig):
     def from_hf(cls, reader: ConfigReader) -> Config:
         window = reader.integer("sliding_window") if reader.has("sliding_window") else None
         return cls.read_hf(reader, windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS))
-
-
-def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    keys = decoder_json(cfg, reader) | {"sliding_window": cfg.windows[0]}
-    if cfg.original_length:
-        keys["original_max_position_embeddings"] = cfg.original_length
-    return keys
-
-
-HF = HFForm("phi3", "Phi3ForCausalLM", _json)

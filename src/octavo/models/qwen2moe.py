@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig, Windows, experts_from_gguf, experts_from_hf
-from octavo.models._gguf import GGUFForm, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json, expert_json
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import OneRow, WeightTable, stacked_experts
 from octavo.models.llama import build
 
-__all__ = ["GGUF", "HF", "WEIGHTS", "Config", "build"]
+__all__ = ["WEIGHTS", "Config", "build"]
 
 ALIASES = ("qwen2_moe",)
 WEIGHTS = WeightTable(
@@ -24,8 +22,6 @@ WEIGHTS = WeightTable(
     },
     transforms=(OneRow("layers.*.mlp.shared_expert_gate", "gguf"), *stacked_experts()),
 )
-
-GGUF = GGUFForm("qwen2moe", decoder_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +47,3 @@ def _windows(reader: ConfigReader) -> Windows | None:
     window, first = reader.integer("sliding_window", 4096), reader.integer("max_window_layers", 28, low=0)
     layers = range(reader.integer("num_hidden_layers", high=MAX_LAYERS))
     return tuple(window if layer % 2 == 0 and layer < first else None for layer in layers)
-
-
-def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    return decoder_json(cfg, reader) | expert_json(cfg, reader)
-
-
-HF = HFForm("qwen2_moe", "Qwen2MoeForCausalLM", _json)

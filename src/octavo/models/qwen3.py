@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig
-from octavo.models._gguf import GGUFForm, decoder_keys
-from octavo.models._hf import HFForm, decoder_json
 from octavo.models._reading import ConfigReader
 from octavo.models.llama import build
 
-__all__ = ["GGUF", "Config", "build"]
-
-GGUF = GGUFForm("qwen3", decoder_keys)
+__all__ = ["Config", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +20,3 @@ class Config(DecoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         return cls.read_hf(reader.with_defaults({"head_dim": 128}))
-
-
-HF = HFForm("qwen3", "Qwen3ForCausalLM", decoder_json)

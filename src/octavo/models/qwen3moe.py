@@ -6,18 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.models._decoder import DecoderConfig, experts_from_gguf, experts_from_hf
-from octavo.models._gguf import GGUFForm, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json, expert_json
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable, stacked_experts
 from octavo.models.llama import build
 
-__all__ = ["GGUF", "HF", "WEIGHTS", "Config", "build"]
+__all__ = ["WEIGHTS", "Config", "build"]
 
 ALIASES = ("qwen3_moe",)
 WEIGHTS = WeightTable(transforms=stacked_experts())
-
-GGUF = GGUFForm("qwen3moe", decoder_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +33,3 @@ class Config(DecoderConfig):
         window = reader.integer("sliding_window") if has_windows else None
         windows = (window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS)  # in all layers, unlike Qwen 3
         return cls.read_hf(reader.with_defaults({"head_dim": 128}), experts=experts, windows=windows)
-
-
-def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    return decoder_json(cfg, reader) | expert_json(cfg, reader)
-
-
-HF = HFForm("qwen3_moe", "Qwen3MoeForCausalLM", _json)

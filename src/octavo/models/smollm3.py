@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import rotating_layers
 from octavo.models.llama import WEIGHTS
 
-__all__ = ["GGUF", "HF", "WEIGHTS", "Config", "build"]
+__all__ = ["THETA", "WEIGHTS", "Config", "build"]
 
 _INTERVAL = 4
-_THETA = 2e6
+THETA = 2e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        plain = cls.read_hf(reader.with_defaults({"tie_word_embeddings": True}), theta=_THETA)
+        plain = cls.read_hf(reader.with_defaults({"tie_word_embeddings": True}), theta=THETA)
         rotates = rotating_layers(plain.num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
         if reader.has("no_rope_layers"):
             rotates = reader.flags("no_rope_layers", plain.num_layers)  # 1: rotates, in spite of the name
@@ -54,17 +52,3 @@ def build(g: Graph, cfg: Config) -> Value:
         h = h + mlp(g, x, cfg, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
-
-
-def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    return decoder_keys(cfg, reader, theta=_THETA)
-
-
-GGUF = GGUFForm("smollm3", _gguf_keys)
-
-
-def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    return {**decoder_json(cfg, reader), "no_rope_layers": [int(rotates) for rotates in cfg.rotates]}
-
-
-HF = HFForm("smollm3", "SmolLM3ForCausalLM", _json)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import Flatten, Stack, WeightTable
@@ -71,19 +69,3 @@ def build(g: Graph, cfg: Config) -> Value:
         h = h + mlp(g, x, cfg, i)
     h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
-
-
-def _gguf_keys(cfg: Config, reader: ConfigReader) -> Keys:
-    keys = decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
-    return {**keys, "use_parallel_residual": cfg.parallel}
-
-
-GGUF = GGUFForm("stablelm", _gguf_keys)
-
-
-def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    keys = {"use_parallel_residual": cfg.parallel, "qk_layernorm": cfg.qk_norm}
-    return {**decoder_json(cfg, reader, norm_eps="layer_norm_eps"), **keys}
-
-
-HF = HFForm("stablelm", "StableLmForCausalLM", _json)

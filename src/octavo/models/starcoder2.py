@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
-from octavo.models._gguf import GGUFForm, Keys, decoder_keys
-from octavo.models._hf import HFForm, JSONObject, decoder_json
 from octavo.models._layers import plain_decoder
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable
@@ -44,18 +42,3 @@ class Config(DecoderConfig):
 def build(g: Graph, cfg: DecoderConfig) -> Value:
     """The logits [LOGITS, vocab]."""
     return plain_decoder(g, cfg, "gelu_tanh")
-
-
-def _gguf_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    return decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
-
-
-GGUF = GGUFForm("starcoder2", _gguf_keys)
-
-
-def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
-    keys = decoder_json(cfg, reader, norm_eps="norm_epsilon")
-    return {**keys, "hidden_act": "gelu_pytorch_tanh", "sliding_window": cfg.windows[0]}
-
-
-HF = HFForm("starcoder2", "Starcoder2ForCausalLM", _json)

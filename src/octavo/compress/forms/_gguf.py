@@ -22,7 +22,7 @@ Keys = dict[str, bool | int | float | str | NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class GGUFForm:
-    """The declaration `GGUF` of an architecture that `octavo convert` can write.
+    """The `GGUF` of an architecture that `octavo convert` can write.
 
     name: `general.architecture`. keys: from a configuration and its config.json to the keys, without the prefix; the
     tensor of rotary factors is among them under its own name. They are read back and compared.

@@ -21,7 +21,7 @@ JSONObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HFForm:
-    """The declaration `HF` of an architecture that `octavo convert --to safetensors` can write from a GGUF file.
+    """The `HF` of an architecture that `octavo convert --to safetensors` can write from a GGUF file.
 
     model_type, class_name: those of transformers. keys: from a configuration and the metadata to config.json, without
     these two; they are read back and compared. prefix: of all tensors but the head.
@@ -56,11 +56,12 @@ def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "r
     return keys
 
 
-def expert_json(cfg: DecoderConfig, reader: ConfigReader, count_key: str = "num_experts") -> JSONObject:
-    """The keys of experts."""
+def expert_json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
+    """The same with those of experts."""
     assert cfg.experts is not None
-    keys: JSONObject = {
-        count_key: reader.integer("expert_count"),
+    keys = {
+        **decoder_json(cfg, reader),
+        "num_experts": reader.integer("expert_count"),
         "num_experts_per_tok": cfg.experts.top_k,
         "norm_topk_prob": cfg.experts.normalize,
     }

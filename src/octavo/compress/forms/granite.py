@@ -1,0 +1,32 @@
+"""Granite 3, dense, as files."""
+
+from __future__ import annotations
+
+from octavo.compress.forms._gguf import GGUFForm, Keys, decoder_keys
+from octavo.compress.forms._hf import HFForm, JSONObject, decoder_json
+from octavo.models._reading import ConfigReader
+from octavo.models.granite import Config
+
+
+def _keys(cfg: Config, reader: ConfigReader) -> Keys:
+    return {
+        **decoder_keys(cfg, reader),
+        "attention.scale": 1.0 if cfg.attention_scale is None else cfg.attention_scale,
+        "embedding_scale": cfg.embedding_multiplier,
+        "residual_scale": cfg.residual_multiplier,
+        "logit_scale": cfg.logits_scaling,
+    }
+
+
+def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
+    return {
+        **decoder_json(cfg, reader),
+        "attention_multiplier": 1.0 if cfg.attention_scale is None else cfg.attention_scale,
+        "embedding_multiplier": cfg.embedding_multiplier,
+        "residual_multiplier": cfg.residual_multiplier,
+        "logits_scaling": cfg.logits_scaling,
+    }
+
+
+GGUF = GGUFForm("granite", _keys)
+HF = HFForm("granite", "GraniteForCausalLM", _json)

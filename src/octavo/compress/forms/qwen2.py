@@ -1,0 +1,7 @@
+"""Qwen 2 and 2.5 as files."""
+
+from octavo.compress.forms._gguf import GGUFForm, decoder_keys
+from octavo.compress.forms._hf import HFForm, decoder_json
+
+GGUF = GGUFForm("qwen2", decoder_keys)
+HF = HFForm("qwen2", "Qwen2ForCausalLM", decoder_json)

@@ -1,0 +1,7 @@
+"""Qwen 3 with experts as files."""
+
+from octavo.compress.forms._gguf import GGUFForm, decoder_keys
+from octavo.compress.forms._hf import HFForm, expert_json
+
+GGUF = GGUFForm("qwen3moe", decoder_keys)
+HF = HFForm("qwen3_moe", "Qwen3MoeForCausalLM", expert_json)

@@ -1,0 +1,22 @@
+"""StableLM 2 as files."""
+
+from __future__ import annotations
+
+from octavo.compress.forms._gguf import GGUFForm, Keys, decoder_keys
+from octavo.compress.forms._hf import HFForm, JSONObject, decoder_json
+from octavo.models._reading import ConfigReader
+from octavo.models.stablelm import Config
+
+
+def _keys(cfg: Config, reader: ConfigReader) -> Keys:
+    keys = decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
+    return {**keys, "use_parallel_residual": cfg.parallel}
+
+
+def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
+    keys = {"use_parallel_residual": cfg.parallel, "qk_layernorm": cfg.qk_norm}
+    return {**decoder_json(cfg, reader, norm_eps="layer_norm_eps"), **keys}
+
+
+GGUF = GGUFForm("stablelm", _keys)
+HF = HFForm("stablelm", "StableLmForCausalLM", _json)
