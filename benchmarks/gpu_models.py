@@ -29,6 +29,7 @@ from octavo.graph.ops import RopeParams
 from octavo.models import build_graph
 from octavo.models.llama import Config
 from octavo.outputs import RequestOutput
+from octavo.prompt import Prompt
 from octavo.quantization.packed import DenseWeight, Weight
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.support.fake_executor import FakeTokenizer
@@ -190,7 +191,7 @@ def _add(engine: Engine, name: str, prompt: list[int], max_tokens: int) -> None:
     params = SamplingParams(
         temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
     )
-    engine.add_request(engine.create_request(name, GenerationRequest(prompt_token_ids=prompt, params=params)))
+    engine.add_request(engine.create_request(name, GenerationRequest(prompt=Prompt(prompt), params=params)))
 
 
 def rounds(engine: Engine) -> Iterator[Counter[str]]:

@@ -125,13 +125,17 @@ def test_a_causal_reranker(tmp_path: Path) -> None:
         plan = plan_scores(session.model().engine.texts, llm.tokenizer, [(QUERY, text) for text in TEXTS], 640)
         for prompt, _ in plan.prompts:
             with torch.no_grad():
-                logits = model(torch.tensor([prompt])).logits[0, -1]
+                logits = model(torch.tensor([prompt.token_ids])).logits[0, -1]
             expected.append(torch.softmax(logits[[yes, no]], 0)[0].item())
         assert "<Query>: the fox?\n<Document>: A<|im_end|>" in llm.tokenizer.decode(
-            plan.prompts[2][0], skip_special_tokens=False
+            plan.prompts[2][0].token_ids, skip_special_tokens=False
         )
         np.testing.assert_allclose(scores(llm, TEXTS), expected, atol=2e-3)
-        forged = plan_scores(session.model().engine.texts, llm.tokenizer, [(QUERY, "<|im_end|>")], 640).prompts[0][0]
+        forged = (
+            plan_scores(session.model().engine.texts, llm.tokenizer, [(QUERY, "<|im_end|>")], 640)
+            .prompts[0][0]
+            .token_ids
+        )
         assert forged.count(llm.encode("<|im_end|>")[0]) == 2  # those of the prompt itself
         assert llm.generate("the fox")[0].outputs[0].token_ids
 

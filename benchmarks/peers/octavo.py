@@ -20,6 +20,7 @@ from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, RequestOptions
 from octavo.outputs import RequestOutput
+from octavo.prompt import Prompt
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 # The default follows the free memory, and prompts that are never asked for again would fill it turn by turn.
@@ -126,7 +127,7 @@ class Octavo:
         for index, (prompt, salt) in enumerate(zip(prompts, salts, strict=True)):
             request = engine.create_request(
                 str(index),
-                GenerationRequest(prompt_token_ids=prompt, params=params, options=RequestOptions(cache_salt=salt)),
+                GenerationRequest(prompt=Prompt(prompt), params=params, options=RequestOptions(cache_salt=salt)),
             )
             engine.add_request(request)
             self._requests.append(request)

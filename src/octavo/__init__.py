@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringRequestOutput,
     )
+    from octavo.prompt import Prompt, Span
     from octavo.sampling_params import (
         BeamSearchParams,
         RequestOutputKind,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Light ones first: a name is looked up in this order.
-_MODULES = ("errors", "sampling_params", "outputs", "generation_request", "llm", "async_llm")
+_MODULES = ("errors", "sampling_params", "outputs", "prompt", "generation_request", "llm", "async_llm")
 
 __all__ = [
     "LLM",
@@ -56,12 +57,14 @@ __all__ = [
     "ModelLoadError",
     "NumericalError",
     "OctavoError",
+    "Prompt",
     "RejectedPromptsError",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "ScoringRequestOutput",
+    "Span",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",

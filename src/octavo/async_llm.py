@@ -10,7 +10,7 @@ from typing import Any
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.session import Session
 from octavo.errors import OctavoError
-from octavo.generation_request import Params, Pooling, PoolingParams, Prompt, RequestOptions
+from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
 from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, take_options
 from octavo.outputs import (
     BeamSearchOutput,
@@ -40,7 +40,7 @@ class AsyncLLM(LoadedLLM):
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: PromptInput,
         sampling_params: Params | None = None,
         request_id: str | None = None,
         **options: Any,
@@ -59,7 +59,7 @@ class AsyncLLM(LoadedLLM):
                 yield output
 
     async def _outputs(
-        self, prompt: Prompt, params: Params, request_id: str | None, options: Mapping[str, Any]
+        self, prompt: PromptInput, params: Params, request_id: str | None, options: Mapping[str, Any]
     ) -> AsyncGenerator[RequestOutput | PoolingOutput, None]:
         # Tokenizing a book takes a while; other requests of this loop must not wait for it.
         request = await asyncio.to_thread(
@@ -87,7 +87,7 @@ class AsyncLLM(LoadedLLM):
                 self._session.abort(request.request_id)
 
     async def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers one prompt piece by piece: each output holds only what is new, as with `LLM.stream`."""
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -97,7 +97,7 @@ class AsyncLLM(LoadedLLM):
                 yield output
 
     async def beam_search(
-        self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, **options: Any
+        self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None, **options: Any
     ) -> BeamSearchOutput:
         """The most likely answers to one prompt: `sequences` are the finished beams, best first."""
         whole = check_beams(params).with_output_kind(RequestOutputKind.FINAL_ONLY)
@@ -122,15 +122,16 @@ class AsyncLLM(LoadedLLM):
 
     async def embed(
         self,
-        prompt: Prompt,
+        prompt: PromptInput,
         pooling: Pooling | None = None,
         request_id: str | None = None,
         **options: Any,
     ) -> EmbeddingRequestOutput:
         """The vector of one text. pooling: see `LLM.embed`; the rest as `generate`."""
         params = PoolingParams(pooling=pooling)
-        token_ids = await asyncio.to_thread(self._session.encode, prompt)
-        return embedding_output(token_ids, await self._vector(token_ids, params, request_id, options))
+        encoded = await asyncio.to_thread(self._session.to_prompt, prompt)
+        output = await self._vector(encoded, params, request_id, options)
+        return embedding_output(list(encoded.token_ids), output)
 
     async def score(
         self,
@@ -153,9 +154,9 @@ class AsyncLLM(LoadedLLM):
         return [ScoringRequestOutput(ScoringOutput(score)) for score in scores]
 
     async def _vector(
-        self, token_ids: list[int], params: PoolingParams, request_id: str | None, options: Mapping[str, Any]
+        self, prompt: PromptInput, params: PoolingParams, request_id: str | None, options: Mapping[str, Any]
     ) -> PoolingOutput:
-        async with aclosing(self._outputs(token_ids, params, request_id, options)) as outputs:
+        async with aclosing(self._outputs(prompt, params, request_id, options)) as outputs:
             output = await anext(outputs)
         assert isinstance(output, PoolingOutput)
         return output

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias, TypedDict
 
+from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
 
 MAX_CACHE_SALT_CHARS = 1024
@@ -23,7 +24,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
 
 
-Prompt: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt"
+PromptInput: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt | Prompt"
 
 
 Pooling: TypeAlias = Literal["mean", "last", "cls"]
@@ -84,12 +85,12 @@ class RequestOptions:
 class GenerationRequest:
     """One prompt with the parameters and options of its request.
 
-    prompt: the text of prompt_token_ids, if there is one; for `RequestOutput.prompt`.
+    text: what the prompt was made of, if it was a text; for `RequestOutput.prompt`.
     is_measured: False keeps the request out of the figures of `EngineMetrics`, for one that warms an engine up.
     """
 
-    prompt_token_ids: Sequence[int]
+    prompt: Prompt
     params: Params
-    prompt: str | None = None
+    text: str | None = None
     options: RequestOptions = field(default_factory=RequestOptions)
     is_measured: bool = True

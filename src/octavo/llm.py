@@ -16,7 +16,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
-from octavo.generation_request import Params, Pooling, PoolingParams, Prompt, RequestOptions
+from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
 from octavo.loader.generation_config import SamplingDefaults
 from octavo.outputs import (
     BeamSearchOutput,
@@ -29,6 +29,7 @@ from octavo.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -134,7 +135,7 @@ class LoadedLLM:
         """vLLM's name of `tokenizer`."""
         return self.tokenizer
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: PromptInput) -> list[int]:
         """The token ids that `generate` and `embed` make of a text."""
         return self._session.encode(prompt)
 
@@ -171,12 +172,12 @@ class LLM(LoadedLLM):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: Params | Sequence[Params] | None = None,
         use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answers prompts (texts or token ids, one or many), all at once, in their order.
+        """Answers prompts (texts, token ids or `Prompt`s, one or many), all at once, in their order.
 
         sampling_params: one for all, or one a prompt; None: `get_default_sampling_params`.
         options: fields of `RequestOptions`, such as priority, likewise.
@@ -184,8 +185,7 @@ class LLM(LoadedLLM):
         Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
         others, if some of many are wrong.
         """
-        is_single = _is_single(prompts)
-        items = [prompts] if is_single else list(prompts)
+        items, is_single = _listed(prompts)
         return _answers(self._run(items, sampling_params, options, use_tqdm, single=is_single))
 
     def chat(
@@ -211,12 +211,18 @@ class LLM(LoadedLLM):
         return _answers(self._run(prompts, sampling_params, options, use_tqdm, single=not is_many))
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True, **options: Any
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams,
+        use_tqdm: bool = True,
+        **options: Any,
     ) -> list[BeamSearchOutput]:
         """The most likely answers: each output's `sequences` are the finished beams, best first."""
         return [beams_of(output) for output in self.generate(prompts, check_beams(params), use_tqdm, **options)]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any) -> OutputStream:
+    def stream(
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> OutputStream:
         """Answers one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
 
         options: fields of `RequestOptions`. Raises UsageError before the first piece if the request is wrong.
@@ -229,7 +235,7 @@ class LLM(LoadedLLM):
 
     def embed(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         use_tqdm: bool = True,
         *,
         pooling: Pooling | None = None,
@@ -240,10 +246,10 @@ class LLM(LoadedLLM):
         pooling: of the hidden states of a model that generates; None: as the checkpoint says, which for an encoder is
         the only one. The rest as `generate`.
         """
-        is_single = _is_single(prompts)
-        items: list[Any] = [prompts] if is_single else list(prompts)
+        items, is_single = _listed(prompts)
         encoded = [self._session.encode(item) for item in items]
-        outputs = self._run(encoded, PoolingParams(pooling=pooling), options, use_tqdm, single=is_single)
+        given = [item if isinstance(item, Prompt) else ids for item, ids in zip(items, encoded, strict=True)]
+        outputs = self._run(given, PoolingParams(pooling=pooling), options, use_tqdm, single=is_single)
         return [embedding_output(ids, output) for ids, output in zip(encoded, outputs, strict=True)]
 
     def score(
@@ -321,7 +327,7 @@ class LLM(LoadedLLM):
             raise RejectedPromptsError(outputs, errors)
         return [output for output in outputs if output is not None]
 
-    def _create(self, prompt: Prompt, params: Params, options: Mapping[str, Any]) -> Request | UsageError:
+    def _create(self, prompt: PromptInput, params: Params, options: Mapping[str, Any]) -> Request | UsageError:
         try:
             return self._session.create_request(
                 prompt, params, output_kind=RequestOutputKind.FINAL_ONLY, options=RequestOptions(**options)
@@ -374,13 +380,14 @@ def _sink(results: queue.SimpleQueue[tuple[int, _Item]], index: int) -> Sink:
     return lambda item: results.put((index, item))
 
 
-def _is_single(prompts: object) -> bool:
-    """A text, a list of token ids or a mapping, not a list of prompts."""
-    if isinstance(prompts, (str, Mapping)):
-        return True
+def _listed(prompts: object) -> tuple[list[Any], bool]:
+    """The prompts, and whether there is only one: a text, a list of token ids, a mapping or a `Prompt`."""
+    if isinstance(prompts, (str, Mapping, Prompt)):
+        return [prompts], True
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
         raise UsageError(f"prompts must be a text, a list of token ids, or a list of these, not {prompts!r:.80}")
-    return bool(prompts) and not isinstance(prompts[0], (str, Sequence, Mapping))
+    is_single = bool(prompts) and not isinstance(prompts[0], (str, Sequence, Mapping, Prompt))
+    return [prompts] if is_single else list(prompts), is_single
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:

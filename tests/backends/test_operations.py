@@ -86,7 +86,7 @@ def streams(g: Graph, x: Value) -> Value:
     return g.add_operation(ops.SideBySide(x, g.activation(x, "silu")))
 
 
-SPAN = ops.Span(32, 16, 3)  # the columns 16 to 80 of 96
+SPAN = ops.NormColumns(32, 16, 3)  # the columns 16 to 80 of 96
 
 
 def group_sums(g: Graph, x: Value) -> Value:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from octavo.core.wire import (
     SIZE_BYTES,
     Abort,
     MalformedMessageError,
+    SentPrompt,
     Step,
     Submit,
     decode,
@@ -30,6 +32,7 @@ from octavo.core.wire import (
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams, RequestOptions
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.prompt import Prompt, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 
@@ -64,52 +67,75 @@ def travel(request: GenerationRequest) -> GenerationRequest:
 )
 def test_a_request_arrives_as_it_was(params: Params) -> None:
     request = GenerationRequest(
-        prompt_token_ids=[0, 7, 2**31 - 1],
+        prompt=Prompt([0, 7, 2**31 - 1]),
         params=params,
-        prompt=None,
         options=RequestOptions(priority=-3, cache_salt="tenant"),
     )
     assert travel(request) == request
 
 
 def test_only_the_fact_that_the_prompt_was_a_text_travels() -> None:
-    assert travel(GenerationRequest(prompt_token_ids=[1], params=SamplingParams(), prompt="hello")).prompt == ""
+    assert travel(GenerationRequest(prompt=Prompt([1]), params=SamplingParams(), text="hello")).text == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "param", "code"),
-    [
-        ({"prompt_token_ids": [1, "2"]}, "prompt", "invalid_type"),
-        ({"prompt_token_ids": [1, True]}, "prompt", "invalid_type"),
-        ({"prompt_token_ids": [1, 2.5]}, "prompt", "invalid_type"),
-        ({"prompt_token_ids": [1, 2**40]}, "prompt", "token_out_of_range"),
-    ],
-)
-def test_what_cannot_be_said_is_refused_before_it_is_sent(changes: dict[str, Any], param: str, code: str) -> None:
-    fields: dict[str, Any] = {"prompt_token_ids": [1], "params": SamplingParams(), **changes}
-    with pytest.raises(UsageError) as refusal:
-        encode_request("request-1", GenerationRequest(**fields))
-    assert (refusal.value.param, refusal.value.code) == (param, code)
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_spans_arrive_as_they_were() -> None:
+    spans = [Span(1, 2, b"an image", VALUES), Span(4, 1, b"\0" * 64)]
+    prompt = travel(GenerationRequest(prompt=Prompt([5, 0, 0, 5, 0], spans), params=SamplingParams())).prompt
+    assert prompt.spans == tuple(spans)
+    assert prompt.spans[0].values is not None
+    np.testing.assert_array_equal(prompt.spans[0].values, VALUES, strict=True)
+    assert prompt.spans[1].values is None
+
+
+def test_spans_are_checked_on_arrival() -> None:
+    data = VALUES.tobytes()
+
+    def arrive(*span: Any) -> Prompt:
+        message = decode(msgspec.msgpack.encode(["Submit", "r", "SamplingParams", [[5, 0, 0], [span]], {"params": {}}]))
+        assert isinstance(message, Submit)
+        return decode_request(message).prompt
+
+    assert arrive(1, 2, b"key", 3, data).spans[0].values is not None
+    for malformed in (
+        (1, 2, b"key", 3, data[:-4]),
+        (1, 2, b"key", 2**40, data),
+        (1, 2, b"key", -3, data),
+        (1, 0, b"key", 0, b""),
+        (1, 2, "key", 3, data),
+        (1.0, 2, b"key", 3, data),
+        (1, 2, b"key", 3),
+    ):
+        with pytest.raises(MalformedMessageError):
+            arrive(*malformed)
+    for wrong in ((0, 2, b"key", 3, data), (2, 2, b"key", 3, data), (1, 2, b"", 3, data), (-1, 2, b"key", 3, data)):
+        with pytest.raises(UsageError, match="span"):
+            arrive(*wrong)
+    with pytest.raises(UsageError, match="infinity or NaN"):
+        arrive(1, 2, b"key", 3, np.full_like(VALUES, np.nan).tobytes())
 
 
 def test_a_request_is_checked_anew_on_arrival() -> None:
-    fields: dict[str, Any] = {"prompt_token_ids": [1], "params": {}, "options": {}}
+    fields: dict[str, Any] = {"params": {}, "options": {}}
+    prompt = SentPrompt((1,), ())
     for wrong, name in (
         ({"params": {"temperature": 7.0}}, "temperature"),
         ({"options": {"priority": 2**40}}, "priority"),
     ):
         with pytest.raises(UsageError) as refusal:
-            decode_request(Submit("request-1", "SamplingParams", {**fields, **wrong}))
+            decode_request(Submit("request-1", "SamplingParams", prompt, {**fields, **wrong}))
         assert refusal.value.param == name
     for message in (
-        Submit("r", "SamplingParams", {**fields, "prompt_token_ids": [1, True]}),
-        Submit("r", "SamplingParams", {**fields, "params": {"structured_outputs": 5}}),
-        Submit("r", "SamplingParams", {**fields, "options": {"priority": "high"}}),
-        Submit("r", "SamplingParams", {**fields, "no_such_field": 1}),
-        Submit("r", "SamplingParams", {"params": {}}),
-        Submit("r", "NoSuchParams", fields),
-        Submit("r", "BeamSearchParams", fields),  # without beam_width
-        Submit("r", "SamplingParams", 5),
+        Submit("r", "SamplingParams", prompt, {**fields, "prompt": [[2], []]}),
+        Submit("r", "SamplingParams", prompt, {**fields, "params": {"structured_outputs": 5}}),
+        Submit("r", "SamplingParams", prompt, {**fields, "options": {"priority": "high"}}),
+        Submit("r", "SamplingParams", prompt, {**fields, "no_such_field": 1}),
+        Submit("r", "SamplingParams", prompt, {"options": {}}),
+        Submit("r", "NoSuchParams", prompt, fields),
+        Submit("r", "BeamSearchParams", prompt, fields),  # without beam_width
+        Submit("r", "SamplingParams", prompt, 5),
     ):
         with pytest.raises(MalformedMessageError):
             decode_request(message)
@@ -159,6 +185,8 @@ HOSTILE = [
     msgspec.msgpack.encode(["Abort"]),
     msgspec.msgpack.encode(["NoSuchMessage", "x"]),
     msgspec.msgpack.encode(["Submit", "r", [1, 2], {}]),
+    msgspec.msgpack.encode(["Submit", "r", "SamplingParams", [[1, True], []], {"params": {}}]),
+    msgspec.msgpack.encode(["Submit", "r", "SamplingParams", [[1.5], []], {"params": {}}]),
     msgspec.msgpack.encode({"type": "Abort", "request_id": "r"}),
     msgspec.msgpack.encode(["Step", [{"request_id": "r", "outputs": [{"index": "0"}]}], {}, {}]),
     encode(Abort("r"))[:-1],

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.router import BLOCK_TOKENS, RUNNING_TOKENS, RoutedPrompt, Router, Visit
+from octavo.prompt import Prompt, Span
 
 MANY = 1 << 20
 
 
 def prompt(*parts: tuple[int, int], salt: str = "") -> RoutedPrompt:
     """parts: a token and how often it comes."""
-    return RoutedPrompt.of([token for token, count in parts for _ in range(count)], salt)
+    return RoutedPrompt.of(Prompt(token for token, count in parts for _ in range(count)), salt)
 
 
 def answered(router: Router, number: int, asked: RoutedPrompt) -> None:
@@ -138,3 +139,13 @@ def test_idle_replicas_are_told_apart_by_the_longest_shared_beginning(
 @pytest.mark.parametrize("length", [0, 1, BLOCK_TOKENS - 1, BLOCK_TOKENS, 5 * BLOCK_TOKENS + 1])
 def test_only_full_blocks_count(length: int) -> None:
     assert len(prompt((7, length)).blocks) == length // BLOCK_TOKENS
+
+
+def test_prompts_with_other_spans_share_nothing_from_there_on() -> None:
+    def routed(start: int, key: bytes) -> RoutedPrompt:
+        token_ids = [5] * start + [0] * 8 + [5] * (3 * BLOCK_TOKENS - start - 8)
+        return RoutedPrompt.of(Prompt(token_ids, [Span(start, 8, key)]))
+
+    one, other = routed(BLOCK_TOKENS + 3, b"a"), routed(BLOCK_TOKENS + 3, b"b")
+    assert [a == b for a, b in zip(one.blocks, other.blocks, strict=True)] == [True, False, False]
+    assert one == routed(BLOCK_TOKENS + 3, b"a")

@@ -7,12 +7,13 @@ import pytest
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.request import Request, Sequence
 from octavo.graph.cache import KVCache, cache_layout
+from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 from tests.support.integrity import check_pool
 
 
 def sequence(token_ids: list[int]) -> Sequence:
-    request = Request("r", token_ids, SamplingParams(), 0, 100, frozenset())
+    request = Request("r", Prompt(token_ids), SamplingParams(), 0, 100, frozenset())
     return Sequence(request, 0, list(token_ids))
 
 

@@ -18,7 +18,7 @@ from tests.support.fake_executor import VOCAB_SIZE, FakeTokenizer, create_reques
         ([5] * 64, "the prompt has 64 tokens; with a context of 64 tokens it can have at most 63"),
         ([5, VOCAB_SIZE], "token id 64; this model has ids 0 to 63"),
         ([-1], "token id -1"),
-        ([2**70], "this model has ids 0 to 63"),
+        ([2**70], "beyond 32 bits"),
         ([5, "a"], "integers, not 'a'"),
         ([5, 2.5], "integers, not 2.5"),
         ([True], "integers, not True"),

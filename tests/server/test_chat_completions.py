@@ -202,7 +202,7 @@ def test_token_ids(client: httpx.Client, engine: FakeClient) -> None:
     body = {**BODY, "return_token_ids": True}
     whole = client.post(URL, json=body).json()
     assert whole["choices"][0]["token_ids"] == [5, 6, 7]
-    assert whole["prompt_token_ids"] == list(engine.requests[-1].prompt_token_ids)
+    assert whole["prompt_token_ids"] == list(engine.requests[-1].prompt.token_ids)
     chunks = post_stream(client, URL, body)[:-1]
     assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
     assert [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", ())] == [5, 6, 7]
@@ -238,7 +238,7 @@ def test_thinking(smollm2_tokenizer: Tokenizer) -> None:
         assert (streamed["reasoning_content"], streamed["content"]) == ("hmm", "Fine")
         # OpenAI's way to switch it off, in the words of this template.
         assert client.post(URL, json={**BODY, "reasoning_effort": "none"}).status_code == 200
-        prompt = tokenizer.decode(server.last_request.prompt_token_ids, skip_special_tokens=False)
+        prompt = tokenizer.decode(server.last_request.prompt.token_ids, skip_special_tokens=False)
         assert prompt.endswith("</think>\n\n")
         answer = client.post(URL, json={**BODY, "reasoning_effort": "high"})
         assert answer.headers["x-octavo-ignored-fields"] == "reasoning_effort"
@@ -320,7 +320,7 @@ def test_strict_tools_are_enforced_where_calls_are_free(
         assert (params.structured_outputs is not None) == bool(strict)
         if strict:
             assert "Qxz" in params.structured_outputs.grammar
-        prompts.append(engine.requests[-1].prompt_token_ids)
+        prompts.append(engine.requests[-1].prompt.token_ids)
     assert prompts[0] == prompts[1] == prompts[2]
     assert "strict" not in smollm2_tokenizer.decode(prompts[0])
     function["parameters"] = {"type": "object", "properties": {"a/b": {"not": {}}}}
@@ -359,6 +359,6 @@ def test_the_last_message_is_continued(client: httpx.Client, engine: FakeClient,
         messages = [*BODY["messages"], {"role": "assistant", "content": content}]
         body = {"messages": messages, "continue_final_message": True}
         assert client.post(URL, json=body).status_code == 200
-        token_ids = engine.requests[-1].prompt_token_ids
+        token_ids = engine.requests[-1].prompt.token_ids
         assert smollm2_tokenizer.decode(token_ids, skip_special_tokens=False).endswith(f"assistant\n{end}")
         assert token_ids[-1] not in smollm2_tokenizer.special_token_ids

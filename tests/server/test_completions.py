@@ -143,7 +143,7 @@ def test_token_ids_timings_and_prompt_logprobs(client: httpx.Client, engine: Fak
 def test_an_empty_prompt_begins_a_text(client: httpx.Client, engine: FakeClient, smollm2_tokenizer: Tokenizer) -> None:
     engine.script = Script(["a"])
     assert client.post(URL, json={"prompt": ""}).status_code == 200
-    assert engine.requests[-1].prompt_token_ids == [smollm2_tokenizer.bos_token_id]
+    assert engine.requests[-1].prompt.token_ids == (smollm2_tokenizer.bos_token_id,)
 
 
 def test_ids_of_control_tokens_are_echoed_too(client: httpx.Client, engine: FakeClient) -> None:

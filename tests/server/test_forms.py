@@ -13,8 +13,10 @@ import numpy as np
 
 from octavo.batch import Batch, SamplingBatch, StepOutput
 from octavo.config import EngineConfig
+from octavo.core.wire import SentPrompt, Submit
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 from octavo.server.endpoints.openai import ChatCompletionRequest
 from octavo.server.protocols.chat_request import Message
@@ -34,6 +36,8 @@ BODY = {
 PARTS: dict[type, type] = {
     Message: ChatCompletionRequest,
     SamplingParams: GenerationRequest,
+    Prompt: GenerationRequest,
+    SentPrompt: Submit,
     SamplingBatch: Batch,
     CompletionOutput: RequestOutput,
 }

@@ -107,7 +107,7 @@ def test_events_of_several_choices(smollm2_tokenizer: Tokenizer) -> None:
 
 def test_several_prompts_have_choices_in_their_order(smollm2_tokenizer: Tokenizer) -> None:
     def script(request: GenerationRequest) -> Script:
-        return Script([str(len(request.prompt_token_ids)), "!"], delay_s=0.01 if request.prompt == "a" else 0.0)
+        return Script([str(len(request.prompt.token_ids)), "!"], delay_s=0.01 if request.text == "a" else 0.0)
 
     harness = Harness(smollm2_tokenizer, script)
     events = harness.events(text([1], [1, 2], params=SamplingParams(n=2)))
@@ -148,7 +148,7 @@ def test_a_model_without_tools_in_its_template_is_taught(smollm2_tokenizer: Toke
     assert choice.text == "I call."
     assert [(call.name, call.arguments) for call in choice.tool_calls] == [("add", '{"a": 1}')]
     assert choice.tool_calls[0].call_id.startswith("call_")
-    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt_token_ids, skip_special_tokens=False)
+    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt.token_ids, skip_special_tokens=False)
     assert '"name": "add"' in prompt
 
 
@@ -156,7 +156,7 @@ def test_tools_that_must_not_be_called_are_not_shown(smollm2_tokenizer: Tokenize
     harness = Harness(smollm2_tokenizer, Script([CALL]))
     (choice,) = choices_of(harness.events(chat(tools=[ADD], tool_choice="none")))
     assert choice.text == CALL
-    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt_token_ids, skip_special_tokens=False)
+    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt.token_ids, skip_special_tokens=False)
     assert "add" not in prompt
 
 
@@ -305,14 +305,14 @@ def test_truncation(smollm2_tokenizer: Tokenizer, limit: int | None, side: Any, 
 
     harness = Harness(smollm2_tokenizer, Script())
     assert harness.run(work) == 10 - len(kept)
-    assert harness.client.requests[0].prompt_token_ids == kept
+    assert harness.client.requests[0].prompt.token_ids == tuple(kept)
 
 
 @pytest.mark.parametrize(("max_tokens", "kept"), [(56, 200), (None, 192)])
 def test_truncation_to_what_fits(smollm2_tokenizer: Tokenizer, max_tokens: int | None, kept: int) -> None:
     harness = Harness(smollm2_tokenizer, Script())
     harness.events(text([5] * 1000, params=SamplingParams(max_tokens=max_tokens), truncate_prompt_tokens=-1))
-    assert len(harness.client.requests[0].prompt_token_ids) == kept
+    assert len(harness.client.requests[0].prompt.token_ids) == kept
 
 
 def test_the_oldest_turns_of_a_conversation_make_room(smollm2_tokenizer: Tokenizer) -> None:
@@ -323,14 +323,14 @@ def test_the_oldest_turns_of_a_conversation_make_room(smollm2_tokenizer: Tokeniz
     fields = {"truncate_prompt_tokens": -1, "truncation_side": "turns"}
     system = {"role": "system", "content": "Be brief."}
     events = harness.events(chat(messages=[system, *turns, question], **fields))
-    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt_token_ids)
+    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt.token_ids)
     assert "Be brief." in prompt
     assert "a a a" not in prompt
     assert "d d d" in prompt
-    assert len(harness.client.requests[0].prompt_token_ids) <= 192
+    assert len(harness.client.requests[0].prompt.token_ids) <= 192
     assert isinstance(events[-1], Usage)
     harness.events(chat(messages=[{"role": "user", "content": "first " + "word " * 900 + "end"}], **fields))
-    cut = smollm2_tokenizer.decode(harness.client.requests[1].prompt_token_ids)
+    cut = smollm2_tokenizer.decode(harness.client.requests[1].prompt.token_ids)
     assert "first" in cut
     assert "end" in cut
 
@@ -424,7 +424,7 @@ def test_an_engine_that_refuses(smollm2_tokenizer: Tokenizer) -> None:
 
     def script(request: GenerationRequest) -> Script:
         error = OverloadedError("restarting", code="engine_restarting")
-        return Script(never_ends=True, refusal=error if len(request.prompt_token_ids) == 2 else None)
+        return Script(never_ends=True, refusal=error if len(request.prompt.token_ids) == 2 else None)
 
     harness = Harness(smollm2_tokenizer, script)
     with pytest.raises(OverloadedError):

@@ -122,9 +122,9 @@ def test_prompts_of_every_kind(fake: ScriptedServer, smollm2_tokenizer: Tokenize
     hi, ho = (smollm2_tokenizer.encode(text) for text in ("Hi", "Ho"))
     for prompt in ("Hi", hi, {"prompt_string": "Hi"}):
         assert complete(fake, prompt=prompt)["content"] == "Hello world"
-        assert list(fake.last_request.prompt_token_ids) == hi
+        assert list(fake.last_request.prompt.token_ids) == hi
     complete(fake, prompt=["Hi", *ho, "Hi"])
-    assert list(fake.last_request.prompt_token_ids) == [*hi, *ho, *hi]
+    assert list(fake.last_request.prompt.token_ids) == [*hi, *ho, *hi]
     for prompts in (["Hi", "Ho"], [hi, ho]):
         answers = complete(fake, prompt=prompts)
         assert [answer["prompt"] for answer in answers] == ["Hi", "Ho"]
@@ -219,7 +219,7 @@ def test_infill_prompts(smollm2_tokenizer: Tokenizer) -> None:
         body = {"input_prefix": "a = <fim_middle>", "input_suffix": "\n", "prompt": "1"}
         files = [{"filename": "b.py", "text": "b = 1"}]
         assert running.post("/infill", {**body, "input_extra": files}).status_code == 200
-        token_ids = list(running.last_request.prompt_token_ids)
+        token_ids = list(running.last_request.prompt.token_ids)
         assert coder.decode(token_ids, skip_special_tokens=False) == (
             "<repo_name>myproject\n<file_sep>b.py\nb = 1\n<file_sep>filename\n"
             "<fim_prefix>a = <fim_middle><fim_suffix>\n<fim_middle>1"
@@ -239,7 +239,7 @@ def test_templates_are_applied(fake: ScriptedServer) -> None:
     assert prompt.endswith("<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n")
     complete(fake, prompt=prompt)
     tokens = fake.post("/tokenize", {"messages": HI}).json()["tokens"]
-    assert list(fake.last_request.prompt_token_ids) == tokens
+    assert list(fake.last_request.prompt.token_ids) == tokens
     open_end = {"messages": [*HI, {"role": "assistant", "content": "Well"}], "continue_final_message": True}
     assert fake.post("/apply-template", open_end).json()["prompt"].endswith("assistant\nWell")
     assert refused(fake, "/apply-template", {"messages": []}) == "messages"

@@ -90,14 +90,14 @@ def without_ids(message: Message) -> dict[str, Any]:
 
 
 def prompt_of(server: ScriptedServer) -> str:
-    return server.client.tokenizer.decode(server.last_request.prompt_token_ids, skip_special_tokens=False)
+    return server.client.tokenizer.decode(server.last_request.prompt.token_ids, skip_special_tokens=False)
 
 
 def test_the_answer(fake: ScriptedServer) -> None:
     message = ask(fake, system=[{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}])
     assert (message.role, message.model, message.stop_reason) == ("assistant", "fake", "end_turn")
     assert [block.text for block in message.content] == ["Hello wörld"]
-    num_prompt_tokens = len(fake.last_request.prompt_token_ids)
+    num_prompt_tokens = len(fake.last_request.prompt.token_ids)
     assert message.usage.input_tokens == num_prompt_tokens - 3
     assert message.usage.cache_read_input_tokens == 3
     assert message.usage.output_tokens > 0
@@ -246,7 +246,7 @@ def test_the_reasons_for_an_end(fake: ScriptedServer) -> None:
     assert fake.last_request.params.stop == ("END",)
     fake.script = Script(["Hello"], finish_reason="length")
     assert ask(fake, max_tokens=5000).stop_reason == "model_context_window_exceeded"
-    assert fake.last_request.params.max_tokens == 1024 - len(fake.last_request.prompt_token_ids)
+    assert fake.last_request.params.max_tokens == 1024 - len(fake.last_request.prompt.token_ids)
 
 
 def test_parameters_reach_the_engine(fake: ScriptedServer) -> None:
@@ -281,7 +281,7 @@ def test_what_is_renamed_are_names_of_fields() -> None:
 def test_count_tokens_is_what_a_message_reports(fake: ScriptedServer) -> None:
     counted = client_of(fake).messages.count_tokens(model="fake", messages=HI, tools=[WEATHER], system="Be kind.")
     ask(fake, tools=[WEATHER], system="Be kind.")
-    assert counted.input_tokens == len(fake.last_request.prompt_token_ids)
+    assert counted.input_tokens == len(fake.last_request.prompt.token_ids)
     long = [{"role": "user", "content": "word " * 3000}]
     assert client_of(fake).messages.count_tokens(model="fake", messages=long).input_tokens > 3000
 

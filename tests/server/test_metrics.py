@@ -19,6 +19,7 @@ from octavo.core.client import EngineState, EngineStatus
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, NumericalError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest
+from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 from octavo.server.observability.exposition import export
 from octavo.server.observability.metrics import ServerMetrics
@@ -130,7 +131,7 @@ def observe(
 
     async def run() -> None:
         client = ObservedClient(FakeClient(tokenizer, script), metrics, "m")
-        request = GenerationRequest(prompt_token_ids=[1, 2, 3, 4, 5], params=params or SamplingParams())
+        request = GenerationRequest(prompt=Prompt([1, 2, 3, 4, 5]), params=params or SamplingParams())
         stream = await client.generate(request)
         try:
             seen = 0
@@ -196,7 +197,7 @@ def test_a_request_that_the_engine_refuses_has_never_run(smollm2_tokenizer: Toke
     metrics = ServerMetrics()
     client = ObservedClient(FakeClient(smollm2_tokenizer, Script(refusal=UsageError("no"))), metrics, "m")
     with pytest.raises(UsageError):
-        asyncio.run(client.generate(GenerationRequest(prompt_token_ids=[1], params=SamplingParams())))
+        asyncio.run(client.generate(GenerationRequest(prompt=Prompt([1]), params=SamplingParams())))
     assert not any(value for name, value in samples(metrics).items() if "request_success" in name)
 
 

@@ -21,6 +21,7 @@ from octavo.engine.loading.model_memory import PROCESS_BYTES, MemoryShares, Mode
 from octavo.errors import EngineDeadError, InsufficientMemoryError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.checkpoint import open_checkpoint
+from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_loader import ModelLoader, warm_up
@@ -76,7 +77,7 @@ def test_it_answers_and_leaves_for_another(smollm2_path: Path, tmp_path: Path, m
             await manager.load("large")
             async with manager.use("large") as model:
                 params = SamplingParams(temperature=0, max_tokens=4)
-                stream = await model.client.generate(GenerationRequest(prompt_token_ids=[1, 2], params=params))
+                stream = await model.client.generate(GenerationRequest(prompt=Prompt([1, 2]), params=params))
                 tokens = [token async for output in stream for token in output.outputs[0].token_ids]
                 assert len(tokens) == 4
             await manager.load("b")
@@ -112,7 +113,7 @@ def warmed(tokenizer: Tokenizer, script: Script) -> tuple[FakeClient, float]:
 def test_the_engine_makes_its_first_token_before_anybody_asks(smollm2_tokenizer: Tokenizer) -> None:
     client, _ = warmed(smollm2_tokenizer, Script(["Hello"]))
     [request] = client.requests
-    assert (len(request.prompt_token_ids), request.params.max_tokens) == (1, 1)
+    assert (len(request.prompt.token_ids), request.params.max_tokens) == (1, 1)
     assert not request.is_measured
     assert [stream.is_closed for stream in client.streams] == [True]
 

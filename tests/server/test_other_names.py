@@ -62,7 +62,7 @@ def test_lengths(fake: ScriptedServer, path: str, fields: dict[str, Any], max_to
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_a_length_beyond_the_context_is_cut(fake: ScriptedServer, path: str) -> None:
     max_tokens = params_of(fake, path, {"max_tokens": 10**6}).max_tokens
-    assert max_tokens == 1024 - len(fake.last_request.prompt_token_ids)
+    assert max_tokens == 1024 - len(fake.last_request.prompt.token_ids)
 
 
 def test_names_that_contradict_each_other(fake: ScriptedServer) -> None:
@@ -114,7 +114,7 @@ def test_the_right_side_is_cut(fake: ScriptedServer) -> None:
     for side, kept in (("right", [0, 1, 2]), ("left", [7, 8, 9])):
         fields = {"prompt": list(range(10)), "truncate_prompt_tokens": 3, "truncation_side": side}
         fake.post(TEXT, fields)
-        assert fake.last_request.prompt_token_ids == kept
+        assert fake.last_request.prompt.token_ids == tuple(kept)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -84,7 +84,7 @@ def without_ids(response: Response) -> dict[str, Any]:
 
 
 def prompt_of(server: ScriptedServer) -> str:
-    return server.client.tokenizer.decode(server.last_request.prompt_token_ids, skip_special_tokens=False)
+    return server.client.tokenizer.decode(server.last_request.prompt.token_ids, skip_special_tokens=False)
 
 
 def test_the_answer(fake: ScriptedServer) -> None:

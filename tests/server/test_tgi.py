@@ -116,7 +116,7 @@ def test_return_full_text_begins_with_the_prompt(fake: ScriptedServer) -> None:
 def test_truncation_keeps_the_end_and_is_reported(fake: ScriptedServer) -> None:
     body = {"inputs": "one two three four five", "parameters": {"truncate": 2, "details": True}}
     assert fake.post("/generate", body).json()["details"]["truncated_tokens"] == 3
-    assert len(fake.last_request.prompt_token_ids) == 2
+    assert len(fake.last_request.prompt.token_ids) == 2
     assert stream_events(fake, body)[-1]["details"]["input_length"] == 2
 
 

@@ -108,7 +108,7 @@ def test_thinking_is_switched_where_there_is_a_switch(thinker: ScriptedServer) -
         ({}, False),
     ):
         assert HEADER not in thinker.post(CHAT, {"messages": [USER], **fields}).headers
-        tokens = thinker.last_request.prompt_token_ids
+        tokens = thinker.last_request.prompt.token_ids
         assert thinker.client.tokenizer.decode(tokens, skip_special_tokens=False).endswith(closed) == is_off
 
 
@@ -157,7 +157,7 @@ BLOCKS = [
 def test_history_is_not_refused_for_its_keys(fake: ScriptedServer, path: str, body: dict[str, Any]) -> None:
     answer = fake.post(path, body)
     assert answer.status_code == 200, answer.text
-    assert "Yes" in fake.client.tokenizer.decode(fake.last_request.prompt_token_ids)
+    assert "Yes" in fake.client.tokenizer.decode(fake.last_request.prompt.token_ids)
 
 
 def test_an_empty_stop_string_is_none(fake: ScriptedServer) -> None:

@@ -30,7 +30,7 @@ def turns(tokenizer: Tokenizer, *texts: str, result: str = _RESULT) -> Callable[
     """
 
     def script(request: GenerationRequest) -> Script:
-        prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        prompt = tokenizer.decode(request.prompt.token_ids, skip_special_tokens=False)
         text = texts[min(prompt.count(result), len(texts) - 1)]
         middle = len(text) // 2
         return Script([text[:middle], text[middle:]])

@@ -14,6 +14,7 @@ from octavo.core.client import AnswerStream, EngineClient, EngineState
 from octavo.core.process_client import ProcessClient
 from octavo.generation_request import GenerationRequest, Params, Pooling, PoolingParams
 from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 
 SOON_S = 10.0  # on a machine with other work; engines that nobody ends give up after 30
@@ -45,7 +46,7 @@ async def engine_here(config: EngineConfig) -> AsyncIterator[ProcessClient]:
 
 def request(token_ids: list[int], params: Params | None = None, **options: Any) -> GenerationRequest:
     """A request for ENDLESS, or for what params say."""
-    return GenerationRequest(prompt_token_ids=token_ids, params=params or ENDLESS, **options)
+    return GenerationRequest(prompt=Prompt(token_ids), params=params or ENDLESS, **options)
 
 
 async def embed(client: EngineClient, prompts: list[list[int]], pooling: Pooling) -> list[Float32]:

@@ -207,7 +207,7 @@ class FakeStream:
 
     def _vector(self, params: PoolingParams) -> PoolingOutput:
         """A vector [8] that depends on the tokens and the pooling."""
-        token_ids = self._request.prompt_token_ids
+        token_ids = self._request.prompt.token_ids
         vector = np.random.default_rng([*token_ids, params.pooling == "last"]).normal(size=8).astype(np.float32)
         return PoolingOutput(self.request_id, vector, len(token_ids))
 
@@ -252,18 +252,18 @@ class FakeStream:
         prompt_logprobs = None
         num_top = request.params.prompt_logprobs
         if num_top is not None:
-            prompt_logprobs = [None, *(self._logprobs(item, num_top) for item in request.prompt_token_ids[1:])]
+            prompt_logprobs = [None, *(self._logprobs(item, num_top) for item in request.prompt.token_ids[1:])]
         metrics = RequestMetrics(
             queue_s=0.001,
             prefill_s=0.002,
             decode_s=0.003 if finished else 0.0,
             time_to_first_token_s=0.003,
-            num_prompt_tokens=len(request.prompt_token_ids),
+            num_prompt_tokens=len(request.prompt.token_ids),
             num_cached_tokens=num_cached_tokens,
             num_generated_tokens=num_generated,
         )
         return RequestOutput(
-            self.request_id, request.prompt, list(request.prompt_token_ids), choices, finished, prompt_logprobs, metrics
+            self.request_id, request.text, list(request.prompt.token_ids), choices, finished, prompt_logprobs, metrics
         )
 
 

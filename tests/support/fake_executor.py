@@ -20,6 +20,7 @@ from octavo.engine.limits import EngineLimits
 from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, Params, RequestOptions
 from octavo.graph.cache import CacheSizes, KVCache, cache_layout
+from octavo.prompt import Prompt
 from tests.support.late_steps import LateStep, with_tokens
 
 VOCAB_SIZE = 64
@@ -105,6 +106,7 @@ class FakeExecutor:
     workspace_bytes = 0
     num_threads = 1
     weight_bytes = 0
+    span_width = 0  # as in `EngineLimits`; the values themselves are not looked at
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:  # noqa: ARG002
         self.block_size = block_size
@@ -229,15 +231,21 @@ def fake_engine(
         num_blocks=num_blocks,
         vocab_size=VOCAB_SIZE,
         enable_prefix_caching=enable_prefix_caching,
+        span_width=executor.span_width,
     )
     return Engine(executor, FakeTokenizer(), limits)
 
 
 def create_request(
-    engine: Engine, name: str, prompt: Sequence[int], params: Params, *, text: str | None = None, **options: Any
+    engine: Engine,
+    name: str,
+    prompt: Sequence[int] | Prompt,
+    params: Params,
+    *,
+    text: str | None = None,
+    **options: Any,
 ) -> Request:
     """A request of an engine, not yet added. text: what the prompt stands for. options: those of `RequestOptions`."""
-    generation = GenerationRequest(
-        prompt_token_ids=prompt, params=params, prompt=text, options=RequestOptions(**options)
-    )
+    whole = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
+    generation = GenerationRequest(prompt=whole, params=params, text=text, options=RequestOptions(**options))
     return engine.create_request(name, generation)

@@ -15,7 +15,6 @@ from octavo.core.process_client import ProcessClient
 from octavo.core.router import RoutedPrompt, Router, Visit
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import settled
-from octavo.core.wire import plain_ids
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest
@@ -115,7 +114,7 @@ class ReplicaClient:
 
     async def generate(self, request: GenerationRequest) -> ReplicaStream:
         options, params = request.options, request.params
-        prompt = RoutedPrompt.of(plain_ids(request.prompt_token_ids), options.cache_salt, params.num_choices or 1)
+        prompt = RoutedPrompt.of(request.prompt, options.cache_salt, params.num_choices or 1)
         return await ReplicaStream(functools.partial(self._submit, request, prompt)).start()
 
     async def metrics(self) -> EngineMetrics:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from octavo.prompt import Prompt
+
 BLOCK_TOKENS = 32  # a prefix is known in pieces of this length
 # A running sequence delays a new one as much as the computation of so many tokens of its prompt.
 RUNNING_TOKENS = 64
@@ -16,21 +18,22 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """A prompt as the router sees it: the digests of its full blocks, each of all tokens up to the block's end."""
+    """A prompt as the router sees it: the digests of its full blocks, each of all up to the block's end, spans too."""
 
     num_tokens: int
     blocks: tuple[bytes, ...]
     num_sequences: int = 1
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], salt: str = "", num_sequences: int = 1) -> RoutedPrompt:
-        """token_ids: of 32 bits each. salt: prompts with another one share nothing."""
-        data, blocks = memoryview(array("i", token_ids)).cast("B"), []
-        step, digest = BLOCK_TOKENS * 4, salt.encode()
-        for end in range(step, len(data) + 1, step):
-            digest = blake2b(digest + data[end - step : end], digest_size=_DIGEST_BYTES).digest()
+    def of(cls, prompt: Prompt, salt: str = "", num_sequences: int = 1) -> RoutedPrompt:
+        """salt: prompts with another one share nothing."""
+        data, blocks, digest = memoryview(array("i", prompt.token_ids)), [], salt.encode()
+        for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
+            start = end - BLOCK_TOKENS
+            material = digest + data[start:end].tobytes() + prompt.marks(start, end)
+            digest = blake2b(material, digest_size=_DIGEST_BYTES).digest()
             blocks.append(digest)
-        return cls(len(token_ids), tuple(blocks), num_sequences)
+        return cls(len(prompt), tuple(blocks), num_sequences)
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ class MergedStream:
     def __init__(self, request_id: str, request: GenerationRequest, abort: Callable[[str], None]) -> None:
         """abort: called with the id when the stream is closed before its end."""
         self._request_id = request_id
-        self._prompt = request.prompt
-        self._prompt_token_ids = list(request.prompt_token_ids)
+        self._prompt = request.text
+        self._prompt_token_ids = list(request.prompt.token_ids)
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._abort = abort
         self._pending: RequestOutput | PoolingOutput | None = None

@@ -6,12 +6,10 @@ message follows its size in four bytes.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias, get_type_hints
 
 import msgspec
+import numpy as np
 
 from octavo import errors
 from octavo.config import EngineConfig
@@ -20,6 +18,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.outputs import RequestOutput
+from octavo.prompt import Prompt, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 # Beyond any request that the server lets through, and any step. A longer one ends the connection.
@@ -30,7 +29,7 @@ _ERROR_TYPES = {
     kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OctavoError)
 }
 _PARAMS_TYPES = {kind.__name__: kind for kind in (SamplingParams, BeamSearchParams, PoolingParams)}
-_REQUEST_TYPES = get_type_hints(GenerationRequest)
+_REQUEST_TYPES = {name: kind for name, kind in get_type_hints(GenerationRequest).items() if name != "prompt"}
 
 
 class MalformedMessageError(Exception):
@@ -62,14 +61,32 @@ class Start(_Message):
     spawned_at: float
 
 
+class SentSpan(msgspec.Struct, array_like=True):
+    """A `Span`. values: in the machine's float32, [length, width]."""
+
+    start: int
+    length: int
+    key: bytes
+    width: int
+    values: memoryview | None
+
+
+class SentPrompt(msgspec.Struct, array_like=True):
+    """A `Prompt`."""
+
+    token_ids: tuple[int, ...]
+    spans: tuple[SentSpan, ...]
+
+
 class Submit(_Message):
     """A `GenerationRequest` for the engine; `decode_request` checks it.
 
-    kind: the class of its parameters. request: its fields, without the prompt's text.
+    kind: the class of its parameters. request: its other fields, without the prompt's text.
     """
 
     request_id: str
     kind: str
+    prompt: SentPrompt
     request: Any
 
 
@@ -179,10 +196,10 @@ def frame_size(head: bytes) -> int:
 
 def encode_request(request_id: str, request: GenerationRequest) -> bytes:
     """A `Submit` message. Raises UsageError for values that it cannot represent."""
-    text = None if request.prompt is None else ""
-    request = replace(request, prompt_token_ids=plain_ids(request.prompt_token_ids), prompt=text)
+    fields = {name: getattr(request, name) for name in _REQUEST_TYPES}
+    fields["text"] = None if request.text is None else ""
     try:
-        data = encode(Submit(request_id, type(request.params).__name__, request))
+        data = encode(Submit(request_id, type(request.params).__name__, _sent(request.prompt), fields))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"the request holds a value that cannot be sent: {error}", code="invalid_value") from error
     if len(data) > MAX_MESSAGE_BYTES:
@@ -191,12 +208,11 @@ def encode_request(request_id: str, request: GenerationRequest) -> bytes:
 
 
 def decode_request(message: Submit) -> GenerationRequest:
-    """The request, with its parameters checked again. Raises UsageError or MalformedMessageError."""
+    """The request, with prompt and parameters checked again. Raises UsageError or MalformedMessageError."""
     try:
         types = {**_REQUEST_TYPES, "params": _PARAMS_TYPES[message.kind]}
-        return GenerationRequest(
-            **{name: msgspec.convert(value, types[name]) for name, value in message.request.items()}
-        )
+        fields = {name: msgspec.convert(value, types[name]) for name, value in message.request.items()}
+        return GenerationRequest(prompt=_received(message.prompt), **fields)
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError) as error:
         if isinstance(error.__cause__, UsageError):  # of the parameters' own check
             raise error.__cause__ from None
@@ -223,14 +239,22 @@ def to_error(problem: Problem) -> OctavoError:
     return kind(problem.message)
 
 
-def plain_ids(token_ids: Sequence[int]) -> list[int]:
-    """The ids as Python integers. The engine checks their values. Raises UsageError."""
-    try:
-        if bool in set(map(type, token_ids)):
-            raise TypeError("a bool is not a token id")
-        return array("i", token_ids).tolist()
-    except TypeError:
-        raise UsageError("prompt token ids must be integers", param="prompt", code="invalid_type") from None
-    except OverflowError:
-        text = "the prompt holds a number beyond 32 bits, which is not a token id of any model"
-        raise UsageError(text, param="prompt", code="token_out_of_range") from None
+def _sent(prompt: Prompt) -> SentPrompt:
+    spans = []
+    for span in prompt.spans:
+        width, values = (0, None) if span.values is None else (span.values.shape[1], span.values.data.cast("B"))
+        spans.append(SentSpan(span.start, span.length, span.key, width, values))
+    return SentPrompt(prompt.token_ids, tuple(spans))
+
+
+def _received(prompt: SentPrompt) -> Prompt:
+    spans = []
+    for span in prompt.spans:
+        values = None
+        if span.values is not None:
+            if min(span.length, span.width) < 1 or len(span.values) != 4 * span.length * span.width:
+                size = f"{len(span.values)} bytes for [{span.length}, {span.width}] numbers"
+                raise MalformedMessageError(f"the values of a span are {size}")
+            values = np.frombuffer(span.values, np.float32).reshape(span.length, span.width)
+        spans.append(Span(span.start, span.length, span.key, values))
+    return Prompt(prompt.token_ids, spans)

@@ -73,16 +73,21 @@ class SamplingState:
         sequence = self._sequence
         if num_drafts:
             return self._with_drafts(sequence.draft_token_ids[:num_drafts])
-        num_prompt_tokens = sequence.request.num_prompt_tokens
-        for i, token_id in enumerate(sequence.token_ids[self._num_seen :], self._num_seen):
+        for start, end in sequence.request.prompt.text_ranges(self._num_seen, len(sequence.token_ids)):
+            self._see(sequence.token_ids[start:end], start)
+        self._num_seen = len(sequence.token_ids)
+        return self._seen_ids[: len(self._position)], self._seen_counts[: len(self._position)]
+
+    def _see(self, token_ids: list[int], start: int) -> None:
+        """Adds tokens at the positions from `start` on."""
+        num_prompt_tokens = self._sequence.request.num_prompt_tokens
+        for i, token_id in enumerate(token_ids, start):
             position = self._position.setdefault(token_id, len(self._position))
             if position == len(self._seen_ids):
                 self._seen_ids = np.concatenate([self._seen_ids, np.zeros_like(self._seen_ids)])
                 self._seen_counts = np.concatenate([self._seen_counts, np.zeros_like(self._seen_counts)])
             self._seen_ids[position] = token_id
             self._seen_counts[position] += i >= num_prompt_tokens
-        self._num_seen = len(sequence.token_ids)
-        return self._seen_ids[: len(self._position)], self._seen_counts[: len(self._position)]
 
     def _with_drafts(self, drafts: list[int]) -> tuple[Int32, Int32]:
         """The history with drafts. It is not kept, because drafts may be refused."""

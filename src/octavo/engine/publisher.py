@@ -68,7 +68,7 @@ class Publisher:
         if request.prompt_logprob_rows:
             num_logprobs = request.params.prompt_logprobs or 0
             rows, request.prompt_logprob_rows = request.prompt_logprob_rows, []
-            request.prompt_logprobs += [self._logprobs(output, row, num_logprobs) for output, row in rows]
+            request.prompt_logprobs += [None if row is None else self._logprobs(*row, num_logprobs) for row in rows]
         for sequence in request.sequences:
             if sequence.is_settled:
                 continue
@@ -103,7 +103,7 @@ class Publisher:
             request.metrics = _metrics(request)
         return RequestOutput(
             request_id=request.request_id,
-            prompt=request.prompt,
+            prompt=request.text,
             prompt_token_ids=request.prompt_token_ids,
             outputs=[_completion(each, is_delta=is_delta) for each in choices if not is_delta or _has_news(each)],
             finished=finished,
@@ -202,7 +202,7 @@ def _completion(sequence: Sequence, *, is_delta: bool) -> CompletionOutput:
 
 
 def _prompt_logprobs(request: Request) -> list[dict[int, Logprob] | None] | None:
-    """One entry for each position: None before the first that is wanted, which is never the first of the prompt."""
+    """One entry for each position: None in spans and before the first that is wanted, never the first of the prompt."""
     if request.params.prompt_logprobs is None:
         return None
     start = min(max(request.options.prompt_logprobs_start, 1), request.num_prompt_tokens)

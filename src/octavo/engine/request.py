@@ -11,6 +11,7 @@ from octavo.engine.consumers.row_consumer import RowConsumer, RowKind, RowUse
 from octavo.errors import OctavoError
 from octavo.generation_request import Params, RequestOptions
 from octavo.outputs import Logprob, RequestMetrics
+from octavo.prompt import Prompt
 
 if TYPE_CHECKING:
     from octavo.batch import Float32, StepOutput
@@ -171,16 +172,17 @@ class Request:
 
     arrival: number of the request in order of arrival. max_total_tokens: prompt and output of one sequence.
     sequences: the user's choices, in order. groups: the computed sequences: the same ones, or the beams of a search.
-    prompt_logprobs: collected so far, one entry per prompt position from the second on.
+    prompt_token_ids: of the prompt, in the list that all outputs share. prompt_logprobs: collected so far, one entry
+    per prompt position from the second on; None at those of spans.
     """
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt: Prompt
     params: Params
     arrival: int
     max_total_tokens: int
     eos_token_ids: frozenset[int]  # empty if ignore_eos
-    prompt: str | None = None
+    text: str | None = None  # that the prompt was made of
     options: RequestOptions = field(default_factory=RequestOptions)
     is_measured: bool = True  # False: only its steps count in the metrics
     end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
@@ -188,8 +190,8 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)
     pending_groups: list[SequenceGroup] = field(default_factory=list)  # wait for the first to compute the prompt
-    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    prompt_logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not there yet
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    prompt_logprob_rows: list[tuple[StepOutput, int] | None] = field(default_factory=list)  # that are not there yet
     vector: Float32 | None = None  # the answer of a pooling request
     error: OctavoError | None = None  # why it has no answer although it came to its end
     num_cached_tokens: int = 0
@@ -197,6 +199,10 @@ class Request:
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
     times: RequestTimes = field(default_factory=RequestTimes)
     metrics: RequestMetrics | None = None  # as of the first output, and of the last
+    prompt_token_ids: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_token_ids = list(self.prompt.token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:

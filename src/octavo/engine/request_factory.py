@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 import secrets
 import threading
 import time
@@ -24,6 +23,7 @@ from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
 from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams
+from octavo.prompt import Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -59,21 +59,22 @@ class RequestFactory:
     def create(self, request_id: str, generation: GenerationRequest) -> Request:
         """See `Engine.create_request`."""
         params = generation.params
-        token_ids = self._check_prompt(generation)
-        self._texts.check(params, len(token_ids))
-        room = self._limits.max_model_len - len(token_ids)
+        prompt = generation.prompt
+        self._check_prompt(generation)
+        self._texts.check(params, len(prompt))
+        room = self._limits.max_model_len - len(prompt)
         self._check_params(params, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         eos_token_ids = frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids
         request = Request(
             request_id=request_id,
-            prompt_token_ids=token_ids,
+            prompt=prompt,
             params=params,
             arrival=next(self._arrivals),
-            max_total_tokens=len(token_ids) + max_tokens,
+            max_total_tokens=len(prompt) + max_tokens,
             eos_token_ids=eos_token_ids,
             end_token_ids=eos_token_ids.union(params.sampling.stop_token_ids),
-            prompt=generation.prompt,
+            text=generation.text,
             options=generation.options,
             is_measured=generation.is_measured and params.is_answered,
             bad_words_ids=self._find_bad_words(params.sampling),
@@ -99,11 +100,11 @@ class RequestFactory:
 
     # --- checks ---
 
-    def _check_prompt(self, generation: GenerationRequest) -> list[int]:
-        """The prompt as a list of ints. Raises UsageError if it is empty, too long, or has an invalid token id."""
-        prompt, limits, is_answered = generation.prompt_token_ids, self._limits, generation.params.is_answered
+    def _check_prompt(self, generation: GenerationRequest) -> None:
+        """Raises UsageError if the prompt is empty or too long, or if the model lacks one of its tokens."""
+        prompt, limits, is_answered = generation.prompt, self._limits, generation.params.is_answered
         if not prompt:
-            code = "empty_array" if generation.prompt is None else "invalid_value"
+            code = "empty_array" if generation.text is None else "invalid_value"
             raise UsageError("the prompt is empty; give at least one token", param="prompt", code=code)
         # A text to embed is not followed by a token, but all of it must be in the cache.
         context = limits.max_model_len
@@ -118,13 +119,22 @@ class RequestFactory:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        for item in prompt:
-            if isinstance(item, bool) or not isinstance(item, numbers.Integral):
-                problem = f"prompt token ids must be integers, not {item!r:.80}"
-                raise UsageError(problem, param="prompt", code="invalid_type")
-        token_ids = [int(item) for item in prompt]
-        self._check_range("prompt", (min(token_ids), max(token_ids)))
-        return token_ids
+        self._check_range("prompt", (min(prompt.token_ids), max(prompt.token_ids)))
+        for span in prompt.spans:
+            self._check_span(span)
+
+    def _check_span(self, span: Span) -> None:
+        """Raises UsageError if the model does not take the values of the span, or none are given."""
+        width, place = self._limits.span_width, f"the span at positions {span.start} to {span.end - 1}"
+        if not width:
+            problem = f"this model takes no images or embeddings: it has no use for {place}; give only tokens"
+        elif span.values is None:
+            problem = f"{place} has no values, and nothing makes them; give float32 [{span.length}, {width}]"
+        elif span.values.shape[1] != width:
+            problem = f"the values of {place} have {span.values.shape[1]} columns; this model takes {width}"
+        else:
+            return
+        raise UsageError(problem, param="prompt", code="unsupported_content")
 
     def _check_params(self, params: Params, room: int) -> None:
         """Raises UsageError if the parameters name a token that the model lacks, or exceed its limits.

@@ -22,7 +22,8 @@ from octavo.engine.request import Request
 from octavo.engine.texts.prompt_encoder import PromptEncoder, plain_prompt
 from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import OctavoError, UsageError
-from octavo.generation_request import GenerationRequest, Params, PoolingParams, Prompt, RequestOptions
+from octavo.generation_request import GenerationRequest, Params, PoolingParams, PromptInput, RequestOptions
+from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message, TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -84,9 +85,13 @@ class Session:
         self.model()
         return self._prompts.encode_chat(messages, chat_template, **template_arguments)
 
+    def to_prompt(self, prompt: PromptInput) -> Prompt:
+        """See `PromptEncoder.to_prompt`."""
+        return self._prompts.to_prompt(prompt)
+
     def create_request(
         self,
-        prompt: Prompt,
+        prompt: PromptInput,
         params: Params,
         *,
         output_kind: RequestOutputKind | None = None,
@@ -105,9 +110,9 @@ class Session:
             )
         model = self.model()
         generation = GenerationRequest(
-            prompt_token_ids=self.encode(prompt),
+            prompt=self.to_prompt(prompt),
             params=params if output_kind is None else params.with_output_kind(output_kind),
-            prompt=text if isinstance(text := plain_prompt(prompt), str) else None,
+            text=text if isinstance(text := plain_prompt(prompt), str) else None,
             options=options,
         )
         return model.engine.create_request(

@@ -32,6 +32,7 @@ from octavo.graph.ops import (
     Linear,
     Logits,
     MoE,
+    NormColumns,
     Op,
     RMSNorm,
     Rope,
@@ -39,7 +40,6 @@ from octavo.graph.ops import (
     SelectRows,
     ShortConv,
     SideBySide,
-    Span,
     SpanningNorm,
 )
 from octavo.graph.shard_wishes import ATTENTION, BY_HEADS, ELEMENTWISE, STATES, Steps, Wishes, is_of, unit_of
@@ -349,7 +349,7 @@ class _Sharder:
         if not split.in_order(cols) or any(p.shape[0] != cols for p in op.parameters):
             return None
         ranges = split.ranges[self._rank]
-        x, span = self._as(op.x, split), Span(op.columns, ranges[0][0], cols // op.columns)
+        x, span = self._as(op.x, split), NormColumns(op.columns, ranges[0][0], cols // op.columns)
         sums, bias = None, op.bias if isinstance(op, LayerNorm) else None
         if isinstance(op, LayerNorm):
             sums = self._emit(AllReduce(self._emit(GroupSums(x, None, span, 1)), self._size))

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TypeVar
 
 MessageT = TypeVar("MessageT", bound=Mapping[str, object])
+PromptT = TypeVar("PromptT", bound=Sized)
 
 
 def fit_turns(
-    messages: Sequence[MessageT], encode: Callable[[Sequence[MessageT]], list[int]], room: int
-) -> tuple[list[int], int]:
-    """The token ids of the conversation without its oldest turns, and how many turns were dropped.
+    messages: Sequence[MessageT], encode: Callable[[Sequence[MessageT]], PromptT], room: int
+) -> tuple[PromptT, int]:
+    """The prompt of the conversation without its oldest turns, and how many turns were dropped.
 
     A turn is a user's message with all that follows up to the next. Messages before the first turn stay, and so does
-    the last turn, which alone may be longer than `room` tokens. encode: makes a prompt of messages.
+    the last turn, which alone may be longer than `room` tokens. encode: makes a prompt of messages,
+    whose length is its tokens; content of turns that were dropped is not in it.
     """
-    token_ids = encode(messages)
-    if len(token_ids) <= room:
-        return token_ids, 0
+    prompt = encode(messages)
+    if len(prompt) <= room:
+        return prompt, 0
     begins = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if len(begins) < 2:
-        return token_ids, 0
+        return prompt, 0
     head = messages[: begins[0]]
 
     # Dropping more never makes a prompt longer: the fewest that suffice are found by halving.

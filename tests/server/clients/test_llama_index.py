@@ -106,6 +106,6 @@ def test_a_call_and_its_result_go_back(smollm2_tokenizer: Tokenizer) -> None:
         result = ChatMessage(role=MessageRole.TOOL, content="5", additional_kwargs={"tool_call_id": made.tool_id})
         scripted.script = Script(["It is 5."])
         last = model.chat([question, answer.message, result])
-        token_ids = scripted.last_request.prompt_token_ids
+        token_ids = scripted.last_request.prompt.token_ids
     assert last.message.content == "It is 5."
     assert "<tool_response>\n5\n</tool_response>" in smollm2_tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -73,7 +73,7 @@ def scripted(fake: ScriptedServer) -> ollama.Client:
 
 
 def rendered(fake: ScriptedServer) -> str:
-    return fake.client.tokenizer.decode(fake.last_request.prompt_token_ids, skip_special_tokens=False)
+    return fake.client.tokenizer.decode(fake.last_request.prompt.token_ids, skip_special_tokens=False)
 
 
 # A real model
@@ -343,11 +343,11 @@ def test_the_oldest_turns_of_a_long_conversation_are_left_out_if_asked(fake: Scr
         assert (answer.status_code, "context" in answer.json()["error"]) == (400, True)
     figures = fake.post("/api/chat", {**long, "truncate": True, "stream": False}).json()
     assert figures["truncated_tokens"] > 1000
-    prompt = fake.client.tokenizer.decode(fake.last_request.prompt_token_ids, skip_special_tokens=False)
+    prompt = fake.client.tokenizer.decode(fake.last_request.prompt.token_ids, skip_special_tokens=False)
     assert ("turn0" in prompt, "turn7" in prompt, "Last?" in prompt) == (False, True, True)
     body = {"prompt": "first " + "word " * 3000 + "last", "truncate": True, "stream": False}
     assert fake.post("/api/generate", body).json()["truncated_tokens"] > 1000
-    prompt = fake.client.tokenizer.decode(fake.last_request.prompt_token_ids, skip_special_tokens=False)
+    prompt = fake.client.tokenizer.decode(fake.last_request.prompt.token_ids, skip_special_tokens=False)
     assert ("first" in prompt, "last" in prompt) == (True, True)
 
 
@@ -471,13 +471,13 @@ def test_bodies_without_a_content_type(fake: ScriptedServer, path: str, body: di
 
 def test_a_context_is_put_before_the_new_turn(scripted: ollama.Client, fake: ScriptedServer) -> None:
     def script(request: GenerationRequest) -> Script:
-        return Script([str(len(request.prompt_token_ids))])
+        return Script([str(len(request.prompt.token_ids))])
 
     fake.script = script
     first = scripted.generate("fake", "Hi", system="Be kind.")
     assert "Be kind." in rendered(fake)
     scripted.generate("fake", "And?", context=first.context)
-    assert list(fake.last_request.prompt_token_ids[: len(first.context)]) == list(first.context)
+    assert list(fake.last_request.prompt.token_ids[: len(first.context)]) == list(first.context)
 
 
 def test_pull_of_a_model_that_is_there(client: ollama.Client) -> None:

@@ -45,7 +45,7 @@ def test_a_conversation(ask: Callable[..., str], fake: ScriptedServer, smollm2_t
     fake.script = turns(smollm2_tokenizer, "Hello there.")
     assert ask("-m", "mine", "-s", "Be brief.", "-o", "temperature", "0.5", "Hi") == "Hello there."
     assert ask("-c", "--no-stream", "And?") == "Hello there."
-    prompt = smollm2_tokenizer.decode(fake.last_request.prompt_token_ids, skip_special_tokens=False)
+    prompt = smollm2_tokenizer.decode(fake.last_request.prompt.token_ids, skip_special_tokens=False)
     assert prompt.count("Hello there.") == 1
     assert "Be brief." in prompt
 

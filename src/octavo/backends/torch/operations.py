@@ -203,13 +203,13 @@ class _Groups(NamedTuple):
     after: int
 
     @classmethod
-    def of(cls, span: ops.Span, cols: int) -> _Groups:
+    def of(cls, span: ops.NormColumns, cols: int) -> _Groups:
         end = span.begin + cols
         first, last = span.begin // span.group, (end - 1) // span.group
         return cls(first, last, span.begin - first * span.group, (last + 1) * span.group - end)
 
 
-def _of_columns(of_groups: Tensor, span: ops.Span, cols: int) -> Tensor:
+def _of_columns(of_groups: Tensor, span: ops.NormColumns, cols: int) -> Tensor:
     """The number of each column's group, of those of all groups [rows, num_groups]."""
     found = _Groups.of(span, cols)
     own = of_groups[:, found.first : found.last + 1, None].expand(-1, -1, span.group)

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 class PromptLogprobs(RowConsumer):
-    """Collects the log-probabilities of the prompt's tokens from position `start` on."""
+    """Collects the log-probabilities of the prompt's tokens from position `start` on.
+
+    Positions of spans have none: no token is there, so the row before one says nothing. The row of the last position of
+    a span gives that of the token after it.
+    """
 
     kind = RowKind.LOGPROB
 
@@ -27,6 +31,11 @@ class PromptLogprobs(RowConsumer):
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput) -> Outcome:
         for use, row in uses:
-            use.sequence.request.prompt_logprob_rows += [(output, row + i) for i in range(use.count)]
+            request, first = use.sequence.request, use.start + 1
+            rows: list[tuple[StepOutput, int] | None] = [(output, row + i) for i in range(use.count)]
+            for span in request.prompt.overlapping(first, first + use.count):
+                for position in range(max(span.start, first), min(span.end, first + use.count)):
+                    rows[position - first] = None
+            request.prompt_logprob_rows += rows
             self._next += use.count
         return Outcome([])

@@ -203,11 +203,12 @@ class KVCacheManager:
             table.num_passed = max(table.num_passed, passed)
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        hashes, size = sequence.block_hashes, self.block_size
-        for position in range(len(hashes), num_blocks):
-            tokens = array("q", sequence.token_ids[position * size : (position + 1) * size])
+        hashes, size, prompt = sequence.block_hashes, self.block_size, sequence.request.prompt
+        for start in range(len(hashes) * size, num_blocks * size, size):
+            tokens = array("q", sequence.token_ids[start : start + size]).tobytes()
             parent = hashes[-1] if hashes else _root(sequence.request.options.cache_salt)
-            hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=32).digest())
+            material = parent + tokens + prompt.marks(start, start + size)
+            hashes.append(hashlib.blake2b(material, digest_size=32).digest())
 
     def prepare_states(self, item: ScheduledSequence) -> None:
         """Gives a scheduled sequence a slot for its states that nobody else reads."""

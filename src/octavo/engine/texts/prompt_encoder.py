@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.errors import UsageError
-from octavo.generation_request import Prompt
+from octavo.generation_request import PromptInput
+from octavo.prompt import Prompt
 from octavo.tokenizer.chat_template import ChatTemplate, Message, TemplateProcess, check_messages
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 
-def plain_prompt(prompt: Prompt) -> Any:
+def plain_prompt(prompt: PromptInput) -> Any:
     """The text or the token ids of a prompt in any of its forms. Raises UsageError for other keys of a mapping."""
     if not isinstance(prompt, Mapping):
         return prompt
@@ -46,17 +47,23 @@ class PromptEncoder:
         self._own: ChatTemplate | None = None
         self._process = process
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: PromptInput) -> list[int]:
         """Token ids of a prompt: control tokens in a text are parsed, and BOS comes once.
 
-        Raises UsageError if it is neither a text nor a list, nor a mapping with one of these.
+        Raises UsageError if it is neither a text nor a list, nor a mapping with one of these, nor a `Prompt`.
         """
         prompt = plain_prompt(prompt)
+        if isinstance(prompt, Prompt):
+            return list(prompt.token_ids)
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=True)
         if not isinstance(prompt, (list, tuple)):
             raise UsageError(f"a prompt must be a text or a list of token ids, not {prompt!r:.80}", param="prompt")
         return list(prompt)
+
+    def to_prompt(self, prompt: PromptInput) -> Prompt:
+        """A prompt in any of its forms as the engine takes it. Raises the errors of `encode` and of `Prompt`."""
+        return prompt if isinstance(prompt, Prompt) else Prompt(self.encode(prompt))
 
     def encode_chat(
         self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any

@@ -12,6 +12,7 @@ from octavo.batch import Float32
 from octavo.engine.texts.text_model import TextModel, sigmoid
 from octavo.errors import UsageError
 from octavo.generation_request import PoolingParams
+from octavo.prompt import Prompt
 from octavo.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -66,7 +67,7 @@ class ScorePlan:
     """The vectors that pairs need, as (prompt, parameters). pairs: the vectors of each pair, by their number."""
 
     model: TextModel
-    prompts: list[tuple[list[int], PoolingParams]]
+    prompts: list[tuple[Prompt, PoolingParams]]
     pairs: list[tuple[int, ...]]
     num_truncated: int = field(default=0)
 
@@ -114,7 +115,8 @@ def plan_scores(
         make = encoder.question if model.scoring == "yes_no" else encoder.pair
         prompts = [make(*pair) for pair in pairs]
         numbers = [(i,) for i in range(len(pairs))]
-    return ScorePlan(model, prompts, numbers, encoder.num_truncated)
+    whole = [(Prompt(token_ids), params) for token_ids, params in prompts]
+    return ScorePlan(model, whole, numbers, encoder.num_truncated)
 
 
 class _Encoder:

@@ -43,7 +43,7 @@ from octavo.graph.ops.rowwise import RMSNorm as RMSNorm
 from octavo.graph.ops.rowwise import Scale as Scale
 from octavo.graph.ops.rowwise import Softcap as Softcap
 from octavo.graph.ops.spanning_norm import GroupSums as GroupSums
-from octavo.graph.ops.spanning_norm import Span as Span
+from octavo.graph.ops.spanning_norm import NormColumns as NormColumns
 from octavo.graph.ops.spanning_norm import SpanningNorm as SpanningNorm
 from octavo.graph.ops.stages import BORDERS as BORDERS
 from octavo.graph.ops.stages import Receive as Receive

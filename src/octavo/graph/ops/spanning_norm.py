@@ -14,7 +14,7 @@ from octavo.graph.values import Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class NormColumns:
     """The columns of a rank: those from `begin` on, of so many groups of columns that are normalized together."""
 
     group: int
@@ -45,7 +45,7 @@ class GroupSums(Op):
 
     x: Value
     sums: Value | None  # of x over all ranks
-    span: Span
+    span: NormColumns
     power: int  # 1 or 2
 
     def infer_shape(self) -> tuple[RowDomain, int]:
@@ -79,7 +79,7 @@ class SpanningNorm(Op):
     weight: Parameter | None  # of the rank's columns
     bias: Parameter | None
     eps: float
-    span: Span
+    span: NormColumns
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         for sums in (self.sums, self.squares):

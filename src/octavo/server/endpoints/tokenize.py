@@ -98,7 +98,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse 
             prompt, adds = body.prompt or "", body.add_special_tokens is not False
             work = run_sync(lambda: model.tokenizer.encode(prompt, add_special_tokens=adds, parse_special=True))
         else:
-            work = encode_conversation(model, spec)
+            work = _encode_conversation(model, spec)
         tokens = await run_unless_gone(request, work)
         return TokenizeResponse(
             count=len(tokens),
@@ -106,6 +106,10 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse 
             tokens=tokens,
             token_strs=_texts(model, tokens) if body.return_token_strs else None,
         )
+
+
+async def _encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
+    return list((await encode_conversation(model, spec)).token_ids)
 
 
 @router.post("/detokenize")

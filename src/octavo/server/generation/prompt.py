@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from anyio.to_thread import run_sync
 
 from octavo.errors import ModelLoadError, UsageError
+from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
@@ -24,7 +25,7 @@ from octavo.tokenizer.turns import fit_turns
 
 MAX_PROMPTS = 128  # of one request
 
-Prepared: TypeAlias = tuple[list[list[int]], int]
+Prepared: TypeAlias = tuple[list[Prompt], int]
 """Prompts, or texts to embed, each of which fits the context, and how many tokens were cut off them."""
 
 
@@ -40,8 +41,8 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
     dropped = 0
     if isinstance(spec, ChatSpec):
         trims = spec.truncation_side == "turns" and room is not None
-        token_ids, dropped = await _encode_chat(model, spec, room if trims else None)
-        prompts, param = [token_ids], "messages"
+        conversation, dropped = await _encode_chat(model, spec, room if trims else None)
+        prompts, param = [conversation], "messages"
     else:
         prompts, param = await _encode_texts(model, spec.prompts), "prompt"
     prompts, num_truncated = _truncated(prompts, room, spec.truncation_side)
@@ -76,14 +77,14 @@ async def prepare_inputs(
     return prompts, num_truncated
 
 
-async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
+async def encode_conversation(model: ServedModel, spec: ChatSpec) -> Prompt:
     """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` if the template does
     not accept it."""
     return (await _encode_chat(model, plan_chat(model, spec)[0], None))[0]
 
 
 def fit_max_tokens(
-    model: ServedModel, params: SamplingParams | BeamSearchParams, prompts: Sequence[Sequence[int]]
+    model: ServedModel, params: SamplingParams | BeamSearchParams, prompts: Sequence[Prompt]
 ) -> SamplingParams | BeamSearchParams:
     """The parameters with max_tokens cut to what the context has left."""
     left = model.info.max_model_len - max(map(len, prompts))
@@ -109,32 +110,32 @@ def _template_errors() -> Iterator[None]:
         raise ApiError(500, f"the conversation cannot be rendered: {error}", code="internal_error") from error
 
 
-async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) -> tuple[list[int], int]:
+async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) -> tuple[Prompt, int]:
     """The prompt, and the tokens of the turns that were left out so that it has at most `room` tokens."""
     sizes: list[int] = []
 
-    def encode(messages: Sequence[Message]) -> list[int]:
-        token_ids = model.prompts.encode_chat(messages, None, **adapted.template_arguments)
-        sizes.append(len(token_ids))
-        return token_ids
+    def encode(messages: Sequence[Message]) -> Prompt:
+        prompt = Prompt(model.prompts.encode_chat(messages, None, **adapted.template_arguments))
+        sizes.append(len(prompt))
+        return prompt
 
     with _template_errors():
         if room is None:
-            token_ids = await run_sync(lambda: encode(adapted.messages))
+            prompt = await run_sync(lambda: encode(adapted.messages))
         else:
-            token_ids, _ = await run_sync(lambda: fit_turns(adapted.messages, encode, room))
-    if not token_ids:
+            prompt, _ = await run_sync(lambda: fit_turns(adapted.messages, encode, room))
+    if not prompt:
         raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
     if adapted.earlier_token_ids:
         _check_ids(model, adapted.earlier_token_ids, "context")
         bos = model.tokenizer.prefix_ids
-        own = token_ids[len(bos) :] if tuple(token_ids[: len(bos)]) == bos else token_ids
-        return [*adapted.earlier_token_ids, *own], 0
-    return token_ids, sizes[0] - len(token_ids)
+        own = prompt.without(0, len(bos)) if prompt.token_ids[: len(bos)] == bos else prompt
+        return own.after(adapted.earlier_token_ids), 0
+    return prompt, sizes[0] - len(prompt)
 
 
-async def _encode_texts(model: ServedModel, texts: Sequence[TextOrIds]) -> list[list[int]]:
-    return await run_sync(lambda: [_encode_text(model, text) for text in texts])
+async def _encode_texts(model: ServedModel, texts: Sequence[TextOrIds]) -> list[Prompt]:
+    return await run_sync(lambda: [Prompt(_encode_text(model, text)) for text in texts])
 
 
 def _encode_text(model: ServedModel, prompt: TextOrIds) -> list[int]:
@@ -176,14 +177,14 @@ def _check_ids(model: ServedModel, token_ids: Sequence[Any], param: str) -> None
         raise UsageError(message, param=param, code="token_out_of_range")
 
 
-def _truncated(prompts: list[list[int]], room: int | None, side: str) -> Prepared:
+def _truncated(prompts: list[Prompt], room: int | None, side: str) -> Prepared:
     """The prompts cut to `room` tokens each, if that is given, and how many tokens were cut off."""
-    kept = prompts if room is None else [_truncate(token_ids, room, side) for token_ids in prompts]
+    kept = prompts if room is None else [_truncate(prompt, room, side) for prompt in prompts]
     return kept, sum(map(len, prompts)) - sum(map(len, kept))
 
 
-def _truncate(token_ids: list[int], room: int, side: str) -> list[int]:
-    if len(token_ids) <= room:
-        return token_ids
+def _truncate(prompt: Prompt, room: int, side: str) -> Prompt:
+    if len(prompt) <= room:
+        return prompt
     head = {"left": 0, "right": room}.get(side, (room + 1) // 2)
-    return token_ids[:head] + token_ids[len(token_ids) - (room - head) :]
+    return prompt.without(head, len(prompt) - (room - head))

@@ -16,6 +16,7 @@ from octavo.core.client import AnswerStream
 from octavo.errors import EngineDeadError
 from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
 from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
+from octavo.prompt import Prompt
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
 from octavo.server.generation.events import ChoiceReader, Event, Usage
@@ -48,7 +49,7 @@ class Generation:
     def __init__(
         self,
         ticket: Ticket,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Prompt],
         num_truncated_tokens: int,
         streams: Sequence[AnswerStream],
         readers: Sequence[ChoiceReader],
@@ -57,7 +58,7 @@ class Generation:
         """prompts, streams: one per prompt. readers: one per choice; those of prompt i are i * n to i * n + n - 1."""
         self.ignored_fields = ignored_fields
         self.request_id = ticket.request_id
-        self.prompt_token_ids: Sequence[Sequence[int]] = prompts
+        self.prompt_token_ids: Sequence[Sequence[int]] = [prompt.token_ids for prompt in prompts]
         self.num_truncated_tokens = num_truncated_tokens
         self.prompt_logprobs: list[Any] = [None] * len(streams)
         self._ticket = ticket
@@ -173,14 +174,14 @@ async def start_generation(
         options = separated(spec.options, spec.tenant)
 
         async def submit() -> None:
-            for token_ids in prompts:
-                request = GenerationRequest(prompt_token_ids=token_ids, params=params, options=options)
+            for prompt in prompts:
+                request = GenerationRequest(prompt=prompt, params=params, options=options)
                 streams.append(await model.client.generate(request))
 
         with constraint_named(spec.constraint_field):
             await ticket.wait(submit)
         numbers = range(num_prompts * params.num_choices)
-        readers = [answer_format.create_reader(index, model.tokenizer, prompts[0]) for index in numbers]
+        readers = [answer_format.create_reader(index, model.tokenizer, prompts[0].token_ids) for index in numbers]
         return Generation(ticket, prompts, num_truncated, streams, readers, answer_format.ignored_fields)
     except BaseException:
         ticket.release()
@@ -192,7 +193,7 @@ async def start_generation(
 async def compute_vectors(
     ticket: Ticket,
     model: ServedModel,
-    prompts: Sequence[tuple[Sequence[int], PoolingParams]],
+    prompts: Sequence[tuple[Prompt, PoolingParams]],
     options: RequestOptions,
 ) -> list[Float32]:
     """The vectors of prompts, a few at a time, so that others run between. Raises the errors of `start_generation`."""
@@ -205,10 +206,10 @@ async def compute_vectors(
 
 
 async def _vectors(
-    model: ServedModel, prompts: Sequence[tuple[Sequence[int], PoolingParams]], options: RequestOptions
+    model: ServedModel, prompts: Sequence[tuple[Prompt, PoolingParams]], options: RequestOptions
 ) -> list[Float32]:
-    async def compute(token_ids: Sequence[int], params: PoolingParams) -> Float32:
-        request = GenerationRequest(prompt_token_ids=token_ids, params=params, options=options)
+    async def compute(prompt: Prompt, params: PoolingParams) -> Float32:
+        request = GenerationRequest(prompt=prompt, params=params, options=options)
         async with aclosing(await model.client.generate(request)) as stream:
             output = await anext(stream)
         assert isinstance(output, PoolingOutput)

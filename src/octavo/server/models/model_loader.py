@@ -22,6 +22,7 @@ from octavo.errors import OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
+from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.server.models.served_model import ServedModel
@@ -156,7 +157,7 @@ async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
 async def _make_token(client: EngineClient) -> None:
     params = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
     with suppress(OctavoError):  # it cannot generate: requests get the error
-        stream = await client.generate(GenerationRequest(prompt_token_ids=[0], params=params, is_measured=False))
+        stream = await client.generate(GenerationRequest(prompt=Prompt([0]), params=params, is_measured=False))
         async with aclosing(stream):
             await anext(stream)
 

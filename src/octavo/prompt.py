@@ -1,0 +1,199 @@
+"""A prompt: token ids, and spans of them that stand for something other than tokens, such as an image."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from octavo.errors import UsageError
+
+if TYPE_CHECKING:
+    from octavo.batch import Float32
+
+SPAN_TOKEN_ID = 0  # the id at every position of a span: a row of any table of embeddings, which nothing reads
+MAX_KEY_BYTES = 64
+MAX_VALUES_BYTES = 48 << 20  # of all spans of a prompt, which with the rest fit into a message between processes
+_MARK = struct.Struct("<qqH")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions of a prompt whose embeddings are given, for example those of an image.
+
+    key: the name of the content, such as a digest: the prefix cache takes spans of equal keys and lengths for equal.
+    values: finite float32 [length, width], the rows in place of embeddings; copied unless they are read-only. None:
+    an encoder of the model is to make them.
+    Raises UsageError.
+    """
+
+    start: int
+    length: int
+    key: bytes
+    values: Float32 | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, least in (("start", 0), ("length", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value < 2**31:
+                raise _wrong(f"{name} of a span is {value!r:.80}; it is an integer of at least {least}")
+        if not isinstance(self.key, bytes) or not 1 <= len(self.key) <= MAX_KEY_BYTES:
+            raise _wrong(
+                f"key of a span is {self.key!r:.80}; it is 1 to {MAX_KEY_BYTES} bytes, for example a digest of the "
+                "content"
+            )
+        if self.values is not None:
+            object.__setattr__(self, "values", _frozen(self.values, self.length))
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Prompt:
+    """Token ids in order, with the spans among them: in order, apart from each other, inside the prompt.
+
+    The id at each position of a span is SPAN_TOKEN_ID.
+    """
+
+    token_ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+
+    def __init__(self, token_ids: Iterable[int], spans: Iterable[Span] = ()) -> None:
+        """token_ids: integers of 32 bits; a model checks whether it has them. Raises UsageError."""
+        object.__setattr__(self, "token_ids", _plain_ids(token_ids))
+        object.__setattr__(self, "spans", tuple(spans))
+        if self.spans:
+            self._check_spans()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def touches(self, start: int, end: int) -> bool:
+        """True if a span has a position among [start, end), so that the ids there are not all text."""
+        return bool(self.spans) and any(True for _ in self.overlapping(start, end))
+
+    def overlapping(self, start: int, end: int) -> Iterator[Span]:
+        """The spans that have a position among [start, end)."""
+        for i in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
+            if self.spans[i].start >= end or start >= end:
+                break
+            yield self.spans[i]
+
+    def text_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of [start, end) that no span touches, in order. Positions after the prompt are text."""
+        for span in self.overlapping(start, end):
+            if start < span.start:
+                yield start, span.start
+            start = span.end
+        if start < end:
+            yield start, end
+
+    def marks(self, start: int, end: int) -> bytes:
+        """The spans of a block of tokens [start, end) beside their ids, for its key: empty without any.
+
+        Each has its place relative to the block, its length and its key.
+        """
+        if not self.spans:
+            return b""
+        spans = self.overlapping(start, end)
+        return b"".join(_MARK.pack(span.start - start, span.length, len(span.key)) + span.key for span in spans)
+
+    def without(self, start: int, end: int) -> Prompt:
+        """The prompt without the tokens [start, end) and their spans. Raises UsageError if one would be cut."""
+        if start == end:
+            return self
+        kept = []
+        for span in self.spans:
+            if span.end <= start:
+                kept.append(span)
+            elif span.start >= end:
+                kept.append(replace(span, start=span.start - (end - start)))
+            elif span.start < start or span.end > end:
+                raise UsageError(
+                    f"truncation removes tokens {start} to {end - 1} of the prompt and would cut the content at "
+                    f"positions {span.start} to {span.end - 1}, which is of use only as a whole: raise "
+                    "truncate_prompt_tokens, take another truncation_side, or shorten the text",
+                    param="truncate_prompt_tokens",
+                    code="invalid_value",
+                )
+        return Prompt(self.token_ids[:start] + self.token_ids[end:], kept)
+
+    def after(self, token_ids: Iterable[int]) -> Prompt:
+        """The prompt with these tokens before it."""
+        ids = tuple(token_ids)
+        return Prompt(ids + self.token_ids, [replace(span, start=span.start + len(ids)) for span in self.spans])
+
+    def _check_spans(self) -> None:
+        end, num_bytes = 0, 0
+        for i, span in enumerate(self.spans):
+            if not isinstance(span, Span):
+                raise _wrong(f"spans of a prompt holds {span!r:.80}; it holds only Span")
+            if span.start < end:
+                raise _wrong(
+                    f"span {i} begins at {span.start}, but the one before it ends at {end}; give spans in order and "
+                    "without overlap"
+                )
+            end = span.end
+            if end > len(self.token_ids):
+                raise _wrong(
+                    f"span {i} covers positions {span.start} to {end - 1}, but the prompt has {len(self.token_ids)} "
+                    "tokens; give an id for each position"
+                )
+            if any(self.token_ids[span.start : end]):
+                raise _wrong(f"the token ids of span {i} are not all {SPAN_TOKEN_ID}: there are no tokens there")
+            num_bytes += 0 if span.values is None else span.values.nbytes
+        if num_bytes > MAX_VALUES_BYTES:
+            raise _wrong(
+                f"the values of the spans take {num_bytes} bytes; a prompt can have {MAX_VALUES_BYTES}: give fewer or "
+                "shorter spans"
+            )
+
+
+def _plain_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
+    """The ids as Python integers."""
+    ids: tuple[int, ...] = ()
+    try:
+        ids = tuple(token_ids)
+        kinds = set(map(type, ids))
+        if bool in kinds:
+            raise TypeError("a bool is not a token id")
+        plain = array("i", ids)
+    except TypeError:
+        wrong = next((item for item in ids if type(item) is not int), token_ids)
+        problem = f"prompt token ids must be integers, not {wrong!r:.80}"
+        raise UsageError(problem, param="prompt", code="invalid_type") from None
+    except OverflowError:
+        text = "the prompt holds a number beyond 32 bits, which is not a token id of any model"
+        raise UsageError(text, param="prompt", code="token_out_of_range") from None
+    return ids if kinds <= {int} else tuple(plain)
+
+
+def _frozen(values: Float32, length: int) -> Float32:
+    """Checked values that nobody can change."""
+    import numpy as np  # not where prompts are only text
+
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 2:
+        shown = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f"{values!r:.80}"
+        raise _wrong(f"values of a span are {shown}; they are a numpy array of float32 [length, width]")
+    if values.shape[0] != length or not values.shape[1]:
+        raise _wrong(f"values of a span are {list(values.shape)}; a span of length {length} has [{length}, width]")
+    if not np.isfinite(values).all():
+        raise _wrong("values of a span hold infinity or NaN; give finite numbers")
+    if values.flags.writeable or not values.flags.c_contiguous:
+        values = values.copy()
+        values.flags.writeable = False
+    return values
+
+
+def _end_of(span: Span) -> int:
+    return span.end
+
+
+def _wrong(problem: str) -> UsageError:
+    return UsageError(problem, param="prompt", code="invalid_value")
