@@ -128,14 +128,16 @@ class PyPendingStep {
         const auto& ranks = program.gathered_logits(pending_.result);
         const SamplingBatch& batch = task_.batch;
         if (!ranks) return;
-        if (!pending_.copies.empty() || needs_all_logits(batch, pending_.step.num_outputs, *ranks->exchange)) {
+        const bool is_copied = std::any_of(pending_.copies.begin(), pending_.copies.end(),
+                                           [&](const auto& copy) { return copy.value == pending_.result; });
+        if (is_copied || needs_all_logits(batch, pending_.step.num_logits, *ranks->exchange)) {
             if (ranks->exchange->rank > 0) pending_.finale = nullptr;  // the first rank samples
             return;
         }
         parts_ = {task_,         program.values().at(ranks->part).cols, ranks->first, ranks->exchange,
                   ranks->gather, program.value_data(pending_.result),   nullptr};
         parts_.task.logits = program.value_data(ranks->part);
-        is_open_.resize(static_cast<size_t>(pending_.step.num_outputs));
+        is_open_.resize(static_cast<size_t>(pending_.step.num_logits));
         pending_.result = ranks->part;
         kernel_ = sampling_kernel(program.isa(), true);
         pending_.finale = [](void* context, Worker& worker, int32_t first_row, int32_t end_row) {
@@ -151,7 +153,7 @@ class PyPendingStep {
     void read_sampling(Program& program, nb::handle sampling) {
         const ProgramValue& value = program.values().at(pending_.result);
         if (value.rows == RowSymbol::tokens) throw nb::value_error("only output rows are sampled");
-        const int32_t rows = pending_.step.num_outputs;
+        const int32_t rows = pending_.step.num_logits;
         sampling_.emplace(sampling, rows, value.cols);
         kernel_ = sampling_kernel(program.isa(), false);
         task_ = {program.value_data(pending_.result),     0, rows, value.cols, sampling_->batch(),

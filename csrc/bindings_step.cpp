@@ -37,6 +37,7 @@ StepArrays::StepArrays(nb::handle batch)
       positions_(read_array<int32_t>(batch, "positions", token_ids_.shape(0))),
       query_start_loc_(read_array<int32_t, 1>(batch, "query_start_loc")),
       logits_indices_(read_array<int32_t, 1>(batch, "logits_indices")),
+      hidden_indices_(read_array<int32_t, 1>(batch, "hidden_indices")),
       slot_mapping_(read_array<int32_t, 2>(batch, "slot_mapping")),
       block_copies_(read_array<int32_t, 2>(batch, "block_copies")),
       block_tables_(read_array<int32_t, 3>(batch, "block_tables")) {
@@ -52,9 +53,14 @@ StepArrays::StepArrays(nb::handle batch)
     read_states(batch);
     if (const nb::object types = nb::getattr(batch, "token_types", nb::none()); !types.is_none())
         token_types_ = read_array<int32_t>(batch, "token_types", token_ids_.shape(0));
-    for (const size_t n : {token_ids_.shape(0), block_tables_.shape(2), block_tables_.size(), slot_mapping_.size(),
-                           logits_indices_.shape(0), block_copies_.size(), state_copies_.size()})
+    for (const size_t n :
+         {token_ids_.shape(0), block_tables_.shape(2), block_tables_.size(), slot_mapping_.size(),
+          logits_indices_.shape(0) + hidden_indices_.shape(0), block_copies_.size(), state_copies_.size()})
         if (n > INT32_MAX) throw nb::value_error("an array of the batch has more than 2^31 - 1 entries");
+    if (hidden_indices_.shape(0) == 0) return;
+    output_indices_.assign(logits_indices_.data(), logits_indices_.data() + logits_indices_.shape(0));
+    output_indices_.insert(output_indices_.end(), hidden_indices_.data(),
+                           hidden_indices_.data() + hidden_indices_.shape(0));
 }
 
 // A graph without states has no slots, and reads no more.
@@ -73,7 +79,8 @@ Step StepArrays::step() const {
     Step s{};
     s.num_tokens = static_cast<int32_t>(token_ids_.shape(0));
     s.num_requests = static_cast<int32_t>(seq_lens_.shape(0));
-    s.num_outputs = static_cast<int32_t>(logits_indices_.shape(0));
+    s.num_logits = static_cast<int32_t>(logits_indices_.shape(0));
+    s.num_outputs = s.num_logits + static_cast<int32_t>(hidden_indices_.shape(0));
     s.token_ids = token_ids_.data();
     s.positions = positions_.data();
     s.token_types = token_types_.data();
@@ -83,7 +90,7 @@ Step StepArrays::step() const {
     s.block_table_stride = static_cast<int32_t>(block_tables_.shape(2));
     s.num_cache_groups = static_cast<int32_t>(block_tables_.shape(0));
     s.slot_mapping = slot_mapping_.data();
-    s.logits_indices = logits_indices_.data();
+    s.output_indices = output_indices_.empty() ? logits_indices_.data() : output_indices_.data();
     s.block_copies = block_copies_.data();
     s.num_block_copies = static_cast<int32_t>(block_copies_.shape(0));
     s.state_slots = state_slots_.data();

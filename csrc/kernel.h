@@ -27,7 +27,8 @@ bool needs_many_chains();
 struct Step {
     int32_t num_tokens;
     int32_t num_requests;
-    int32_t num_outputs;
+    int32_t num_outputs;  // rows of logits, then those of hidden states
+    int32_t num_logits;
     const int32_t* token_ids;        // [num_tokens]
     const int32_t* positions;        // [num_tokens]
     const int32_t* token_types;      // [num_tokens] or null: all 0
@@ -37,7 +38,7 @@ struct Step {
     int32_t block_table_stride;
     int32_t num_cache_groups;
     const int32_t* slot_mapping;    // [num_cache_groups, num_tokens]
-    const int32_t* logits_indices;  // [num_outputs]
+    const int32_t* output_indices;  // [num_outputs]
     const int32_t* block_copies;    // [num_block_copies, 2]
     int32_t num_block_copies;
     const int32_t* state_slots;   // [num_requests], null if the graph has no states

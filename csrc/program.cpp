@@ -15,7 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 int32_t count_of(RowSymbol symbol, const Step& step) {
-    return symbol == RowSymbol::tokens ? step.num_tokens : step.num_outputs;
+    if (symbol == RowSymbol::tokens) return step.num_tokens;
+    return symbol == RowSymbol::logits ? step.num_logits : step.num_outputs;
 }
 
 // The largest step: counts only. The block table is as wide as if a block held one token.
@@ -23,7 +24,7 @@ Step largest_step(const StepLimits& limits) {
     Step step{};
     step.num_tokens = limits.tokens;
     step.num_requests = limits.requests;
-    step.num_outputs = limits.outputs;
+    step.num_outputs = step.num_logits = limits.outputs;
     step.block_table_stride = limits.model_len;
     return step;
 }
@@ -203,11 +204,18 @@ void Program::allocate_states(int32_t num_states) {
     options_.limits.num_states = num_states;
 }
 
+// Logits are made of the first selected rows: those behind them are wanted as they are.
 void Program::update_rows(const Step& step) {
     for (const auto& record : records_) {
-        for (size_t i = 0; i < record->inputs.size(); ++i)
-            if (record->spec.inputs[i] >= 0) record->inputs[i].rows = value_rows(record->spec.inputs[i], step);
-        if (record->spec.output >= 0) record->args.output.rows = value_rows(record->spec.output, step);
+        const int32_t output = record->spec.output;
+        const bool makes_logits = output >= 0 && values_[output].rows == RowSymbol::logits;
+        for (size_t i = 0; i < record->inputs.size(); ++i) {
+            const int32_t input = record->spec.inputs[i];
+            if (input < 0) continue;
+            const bool is_selected = makes_logits && values_[input].rows == RowSymbol::outputs;
+            record->inputs[i].rows = is_selected ? step.num_logits : value_rows(input, step);
+        }
+        if (output >= 0) record->args.output.rows = value_rows(output, step);
     }
 }
 
@@ -263,14 +271,16 @@ void Program::submit(PendingStep& pending) {
     if ((!caches_.empty() || options_.limits.has_states) && options_.limits.num_blocks == 0)
         throw std::runtime_error("no cache was allocated");
     // Done by a worker: the records are no longer in the caches of the calling thread.
-    pending.changes_rows_ = pending.step.num_tokens != num_tokens_ || pending.step.num_outputs != num_outputs_;
+    pending.changes_rows_ = pending.step.num_tokens != num_tokens_ || pending.step.num_outputs != num_outputs_ ||
+                            pending.step.num_logits != num_logits_;
     num_tokens_ = pending.step.num_tokens;
     num_outputs_ = pending.step.num_outputs;
+    num_logits_ = pending.step.num_logits;
     if (stream_) stream_->begin_step();
     pending.program_ = this;
     pending.end_ = end_of(pending.result);
     pending.num_turns_ = 1;
-    pending.turn_rows_ = pending.step.num_outputs;
+    pending.turn_rows_ = pending.step.num_logits;
     pending.in_turns_ = 0;
     const auto makes_logits = [&](size_t record) {
         const int32_t output = records_[record]->spec.output;
@@ -282,7 +292,7 @@ void Program::submit(PendingStep& pending) {
     if (pending.in_turns_ > 0) {
         pending.turn_rows_ = held_rows(values_[records_[pending.end_ - 1]->spec.output], pending.step);
         pending.num_turns_ =
-            static_cast<size_t>((pending.step.num_outputs + pending.turn_rows_ - 1) / pending.turn_rows_);
+            static_cast<size_t>((pending.step.num_logits + pending.turn_rows_ - 1) / pending.turn_rows_);
     }
     pending.job_ = pool_->start(
         [](void* pointer, Worker& worker, size_t position) {
@@ -379,7 +389,7 @@ Program::Part Program::part_of(const PendingStep& pending, size_t part) const {
     const size_t turn = part < once ? 0 : (part - once) / (pending.in_turns_ + 1);
     const size_t place = part < once ? 0 : (part - once) % (pending.in_turns_ + 1);
     const int32_t first = static_cast<int32_t>(turn) * pending.turn_rows_;
-    const int32_t end = std::min(first + pending.turn_rows_, pending.step.num_outputs);
+    const int32_t end = std::min(first + pending.turn_rows_, pending.step.num_logits);
     if (part < once) return {part, first, end, false};
     return {place == pending.in_turns_ ? records_.size() : once + place, first, end, turn > 0};
 }

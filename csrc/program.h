@@ -21,6 +21,7 @@
 namespace octavo {
 
 // Of the rows of logits only StepLimits::logits_rows are held at once: their record is the last and runs in turns.
+// They are made of the first of the selected rows, the outputs.
 enum class RowSymbol : int { tokens, outputs, logits };
 
 // A matrix of the program: where in the workspace, how wide, and which count of the step gives its rows.
@@ -243,7 +244,7 @@ class Program {
     };
     std::vector<size_t> block_bytes_of(int32_t block_size) const;
     std::vector<Cache> caches_;
-    int32_t num_tokens_ = -1, num_outputs_ = -1;  // of the views of all records
+    int32_t num_tokens_ = -1, num_outputs_ = -1, num_logits_ = -1;  // of the views of all records
     // Of one worker and one record, the finale being the last; empty: no profile. Each worker writes its own row.
     struct Clocked {
         int64_t calls = 0, nanoseconds = 0, busy_nanoseconds = 0;

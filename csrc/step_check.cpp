@@ -83,7 +83,10 @@ std::string check_step(const Step& s, const StepLimits& limits) {
     if (error.empty()) error = check_count("requests", s.num_requests, limits.requests);
     if (error.empty()) error = check_count("output rows", s.num_outputs, limits.outputs);
     if (error.empty()) error = check_range("token_ids", s.token_ids, s.num_tokens, limits.vocab_size);
-    if (error.empty()) error = check_range("logits_indices", s.logits_indices, s.num_outputs, s.num_tokens);
+    if (error.empty()) error = check_range("logits_indices", s.output_indices, s.num_logits, s.num_tokens);
+    if (error.empty())
+        error =
+            check_range("hidden_indices", s.output_indices + s.num_logits, s.num_outputs - s.num_logits, s.num_tokens);
     if (error.empty()) error = check_range("block_copies", s.block_copies, 2 * s.num_block_copies, limits.num_blocks);
     if (error.empty() && limits.num_blocks > 0) {
         const int64_t slots = static_cast<int64_t>(limits.num_blocks) * limits.block_size;

@@ -11,7 +11,7 @@ struct StepLimits {
     int32_t tokens = 0;
     int32_t requests = 0;
     int32_t outputs = 0;
-    int32_t logits_rows = 0;  // of `outputs` whose logits are held at once; 0: all
+    int32_t logits_rows = 0;  // of the logits among `outputs` whose logits are held at once; 0: all
     int32_t model_len = 0;    // largest sequence length
     int32_t vocab_size = 0;   // token ids are below this
     int32_t num_blocks = 0;   // of the paged cache; 0: none allocated

@@ -16,7 +16,7 @@ void mean_pool(const Args& args, const Step& step, Worker& worker) {
     const View &x = args.inputs[MeanPool::x], &out = args.output;
     const Range rows = share(out.rows, worker);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
-        const int32_t text = text_of(step, step.logits_indices[r]);
+        const int32_t text = text_of(step, step.output_indices[r]);
         const int32_t begin = step.query_start_loc[text], end = step.query_start_loc[text + 1];
         const F32x16 count = broadcast(static_cast<float>(end - begin));
         for (int32_t c = 0; c < out.cols; c += 16) {

@@ -81,7 +81,9 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class Batch:
-    """One step. T = scheduled tokens, N = requests (sequences), R = rows whose logits are wanted.
+    """One step. T = scheduled tokens, N = requests (sequences).
+
+    R = rows whose logits are wanted, H = rows whose hidden states are; both together are the outputs of the step.
 
     G = groups of layers with block tables of their own (`octavo.graph.cache.CacheLayout`).
     """
@@ -93,6 +95,8 @@ class Batch:
     block_tables: Int32  # [G, N, max_blocks]; entries beyond a sequence's blocks or before its window are not read
     slot_mapping: Int32  # [G, T], block_id * block_size + offset where each token's K and V are written
     logits_indices: Int32  # [R], index into the T tokens
+    # [H], the same for hidden states: the input of the output head, which is skipped if no logits are wanted
+    hidden_indices: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     # [copies, 2], source and destination of cache blocks, copied in this order before anything is computed
     block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     # Of a graph with states (`octavo.graph.cache.StateCache`): the slot of each sequence [N]; copies of slots
@@ -105,15 +109,21 @@ class Batch:
     return_logits: bool = False
     inputs: tuple[Float32, ...] = ()  # of a segment of a graph: the values of `Input` operations, by slot
     token_types: Int32 | None = None  # [T], which of a pair's two texts each token belongs to; None: all 0
-    return_hidden_states: bool = False  # instead of logits: the step ends before the output head
     # [T], the row of the step before whose token this is, -1: `token_ids` holds it. None: it holds all. That step may
     # still run; only for executors with `max_in_flight` above 1.
     token_sources: Int32 | None = None
 
+    @property
+    def output_indices(self) -> Int32:
+        """[R + H], the tokens of the output rows: those of `logits_indices`, then those of `hidden_indices`."""
+        if not len(self.hidden_indices):
+            return self.logits_indices
+        return np.concatenate([self.logits_indices, self.hidden_indices])
+
 
 @dataclass(slots=True)
 class StepOutput:
-    """The results of a step, in the order of `Batch.logits_indices`.
+    """The results of a step, in the order of `Batch.logits_indices` and, for hidden states, `Batch.hidden_indices`.
 
     Log-probabilities are the model's own: before bias, penalties and temperature.
     """
@@ -125,7 +135,7 @@ class StepOutput:
     top_logprobs: Float32  # same shape
     logits: Float32 | None = None  # [R, vocab] if return_logits
     values: tuple[Float32, ...] = ()  # of a segment that makes no logits: its outputs, the inputs of the next one
-    hidden_states: Float32 | None = None  # [R, hidden] if return_hidden_states: the input of the output head
+    hidden_states: Float32 | None = None  # [H, hidden] if there are hidden_indices: the input of the output head
 
     @classmethod
     def unsampled(cls, num_rows: int, num_top: int = 0) -> StepOutput:

@@ -190,14 +190,14 @@ def test_sampling_options_of_a_step() -> None:
     batch = replace(step([(Request([1, 2, 3], [0]), 3)], block_size=16, num_groups=1), sampling=sampling)
     message = decode(encode(step_message(1, batch, with_sampling=True)))
     assert isinstance(message, RunStep)
-    found = batch_of(message, (), is_last=True).sampling
+    found = batch_of(message, ()).sampling
     assert found is not None
     for field in fields(sampling):
         np.testing.assert_array_equal(getattr(found, field.name), getattr(sampling, field.name))
-    assert batch_of(step_message(1, batch), (), is_last=True).sampling is None
+    assert batch_of(step_message(1, batch), ()).sampling is None
     for wrong in (message.sampling[:-2], message.sampling[1:]):
         with pytest.raises(MalformedRankMessageError):
-            batch_of(msgspec.structs.replace(message, sampling=wrong), (), is_last=True)
+            batch_of(msgspec.structs.replace(message, sampling=wrong), ())
 
 
 def test_messages_of_any_size_in_both_directions() -> None:

@@ -422,11 +422,11 @@ def test_the_time_of_a_step_lies_between_those_of_fewer_and_more_rows() -> None:
 
 class SlowEmbedder(SlowExecutor):
     def compute(self, batch: Batch) -> StepOutput:
-        if not batch.return_hidden_states:
+        if not len(batch.hidden_indices):
             return super().compute(batch)
         SlowExecutor.now_s += self.fixed_s + self.token_s * len(batch.token_ids)
         floats, ids = np.zeros(0, np.float32), np.zeros(0, np.int32)
-        hidden_states = np.ones((len(batch.logits_indices), 4), np.float32)
+        hidden_states = np.ones((len(batch.hidden_indices), 4), np.float32)
         return StepOutput(ids, floats, ids, ids, floats, hidden_states=hidden_states)
 
 

@@ -208,10 +208,10 @@ def vectors(
     executor.allocate_cache(32, 16)
     batch: Batch = step([(Request(text, [0, 1, 2, 3]), len(text)) for text in texts], block_size=16)
     if config.pooling == "cls":
-        batch.logits_indices = np.ascontiguousarray(batch.query_start_loc[:-1])
+        batch.hidden_indices = np.ascontiguousarray(batch.query_start_loc[:-1])
     else:
-        batch.logits_indices = batch.query_start_loc[1:] - np.int32(1)
-    batch.return_logits, batch.return_hidden_states = False, True
+        batch.hidden_indices = batch.query_start_loc[1:] - np.int32(1)
+    batch.return_logits, batch.logits_indices = False, np.zeros(0, np.int32)
     batch.token_types = None if types is None else np.array([kind for each in types for kind in each], np.int32)
     output = executor.submit(batch).wait()
     executor.close()

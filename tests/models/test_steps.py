@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
 from octavo.backends.cpu.lowering import PASSES
 from octavo.backends.torch.executor import TorchExecutor
-from octavo.batch import Batch
+from octavo.batch import Batch, StepOutput
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import DenseWeight
@@ -89,6 +89,27 @@ def test_only_wanted_rows(executor: Executor) -> None:
     stranger = Request(TOKENS[::-1], [16, 17])
     batch = paged([(stranger, 30), (Request(TOKENS, BLOCKS), 30)], all_logits=False)
     assert_same(executor, executor.submit(batch).wait().logits[1], whole[-1])
+
+
+def test_hidden_states_beside_logits(executor: Executor) -> None:
+    """Of other tokens, of the same ones and of none: each row is what it is alone."""
+    logits, everything, nothing = in_chunks(executor, [30]), np.arange(30, dtype=np.int32), np.zeros(0, np.int32)
+
+    def rows(wanted: NDArray[np.int32], hidden: NDArray[np.int32]) -> StepOutput:
+        batch = paged([(Request(TOKENS, BLOCKS), 30)])
+        return executor.submit(replace(batch, logits_indices=wanted, hidden_indices=hidden)).wait()
+
+    alone = rows(nothing, everything)
+    assert alone.hidden_states is not None
+    assert len(alone.token_ids) == 0
+    for wanted, hidden in ((everything[20:], everything[:7]), (everything[4:9], everything[2:30:3].copy())):
+        both = rows(wanted, hidden)
+        assert both.hidden_states is not None
+        assert both.hidden_states.shape == (len(hidden), alone.hidden_states.shape[1])
+        assert_same(executor, both.hidden_states, alone.hidden_states[hidden])
+        assert both.logits is not None
+        assert_same(executor, both.logits, logits[wanted])
+    assert rows(everything[:3], nothing).hidden_states is None
 
 
 def test_a_step_that_wants_no_rows(executor: Executor) -> None:

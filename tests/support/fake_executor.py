@@ -133,19 +133,18 @@ class FakeExecutor:
         assert np.unique(batch.slot_mapping).size == batch.slot_mapping.size, "a slot is written twice in a step"
         self.slots[batch.slot_mapping] = batch.token_ids
         owner = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.query_start_loc))
-        rows = [self._context(batch, int(owner[i]), int(batch.positions[i])) for i in batch.logits_indices]
+        rows = [self._context(batch, int(owner[i]), int(batch.positions[i])) for i in batch.output_indices]
         for request in range(len(batch.seq_lens)):
             last = int(batch.query_start_loc[request + 1]) - 1
             assert batch.positions[last] == batch.seq_lens[request] - 1
             assert self._context(batch, request, int(batch.positions[last]))[-1] == batch.token_ids[last]
-        logits = np.stack([fake_logits(row) for row in rows]) if rows else np.zeros((0, VOCAB_SIZE), np.float32)
-        if batch.return_hidden_states:
-            floats, ids = np.zeros(0, np.float32), np.zeros(0, np.int32)
-            return StepOutput(ids, floats, ids, ids, floats, hidden_states=logits)
-        assert batch.sampling is not None
+        values = np.stack([fake_logits(row) for row in rows]) if rows else np.zeros((0, VOCAB_SIZE), np.float32)
+        logits, hidden = np.split(values, [len(batch.logits_indices)])
         self._tokens = np.zeros(len(logits), np.int32)  # unless rows have no outcome
-        output = sample(logits, batch.sampling)
+        output = StepOutput.unsampled(0) if batch.sampling is None else sample(logits, batch.sampling)
         self._tokens = output.token_ids
+        if len(hidden):
+            output.hidden_states = hidden
         return output if self.real is None else self._checked(self.real.submit(submitted).wait(), output)
 
     def _checked(self, output: StepOutput, expected: StepOutput) -> StepOutput:

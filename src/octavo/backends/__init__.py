@@ -159,9 +159,9 @@ class Executor(Protocol):
     def submit(self, batch: Batch) -> PendingStep:
         """Starts one step and returns. The step makes its copies of blocks and states, computes, and samples.
 
-        With `return_hidden_states` it ends before the output head, and nothing is sampled. A segment without logits
-        returns its outputs as `StepOutput.values`. The step reads the batch while it runs: its arrays must not change
-        before `wait` has returned. Steps run in the order of their calls.
+        The hidden states of `hidden_indices` come with it; without logits it ends before the output head. A segment
+        without logits returns its outputs as `StepOutput.values`. The step reads the batch while it runs: its arrays
+        must not change before `wait` has returned. Steps run in the order of their calls.
         Raises ValueError or UsageError for a batch with invalid arrays or numbers, before anything runs.
         """
 

@@ -231,25 +231,26 @@ class ReferenceExecutor:
                 array[destination] = array[source]
         step = Evaluation(batch, self._dtype, self._weights, self._caches, self._states, {}, self.observer)
         graph = self._graph
-        result = graph.hidden_states if batch.return_hidden_states else graph.outputs[-1]
+        count, has_hidden = len(batch.logits_indices), bool(len(batch.hidden_indices))
+        hidden = graph.hidden_states if has_hidden and graph.makes_logits else None
         for node in graph.nodes:
             if isinstance(node.op, Collective) and node.op.size > 1:
                 step.values[node.output] = yield node.op, step.values[node.op.x]
             else:
                 step.values[node.output] = node.op.evaluate(step)
-            if node.output == result and batch.return_hidden_states:
+            if node.output == hidden and not count:
                 break
-        if batch.return_hidden_states or batch.sampling is None or not graph.makes_logits:
-            output = StepOutput.unsampled(len(batch.logits_indices))
+        if batch.sampling is None or not graph.makes_logits or not count:
+            output = StepOutput.unsampled(count)
         else:
-            output = sample(step.values[result].astype(np.float32), batch.sampling)
+            output = sample(step.values[graph.output][:count].astype(np.float32), batch.sampling)
         # Values are float64 where the executor was asked for it.
-        if batch.return_hidden_states:
-            output.hidden_states = step.values[result]
-        elif not graph.makes_logits:
+        if not graph.makes_logits:
             output.values = tuple(step.values[value] for value in graph.outputs)
-        elif batch.return_logits:
-            output.logits = step.values[result]
+        elif batch.return_logits and (count or hidden is None):
+            output.logits = step.values[graph.output][:count]
+        if hidden is not None:
+            output.hidden_states = step.values[hidden][count:]
         return output
 
     def start(self, batch: Batch) -> _RankStep:
@@ -278,7 +279,7 @@ class ReferenceExecutor:
         for what, count, limit in (
             ("tokens", len(batch.token_ids), limits.max_num_batched_tokens),
             ("requests", len(batch.seq_lens), limits.max_num_seqs),
-            ("outputs", len(batch.logits_indices), limits.max_num_outputs),
+            ("outputs", len(batch.output_indices), limits.max_num_outputs),
         ):
             if count > limit:
                 raise UsageError(f"a step with {count} {what} exceeds the executor's limit of {limit}")

@@ -437,7 +437,7 @@ class SplitExecutor:
         inputs = tuple(values[value] for value in self.sizes.parts[number].graph.inputs)
         if number == len(self.executors) - 1:
             return replace(batch, inputs=inputs)
-        return replace(batch, inputs=inputs, sampling=None, return_logits=False, return_hidden_states=False)
+        return replace(batch, inputs=inputs, sampling=None, return_logits=False)
 
     def sleep(self) -> None:
         """See `octavo.backends.SleepingExecutor`. The parts on the CPU keep their memory."""

@@ -39,7 +39,7 @@ class Patience:
     def begin(self, batch: Batch) -> None:
         """A step that is sent to the ranks. From the engine's thread."""
         longest = int(batch.seq_lens.max()) if len(batch.seq_lens) else 0
-        self._sizes.append((len(batch.token_ids), len(batch.seq_lens), len(batch.logits_indices), longest))
+        self._sizes.append((len(batch.token_ids), len(batch.seq_lens), len(batch.output_indices), longest))
 
     def note(self, silence_s: float) -> None:
         """A rank has got on after so long a silence. This and `limit_s` are called from one thread."""

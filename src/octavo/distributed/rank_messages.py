@@ -16,7 +16,7 @@ from octavo import __version__
 from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 7
+PROTOCOL = 8
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
@@ -28,6 +28,7 @@ _BATCH = (
     "block_tables",
     "slot_mapping",
     "logits_indices",
+    "hidden_indices",
     "block_copies",
     "state_copies",
 )
@@ -129,7 +130,6 @@ class RunStep(_Message):
     number: int
     arrays: list[Tensor]
     optional: list[Tensor | None]
-    return_hidden_states: bool
     sampling: list[Tensor] = []
 
 
@@ -185,7 +185,6 @@ def step_message(number: int, batch: Batch, *, with_sampling: bool = False) -> R
         number,
         [Tensor.of(getattr(batch, name)) for name in _BATCH],
         [None if array is None else Tensor.of(array) for array in optional],
-        batch.return_hidden_states,
         _sampling_tensors(batch.sampling) if with_sampling and batch.sampling is not None else [],
     )
 
@@ -210,15 +209,15 @@ def _sampling_of(tensors: list[Tensor]) -> SamplingBatch | None:
     return SamplingBatch(rows.view(SAMPLING_ROW)[:, 0] if len(rows) else np.zeros(0, SAMPLING_ROW), **fields)
 
 
-def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...], *, is_last: bool) -> Batch:
-    """The batch of a rank. is_last: of the last stage, which may end before the output head."""
+def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...]) -> Batch:
+    """The batch of a rank."""
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
         raise MalformedRankMessageError("a step with other arrays")
     found: dict[str, Any] = {name: tensor.array() for name, tensor in zip(_BATCH, message.arrays, strict=True)}
     for name, tensor in zip(_OPTIONAL, message.optional, strict=True):
         found[name] = None if tensor is None else tensor.array()
     found["sampling"] = _sampling_of(message.sampling)
-    return Batch(**found, inputs=inputs, return_hidden_states=message.return_hidden_states and is_last)
+    return Batch(**found, inputs=inputs)
 
 
 def proof_of(token: str, challenge: bytes) -> bytes:

@@ -156,7 +156,7 @@ class BatchBuilder:
         block, offset = np.divmod(positions, np.int32(self._block_size))
         slots = self._block_tables[:, token_rows, block] * np.int32(self._block_size) + offset
         seq_lens = starts + counts
-        logits_indices, wanted = self._build_rows(step)
+        logits_indices, hidden_indices, wanted = self._build_rows(step)
         batch = Batch(
             token_ids=token_ids,
             positions=positions,
@@ -165,10 +165,10 @@ class BatchBuilder:
             block_tables=self._tables_of(rows, seq_lens),
             slot_mapping=np.ascontiguousarray(slots),
             logits_indices=logits_indices,
+            hidden_indices=hidden_indices,
             block_copies=np.array([pair for item in scheduled for pair in item.copies], np.int32).reshape(-1, 2),
-            sampling=None if step.gives_hidden_states else self._sampling(wanted),
-            token_types=_token_types(scheduled, query_start_loc) if step.gives_hidden_states else None,
-            return_hidden_states=step.gives_hidden_states,
+            sampling=None if len(hidden_indices) and not len(logits_indices) else self._sampling(wanted),
+            token_types=_token_types(scheduled, query_start_loc) if len(hidden_indices) else None,
         )
         if scheduled[0].sequence.state_slot >= 0:
             _add_states(batch, scheduled)
@@ -243,12 +243,16 @@ class BatchBuilder:
 
     # --- sampling ---
 
-    def _build_rows(self, step: Schedule) -> tuple[Int32, _Rows]:
-        """The indices of the tokens whose rows are wanted, and the wanted results."""
+    def _build_rows(self, step: Schedule) -> tuple[Int32, Int32, _Rows]:
+        """The indices of the tokens whose logits are wanted, and whose hidden states; and what is wanted of logits."""
         indices: list[int] = []
+        hidden: list[int] = []
         rows = _Rows([], [], [], [])
         for use, _, token in step.rows():
             sequence, count = use.sequence, use.count
+            if use.consumer.kind is RowKind.HIDDEN:
+                hidden.extend(range(token, token + count))
+                continue
             indices.extend(range(token, token + count))
             rows.sequences.extend([sequence] * count)
             if use.consumer.kind is RowKind.LOGPROB:
@@ -262,7 +266,7 @@ class BatchBuilder:
             rows.targets.extend([-1] * count)
             rows.counters.extend(range(number, number + count))
             rows.num_drafts.extend(range(count))
-        return np.array(indices, np.int32), rows
+        return np.array(indices, np.int32), np.array(hidden, np.int32), rows
 
     def _sampling(self, rows: _Rows) -> SamplingBatch:
         """The result of `_gather_sampling`; that of the last step is reused while the same plain sequences continue."""

@@ -375,7 +375,7 @@ class Engine:
         """
         errors: dict[Request, RowError] = {}
         for use, row, _ in schedule.rows():
-            if use.sequence.status is not RequestStatus.RUNNING:
+            if use.sequence.status is not RequestStatus.RUNNING or use.consumer.kind is RowKind.HIDDEN:
                 continue
             for i in range(row, row + use.count):
                 if i not in error.errors:

@@ -45,7 +45,9 @@ def as_if_done(step: Schedule) -> Iterator[dict[Sequence, int]]:
 
     Yields the rows of the step's output that hold these tokens. Sequences that end with the step have nothing to do.
     """
-    last_rows = {use.sequence: row + use.count - 1 for use, row, _ in step.rows()}
+    last_rows = {
+        use.sequence: row + use.count - 1 for use, row, _ in step.rows() if use.consumer.kind is RowKind.SAMPLE
+    }
     sources: dict[Sequence, int] = {}
     computed: list[tuple[Sequence, int]] = []
     for item in step.scheduled.values():

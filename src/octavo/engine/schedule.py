@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 
-from octavo.engine.consumers.row_consumer import RowUse
+from octavo.engine.consumers.row_consumer import RowKind, RowUse
 from octavo.engine.request import RequestStatus, Sequence, SequenceGroup
 
 _by_key = attrgetter("key")
@@ -83,13 +83,19 @@ class Schedule:
     def rows(self) -> Iterator[tuple[RowUse, int, int]]:
         """The uses of the rows of the step in the order of its output.
 
-        Each comes with the index of its first row in the output, and of that row's token in the step.
+        Each comes with the index of its first row among the logits or the hidden states, whichever it wants, and of
+        that row's token in the step.
         """
-        num_rows = num_tokens = 0
+        num_logits = num_hidden = num_tokens = 0
         for item in self.scheduled.values():
             for use in item.rows:
-                yield use, num_rows, num_tokens + use.start - item.start
-                num_rows += use.count
+                token = num_tokens + use.start - item.start
+                if use.consumer.kind is RowKind.HIDDEN:
+                    yield use, num_hidden, token
+                    num_hidden += use.count
+                else:
+                    yield use, num_logits, token
+                    num_logits += use.count
             num_tokens += item.num_tokens
 
     def add(self, item: ScheduledSequence) -> None:

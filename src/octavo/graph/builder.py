@@ -121,7 +121,7 @@ class Graph:
 
     @property
     def makes_logits(self) -> bool:
-        """True if the only output has a row for each of `Batch.logits_indices`, unlike that of an inner segment."""
+        """True if the only output has rows that are wanted of the step, unlike that of an inner segment."""
         return len(self.outputs) == 1 and self.outputs[0].rows is not TOKENS
 
     @property

@@ -76,11 +76,11 @@ def layer_borders(graph: Graph) -> list[int]:
 
 def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> None:
     """Raises UsageError if the batch lacks `inputs`, or asks for tokens of a graph without logits."""
-    counts = {TOKENS: len(batch.token_ids), OUTPUTS: len(batch.logits_indices)}
+    counts = {TOKENS: len(batch.token_ids), OUTPUTS: len(batch.output_indices)}
     wanted, found = [(counts[v.rows], v.cols) for v in inputs], [array.shape for array in batch.inputs]
     if wanted != found:
         raise UsageError(f"the inputs of the step have shapes {found}, the graph takes {wanted}")
-    if not makes_logits and (batch.sampling is not None or batch.return_logits or batch.return_hidden_states):
+    if not makes_logits and (batch.sampling is not None or batch.return_logits):
         raise UsageError("a segment that makes no logits cannot sample or return them; ask the last segment")
 
 

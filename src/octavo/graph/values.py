@@ -27,10 +27,11 @@ TOKENS = RowDomain("tokens")
 """Every scheduled token of the step."""
 
 OUTPUTS = RowDomain("outputs")
-"""The rows whose logits are wanted: `Batch.logits_indices`."""
+"""The rows that are wanted of a step: those of `Batch.logits_indices`, then those of `Batch.hidden_indices`."""
 
 LOGITS = RowDomain("logits")
-"""As many as OUTPUTS, of which a backend may hold only some at once: `ExecutorLimits.max_logits_rows`."""
+"""The first of OUTPUTS, those of `Batch.logits_indices`. A backend may hold only some of them at once
+(`ExecutorLimits.max_logits_rows`)."""
 
 
 @dataclass(frozen=True, slots=True)

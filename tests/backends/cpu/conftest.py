@@ -73,7 +73,7 @@ def make_batch(num_tokens: int, outputs: list[int] | None = None, vocab: int = 1
 def rows_of(rows: RowDomain, batch: Batch) -> int:
     return {
         TOKENS: len(batch.token_ids),
-        OUTPUTS: len(batch.logits_indices),
+        OUTPUTS: len(batch.output_indices),
         LOGITS: len(batch.logits_indices),
     }[rows]
 
@@ -99,7 +99,7 @@ class SingleOp:
             offset += -(-rows_of(r, self.limits) * c * 4 // 64) * 64
         self.output_rows = rows
         batch = self.limits
-        limits = (len(batch.token_ids), len(batch.seq_lens), len(batch.logits_indices), int(batch.seq_lens.max()))
+        limits = (len(batch.token_ids), len(batch.seq_lens), len(batch.output_indices), int(batch.seq_lens.max()))
         self.program = _native.Program(
             self.isa,
             self.threads,

@@ -268,7 +268,7 @@ void compare_simple(Judge& judge, Random& random) {
         const std::vector<int32_t> chosen = {12, 0, 5};
         call.kernel = "select_rows";
         call.rows = 3;
-        call.step.logits_indices = chosen.data();
+        call.step.output_indices = chosen.data();
         judge.compare(call, what);
         const std::vector<int32_t> starts = {0, 4, 5, 13};
         call.kernel = "mean_pool";

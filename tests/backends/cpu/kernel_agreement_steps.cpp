@@ -31,7 +31,7 @@ struct Batch {
         }
         starts.push_back(REQUESTS * (end - begin));
         step.num_tokens = starts.back();
-        step.num_requests = step.num_outputs = REQUESTS;
+        step.num_requests = step.num_outputs = step.num_logits = REQUESTS;
         step.positions = positions.data();
         step.query_start_loc = starts.data();
         step.seq_lens = lengths.data();

@@ -269,10 +269,20 @@ def test_logits_that_are_not_held_at_once_are_the_same_in_turns(threads, checked
         np.testing.assert_array_equal(*(getattr(output, name) for output in outputs), err_msg=name)
     unsampled = turns.submit(batch(23)).wait()
     np.testing.assert_array_equal(unsampled.logits, outputs[0].logits)
+    everything, nothing = np.arange(23, dtype=np.int32), i32()
     hidden = [
-        e.submit(replace(batch(23), return_logits=False, return_hidden_states=True)).wait() for e in (whole, turns)
+        executor.submit(replace(batch(23), logits_indices=nothing, hidden_indices=everything)).wait().hidden_states
+        for executor in (whole, turns)
     ]
-    np.testing.assert_array_equal(hidden[0].hidden_states, hidden[1].hidden_states)
+    np.testing.assert_array_equal(*hidden)
+    # Rows of both kinds in one step: the logits come in turns, the hidden states of other tokens lie behind them.
+    of_twelve = sampling_batch(12, num_logprobs=3)
+    of_twelve.rows["target"] = wanted.rows["target"][:12]
+    both = replace(batch(23), logits_indices=everything[:12], hidden_indices=everything[9:], sampling=of_twelve)
+    mixed = turns.submit(both).wait()
+    np.testing.assert_array_equal(mixed.logits, outputs[0].logits[:12])
+    np.testing.assert_array_equal(mixed.token_ids, outputs[0].token_ids[:12])
+    np.testing.assert_array_equal(mixed.hidden_states, hidden[0][9:])
     few = replace(batch(), sampling=sampling_batch(5, num_logprobs=3))
     np.testing.assert_array_equal(*(executor.submit(few).wait().token_ids for executor in (whole, turns)))
     turns.start_profile()

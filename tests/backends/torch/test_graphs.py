@@ -85,7 +85,7 @@ def test_prompts_and_hidden_states_are_not_replayed(subject: TorchExecutor) -> N
     request = Request(PROMPTS[0], [0, 1])
     subject.submit(step([(request, 14)], block_size=8)).wait()
     batch = step([(request, 1)], block_size=8)
-    batch.return_logits, batch.return_hidden_states = False, True
+    batch.return_logits, batch.hidden_indices = False, batch.logits_indices
     assert subject.submit(batch).wait().hidden_states is not None
     assert TracedReplay.count == before
 

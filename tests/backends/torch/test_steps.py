@@ -15,6 +15,7 @@ from tests.models.test_steps import (  # noqa: F401 - run here with the fixtures
     assert_first_steps_may_want_no_rows,
     in_chunks,
     test_chunks_and_single_tokens,
+    test_hidden_states_beside_logits,
     test_only_wanted_rows,
     test_with_strangers,
 )

@@ -18,7 +18,7 @@ from octavo.errors import EngineDeadError, UsageError
 from octavo.graph.cost import Cost, node_cost
 from octavo.graph.ops import BORDERS, Send
 from octavo.graph.segments import check_inputs
-from octavo.graph.values import TOKENS
+from octavo.graph.values import LOGITS, TOKENS
 
 if TYPE_CHECKING:
     from octavo.backends import Paging
@@ -125,7 +125,7 @@ class CpuExecutor:
         output = StepOutput.unsampled(rows, max(num_top, 0))
         errors = np.zeros(rows, np.int32)
         result, copies, inputs = self._logits, _NONE, _NONE
-        if self._is_segment or batch.inputs or batch.return_logits or batch.return_hidden_states:
+        if self._is_segment or batch.inputs or batch.return_logits or len(batch.hidden_indices):
             result, copies, inputs = self._transfers(batch, output)
         earlier_tokens = None if batch.token_sources is None else self._last_tokens
         step = self._program.submit(batch, result, output, errors, copies, inputs, earlier_tokens)
@@ -150,16 +150,18 @@ class CpuExecutor:
             output.values = tuple(np.empty((_rows(value, batch), value.cols), np.float32) for value in graph.outputs)
             copies = [(self._values[value], array) for value, array in zip(graph.outputs, output.values, strict=True)]
             return -1, copies, inputs
-        value = graph.hidden_states if batch.return_hidden_states else graph.output
-        result = self._values[value]
-        if not batch.return_logits and not batch.return_hidden_states:
-            return result, _NONE, inputs
-        array = np.empty((_rows(value, batch), value.cols), np.float32)
-        if batch.return_hidden_states:
-            output.hidden_states = array
-        else:
-            output.logits = array
-        return result, [(result, array)], inputs
+        count, has_hidden = len(batch.logits_indices), bool(len(batch.hidden_indices))
+        wanted: dict[Value, Float32] = {}
+        if batch.return_logits and (count or not has_hidden):
+            value = graph.output
+            wanted[value] = np.empty((_rows(value, batch), value.cols), np.float32)
+            output.logits = wanted[value][:count]
+        if has_hidden:
+            value = graph.hidden_states
+            wanted.setdefault(value, np.empty((_rows(value, batch), value.cols), np.float32))
+            output.hidden_states = wanted[value][count:]
+        last = graph.output if count or not has_hidden else graph.hidden_states
+        return self._values[last], [(self._values[value], array) for value, array in wanted.items()], inputs
 
     def progress(self) -> int:
         """See `octavo.backends.work_done.WatchedExecutor`."""
@@ -204,4 +206,6 @@ class CpuExecutor:
 
 
 def _rows(value: Value, batch: Batch) -> int:
-    return len(batch.token_ids if value.rows is TOKENS else batch.logits_indices)
+    if value.rows is TOKENS:
+        return len(batch.token_ids)
+    return len(batch.logits_indices if value.rows is LOGITS else batch.output_indices)

@@ -37,7 +37,7 @@ class BatchChecks:
         for what, count, limit in (
             ("tokens", tokens, limits.max_num_batched_tokens),
             ("requests", requests, limits.max_num_seqs),
-            ("outputs", len(batch.logits_indices), limits.max_num_outputs),
+            ("outputs", len(batch.output_indices), limits.max_num_outputs),
         ):
             if count > limit:
                 raise UsageError(f"a step with {count} {what} exceeds the executor's limit of {limit}")
@@ -53,6 +53,7 @@ class BatchChecks:
         _in_range("positions", batch.positions, limits.max_model_len)
         _in_range("seq_lens", batch.seq_lens, limits.max_model_len + 1)
         _in_range("logits_indices", batch.logits_indices, tokens)
+        _in_range("hidden_indices", batch.hidden_indices, tokens)
         _in_range("block_copies", batch.block_copies, cache.num_blocks)
         if self._has_keys:
             self._check_blocks(batch, cache)

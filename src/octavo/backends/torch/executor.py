@@ -39,6 +39,8 @@ from octavo.graph.values import LOGITS, OUTPUTS
 
 logger = logging.getLogger(__name__)
 
+_NO_VALUES: Mapping[str, Sequence[Tensor]] = {}
+
 
 class TorchPendingStep:
     """Implements `octavo.backends.PendingStep`: a step whose results are on their way to the host."""
@@ -226,11 +228,12 @@ class TorchExecutor:
         step, graph = self._step(host, host.sent(self.device), inputs), self._graph
         self._evaluate(step, self._body)
         count = len(batch.logits_indices)
-        if batch.return_hidden_states:
-            return Results(count, None, {"hidden_states": [step.values[graph.hidden_states]]})
         if not graph.makes_logits:
             return Results(count, None, {"values": [step.values[value] for value in graph.outputs]})
-        return self._finish(step, batch)
+        if not len(batch.hidden_indices):
+            return self._finish(step, batch)
+        hidden = {"hidden_states": [step.values[graph.hidden_states][count:]]}
+        return self._finish(step, batch, hidden) if count else Results(0, None, hidden)
 
     def _host_arrays(self, batch: Batch, max_tokens: int = 0) -> HostArrays:
         spare = self._cache.num_states if self._has_states else None
@@ -281,8 +284,11 @@ class TorchExecutor:
         for node in self._weights.in_turn(nodes):
             evaluate(node, step)
 
-    def _finish(self, step: PagedStep, batch: Batch) -> Results:
-        """The output head and sampling, for so many rows at a time as may hold logits at once."""
+    def _finish(self, step: PagedStep, batch: Batch, hidden: Mapping[str, Sequence[Tensor]] = _NO_VALUES) -> Results:
+        """The output head and sampling, for so many rows at a time as may hold logits at once.
+
+        hidden: further values for the results.
+        """
         count = len(batch.logits_indices)
         at_once = self._limits.rows[LOGITS] if self._head else max(count, 1)
         whole, parts = dict(step.values), []
@@ -293,7 +299,7 @@ class TorchExecutor:
                 step.values[value] = tensor[rows] if value.rows is OUTPUTS else tensor
             step.num_outputs = rows.stop - begin
             parts.append(self._of_head(step, batch, rows, offers))
-        return self._results(parts, batch)
+        return self._results(parts, batch, hidden)
 
     def _offers(self, batch: Batch) -> int | None:
         """The tokens that each rank offers for a row, if they sample together; None: all logits are needed, or none."""
@@ -330,10 +336,15 @@ class TorchExecutor:
         samples = None if options is None else draw(logits, options, num_top)
         return samples, logits.clone() if batch.return_logits else None
 
-    def _results(self, parts: Sequence[tuple[Samples | None, Tensor | None]], batch: Batch) -> Results:
+    def _results(
+        self,
+        parts: Sequence[tuple[Samples | None, Tensor | None]],
+        batch: Batch,
+        hidden: Mapping[str, Sequence[Tensor]] = _NO_VALUES,
+    ) -> Results:
         samples = [part for part, _ in parts if part is not None]
         logits = [part for _, part in parts if part is not None]
-        values = {"logits": [torch.cat(logits)]} if logits else {}
+        values = {**hidden, "logits": [torch.cat(logits)]} if logits else hidden
         drawn = joined(samples) if samples else None
         if drawn is not None:
             self._drawn[: len(drawn.token_ids)].copy_(drawn.token_ids)

@@ -155,7 +155,7 @@ class DecodeGraphs:
         is_decode = count == len(batch.token_ids) == len(batch.logits_indices)
         if not is_decode or count > self._sizes[-1]:
             return None
-        if batch.return_hidden_states or batch.token_types is not None:
+        if len(batch.hidden_indices) or batch.token_types is not None:
             return None
         rows = self._every_row[: count + 1]
         if (batch.query_start_loc != rows).any() or (batch.logits_indices != rows[:-1]).any():

@@ -138,7 +138,7 @@ def host_arrays(
         np.full(len(owners), -1) if batch.token_sources is None else batch.token_sources,
         batch.positions,
         owners,
-        batch.logits_indices,
+        batch.output_indices,
         batch.query_start_loc,
         types,
     ]

@@ -386,7 +386,7 @@ class Follower:
         assert isinstance(allocate, Allocate)
         executor.allocate_cache(allocate.num_blocks, allocate.block_size, allocate.num_states)
         self._connection.send(Allocated())
-        stage, number = ranks.stage(rank), 0
+        number = 0
         while True:
             step = self._next(RunStep)
             assert isinstance(step, RunStep)
@@ -399,7 +399,7 @@ class Follower:
                 if values.number != number:
                     raise OctavoError(f"this rank is at step {number}, the values are of step {values.number}")
                 inputs = tuple(tensor.array() for tensor in values.arrays)
-            batch = batch_of(step, inputs, is_last=stage == ranks.pipeline_parallel - 1)
+            batch = batch_of(step, inputs)
             self._is_in_step = True
             output = executor.submit(batch).wait()
             self._is_in_step = False

@@ -93,7 +93,7 @@ class TokenTypeEmbedding(Op):
 
 @dataclass(frozen=True, slots=True)
 class MeanPool(Op):
-    """The mean over all tokens of the text that a row of `Batch.logits_indices` belongs to.
+    """The mean over all tokens of the text that a row of `Batch.output_indices` belongs to.
 
     [TOKENS, cols] -> [OUTPUTS, cols]. Reimers and Gurevych, arXiv 1908.10084.
     """
@@ -111,7 +111,7 @@ class MeanPool(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         x, starts = step.values[self.x], step.batch.query_start_loc
-        texts = np.searchsorted(starts, step.batch.logits_indices, side="right") - 1
+        texts = np.searchsorted(starts, step.batch.output_indices, side="right") - 1
         means = [x[starts[text] : starts[text + 1]].mean(axis=0) for text in texts]
         return np.array(means, x.dtype).reshape(len(texts), self.x.cols)
 

@@ -116,7 +116,7 @@ class Linear(Op):
 
 @dataclass(frozen=True, slots=True)
 class Logits(Op):
-    """The output head: linear on the selected rows, then an optional soft cap. -> [LOGITS, vocab]
+    """The output head: linear on the first selected rows, then an optional soft cap. -> [LOGITS, vocab]
 
     `scale` multiplies the logits before the cap.
     """
@@ -138,13 +138,14 @@ class Logits(Op):
         return product + elementwise * sizes.outputs * self.weight.shape[0]
 
     def evaluate(self, step: Evaluation) -> Array:
-        logits = linear(step, step.values[self.x], self.weight, self.bias) * self.scale
+        x = step.values[self.x][: len(step.batch.logits_indices)]
+        logits = linear(step, x, self.weight, self.bias) * self.scale
         return logits if self.softcap is None else softcap(logits, self.softcap)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectRows(Op):
-    """Keeps the rows of `Batch.logits_indices`: [TOKENS, cols] -> [OUTPUTS, cols]."""
+    """Keeps the rows of `Batch.output_indices`: [TOKENS, cols] -> [OUTPUTS, cols]."""
 
     x: Value
 
@@ -153,7 +154,7 @@ class SelectRows(Op):
         return OUTPUTS, self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return step.values[self.x][step.batch.logits_indices]
+        return step.values[self.x][step.batch.output_indices]
 
 
 @dataclass(frozen=True, slots=True)
