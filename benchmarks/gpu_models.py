@@ -27,6 +27,9 @@ from octavo.engine.limits import EngineLimits
 from octavo.generation_request import GenerationRequest
 from octavo.graph.ops import RopeParams
 from octavo.models import build_graph
+from octavo.models._attention import AttentionConfig
+from octavo.models._mlp import MLPConfig
+from octavo.models._rope import RopeConfig
 from octavo.models.llama import Config
 from octavo.outputs import RequestOutput
 from octavo.prompt import Prompt
@@ -113,8 +116,9 @@ def config_of(s: Shapes) -> Config:
     frequencies = tuple((500000.0 ** (-np.arange(0, s.head_dim, 2) / s.head_dim)).tolist())
     return Config(
         vocab_size=s.vocab, num_layers=s.layers, hidden_size=s.hidden, num_heads=s.heads, num_kv_heads=s.kv_heads,
-        head_dim=s.head_dim, max_position_embeddings=131072, intermediate_size=s.intermediate, value_dim=s.head_dim,
-        norm_eps=1e-5, tie_word_embeddings=False, rope=RopeParams(frequencies), windows=(None,) * s.layers,
+        head_dim=s.head_dim, max_position_embeddings=131072, value_dim=s.head_dim, norm_eps=1e-5,
+        tie_word_embeddings=False, attention=AttentionConfig((None,) * s.layers),
+        rope=RopeConfig(RopeParams(frequencies)), mlp=MLPConfig(s.intermediate),
     )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def test_a_plan_counts_layers_with_a_window_up_to_it(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(converted_gguf.save_gguf(tiny_models.tiny_model("gemma3"), tmp_path / "gemma3.gguf"))
     config = EngineConfig(max_num_batched_tokens=512)
     needs = {n: memory_needs(checkpoint, n, 2, MemoryBudget(8 << 30), config) for n in (256, 4096, 8192)}
-    windows = set(checkpoint.config.windows)
+    windows = set(checkpoint.config.attention.windows)
     checkpoint.close()
     (window,) = windows - {None}
     token, layer = needs[256].kv_bytes_per_token, needs[256].kv_bytes_per_token // 7

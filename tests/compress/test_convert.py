@@ -177,7 +177,12 @@ def test_an_architecture_that_is_not_declared_is_refused_with_the_list(tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [("qwen2-window", "windows"), ("smollm3-list", "rotates"), ("ministral", "windows"), ("gpt2-scales", "activation")],
+    [
+        ("qwen2-window", "attention.windows"),
+        ("smollm3-list", "rope.rotates"),
+        ("ministral", "attention.windows"),
+        ("gpt2-scales", "activation"),
+    ],
 )
 def test_a_configuration_that_the_keys_cannot_say(name: str, field: str, tmp_path: Path) -> None:
     source = save(name, tmp_path / "model", "llama2")

@@ -120,7 +120,7 @@ def test_rotary_factors_reach_the_configuration(tmp_path: Path) -> None:
     tensors = [*tiny_tensors(), Tensor("rope_freqs.weight", "F32", (4,), factors.tobytes())]
     scaled = open_checkpoint(write(tmp_path, tiny_gguf(tensors=tensors)))
     assert "rope_freqs.weight" not in scaled.weights
-    np.testing.assert_allclose(scaled.config.rope.frequencies, plain.rope.frequencies / factors)
+    np.testing.assert_allclose(scaled.config.rope.params.frequencies, plain.rope.params.frequencies / factors)
 
 
 @pytest.mark.parametrize(

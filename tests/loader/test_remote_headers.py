@@ -30,7 +30,7 @@ try:
             print(json.dumps(None))
             raise SystemExit
         with closing(open_checkpoint(path)) as checkpoint:
-            frequencies = checkpoint.config.rope.frequencies
+            frequencies = checkpoint.config.rope.params.frequencies
             shapes = {name: list(w.shape) for name, w in checkpoint.weights.items()}
         files = [file for file in (path if path.is_dir() else path.parent).rglob("*") if file.is_file()]
         sizes = {file.name: file.stat().st_size for file in files}

@@ -138,7 +138,7 @@ SPLITS: tuple[Transform, ...] = (
     Split(
         "layers.*.mlp.gate_up_proj",
         ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"),
-        lambda c: (c.intermediate_size, c.intermediate_size),
+        lambda c: (c.mlp.intermediate_size, c.mlp.intermediate_size),
     ),
 )
 NORMS = ("norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm")

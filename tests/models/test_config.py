@@ -6,6 +6,7 @@ import contextlib
 import math
 import subprocess
 import sys
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,13 @@ from octavo import models
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.errors import GraphError, ModelLoadError
+from octavo.graph.builder import Graph
+from octavo.graph.ops import Attention, Rope
 from octavo.models import _rope as rope
-from octavo.models import build_graph, known_architectures, load_architecture
+from octavo.models import build_graph, known_architectures, llama, load_architecture
+from octavo.models._attention import AttentionConfig, QueryGrowth, same_windows
+from octavo.models._decoder import DecoderConfig, hf_rope
+from octavo.models._mlp import MLPConfig
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
@@ -82,11 +88,11 @@ def test_names_and_variants_are_those_that_the_modules_declare() -> None:
 
 def test_gguf() -> None:
     config = from_gguf()
-    sizes = (config.vocab_size, config.num_layers, config.hidden_size, config.intermediate_size)
+    sizes = (config.vocab_size, config.num_layers, config.hidden_size, config.mlp.intermediate_size)
     assert sizes == (100, 2, 64, 96)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
     assert config.max_position_embeddings == 4096
-    np.testing.assert_allclose(config.rope.frequencies, rope.scaled(16, 5e5).frequencies)
+    np.testing.assert_allclose(config.rope.params.frequencies, rope.scaled(16, 5e5).frequencies)
 
 
 def test_both_formats_agree() -> None:
@@ -124,29 +130,29 @@ def test_gguf_rotary_factors() -> None:
     divisors = np.linspace(1, 8, 8, dtype=np.float32)
     config = from_gguf(**{"rope_freqs.weight": divisors})
     plain = rope.scaled(16, 5e5).frequencies
-    np.testing.assert_allclose(config.rope.frequencies, np.array(plain) / divisors, rtol=1e-6)
+    np.testing.assert_allclose(config.rope.params.frequencies, np.array(plain) / divisors, rtol=1e-6)
     factors = {"rope_factors_long.weight": divisors, "rope_factors_short.weight": np.ones(8, np.float32)}
     short = from_gguf(**factors)
     long = from_gguf(**factors, rope__scaling__original_context_length=1024, rope__scaling__attn_factor=1.19)
-    np.testing.assert_allclose(short.rope.frequencies, plain)
-    np.testing.assert_allclose(long.rope.frequencies, np.array(plain) / divisors, rtol=1e-6)
-    assert long.rope.attention_factor == 1.19
+    np.testing.assert_allclose(short.rope.params.frequencies, plain)
+    np.testing.assert_allclose(long.rope.params.frequencies, np.array(plain) / divisors, rtol=1e-6)
+    assert long.rope.params.attention_factor == 1.19
 
 
 def test_gguf_scalings() -> None:
-    linear = from_gguf(rope__scaling__type="linear", rope__scaling__factor=4.0).rope
+    linear = from_gguf(rope__scaling__type="linear", rope__scaling__factor=4.0).rope.params
     np.testing.assert_allclose(linear.frequencies, rope.scaled(16, 5e5, 4.0).frequencies)
-    legacy = from_gguf(rope__scale_linear=4.0).rope
+    legacy = from_gguf(rope__scale_linear=4.0).rope.params
     assert legacy == linear
     yarn = from_gguf(
         rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=1024
-    ).rope
+    ).rope.params
     assert yarn.frequencies == rope.yarn(16, 5e5, 4.0, 1024).frequencies
     assert yarn.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
 
 
 def test_gguf_partial_rotary() -> None:
-    assert len(from_gguf(rope__dimension_count=8).rope.frequencies) == 4
+    assert len(from_gguf(rope__dimension_count=8).rope.params.frequencies) == 4
 
 
 def test_tied_embeddings() -> None:
@@ -166,18 +172,52 @@ def test_missing_head() -> None:
         build_graph("llama", config, shapes)
 
 
+class _MadeUp(DecoderConfig):
+    """A family that differs from Llama in its attention, in the layers that rotate, and in its activation."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> _MadeUp:
+        return cls.read_hf(
+            reader,
+            attention=AttentionConfig(same_windows(reader, 4), softcap=5.0, query_growth=QueryGrowth(0.5, 8)),
+            rope=replace(hf_rope(reader), rotates=(True, False)),
+            mlp=MLPConfig.from_hf(reader, activation=("relu2",)),
+        )
+
+
+def test_a_family_states_only_what_is_its_own() -> None:
+    values = {**CONFIGS["llama"]().to_dict(), "num_hidden_layers": 2, "hidden_act": "relu2"}
+    config = _MadeUp.from_hf(ConfigReader(values))
+    plain = llama.Config.from_hf(ConfigReader(values | {"hidden_act": "silu"}))
+    g = Graph({**tiny_graph("llama")[0].weights})
+    llama.build(g, config)
+    attentions = [node.op.params for node in g.nodes if isinstance(node.op, Attention)]
+    assert [(params.window, params.softcap) for params in attentions] == [(4, 5.0)] * 2
+    scales = attentions[0].query_scales
+    assert scales is not None
+    assert len(scales) * 8 == config.max_position_embeddings
+    assert scales[2] == 1 + 0.5 * math.log1p(2)
+    assert [node.layer for node in g.nodes if isinstance(node.op, Rope)] == ["layers.0"] * 2
+    # What it does not state is Llama's.
+    assert (config.rope.params, config.mlp) == (plain.rope.params, plain.mlp)
+    own = {"attention": config.attention, "rope": config.rope}
+    assert config == _MadeUp(**{field.name: getattr(plain, field.name) for field in fields(plain)} | own)
+
+
 def test_mistral_window() -> None:
-    assert from_hf("mistral").windows == (4096, 4096)
-    assert from_hf("mistral", sliding_window=None).windows == (None, None)
-    assert from_hf("llama").windows == (None, None)
+    assert from_hf("mistral").attention.windows == (4096, 4096)
+    assert from_hf("mistral", sliding_window=None).attention.windows == (None, None)
+    assert from_hf("llama").attention.windows == (None, None)
 
 
 def test_gemma3_pattern() -> None:
     layers = {"layers.6.input_layernorm.weight": (64,), "embed_tokens.weight": (100, 64)}
     gemma = from_gguf("gemma3", layers, block_count=7, attention__sliding_window=512)
-    assert gemma.windows == (512,) * 5 + (None, 512)
+    assert gemma.attention.windows == (512,) * 5 + (None, 512)
     hf = from_hf("gemma3", num_hidden_layers=7, sliding_window=512, head_dim=16)
-    assert hf.windows == gemma.windows
+    assert hf.attention.windows == gemma.attention.windows
     text = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 8}
     config = ConfigReader({"model_type": "gemma3", "text_config": text})
     nested = load_architecture("gemma3").Config.from_hf(config)
@@ -304,7 +344,7 @@ ROPE = st.fixed_dictionaries(
 def test_any_gguf_metadata_is_read_or_refused(architecture: str, changes: dict[str, Any]) -> None:
     with contextlib.suppress(ModelLoadError):
         config = from_gguf(architecture, **changes)
-        assert np.isfinite(config.rope.frequencies).all()
+        assert np.isfinite(config.rope.params.frequencies).all()
 
 
 @given(
@@ -318,4 +358,4 @@ def test_any_hf_config_is_read_or_refused(
 ) -> None:
     with contextlib.suppress(ModelLoadError):
         config = from_hf(architecture, **(changes if scaling is None else {**changes, "rope_scaling": scaling}))
-        assert np.isfinite(config.rope.frequencies).all()
+        assert np.isfinite(config.rope.params.frequencies).all()

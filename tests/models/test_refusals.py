@@ -224,8 +224,8 @@ def test_gguf_of_deepseek(changes: dict[str, Any], message: str) -> None:
 def test_windows_of_qwen2_moe_without_a_list() -> None:
     """As transformers fills the list in: every second layer up to `max_window_layers`."""
     listed = config_of("qwen2moe-mixed")
-    assert listed.windows == config_of("qwen2moe-mixed", layer_types=...).windows == (5, None, None)
-    assert config_of("qwen2moe-mixed", layer_types=..., use_sliding_window=False).windows == (None,) * 3
+    assert listed.attention.windows == config_of("qwen2moe-mixed", layer_types=...).attention.windows == (5, None, None)
+    assert config_of("qwen2moe-mixed", layer_types=..., use_sliding_window=False).attention.windows == (None,) * 3
 
 
 def nearest_to(name: str, **changes: Any) -> str:

@@ -65,7 +65,7 @@ class ClassicConfig(ModelConfig):
     final_norm: bool = True
     logit_scale: float = 1.0
 
-    def attention(self, layer: int) -> AttentionParams:
+    def attention_params(self, layer: int) -> AttentionParams:
         """The attention of one layer."""
         scale = self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
         if self.divide_scale_by_layer:
@@ -187,7 +187,7 @@ def split_qkv(*, fused: Literal["apart", "by_head"], gguf: bool = True) -> tuple
     queries, its key, its value."""
     stem = "layers.*.self_attn.qkv_proj"
     parts = tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv")
-    split = Split(stem, parts, lambda cfg: cfg.attention(0).widths, None if gguf else "safetensors")
+    split = Split(stem, parts, lambda cfg: cfg.attention_params(0).widths, None if gguf else "safetensors")
     return (split,) if fused == "apart" else (Permute(stem, _heads_apart, "safetensors"), split)
 
 
@@ -245,7 +245,7 @@ def _attention(g: Graph, cfg: ClassicConfig, x: Value, layer: int) -> Value:
         q, k, v = (g.clip(y, cfg.qkv_limit) for y in (q, k, v))
     if cfg.rope is not None:
         q, k = (g.rope(y, cfg.head_dim, cfg.rope) for y in (q, k))
-    return g.linear(g.attention(q, k, v, cfg.attention(layer)), f"layers.{layer}.self_attn.o_proj")
+    return g.linear(g.attention(q, k, v, cfg.attention_params(layer)), f"layers.{layer}.self_attn.o_proj")
 
 
 def _num_heads(reader: ConfigReader, key: str, hidden_size: int) -> int:

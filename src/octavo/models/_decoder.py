@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from octavo.errors import ModelLoadError
-from octavo.graph.ops import AttentionParams, RopeParams, Routing
+from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.models._attention import AttentionConfig, same_windows_from_gguf, upper_windows
+from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
-from octavo.models._rope import long_rope_from_gguf, long_rope_from_hf, rope_from_gguf, rope_from_hf
+from octavo.models._rope import (
+    RopeConfig,
+    long_rope_from_gguf,
+    long_rope_from_hf,
+    rope_from_gguf,
+    rope_from_hf,
+    rope_section,
+)
 
-Windows = tuple[int | None, ...]
 ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
 
 
@@ -40,50 +46,48 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
-    """Base of the architectures' `Config`. Fields of subclasses have defaults."""
+    """Base of the architectures' `Config`: the sizes, and one configuration for each part of a layer.
 
-    intermediate_size: int
+    Fields of subclasses have defaults.
+    """
+
     value_dim: int  # columns of a value head
     norm_eps: float
     tie_word_embeddings: bool  # the embedding is the output head, too
-    rope: RopeParams
-    windows: Windows  # [num_layers]; tokens that a token sees, itself included
-    qk_norm: bool = False  # a norm on q and k: on each head or, if the weight is as wide, on all columns
-    attention_scale: float | None = None  # of q . k; None: head_dim^-0.5
-    attention_softcap: float | None = None
-    experts: Routing | None = None  # in the layers whose weights include a router (`mlp.gate`)
-    sinks: bool = False  # one more logit a head in the softmax: `self_attn.sinks`
-    shared_expert: bool = False  # beside those, with a gate of its own: `mlp.shared_expert`, `mlp.shared_expert_gate`
-    short_rope: RopeParams | None = None  # long-rope: in place of `rope` in sequences of up to original_length tokens
-    original_length: int = 0
+    attention: AttentionConfig
+    rope: RopeConfig
+    mlp: MLPConfig
 
     @property
     def output_head(self) -> str:
         """The stem of the weight that makes the logits."""
         return "embed_tokens" if self.tie_word_embeddings else "lm_head"
 
-    @property
-    def rotary_dim(self) -> int:
-        """The columns of a head that rotate."""
-        return 2 * len(self.rope.frequencies)
-
-    def attention(self, layer: int) -> AttentionParams:
+    def attention_params(self, layer: int) -> AttentionParams:
         """The attention of one layer."""
-        return AttentionParams(
+        part, growth = self.attention, self.attention.query_growth
+        params = AttentionParams(
             layer,
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
-            self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale,
-            self.windows[layer],
-            self.attention_softcap,
+            self.head_dim**-0.5 if part.scale is None else part.scale,
+            part.windows[layer],
+            part.softcap,
             value_dim=self.value_dim,
+            chunked=part.chunked and part.windows[layer] is not None,
         )
+        if growth is None:
+            return params
+        scales = growth.scales(self.max_position_embeddings)
+        return replace(params, query_scales=scales, scale_length=growth.length, scale_offset=growth.offset)
+
+    def rope_params(self, layer: int) -> RopeParams | None:
+        """The rotary embedding of one layer; None: it does not rotate."""
+        return self.rope.of_layer(layer, local=self.attention.windows[layer] is not None)
 
     def for_length(self, max_model_len: int) -> DecoderConfig:
-        if self.short_rope is None or max_model_len > self.original_length:
-            return self
-        return replace(self, rope=self.short_rope)
+        return replace(self, rope=self.rope.for_length(max_model_len))
 
     @classmethod
     def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
@@ -100,41 +104,38 @@ class DecoderConfig(ModelConfig):
         shapes: Mapping[str, tuple[int, ...]],
         *,
         norm_eps: str = "attention.layer_norm_rms_epsilon",
-        experts: Routing | None = None,
+        **fields: Any,
     ) -> ConfigT:
-        """norm_eps: the key of the norms' epsilon; experts: None: a file with experts is refused."""
+        """norm_eps: the key of the norms' epsilon; fields: parts and further fields that differ from the usual ones."""
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
             raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
-        if experts is None and (count := reader.integer("expert_count", 0, low=0)):
-            raise reader.error("expert_count", count, "experts are not supported by this architecture")
+        if "mlp" not in fields:
+            fields["mlp"] = MLPConfig.from_gguf(reader)
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         if not any(name.startswith(f"layers.{num_layers - 1}.") for name in shapes):
             raise reader.error("block_count", num_layers, f"the file has no tensors of block {num_layers - 1}")
-        hidden_size = reader.integer("embedding_length", high=MAX_WIDTH)
         num_heads = reader.integer("attention.head_count", high=MAX_WIDTH)
-        head_dim = _head_dim(reader, "attention.key_length", "attention.head_count", hidden_size, num_heads)
+        head_dim = _gguf_head_dim(reader)
         value_key = "attention.value_length"
-        value_dim = checked_columns(reader, value_key, reader.integer(value_key, head_dim, high=MAX_WIDTH), num_heads)
-        max_positions = reader.integer("context_length")
-        original = long_rope_from_gguf(reader, max_positions)
+        if "attention" not in fields:
+            fields["attention"] = AttentionConfig(same_windows_from_gguf(reader))
+        if "rope" not in fields:
+            fields["rope"] = gguf_rope(reader)
         return cls(
             vocab_size=embedding[0],
             num_layers=num_layers,
-            hidden_size=hidden_size,
-            intermediate_size=reader.integer("feed_forward_length", high=MAX_WIDTH),
+            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(reader, "attention.head_count_kv", num_heads),
             head_dim=head_dim,
-            value_dim=value_dim,
-            max_position_embeddings=max_positions,
+            value_dim=checked_columns(
+                reader, value_key, reader.integer(value_key, head_dim, high=MAX_WIDTH), num_heads
+            ),
+            max_position_embeddings=reader.integer("context_length"),
             norm_eps=reader.number(norm_eps, high=1.0),
             tie_word_embeddings="lm_head.weight" not in shapes,
-            rope=rope_from_gguf(reader, head_dim, max_positions),
-            windows=(reader.integer("attention.sliding_window", 0, low=0) or None,) * num_layers,
-            experts=experts,
-            short_rope=rope_from_gguf(reader, head_dim, max_positions, original) if original else None,
-            original_length=original or 0,
+            **fields,
         )
 
     @classmethod
@@ -143,124 +144,73 @@ class DecoderConfig(ModelConfig):
         return cls.read_hf(reader)
 
     @classmethod
-    def read_hf(
-        cls: type[ConfigT],
-        reader: ConfigReader,
-        *,
-        rope: ConfigReader | None = None,
-        windows: Windows | None = None,
-        activation: tuple[str, ...] = ("silu", "swish"),
-        theta: float = 10000.0,
-        norm_eps: str = "rms_norm_eps",
-        experts: Routing | None = None,
-    ) -> ConfigT:
-        """reader: config.json; rope: its part about the rotary embedding, if it is not in the usual place; windows: one
-        per layer; None: as `use_sliding_window` says; activation: the names of the MLP's activation; theta: the rotary
-        base if config.json has none; norm_eps: the key of the norms' epsilon.
+    def read_hf(cls: type[ConfigT], reader: ConfigReader, *, norm_eps: str = "rms_norm_eps", **fields: Any) -> ConfigT:
+        """reader: config.json; the rest as in `read_gguf`. Windows are Qwen's unless `attention` is given.
 
         Raises ModelLoadError naming the key.
         """
-        for key in ("hidden_act", "hidden_activation"):
-            if reader.text(key, activation[0]) not in activation:
-                raise reader.error(key, reader.text(key), f"must be {' or '.join(activation)}")
-        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
-        hidden_size = reader.integer("hidden_size", high=MAX_WIDTH)
+        if "mlp" not in fields:
+            fields["mlp"] = MLPConfig.from_hf(reader)
+        if "attention" not in fields:
+            fields["attention"] = AttentionConfig(upper_windows(reader))
+        if "rope" not in fields:
+            fields["rope"] = hf_rope(reader)
         num_heads = reader.integer("num_attention_heads", high=MAX_WIDTH)
-        head_dim = _head_dim(reader, "head_dim", "num_attention_heads", hidden_size, num_heads)
-        max_positions = reader.integer("max_position_embeddings")
-        theta = reader.number("rope_theta", theta, low=1.0)
-        rope = rope or rope_section(reader)
-        original = long_rope_from_hf(rope, max_positions)
+        head_dim = _hf_head_dim(reader)
         return cls(
             vocab_size=reader.integer("vocab_size"),
-            num_layers=num_layers,
-            hidden_size=hidden_size,
-            intermediate_size=reader.integer("intermediate_size", high=MAX_WIDTH),
+            num_layers=reader.integer("num_hidden_layers", high=MAX_LAYERS),
+            hidden_size=reader.integer("hidden_size", high=MAX_WIDTH),
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(reader, "num_key_value_heads", num_heads),
             head_dim=head_dim,
             value_dim=head_dim,
-            max_position_embeddings=max_positions,
+            max_position_embeddings=reader.integer("max_position_embeddings"),
             norm_eps=reader.number(norm_eps, 1e-6, high=1.0),
             tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-            rope=rope_from_hf(rope, head_dim, theta, max_positions),
-            windows=_hf_windows(reader, num_layers) if windows is None else windows,
-            experts=experts,
-            short_rope=rope_from_hf(rope, head_dim, theta, max_positions, original) if original else None,
-            original_length=original or 0,
+            **fields,
         )
 
 
-def rope_section(reader: ConfigReader) -> ConfigReader:
-    """The section of config.json about the rotary embedding, in its newer or its older form."""
-    section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
-    # Older files keep these two beside the section.
-    beside = ("partial_rotary_factor", "original_max_position_embeddings")
-    return section.with_defaults({key: reader.values[reader.prefix + key] for key in beside if reader.has(key)})
-
-
-def _hf_windows(reader: ConfigReader, num_layers: int) -> Windows:
-    """Qwen's sliding windows, one per layer: off unless `use_sliding_window`, then from `max_window_layers` on."""
-    if not reader.flag("use_sliding_window", False):
-        return (None,) * num_layers
-    window = reader.integer("sliding_window", 4096)
-    if reader.has("layer_types"):
-        return windows_of_types(reader, num_layers, window)
-    first = reader.integer("max_window_layers", 28, low=0)
-    return tuple(window if layer >= first else None for layer in range(num_layers))
-
-
-def experts_from_gguf(reader: ConfigReader, *, normalize: bool) -> Routing | None:
-    """None if the file has no experts. normalize: unless the file says otherwise."""
-    count = reader.integer("expert_count", 0, low=0)
-    if not count:
-        return None
-    return Routing(
-        reader.integer("expert_used_count", high=count), normalize=reader.flag("expert_weights_norm", normalize)
+def hf_rope(reader: ConfigReader, section: ConfigReader | None = None, theta: float = 10000.0) -> RopeConfig:
+    """The rotary embedding of config.json. section: the part about it, if it is not in the usual place; theta: the
+    base if the file has none. Raises ModelLoadError naming the key."""
+    head_dim, max_positions = _hf_head_dim(reader), reader.integer("max_position_embeddings")
+    theta = reader.number("rope_theta", theta, low=1.0)
+    section = section or rope_section(reader)
+    original = long_rope_from_hf(section, max_positions)
+    return RopeConfig(
+        rope_from_hf(section, head_dim, theta, max_positions),
+        short=rope_from_hf(section, head_dim, theta, max_positions, original) if original else None,
+        original_length=original or 0,
     )
 
 
-def experts_from_hf(reader: ConfigReader, *, normalize: bool) -> Routing:
-    """normalize: the weights of the chosen experts sum to 1."""
-    count = reader.integer("num_local_experts" if reader.has("num_local_experts") else "num_experts")
-    return Routing(reader.integer("num_experts_per_tok", high=count), normalize=normalize)
+def gguf_rope(reader: ConfigReader) -> RopeConfig:
+    """The same of a GGUF file."""
+    head_dim, max_positions = _gguf_head_dim(reader), reader.integer("context_length")
+    original = long_rope_from_gguf(reader, max_positions)
+    return RopeConfig(
+        rope_from_gguf(reader, head_dim, max_positions),
+        short=rope_from_gguf(reader, head_dim, max_positions, original) if original else None,
+        original_length=original or 0,
+    )
 
 
-def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) -> Windows:
-    """The window of each layer by `layer_types`. Raises ModelLoadError for a type other than attention."""
-    windows = {"full_attention": None, "sliding_attention": window}
-    kinds = reader.texts("layer_types", num_layers)
-    for kind in kinds:
-        if kind not in windows:
-            raise reader.error("layer_types", kind, f"must be {' or '.join(windows)}")
-    return tuple(windows[kind] for kind in kinds)
+def _hf_head_dim(reader: ConfigReader) -> int:
+    return _head_dim(reader, "head_dim", "num_attention_heads", "hidden_size")
 
 
-def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default: int, window: int | None) -> Windows:
-    """The windows of layers if every n-th has none. key: of n, or of a list that has true for layers with a window."""
-    if isinstance(reader.values.get(reader.prefix + key), (list, tuple, np.ndarray)):
-        return tuple(window if local else None for local in reader.flags(key, num_layers))
-    pattern = reader.integer(key, default)
-    return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))
+def _gguf_head_dim(reader: ConfigReader) -> int:
+    return _head_dim(reader, "attention.key_length", "attention.head_count", "embedding_length")
 
 
-def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> Windows:
-    """The window of each layer of config.json: by `layer_types`, or every n-th layer has none.
-
-    pattern, window: n and `sliding_window`, if the file does not say them. Raises ModelLoadError naming the key.
-    """
-    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
-    window = reader.integer("sliding_window", window)
-    if reader.has("layer_types"):
-        return windows_of_types(reader, num_layers, window)
-    return windows_of_pattern(reader, "sliding_window_pattern", num_layers, pattern, window)
-
-
-def _head_dim(reader: ConfigReader, key: str, heads_key: str, hidden_size: int, num_heads: int) -> int:
-    """heads_key: that of `num_heads`, for errors."""
+def _head_dim(reader: ConfigReader, key: str, heads: str, width: str) -> int:
+    """heads, width: the keys of the number of heads and of the hidden size."""
+    hidden_size, num_heads = reader.integer(width, high=MAX_WIDTH), reader.integer(heads, high=MAX_WIDTH)
     if not reader.has(key) and hidden_size % num_heads:
         reason = f"does not divide the hidden size, {hidden_size}, and {reader.prefix}{key} is missing"
-        raise reader.error(heads_key, num_heads, reason)
+        raise reader.error(heads, num_heads, reason)
     head_dim = reader.integer(key, hidden_size // num_heads, high=MAX_WIDTH)
     if head_dim % 2:
         raise reader.error(key, head_dim, "must be even")

@@ -57,7 +57,7 @@ class EncoderConfig(ModelConfig):
         """The rows of gate and up."""
         return self.intermediate_size, self.intermediate_size
 
-    def attention(self, layer: int) -> EncoderAttentionParams:
+    def attention_params(self, layer: int) -> EncoderAttentionParams:
         """The attention of one layer."""
         heads = self.num_heads, self.num_kv_heads, self.head_dim
         return EncoderAttentionParams(*heads, self.head_dim**-0.5, self.windows[layer], self.alibi_slopes)
@@ -208,7 +208,7 @@ def _attention(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
     rope = cfg.ropes[layer]
     if rope is not None:
         q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
-    mixed = g.encoder_attention(q, k, v, cfg.attention(layer))
+    mixed = g.encoder_attention(q, k, v, cfg.attention_params(layer))
     return g.linear(mixed, p + "o_proj")
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.ops import AttentionParams
 from octavo.graph.values import Value
 from octavo.models import gemma2
-from octavo.models._decoder import Windows
+from octavo.models._attention import Windows
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import WeightTable
 
@@ -29,19 +29,15 @@ WEIGHTS = WeightTable(
 )
 
 
-_NO_ROPE = RopeParams(())
-
-
 @dataclass(frozen=True, slots=True)
 class Config(gemma2.Config):
-    """`rope` is that of layers without a window."""
+    """The shared configuration with these parts."""
 
-    local_rope: RopeParams = _NO_ROPE  # of layers with a window
     sources: tuple[int, ...] = ()  # [num_layers]: the layer whose keys and values each one reads
     input_width: int = 0  # columns of a layer's own input; 0: there is none
 
-    def attention(self, layer: int) -> AttentionParams:
-        return gemma2.Config.attention(self, self.sources[layer])
+    def attention_params(self, layer: int) -> AttentionParams:
+        return gemma2.Config.attention_params(self, self.sources[layer])
 
 
 def inputs_of_layers(g: Graph, h: Value, cfg: Config) -> Value:

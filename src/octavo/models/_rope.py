@@ -1,12 +1,14 @@
 """Rotary embeddings of every scaling in use, as config.json and GGUF metadata describe them, reduced to `RopeParams`.
 
+`RopeConfig` is the rotary embedding of a decoder's layers.
+
 rotary_dim: the number of columns of a head that rotate. theta: the base of the frequencies.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +24,34 @@ _LONG_ROPE = ("longrope", "su")
 _FACTORS = (1e-3, 1e6)  # of positions, frequencies and turns
 _ATTENTION = (1e-3, 1e3)
 _DIVISORS = (1e-3, 1e32)  # of single frequencies; some files write 1e30 for one that does not turn
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """The rotary embedding of a decoder's layers. A family gives what differs from the defaults."""
+
+    params: RopeParams
+    local: RopeParams | None = None  # of layers with a window; None: the same
+    rotates: tuple[bool, ...] | None = None  # [num_layers]; None: all layers do
+    short: RopeParams | None = None  # long-rope: in place of `params` in sequences of up to original_length tokens
+    original_length: int = 0
+
+    @property
+    def rotary_dim(self) -> int:
+        """The columns of a head that rotate."""
+        return 2 * len(self.params.frequencies)
+
+    def of_layer(self, layer: int, *, local: bool) -> RopeParams | None:
+        """local: the layer has a window. None: it does not rotate."""
+        if self.rotates is not None and not self.rotates[layer]:
+            return None
+        return self.local if local and self.local is not None else self.params
+
+    def for_length(self, max_model_len: int) -> RopeConfig:
+        """The rotary embedding of sequences of at most so many tokens."""
+        if self.short is None or max_model_len > self.original_length:
+            return self
+        return replace(self, params=self.short)
 
 
 def _number(section: ConfigReader, key: str, default: float | None = None) -> float:
@@ -111,6 +141,14 @@ def long_rope_from_gguf(reader: ConfigReader, max_positions: int) -> int | None:
         return None
     original = reader.integer("rope.scaling.original_context_length", max_positions)
     return original if original < max_positions else None
+
+
+def rope_section(reader: ConfigReader) -> ConfigReader:
+    """The section of config.json about the rotary embedding, in its newer or its older form."""
+    section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
+    # Older files keep these two beside the section.
+    beside = ("partial_rotary_factor", "original_max_position_embeddings")
+    return section.with_defaults({key: reader.values[reader.prefix + key] for key in beside if reader.has(key)})
 
 
 def rope_from_hf(

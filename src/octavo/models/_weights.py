@@ -148,14 +148,18 @@ def halves_of_pairs(num_heads: int, head_dim: int, rotary_dim: int) -> NDArray[n
 def gate_and_up() -> Transform:
     """`gate_up_proj` cut into its halves."""
     parts = ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj")
-    return Split("layers.*.mlp.gate_up_proj", parts, lambda c: (c.intermediate_size, c.intermediate_size))
+    return Split("layers.*.mlp.gate_up_proj", parts, lambda c: (c.mlp.intermediate_size,) * 2)
 
 
 def rotary_pairs(only: FileFormat | None = None) -> tuple[Transform, ...]:
     """`halves_of_pairs` for q and k of every layer of a model with a `DecoderConfig`."""
+
+    def order(cfg: Any, heads: int) -> NDArray[np.intp]:
+        return halves_of_pairs(heads, cfg.head_dim, cfg.rope.rotary_dim)
+
     return (
-        Permute("layers.*.self_attn.q_proj", lambda c: halves_of_pairs(c.num_heads, c.head_dim, c.rotary_dim), only),
-        Permute("layers.*.self_attn.k_proj", lambda c: halves_of_pairs(c.num_kv_heads, c.head_dim, c.rotary_dim), only),
+        Permute("layers.*.self_attn.q_proj", lambda c: order(c, c.num_heads), only),
+        Permute("layers.*.self_attn.k_proj", lambda c: order(c, c.num_kv_heads), only),
     )
 
 

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams, Routing
 from octavo.graph.values import Value
-from octavo.models import _layers
-from octavo.models._decoder import DecoderConfig, checked_columns, rope_section
+from octavo.models._decoder import DecoderConfig, checked_columns
+from octavo.models._layers import mlp
+from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
-from octavo.models._rope import rope_from_gguf, rope_from_hf, yarn_mscale
+from octavo.models._rope import rope_from_gguf, rope_from_hf, rope_section, yarn_mscale
 from octavo.models._routing import checked, grouped_from_gguf, grouped_from_hf
 from octavo.models._weights import Heads, Permute, Split, WeightTable, halves_of_pairs, stacked_experts
 
@@ -30,12 +31,14 @@ _LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
 class Config(DecoderConfig):
     """num_kv_heads, head_dim and value_dim are those of the cache: one latent, its rotary part included."""
 
-    rope_dim: int = 0  # columns of a head that rotate; those of keys are shared by all heads
     nope_dim: int = 0  # columns of a head that do not
     head_value_dim: int = 0  # columns of a head's output
     is_interleaved: bool = True  # the file keeps the two columns of a rotated pair together
-    first_experts: int = 0  # layers before this one have a plain MLP
-    shared_experts: bool = False
+
+    @property
+    def rope_dim(self) -> int:
+        """The columns of a head that rotate; those of keys are shared by all heads."""
+        return self.rope.rotary_dim
 
     @property
     def latent_dim(self) -> int:
@@ -43,7 +46,14 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        plain = cls.read_gguf(reader, shapes, experts=grouped_from_gguf(reader, shapes))
+        num_layers = reader.integer("block_count", high=MAX_LAYERS)
+        mlp = MLPConfig.from_gguf(
+            reader,
+            grouped_from_gguf(reader, shapes),
+            first_experts=reader.integer("leading_dense_block_count", 0, low=0, high=num_layers),
+            shared="plain" if reader.integer("expert_shared_count", 0, low=0) > 0 else None,
+        )
+        plain = cls.read_gguf(reader, shapes, mlp=mlp)
         rope_dim = reader.integer("rope.dimension_count", low=2, high=MAX_WIDTH)
         # Files before llama.cpp knew the latent form have the lengths of heads under the plain names.
         key, value = ("key_length", "value_length")
@@ -56,17 +66,12 @@ class Config(DecoderConfig):
             factor = reader.number("rope.scaling.factor", 1.0)
             mscale = yarn_mscale(factor, 10 * reader.number("rope.scaling.yarn_log_multiplier"))
             rope = replace(rope, attention_factor=1.0)  # mscale is equal and cancels out
-        plain = plain._with_latent(
+        return plain._with_latent(
             latent_dim=reader.integer("attention.kv_lora_rank", high=MAX_WIDTH),
             rope=rope,
             scale=mscale**2 * head_dim**-0.5,
             nope_dim=head_dim - rope_dim,
             head_value_dim=_columns(reader, f"attention.{value}", plain.num_heads),
-        )
-        return replace(
-            plain,
-            first_experts=reader.integer("leading_dense_block_count", 0, low=0, high=plain.num_layers),
-            shared_experts=reader.integer("expert_shared_count", 0, low=0) > 0,
         )
 
     @classmethod
@@ -82,7 +87,13 @@ class Config(DecoderConfig):
         # head_dim is that of the rotary embedding where the file has it, and else must not be derived from the width.
         plain = cls.read_hf(
             reader.with_defaults({"head_dim": rope_dim, "num_key_value_heads": num_heads}),
-            experts=_experts_from_hf(reader),
+            mlp=MLPConfig.from_hf(
+                reader,
+                _experts_from_hf(reader),
+                first_experts=_first_experts(reader),
+                shared="plain" if reader.integer("n_shared_experts", 0, low=0) > 0 else None,
+            ),
+            is_interleaved=reader.flag("rope_interleave", True),
         )
         section = rope_section(reader)
         theta = reader.number("rope_theta", 10000.0, low=1.0)
@@ -91,18 +102,12 @@ class Config(DecoderConfig):
         is_scaled = section.text("rope_type", section.text("type", "default")) != "default"
         if is_scaled and section.number("mscale_all_dim", 0.0, low=-1.0) > 0:
             mscale = yarn_mscale(section.number("factor"), section.number("mscale_all_dim", high=100.0))
-        plain = plain._with_latent(
+        return plain._with_latent(
             latent_dim=reader.integer("kv_lora_rank", high=MAX_WIDTH),
             rope=rope_from_hf(section, rope_dim, theta, plain.max_position_embeddings),
             scale=mscale**2 * (nope_dim + rope_dim) ** -0.5,
             nope_dim=nope_dim,
             head_value_dim=_columns(reader, "v_head_dim", num_heads),
-        )
-        return replace(
-            plain,
-            is_interleaved=reader.flag("rope_interleave", True),
-            first_experts=_first_experts(reader),
-            shared_experts=reader.integer("n_shared_experts", 0, low=0) > 0,
         )
 
     def _with_latent(
@@ -114,15 +119,13 @@ class Config(DecoderConfig):
         nope_dim: int,
         head_value_dim: int,
     ) -> Config:
-        rope_dim = 2 * len(rope.frequencies)
         return replace(
             self,
             num_kv_heads=1,
-            head_dim=latent_dim + rope_dim,
+            head_dim=latent_dim + 2 * len(rope.frequencies),
             value_dim=latent_dim,
-            rope=rope,
-            rope_dim=rope_dim,
-            attention_scale=scale,
+            attention=replace(self.attention, scale=scale),
+            rope=replace(self.rope, params=rope),
             nope_dim=nope_dim,
             head_value_dim=head_value_dim,
         )
@@ -230,7 +233,7 @@ def build(g: Graph, cfg: Config) -> Value:
         p = f"layers.{i}."
         h = h + _attention(g, cfg, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), i)
         x = g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps)
-        h = h + _mlp(g, cfg, x, i)
+        h = h + mlp(g, x, cfg, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
 
@@ -241,16 +244,9 @@ def _attention(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
     q = x
     if p + "q_a_proj.weight" in g.weights:
         q = g.rms_norm(g.linear(x, p + "q_a_proj"), p + "q_a_layernorm", _LATENT_EPS)
-    q_rope = g.rope(g.linear(q, p + "q_rope_proj"), cfg.rope_dim, cfg.rope)
+    q_rope = g.rope(g.linear(q, p + "q_rope_proj"), cfg.rope_dim, cfg.rope.params)
     q_latent = g.head_linear(g.linear(q, p + "q_nope_proj"), p + "k_b_proj")
     latent = g.rms_norm(g.linear(x, p + "kv_a_proj"), p + "kv_a_layernorm", _LATENT_EPS)
-    k_rope = g.rope(g.linear(x, p + "k_rope_proj"), cfg.rope_dim, cfg.rope)
-    mixed = g.latent_attention((q_latent, q_rope), (latent, k_rope), cfg.attention(layer))
+    k_rope = g.rope(g.linear(x, p + "k_rope_proj"), cfg.rope_dim, cfg.rope.params)
+    mixed = g.latent_attention((q_latent, q_rope), (latent, k_rope), cfg.attention_params(layer))
     return g.linear(g.head_linear(mixed, p + "v_b_proj"), p + "o_proj")
-
-
-def _mlp(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
-    stem = f"layers.{layer}.mlp"
-    if layer < cfg.first_experts or cfg.experts is None:
-        return _layers.gated_mlp(g, x, stem)
-    return _layers.experts_beside_shared(g, x, stem, cfg.experts, shared=cfg.shared_experts)

@@ -7,9 +7,18 @@ from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, windows_of_pattern, windows_of_types
+from octavo.models._attention import (
+    AttentionConfig,
+    Windows,
+    same_windows,
+    windows_from_gguf,
+    windows_of_pattern,
+    windows_of_types,
+)
+from octavo.models._decoder import DecoderConfig, gguf_rope, hf_rope
 from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._rope import RopeConfig
 from octavo.models.olmo2 import WEIGHTS
 
 __all__ = ["WEIGHTS", "Config", "build"]
@@ -21,27 +30,24 @@ _PATTERN = 4  # every fourth layer is global
 class Config(DecoderConfig):
     """The shared configuration; the 1.2B model has no windows and rotates everywhere."""
 
-    qk_norm: bool = True
-
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        plain = cls.read_gguf(reader, shapes)
-        window = reader.integer("attention.sliding_window", 0, low=0) or None
-        key = "attention.sliding_window_pattern"
-        return replace(plain, windows=windows_of_pattern(reader, key, plain.num_layers, _PATTERN, window))
+        windows = windows_from_gguf(reader, _PATTERN, reader.integer("attention.sliding_window", 0, low=0) or None)
+        attention = AttentionConfig(windows, qk_norm=True)
+        return cls.read_gguf(reader, shapes, attention=attention, rope=_local(gguf_rope(reader), windows))
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
-        return cls.read_hf(reader, windows=_hf_windows(reader, num_layers))
+        windows = _hf_windows(reader)
+        attention = AttentionConfig(windows, qk_norm=True)
+        return cls.read_hf(reader, attention=attention, rope=_local(hf_rope(reader), windows))
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
     """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
-    windowed = any(cfg.windows)
-    for i, window in enumerate(cfg.windows):
-        x = attention(g, h, cfg, i, None if windowed and window is None else cfg.rope)
+    for i in range(cfg.num_layers):
+        x = attention(g, h, cfg, i)
         h = h + g.rms_norm(x, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         x = mlp(g, h, cfg, i)
         h = h + g.rms_norm(x, f"layers.{i}.post_feedforward_layernorm", cfg.norm_eps)
@@ -49,9 +55,15 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
     return g.logits(h, cfg.output_head)
 
 
-def _hf_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
+def _local(rope: RopeConfig, windows: Windows) -> RopeConfig:
+    """Beside layers with a window those without do not rotate."""
+    return replace(rope, rotates=tuple(window is not None for window in windows)) if any(windows) else rope
+
+
+def _hf_windows(reader: ConfigReader) -> Windows:
     if not reader.has("sliding_window"):
-        return (None,) * num_layers
+        return same_windows(reader)
+    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     window = reader.integer("sliding_window")
     if reader.has("layer_types"):
         return windows_of_types(reader, num_layers, window)

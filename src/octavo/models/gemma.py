@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import attention, gated_mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._mlp import MLPConfig
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import Fold, WeightTable
 
 # A norm multiplies by 1 + weight. The converter to GGUF has added the one.
@@ -28,8 +30,8 @@ class Config(DecoderConfig):
         # The first files say gelu and mean its approximation.
         return cls.read_hf(
             reader,
-            windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
-            activation=("gelu_pytorch_tanh", "gelu"),
+            attention=AttentionConfig(same_windows(reader)),
+            mlp=MLPConfig.from_hf(reader, activation=("gelu_pytorch_tanh", "gelu")),
         )
 
 
@@ -38,7 +40,7 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i, cfg.rope)
+        h = h + attention(g, x, cfg, i)
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         h = h + gated_mlp(g, x, f"layers.{i}.mlp", "gelu_tanh")
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, windows_from_hf, windows_of_pattern
+from octavo.models._attention import AttentionConfig, windows_from_gguf, windows_from_hf
+from octavo.models._decoder import DecoderConfig
 from octavo.models._encoder import EncoderConfig
 from octavo.models._layers import attention, gated_mlp
+from octavo.models._mlp import MLPConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import Fold, WeightTable
 
@@ -54,9 +55,11 @@ class Config(DecoderConfig):
         window = reader.integer("attention.sliding_window", 4096)
         return replace(
             plain,
-            windows=windows_of_pattern(reader, "attention.sliding_window_pattern", plain.num_layers, 2, window),
-            attention_scale=query_dim**-0.5,
-            attention_softcap=reader.number("attn_logit_softcapping", 50.0),
+            attention=AttentionConfig(
+                windows_from_gguf(reader, 2, window),
+                scale=query_dim**-0.5,
+                softcap=reader.number("attn_logit_softcapping", 50.0),
+            ),
             logit_softcap=reader.number("final_logit_softcapping", 30.0),
         )
 
@@ -68,22 +71,18 @@ class Config(DecoderConfig):
         if reader.flag("use_bidirectional_attention", False):
             raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
         attention_cap, logit_cap = (None if key in null else reader.number(key) for key in caps)
-        return replace(
-            cls.read_hf(reader, windows=windows_from_hf(reader, 2), activation=("gelu_pytorch_tanh",)),
-            attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5,
-            attention_softcap=attention_cap,
+        scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
+        return cls.read_hf(
+            reader,
+            attention=AttentionConfig(windows_from_hf(reader, 2), scale=scale, softcap=attention_cap),
+            mlp=MLPConfig.from_hf(reader, activation=("gelu_pytorch_tanh",)),
             logit_softcap=logit_cap,
         )
 
 
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
-    return decoder(g, cfg, [cfg.rope] * cfg.num_layers)
-
-
-def decoder(g: Graph, cfg: Config, ropes: Sequence[RopeParams]) -> Value:
-    """The model with a rotary embedding for each layer."""
-    h = layers(g, cfg, lambda x, i: attention(g, x, cfg, i, ropes[i]))
+    h = layers(g, cfg, lambda x, i: attention(g, x, cfg, i))
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
 

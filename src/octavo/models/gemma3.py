@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams
-from octavo.graph.values import Value
 from octavo.models import gemma2
-from octavo.models._decoder import windows_from_hf, windows_of_pattern
+from octavo.models._attention import AttentionConfig, windows_from_gguf, windows_from_hf
+from octavo.models._decoder import hf_rope
+from octavo.models._mlp import MLPConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Fold, WeightTable
+from octavo.models.gemma2 import build
+
+__all__ = [
+    "ALIASES",
+    "GLOBAL_THETA",
+    "LOCAL_THETA",
+    "PATTERN",
+    "WEIGHTS",
+    "Config",
+    "build",
+    "global_rope",
+    "local_rope",
+    "text_config",
+]
 
 ALIASES = ("gemma3_text",)
 _HEAD_NORMS = ("layers.*.self_attn.q_norm", "layers.*.self_attn.k_norm")
@@ -32,28 +46,24 @@ _DEFAULTS = {
 }
 PATTERN = 6  # every sixth layer is global
 LOCAL_THETA = 10_000.0
-_NO_ROPE = RopeParams(())
 GLOBAL_THETA = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Config(gemma2.Config):
-    """Gemma's configuration; `rope` is that of the global layers, which have no window."""
-
-    local_rope: RopeParams = _NO_ROPE
-    qk_norm: bool = True
+    """Gemma's configuration; the global layers have no window."""
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": GLOBAL_THETA}), shapes)
         window = reader.integer("attention.sliding_window", 0, low=0) or None
+        theta = reader.number("rope.freq_base_swa", LOCAL_THETA, low=1.0)
         # The file lacks the scale of the query; only in the 27B model (62 layers) it differs from head_dim.
         query_dim = plain.hidden_size // plain.num_heads if plain.num_layers == 62 else plain.head_dim
         return replace(
             plain,
-            windows=windows_of_pattern(reader, "attention.sliding_window_pattern", plain.num_layers, PATTERN, window),
-            local_rope=scaled(plain.head_dim, reader.number("rope.freq_base_swa", LOCAL_THETA, low=1.0)),
-            attention_scale=query_dim**-0.5,
+            attention=AttentionConfig(windows_from_gguf(reader, PATTERN, window), qk_norm=True, scale=query_dim**-0.5),
+            rope=replace(plain.rope, local=scaled(plain.head_dim, theta)),
             logit_softcap=reader.optional_number("final_logit_softcapping"),
         )
 
@@ -64,26 +74,22 @@ class Config(gemma2.Config):
             raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
         if cap := reader.optional_number("attn_logit_softcapping"):
             raise reader.error("attn_logit_softcapping", cap, "Gemma 3 has no cap in its attention")
+        scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
         plain = cls.read_hf(
             reader,
-            rope=global_rope(reader),
-            windows=windows_from_hf(reader, PATTERN),
-            activation=("gelu_pytorch_tanh",),
-            theta=GLOBAL_THETA,
-        )
-        local_rope = reader.section("rope_parameters").section("sliding_attention")
-        local_theta = reader.number("rope_local_base_freq", LOCAL_THETA, low=1.0)
-        return replace(
-            plain,
-            local_rope=rope_from_hf(local_rope, plain.head_dim, local_theta, plain.max_position_embeddings),
-            attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5,
+            attention=AttentionConfig(windows_from_hf(reader, PATTERN), qk_norm=True, scale=scale),
+            rope=hf_rope(reader, global_rope(reader), GLOBAL_THETA),
+            mlp=MLPConfig.from_hf(reader, activation=("gelu_pytorch_tanh",)),
             logit_softcap=reader.optional_number("final_logit_softcapping"),
         )
+        return replace(plain, rope=replace(plain.rope, local=local_rope(reader, plain.head_dim)))
 
 
-def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
-    return gemma2.decoder(g, cfg, [cfg.rope if window is None else cfg.local_rope for window in cfg.windows])
+def local_rope(reader: ConfigReader, head_dim: int) -> RopeParams:
+    """The rotary embedding of layers with a window in config.json."""
+    section = reader.section("rope_parameters").section("sliding_attention")
+    theta = reader.number("rope_local_base_freq", LOCAL_THETA, low=1.0)
+    return rope_from_hf(section, head_dim, theta, reader.integer("max_position_embeddings"))
 
 
 def text_config(reader: ConfigReader) -> ConfigReader:

@@ -16,9 +16,11 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import AddToStreams, MatchMagnitude, MixStreams, SideBySide, Sparsify
 from octavo.graph.values import Value
 from octavo.models import _per_layer, gemma3
-from octavo.models._decoder import windows_from_hf, windows_of_pattern
+from octavo.models._attention import AttentionConfig, windows_from_gguf, windows_from_hf
+from octavo.models._decoder import hf_rope
+from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
-from octavo.models._rope import rope_from_hf, scaled
+from octavo.models._rope import scaled
 from octavo.models._weights import Stack, WeightTable
 
 ALIASES = ("gemma3n_text",)
@@ -58,7 +60,6 @@ _SPARSE_LAYERS, _SPARSITY = 10, 0.95  # if a file does not say it
 _SHARED = 15
 _STREAMS, _MAX_STREAMS = 4, 64
 _FLOOR = 1e-5  # of the mean square of a stream
-_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +74,16 @@ class Config(_per_layer.Config):
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         reader = _per_layer.with_widest_mlp(reader, "feed_forward_length", "block_count")
-        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes)
-        window = reader.integer("attention.sliding_window")
-        key = "attention.sliding_window_pattern"
-        windows = windows_of_pattern(reader, key, plain.num_layers, _PATTERN, window)
+        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": gemma3.GLOBAL_THETA}), shapes)
+        windows = windows_from_gguf(reader, _PATTERN, reader.integer("attention.sliding_window"))
+        theta = reader.number("rope.freq_base_swa", gemma3.LOCAL_THETA, low=1.0)
         shared = "attention.shared_kv_layers"
         default = min(_SHARED, plain.num_layers - 1)
         num_shared = reader.integer(shared, default, low=0, high=MAX_LAYERS)
         config = replace(
             plain,
-            windows=windows,
-            local_rope=scaled(plain.head_dim, reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)),
-            attention_scale=1.0,
+            attention=AttentionConfig(windows, qk_norm=True, scale=1.0),
+            rope=replace(plain.rope, local=scaled(plain.head_dim, theta)),
             logit_softcap=reader.number("final_logit_softcapping", 30.0),
             sources=_per_layer.cache_sources(reader, shared, windows, num_shared),
             deviations=_deviations_of_gguf(reader, plain.num_layers),
@@ -99,18 +98,14 @@ class Config(_per_layer.Config):
         windows = windows_from_hf(reader, _PATTERN, 512)
         plain = cls.read_hf(
             reader,
-            rope=gemma3.global_rope(reader),
-            windows=windows,
-            activation=("gelu_pytorch_tanh",),
-            theta=_GLOBAL_THETA,
+            attention=AttentionConfig(windows, qk_norm=True, scale=1.0),
+            rope=hf_rope(reader, gemma3.global_rope(reader), gemma3.GLOBAL_THETA),
+            mlp=MLPConfig.from_hf(reader, activation=("gelu_pytorch_tanh",)),
         )
-        local_rope = reader.section("rope_parameters").section("sliding_attention")
-        local_theta = reader.number("rope_local_base_freq", _LOCAL_THETA, low=1.0)
         num_shared = reader.integer("num_kv_shared_layers", _SHARED, low=0, high=MAX_LAYERS)
         config = replace(
             plain,
-            local_rope=rope_from_hf(local_rope, plain.head_dim, local_theta, plain.max_position_embeddings),
-            attention_scale=1.0,
+            rope=replace(plain.rope, local=gemma3.local_rope(reader, plain.head_dim)),
             logit_softcap=reader.number("final_logit_softcapping", 30.0),
             sources=_per_layer.cache_sources(reader, "num_kv_shared_layers", windows, num_shared),
             deviations=_deviations_of_hf(reader, plain.num_layers),
@@ -214,13 +209,14 @@ def _layer(g: Graph, cfg: Config, streams: Value, inputs: Value, layer: int) -> 
 
 
 def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
-    p, rope = f"layers.{layer}.self_attn.", cfg.rope if cfg.windows[layer] is None else cfg.local_rope
+    p, rope = f"layers.{layer}.self_attn.", cfg.rope_params(layer)
+    assert rope is not None
     q = g.rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), cfg.head_dim, rope)
     k = v = None
     if cfg.sources[layer] == layer:
         k = g.rope(g.rms_norm(g.linear(x, p + "k_proj"), p + "k_norm", cfg.norm_eps), cfg.head_dim, rope)
         v = g.rms_norm(g.linear(x, p + "v_proj"), None, cfg.norm_eps, cfg.head_dim)
-    return g.linear(g.attention(q, k, v, cfg.attention(layer)), p + "o_proj")
+    return g.linear(g.attention(q, k, v, cfg.attention_params(layer)), p + "o_proj")
 
 
 def _mlp(g: Graph, x: Value, cfg: Config, layer: int) -> Value:

@@ -9,8 +9,10 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, Routing
 from octavo.graph.values import Value
 from octavo.models import _per_layer
-from octavo.models._decoder import checked_columns, experts_from_gguf, windows_from_hf, windows_of_pattern
+from octavo.models._attention import AttentionConfig, Windows, windows_from_gguf, windows_from_hf
+from octavo.models._decoder import checked_columns, hf_rope
 from octavo.models._layers import gated_mlp
+from octavo.models._mlp import MLPConfig, experts_from_gguf
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Split, WeightTable, stacked_experts
@@ -60,7 +62,7 @@ _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class Config(_per_layer.Config):
-    """`head_dim`, `value_dim`, `num_kv_heads` and `local_rope` are those of layers with a window."""
+    """`head_dim`, `value_dim` and `num_kv_heads` are those of layers with a window."""
 
     global_head_dim: int = _GLOBAL_DIM
     global_kv_heads: int = 1
@@ -71,8 +73,8 @@ class Config(_per_layer.Config):
         """The rows of an expert's gate and up; none: the model has no experts."""
         return (self.expert_width,) * 2 if self.expert_width else ()
 
-    def attention(self, layer: int) -> AttentionParams:
-        params = _per_layer.Config.attention(self, layer)
+    def attention_params(self, layer: int) -> AttentionParams:
+        params = _per_layer.Config.attention_params(self, layer)
         if params.window is not None:
             return params
         dim = self.global_head_dim
@@ -82,14 +84,15 @@ class Config(_per_layer.Config):
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         reader = _per_layer.with_widest_mlp(reader, "feed_forward_length", "block_count")
         num_layers, window = reader.integer("block_count", high=MAX_LAYERS), reader.integer("attention.sliding_window")
-        windows = windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, _PATTERN, window)
+        windows = windows_from_gguf(reader, _PATTERN, window)
         heads = reader.counts("attention.head_count_kv", num_layers)
         kinds = [{n for n, w in zip(heads, windows, strict=True) if (w is None) == is_global} for is_global in (0, 1)]
         if any(len(kind) > 1 for kind in kinds):
             raise reader.error("attention.head_count_kv", heads, "differs between layers of the same kind")
         reader = reader.with_largest("attention.head_count_kv", num_layers)
         experts = experts_from_gguf(reader, normalize=True)
-        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes, experts=experts)
+        mlp = MLPConfig.from_gguf(reader, experts)
+        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes, mlp=mlp)
         # The plain keys are those of the global layers.
         local_dim = reader.integer("attention.key_length_swa", plain.head_dim, low=2, high=MAX_WIDTH)
         theta = reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)
@@ -98,14 +101,13 @@ class Config(_per_layer.Config):
         width = reader.integer("embedding_length_per_layer_input", 0, low=0, high=MAX_WIDTH)
         return replace(
             plain,
-            windows=windows,
+            attention=AttentionConfig(windows, qk_norm=True, scale=1.0),
             head_dim=local_dim,
             value_dim=local_dim,
             num_kv_heads=next(iter(kinds[0]), max(heads)),
             global_head_dim=plain.head_dim,
             global_kv_heads=next(iter(kinds[1]), max(heads)),
-            local_rope=scaled(local_rotary, theta),
-            attention_scale=1.0,
+            rope=replace(plain.rope, local=scaled(local_rotary, theta)),
             logit_softcap=reader.optional_number("final_logit_softcapping"),
             sources=_per_layer.cache_sources(
                 reader, shared, windows, reader.integer(shared, 0, low=0, high=MAX_LAYERS)
@@ -125,11 +127,9 @@ class Config(_per_layer.Config):
         ropes = reader.section("rope_parameters")
         plain = cls.read_hf(
             reader,
-            rope=ropes.section("sliding_attention"),
-            windows=windows,
-            activation=("gelu_pytorch_tanh",),
-            theta=_LOCAL_THETA,
-            experts=experts,
+            attention=AttentionConfig(windows, qk_norm=True, scale=1.0),
+            rope=hf_rope(reader, ropes.section("sliding_attention"), _LOCAL_THETA),
+            mlp=MLPConfig.from_hf(reader, experts, activation=("gelu_pytorch_tanh",)),
         )
         key = "num_kv_shared_layers"
         dim, kv_heads = _global_heads(reader, windows, plain.num_kv_heads)
@@ -138,9 +138,11 @@ class Config(_per_layer.Config):
         )
         return replace(
             plain,
-            rope=rope_from_hf(full, dim, _GLOBAL_THETA, plain.max_position_embeddings),
-            local_rope=plain.rope,
-            attention_scale=1.0,
+            rope=replace(
+                plain.rope,
+                params=rope_from_hf(full, dim, _GLOBAL_THETA, plain.max_position_embeddings),
+                local=plain.rope.params,
+            ),
             global_head_dim=dim,
             global_kv_heads=kv_heads,
             logit_softcap=reader.optional_number("final_logit_softcapping"),
@@ -162,7 +164,7 @@ def _experts_from_hf(reader: ConfigReader) -> Routing | None:
     return Routing(reader.integer("top_k_experts", high=reader.integer("num_experts")))
 
 
-def _global_heads(reader: ConfigReader, windows: tuple[int | None, ...], kv_heads: int) -> tuple[int, int]:
+def _global_heads(reader: ConfigReader, windows: Windows, kv_heads: int) -> tuple[int, int]:
     """head_dim and kv heads of the layers without a window; newer files have them for each layer."""
     heads = kv_heads
     if reader.flag("attention_k_eq_v", False) and reader.has("num_global_key_value_heads"):
@@ -193,8 +195,9 @@ def build(g: Graph, cfg: Config) -> Value:
         x = _attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, i)
         h = h + g.rms_norm(x, p + "post_attention_layernorm", cfg.norm_eps)
         x = gated_mlp(g, g.rms_norm(h, p + "pre_feedforward_layernorm", cfg.norm_eps), p + "mlp", "gelu_tanh")
-        if cfg.experts is not None and f"{p}mlp.gate.weight" in g.weights:
-            x = g.rms_norm(x, p + "post_feedforward_layernorm_1", cfg.norm_eps) + _experts(g, h, p, cfg.experts, cfg)
+        if cfg.mlp.experts is not None and f"{p}mlp.gate.weight" in g.weights:
+            x = g.rms_norm(x, p + "post_feedforward_layernorm_1", cfg.norm_eps)
+            x = x + _experts(g, h, p, cfg.mlp.experts, cfg)
         h = h + g.rms_norm(x, p + "post_feedforward_layernorm", cfg.norm_eps)
         if inputs is not None:
             h = h + _per_layer.gated_input(g, h, inputs, i, cfg)
@@ -214,8 +217,9 @@ def _experts(g: Graph, h: Value, p: str, routing: Routing, cfg: Config) -> Value
 
 def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
     """A layer without a projection of values takes that of its keys."""
-    p, params = f"layers.{layer}.self_attn.", cfg.attention(layer)
-    dim, rope = params.head_dim, cfg.rope if params.window is None else cfg.local_rope
+    p, params = f"layers.{layer}.self_attn.", cfg.attention_params(layer)
+    dim, rope = params.head_dim, cfg.rope_params(layer)
+    assert rope is not None
     q = g.rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), dim, rope)
     k = v = None
     if cfg.sources[layer] == layer:

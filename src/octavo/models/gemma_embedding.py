@@ -29,8 +29,8 @@ class Config(EncoderConfig):
 
     attention_scale: float = 1.0
 
-    def attention(self, layer: int) -> EncoderAttentionParams:
-        return replace(EncoderConfig.attention(self, layer), scale=self.attention_scale)
+    def attention_params(self, layer: int) -> EncoderAttentionParams:
+        return replace(EncoderConfig.attention_params(self, layer), scale=self.attention_scale)
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -60,10 +60,10 @@ class Config(EncoderConfig):
             head_dim=plain.head_dim,
             max_position_embeddings=plain.max_position_embeddings,
             norm_eps=plain.norm_eps,
-            windows=tuple(None if window is None else window // 2 for window in plain.windows),
-            ropes=tuple(plain.rope if window is None else plain.local_rope for window in plain.windows),
-            intermediate_size=plain.intermediate_size,
-            attention_scale=plain.attention_scale or plain.head_dim**-0.5,
+            windows=tuple(None if window is None else window // 2 for window in plain.attention.windows),
+            ropes=tuple(map(plain.rope_params, range(plain.num_layers))),
+            intermediate_size=plain.mlp.intermediate_size,
+            attention_scale=plain.attention.scale or plain.head_dim**-0.5,
         )
 
 
@@ -77,7 +77,7 @@ def build(g: Graph, cfg: Config) -> Value:
         rope = cfg.ropes[layer]
         if rope is not None:
             q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
-        return g.linear(g.encoder_attention(q, k, v, cfg.attention(layer)), p + "o_proj")
+        return g.linear(g.encoder_attention(q, k, v, cfg.attention_params(layer)), p + "o_proj")
 
     h = g.rms_norm(gemma2.layers(g, cfg, attend), "norm", cfg.norm_eps)
     pooled = g.mean_pool(h) if cfg.pooling == "mean" else g.select_rows(h)

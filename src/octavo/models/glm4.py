@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import attention, mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable, gate_and_up, rotary_pairs
 
 WEIGHTS = WeightTable(
@@ -30,7 +31,7 @@ class Config(DecoderConfig):
     def from_hf(cls, reader: ConfigReader) -> Config:
         return cls.read_hf(
             reader.with_defaults({"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-7}),
-            windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
+            attention=AttentionConfig(same_windows(reader)),
         )
 
 
@@ -43,7 +44,7 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         p = f"layers.{i}."
-        x = attention(g, norm(h, p + "input_layernorm"), cfg, i, cfg.rope)
+        x = attention(g, norm(h, p + "input_layernorm"), cfg, i)
         h = h + norm(x, p + "post_self_attn_layernorm")
         x = mlp(g, norm(h, p + "post_attention_layernorm"), cfg, i)
         h = h + norm(x, p + "post_mlp_layernorm")

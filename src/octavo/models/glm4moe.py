@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
 from octavo.models._decoder import DecoderConfig
-from octavo.models._layers import attention, experts_beside_shared, gated_mlp
+from octavo.models._layers import attention, mlp
+from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._routing import grouped_from_gguf, grouped_from_hf
 from octavo.models._weights import WeightTable, stacked_experts
@@ -30,38 +32,36 @@ WEIGHTS = WeightTable(
 class Config(DecoderConfig):
     """Layers that predict further tokens (MTP) are not counted."""
 
-    first_experts: int = 0  # layers before this one have a plain MLP
-    shared_experts: bool = False
-
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         further = reader.integer("nextn_predict_layers", 0, low=0)
         num_layers = reader.integer("block_count", low=further + 1, high=MAX_LAYERS) - further
-        key = reader.prefix + "block_count"
-        plain = cls.read_gguf(
-            ConfigReader({**reader.values, key: num_layers}, reader.prefix),
+        reader = ConfigReader({**reader.values, reader.prefix + "block_count": num_layers}, reader.prefix)
+        qk_norm = "layers.0.self_attn.q_norm.weight" in shapes
+        return cls.read_gguf(
+            reader,
             shapes,
-            experts=grouped_from_gguf(reader, shapes),
-        )
-        return replace(
-            plain,
-            qk_norm="layers.0.self_attn.q_norm.weight" in shapes,
-            first_experts=reader.integer("leading_dense_block_count", 0, low=0, high=num_layers),
-            shared_experts=reader.integer("expert_shared_count", 0, low=0) > 0,
+            attention=AttentionConfig(same_windows_from_gguf(reader), qk_norm=qk_norm),
+            mlp=MLPConfig.from_gguf(
+                reader,
+                grouped_from_gguf(reader, shapes),
+                first_experts=reader.integer("leading_dense_block_count", 0, low=0, high=num_layers),
+                shared="plain" if reader.integer("expert_shared_count", 0, low=0) > 0 else None,
+            ),
         )
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        plain = cls.read_hf(
-            reader.with_defaults({"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}),
-            windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
-            experts=grouped_from_hf(reader),
-        )
-        return replace(
-            plain,
-            qk_norm=reader.flag("use_qk_norm", False),
-            first_experts=reader.integer("first_k_dense_replace", 1, low=0, high=MAX_LAYERS),
-            shared_experts=reader.integer("n_shared_experts", 1, low=0) > 0,
+        reader = reader.with_defaults({"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5})
+        return cls.read_hf(
+            reader,
+            attention=AttentionConfig(same_windows(reader), qk_norm=reader.flag("use_qk_norm", False)),
+            mlp=MLPConfig.from_hf(
+                reader,
+                grouped_from_hf(reader),
+                first_experts=reader.integer("first_k_dense_replace", 1, low=0, high=MAX_LAYERS),
+                shared="plain" if reader.integer("n_shared_experts", 1, low=0) > 0 else None,
+            ),
         )
 
 
@@ -70,10 +70,7 @@ def build(g: Graph, cfg: Config) -> Value:
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         p = f"layers.{i}."
-        h = h + attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, i, cfg.rope)
+        h = h + attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, i)
         x = g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps)
-        if i < cfg.first_experts or cfg.experts is None:
-            h = h + gated_mlp(g, x, p + "mlp")
-        else:
-            h = h + experts_beside_shared(g, x, p + "mlp", cfg.experts, shared=cfg.shared_experts)
+        h = h + mlp(g, x, cfg, i)
     return g.logits(g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps), cfg.output_head)

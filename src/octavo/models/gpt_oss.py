@@ -11,14 +11,10 @@ from numpy.typing import NDArray
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Routing
 from octavo.graph.values import Value
-from octavo.models._decoder import (
-    DecoderConfig,
-    experts_from_gguf,
-    experts_from_hf,
-    windows_of_pattern,
-    windows_of_types,
-)
+from octavo.models._attention import AttentionConfig, Windows, windows_of_pattern, windows_of_types
+from octavo.models._decoder import DecoderConfig, hf_rope
 from octavo.models._layers import attention
+from octavo.models._mlp import MLPConfig, experts_from_gguf, experts_from_hf
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._rope import rope_from_gguf
 from octavo.models._weights import Permute, Split, Transpose, WeightTable
@@ -35,15 +31,19 @@ class Config(DecoderConfig):
     """The even layers have a window."""
 
     gate_limit: float = 7.0
-    sinks: bool = True
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        plain = cls.read_gguf(reader, shapes, experts=experts_from_gguf(reader, normalize=True))
+        mlp = MLPConfig.from_gguf(reader, experts_from_gguf(reader, normalize=True))
+        plain = cls.read_gguf(reader, shapes, mlp=mlp)
         # llama.cpp rounds the borders of YaRN's ramp; the model was trained without.
         rope = rope_from_gguf(reader, plain.head_dim, plain.max_position_embeddings, truncate=False)
         window = reader.integer("attention.sliding_window")
-        return replace(plain, rope=rope, windows=_alternate(reader, plain.num_layers, window))
+        return replace(
+            plain,
+            attention=AttentionConfig(_alternate(reader, plain.num_layers, window), sinks=True),
+            rope=replace(plain.rope, params=rope),
+        )
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -51,16 +51,17 @@ class Config(DecoderConfig):
         if alpha != _ALPHA:
             raise reader.error("swiglu_alpha", alpha, f"must be {_ALPHA}")
         num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("sliding_window", 128)
-        plain = cls.read_hf(
-            reader.with_defaults({"head_dim": 64, "rms_norm_eps": 1e-5}),
-            windows=_alternate(reader, num_layers, window),
-            theta=150000.0,
-            experts=experts_from_hf(reader, normalize=True),
+        reader = reader.with_defaults({"head_dim": 64, "rms_norm_eps": 1e-5})
+        return cls.read_hf(
+            reader,
+            attention=AttentionConfig(_alternate(reader, num_layers, window), sinks=True),
+            rope=hf_rope(reader, theta=150000.0),
+            mlp=MLPConfig.from_hf(reader, experts_from_hf(reader, normalize=True)),
+            gate_limit=reader.number("swiglu_limit", 7.0),
         )
-        return replace(plain, gate_limit=reader.number("swiglu_limit", 7.0))
 
 
-def _alternate(reader: ConfigReader, num_layers: int, window: int) -> tuple[int | None, ...]:
+def _alternate(reader: ConfigReader, num_layers: int, window: int) -> Windows:
     if reader.has("layer_types"):
         return windows_of_types(reader, num_layers, window)
     return windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, 2, window)
@@ -68,7 +69,7 @@ def _alternate(reader: ConfigReader, num_layers: int, window: int) -> tuple[int 
 
 def _gate_then_up(cfg: Config) -> NDArray[np.intp]:
     """Rows of gate and up take turns in safetensors files."""
-    rows = np.arange(2 * cfg.intermediate_size)
+    rows = np.arange(2 * cfg.mlp.intermediate_size)
     return np.concatenate([rows[::2], rows[1::2]])
 
 
@@ -89,7 +90,7 @@ WEIGHTS = WeightTable(
         Split(
             _GATE_UP,
             (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"),
-            lambda c: (c.intermediate_size, c.intermediate_size),
+            lambda c: (c.mlp.intermediate_size,) * 2,
         ),
     ),
 )
@@ -97,11 +98,11 @@ WEIGHTS = WeightTable(
 
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
-    routing = cfg.experts or Routing(1)
+    routing = cfg.mlp.experts or Routing(1)
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i, cfg.rope)
+        h = h + attention(g, x, cfg, i)
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         h = h + g.moe(x, f"layers.{i}.mlp", routing, kind="quick_gelu", limit=cfg.gate_limit, up_offset=1.0)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import attention, mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._reading import ConfigReader
 from octavo.models.llama import WEIGHTS
 
 __all__ = ["WEIGHTS", "Config", "build"]
@@ -30,8 +31,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        windows = (None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS)
-        return scaled_hf(cls.read_hf(reader, windows=windows), reader)
+        return scaled_hf(cls.read_hf(reader, attention=AttentionConfig(same_windows(reader))), reader)
 
 
 ScaledT = TypeVar("ScaledT", bound=Config)
@@ -41,7 +41,7 @@ def scaled_gguf(config: ScaledT, reader: ConfigReader) -> ScaledT:
     """The configuration with the multipliers of a GGUF file."""
     return replace(
         config,
-        attention_scale=reader.optional_number("attention.scale"),
+        attention=replace(config.attention, scale=reader.optional_number("attention.scale")),
         embedding_multiplier=reader.number("embedding_scale", 1.0),
         residual_multiplier=reader.number("residual_scale", 1.0),
         logits_scaling=reader.number("logit_scale", 1.0),
@@ -52,7 +52,7 @@ def scaled_hf(config: ScaledT, reader: ConfigReader) -> ScaledT:
     """The configuration with the multipliers of config.json."""
     return replace(
         config,
-        attention_scale=reader.number("attention_multiplier", 1.0),
+        attention=replace(config.attention, scale=reader.number("attention_multiplier", 1.0)),
         embedding_multiplier=reader.number("embedding_multiplier", 1.0),
         residual_multiplier=reader.number("residual_multiplier", 1.0),
         logits_scaling=reader.number("logits_scaling", 1.0),
@@ -64,7 +64,7 @@ def build(g: Graph, cfg: Config) -> Value:
     h = g.embedding("embed_tokens") * cfg.embedding_multiplier
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i, cfg.rope) * cfg.residual_multiplier
+        h = h + attention(g, x, cfg, i) * cfg.residual_multiplier
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         h = h + mlp(g, x, cfg, i) * cfg.residual_multiplier
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)

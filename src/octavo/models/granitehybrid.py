@@ -10,8 +10,10 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import ScanHeads
 from octavo.graph.values import Value
 from octavo.models import granite
-from octavo.models._decoder import experts_from_gguf, experts_from_hf
+from octavo.models._attention import AttentionConfig, same_windows
+from octavo.models._decoder import hf_rope
 from octavo.models._layers import attention, gated_mlp
+from octavo.models._mlp import MLPConfig, experts_from_gguf, experts_from_hf
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Flatten, NegativeExp, Split, WeightTable, rotary_pairs
 
@@ -48,7 +50,7 @@ WEIGHTS = WeightTable(
         Split(
             _EXPERTS + "input_linear",
             (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"),
-            lambda c: (c.intermediate_size,) * 2,
+            lambda c: (c.mlp.intermediate_size,) * 2,
         ),
         NegativeExp(_MAMBA + "decay", "safetensors"),
         *(Flatten(_MAMBA + part) for part in ("conv1d", "decay", "skip", "norm")),
@@ -63,7 +65,6 @@ _NO_HEADS = ScanHeads(1, 1, 1, 1)
 class Config(granite.Config):
     """Layers with the weights of a state space have no attention. Most models do not rotate queries and keys."""
 
-    rotates: bool = True
     shared_size: int = 0
     scan: ScanHeads = _NO_HEADS
 
@@ -87,11 +88,13 @@ class Config(granite.Config):
         config = cls.read_gguf(
             reader.with_largest("attention.head_count_kv", reader.integer("block_count", high=MAX_LAYERS)),
             shapes,
-            experts=experts_from_gguf(reader, normalize=True),
+            mlp=MLPConfig.from_gguf(reader, experts_from_gguf(reader, normalize=True)),
         )
         rotates = reader.flag("rope.scaling.finetuned", True)  # the converter's name for it
         return replace(
-            granite.scaled_gguf(config, reader), rotates=rotates, scan=_checked(reader, "ssm.group_count", scan)
+            granite.scaled_gguf(config, reader),
+            rope=replace(config.rope, rotates=(rotates,) * config.num_layers),
+            scan=_checked(reader, "ssm.group_count", scan),
         )
 
     @classmethod
@@ -120,12 +123,12 @@ class Config(granite.Config):
         has_experts = reader.integer("num_local_experts", 8, low=0) > 0
         config = cls.read_hf(
             reader,
-            windows=(None,) * num_layers,
-            experts=experts_from_hf(reader, normalize=True) if has_experts else None,
+            attention=AttentionConfig(same_windows(reader)),
+            rope=replace(hf_rope(reader), rotates=(positions == "rope",) * num_layers),
+            mlp=MLPConfig.from_hf(reader, experts_from_hf(reader, normalize=True) if has_experts else None),
         )
         return replace(
             granite.scaled_hf(config, reader),
-            rotates=positions == "rope",
             shared_size=reader.integer("shared_intermediate_size", 1024, high=MAX_WIDTH),
             scan=_checked(reader, "mamba_n_groups", scan),
         )
@@ -147,12 +150,12 @@ def build(g: Graph, cfg: Config) -> Value:
         if f"layers.{i}.mamba.conv1d.weight" in g.weights:
             mixed = mamba2(g, x, cfg.scan, f"layers.{i}.mamba", cfg.norm_eps)
         else:
-            mixed = attention(g, x, cfg, i, cfg.rope if cfg.rotates else None)
+            mixed = attention(g, x, cfg, i)
         h = h + mixed * cfg.residual_multiplier
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         out = gated_mlp(g, x, f"layers.{i}.shared_mlp")
-        if cfg.experts is not None:
-            out = g.moe(x, f"layers.{i}.mlp", cfg.experts) + out
+        if cfg.mlp.experts is not None:
+            out = g.moe(x, f"layers.{i}.mlp", cfg.mlp.experts) + out
         h = h + out * cfg.residual_multiplier
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head, scale=1.0 / cfg.logits_scaling)

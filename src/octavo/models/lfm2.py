@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig
+from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
+from octavo.models._decoder import DecoderConfig, hf_rope
 from octavo.models._layers import attention, gated_mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import Flatten, Split, WeightTable
@@ -43,13 +44,13 @@ WEIGHTS = WeightTable(
 class Config(DecoderConfig):
     """Layers with the weights of a convolution have no attention."""
 
-    qk_norm: bool = True
-
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         # One number a layer, 0 where there is a convolution.
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
-        return cls.read_gguf(reader.with_largest("attention.head_count_kv", num_layers), shapes)
+        reader = reader.with_largest("attention.head_count_kv", num_layers)
+        attention = AttentionConfig(same_windows_from_gguf(reader), qk_norm=True)
+        return cls.read_gguf(reader, shapes, attention=attention)
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -59,8 +60,8 @@ class Config(DecoderConfig):
                 if kind not in ("full_attention", "conv"):
                     raise reader.error("layer_types", kind, "must be full_attention or conv")
         reader = reader.with_defaults({"tie_word_embeddings": reader.flag("tie_embedding", True)})
-        windows = (None,) * num_layers
-        config = cls.read_hf(reader, windows=windows, norm_eps="norm_eps", theta=1e6)
+        attention = AttentionConfig(same_windows(reader), qk_norm=True)
+        config = cls.read_hf(reader, norm_eps="norm_eps", attention=attention, rope=hf_rope(reader, theta=1e6))
         return replace(config, norm_eps=reader.number("norm_eps", 1e-5, high=1.0))
 
 
@@ -70,7 +71,7 @@ def build(g: Graph, cfg: Config) -> Value:
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
         is_conv = f"layers.{i}.conv.conv.weight" in g.weights
-        h = h + (gated_conv(g, x, f"layers.{i}.conv") if is_conv else attention(g, x, cfg, i, cfg.rope))
+        h = h + (gated_conv(g, x, f"layers.{i}.conv") if is_conv else attention(g, x, cfg, i))
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         h = h + gated_mlp(g, x, f"layers.{i}.mlp")
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, experts_from_gguf
+from octavo.models._attention import AttentionConfig, same_windows
+from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import attention, mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._mlp import MLPConfig, experts_from_gguf
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable, rotary_pairs
 
 # The converter to GGUF permutes q and k so that the two columns of a rotated pair lie side by side.
@@ -23,11 +25,11 @@ class Config(DecoderConfig):
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         # Mixtral has the name llama in GGUF files.
-        return cls.read_gguf(reader, shapes, experts=experts_from_gguf(reader, normalize=True))
+        return cls.read_gguf(reader, shapes, mlp=MLPConfig.from_gguf(reader, experts_from_gguf(reader, normalize=True)))
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        return cls.read_hf(reader, windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS))
+        return cls.read_hf(reader, attention=AttentionConfig(same_windows(reader)))
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
@@ -35,7 +37,7 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i, cfg.rope)
+        h = h + attention(g, x, cfg, i)
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         h = h + mlp(g, x, cfg, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)

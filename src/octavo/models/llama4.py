@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, Routing
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, Windows, experts_from_gguf, experts_from_hf, rope_section
-from octavo.models._layers import experts_beside_shared, gated_mlp
+from octavo.models._attention import AttentionConfig, QueryGrowth, Windows
+from octavo.models._decoder import DecoderConfig, gguf_rope, hf_rope
+from octavo.models._layers import mlp
+from octavo.models._mlp import MLPConfig, experts_from_gguf, experts_from_hf
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
-from octavo.models._rope import rotating_layers
+from octavo.models._rope import rope_section, rotating_layers
 from octavo.models._weights import Split, Transpose, WeightTable, rotary_pairs, stacked_experts
 
 ALIASES = ("llama4_text",)
@@ -28,38 +29,33 @@ _SCALINGS = ("default", "linear", "llama3")  # those without a factor that a nor
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """A layer with a window sees its own chunk of so many positions. `intermediate_size` is that of an expert.
+    """`intermediate_size` is that of an expert. Queries grow in the layers that do not rotate."""
 
-    Queries of layers that do not rotate grow by 1 + query_growth * log(1 + (position + 1) // floor).
-    """
-
-    rotates: tuple[bool, ...] = ()  # [num_layers]
-    query_growth: float = 0.0
-    floor: int = _FLOOR
-
-    def attention(self, layer: int) -> AttentionParams:
-        params = replace(DecoderConfig.attention(self, layer), chunked=self.windows[layer] is not None)
-        if self.rotates[layer] or not self.query_growth:
+    def attention_params(self, layer: int) -> AttentionParams:
+        params = DecoderConfig.attention_params(self, layer)
+        if self.rope_params(layer) is None:
             return params
-        steps = range(self.max_position_embeddings // self.floor + 1)
-        scales = tuple(1.0 + self.query_growth * math.log1p(step) for step in steps)
-        return replace(params, query_scales=scales, scale_length=self.floor, scale_offset=1)
+        return replace(params, query_scales=None, scale_length=1, scale_offset=0)
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        experts = experts_from_gguf(reader, normalize=False)
-        plain = cls.read_gguf(reader, shapes, experts=_on_input(experts))
+        num_layers = reader.integer("block_count", high=MAX_LAYERS)
         # llama.cpp knows one pattern; a window of 0 turns it off, and a file has no place for other values.
         pattern = reader.integer("attention.sliding_window", _CHUNK, low=0) > 0
-        rotates = rotating_layers(plain.num_layers, _INTERVAL) if pattern else (True,) * plain.num_layers
-        width = reader.integer("expert_feed_forward_length", plain.intermediate_size, high=MAX_WIDTH)
-        return replace(
-            plain,
-            intermediate_size=width,
-            rotates=rotates,
-            windows=tuple(_CHUNK if pattern and rotating else None for rotating in rotates),
-            qk_norm=reader.integer("expert_count", 0, low=0) != _UNNORMED_EXPERTS,
-            query_growth=_GROWTH if pattern else 0.0,
+        rotates = rotating_layers(num_layers, _INTERVAL) if pattern else (True,) * num_layers
+        part = MLPConfig.from_gguf(reader, _on_input(experts_from_gguf(reader, normalize=False)), shared="plain")
+        width = reader.integer("expert_feed_forward_length", part.intermediate_size, high=MAX_WIDTH)
+        return cls.read_gguf(
+            reader,
+            shapes,
+            attention=AttentionConfig(
+                tuple(_CHUNK if pattern and rotating else None for rotating in rotates),
+                chunked=True,
+                qk_norm=reader.integer("expert_count", 0, low=0) != _UNNORMED_EXPERTS,
+                query_growth=QueryGrowth(_GROWTH, _FLOOR, 1) if pattern else None,
+            ),
+            rope=replace(gguf_rope(reader), rotates=rotates),
+            mlp=replace(part, intermediate_size=width),
         )
 
     @classmethod
@@ -73,23 +69,19 @@ class Config(DecoderConfig):
         if reader.has("no_rope_layers") and reader.values[reader.prefix + "no_rope_layers"] != []:
             rotates = reader.flags("no_rope_layers", num_layers)  # 1: rotates, in spite of the name
         reader.integer("intermediate_size_mlp", 16384, high=MAX_WIDTH)  # of plain layers: their weights have it
-        plain = cls.read_hf(
-            reader,
-            windows=_windows(reader, rotates),
-            theta=500_000.0,
-            experts=_on_input(experts_from_hf(reader, normalize=False)),
-        )
         section = rope_section(reader)
         kind = section.text("rope_type", section.text("type", "default"))
         qk_norm = reader.flag("use_qk_norm", True)
         if qk_norm and kind not in _SCALINGS:
             raise section.error("rope_type", kind, f"must be {', '.join(_SCALINGS)} in a model with norms of q and k")
-        return replace(
-            plain,
-            rotates=rotates,
-            qk_norm=qk_norm,
-            query_growth=reader.number("attn_scale", _GROWTH, high=_MAX_GROWTH) if _is_tuned(reader) else 0.0,
-            floor=reader.integer("floor_scale", _FLOOR, low=_MIN_FLOOR),
+        experts = _on_input(experts_from_hf(reader, normalize=False))
+        return cls.read_hf(
+            reader,
+            attention=AttentionConfig(
+                _windows(reader, rotates), chunked=True, qk_norm=qk_norm, query_growth=_growth(reader)
+            ),
+            rope=replace(hf_rope(reader, theta=500_000.0), rotates=rotates),
+            mlp=MLPConfig.from_hf(reader, experts, shared="plain"),
         )
 
 
@@ -98,11 +90,14 @@ def _on_input(routing: Routing | None) -> Routing | None:
     return None if routing is None else replace(routing, scoring="sigmoid", normalize=False, on_input=True)
 
 
-def _is_tuned(reader: ConfigReader) -> bool:
+def _growth(reader: ConfigReader) -> QueryGrowth | None:
     """Older files have a number in place of true."""
     key = "attn_temperature_tuning"
     value = reader.values.get(reader.prefix + key)
-    return reader.integer(key, low=0) > 0 if type(value) is int else reader.flag(key, True)
+    factor = reader.number("attn_scale", _GROWTH, high=_MAX_GROWTH)
+    floor = reader.integer("floor_scale", _FLOOR, low=_MIN_FLOOR)
+    is_tuned = reader.integer(key, low=0) > 0 if type(value) is int else reader.flag(key, True)
+    return QueryGrowth(factor, floor, 1) if is_tuned else None
 
 
 def _windows(reader: ConfigReader, rotates: tuple[bool, ...]) -> Windows:
@@ -141,7 +136,7 @@ WEIGHTS = WeightTable(
         *rotary_pairs(),
         Transpose(_EXPERTS + "gate_up_columns", whole=_GATE_UP),
         Transpose(_EXPERTS + "down_columns", whole=_EXPERTS + "down_proj"),
-        Split(_GATE_UP, (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"), lambda c: (c.intermediate_size,) * 2),
+        Split(_GATE_UP, (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"), lambda c: (c.mlp.intermediate_size,) * 2),
         *stacked_experts(),
     ),
 )
@@ -154,11 +149,7 @@ def build(g: Graph, cfg: Config) -> Value:
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
         h = h + _attention(g, x, cfg, i)
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        stem = f"layers.{i}.mlp"
-        if cfg.experts is not None and f"{stem}.gate.weight" in g.weights:
-            h = h + experts_beside_shared(g, x, stem, cfg.experts, shared=True)
-        else:
-            h = h + gated_mlp(g, x, stem)
+        h = h + mlp(g, x, cfg, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
 
@@ -167,8 +158,8 @@ def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
     """Norms without weights come after the rotation in the original; it keeps lengths, so they may be first."""
     p = f"layers.{layer}.self_attn."
     q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")
-    if cfg.rotates[layer]:
-        if cfg.qk_norm:
+    if (rope := cfg.rope_params(layer)) is not None:
+        if cfg.attention.qk_norm:
             q, k = (g.rms_norm(y, None, cfg.norm_eps, cfg.head_dim) for y in (q, k))
-        q, k = (g.rope(y, cfg.head_dim, cfg.rope) for y in (q, k))
-    return g.linear(g.attention(q, k, v, cfg.attention(layer)), p + "o_proj")
+        q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
+    return g.linear(g.attention(q, k, v, cfg.attention_params(layer)), p + "o_proj")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.models._decoder import DecoderConfig, experts_from_hf
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._attention import AttentionConfig, same_windows
+from octavo.models._decoder import DecoderConfig, hf_rope
+from octavo.models._mlp import MLPConfig, experts_from_hf
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable, stacked_experts
 from octavo.models.llama import build
 
@@ -32,7 +34,7 @@ class Config(DecoderConfig):
         window = reader.integer("sliding_window") if reader.has("sliding_window") else None
         return cls.read_hf(
             reader,
-            windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
-            theta=THETA,
-            experts=experts_from_hf(reader, normalize=True),
+            attention=AttentionConfig(same_windows(reader, window)),
+            rope=hf_rope(reader, theta=THETA),
+            mlp=MLPConfig.from_hf(reader, experts_from_hf(reader, normalize=True)),
         )

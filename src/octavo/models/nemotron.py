@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import plain_decoder
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._mlp import MLPConfig
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import Fold, WeightTable
 
 # The converter to GGUF has added the one.
@@ -27,11 +29,12 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
+        reader = reader.with_defaults({"partial_rotary_factor": 0.5, "norm_eps": 1e-5})
         return cls.read_hf(
-            reader.with_defaults({"partial_rotary_factor": 0.5, "norm_eps": 1e-5}),
-            windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
-            activation=("relu2",),
+            reader,
             norm_eps="norm_eps",
+            attention=AttentionConfig(same_windows(reader)),
+            mlp=MLPConfig.from_hf(reader, activation=("relu2",)),
         )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octavo.models._decoder import rope_section
 from octavo.models._encoder import EncoderConfig, build, head_dim_of, split_encoder
 from octavo.models._reading import MAX_LAYERS, ConfigReader
-from octavo.models._rope import rope_from_gguf, rope_from_hf
+from octavo.models._rope import rope_from_gguf, rope_from_hf, rope_section
 from octavo.models._weights import WeightTable
 from octavo.models.bert import BERT_NAMES
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, rope_section, windows_from_hf, windows_of_pattern
+from octavo.models._attention import AttentionConfig, same_windows, windows_from_gguf, windows_from_hf
+from octavo.models._decoder import DecoderConfig, hf_rope
 from octavo.models._layers import attention, mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
-from octavo.models._rope import rope_from_hf, scaled
+from octavo.models._reading import ConfigReader
+from octavo.models._rope import rope_from_hf, rope_section, scaled
 from octavo.models._weights import WeightTable
 
 # GGUF files have the name olmo2 for both.
@@ -31,39 +31,36 @@ _LOCAL = "sliding_attention"
 class Config(DecoderConfig):
     """The shared configuration; OLMo 3 scales positions in its global layers only."""
 
-    qk_norm: bool = True
-    local_rope: RopeParams | None = None  # of layers with a window
-
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        plain = cls.read_gguf(reader, shapes)
         window = reader.integer("attention.sliding_window", 0, low=0) or None
+        attention = AttentionConfig(windows_from_gguf(reader, PATTERN, window), qk_norm=True)
+        plain = cls.read_gguf(reader, shapes, attention=attention)
+        if window is None:
+            return plain
         theta = reader.number("rope.freq_base", 10000.0, low=1.0)
-        key = "attention.sliding_window_pattern"
-        return replace(
-            plain,
-            windows=windows_of_pattern(reader, key, plain.num_layers, PATTERN, window),
-            local_rope=scaled(plain.rotary_dim, theta) if window else None,
-        )
+        return replace(plain, rope=replace(plain.rope, local=scaled(plain.rope.rotary_dim, theta)))
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         if reader.text("model_type", "olmo2") != "olmo3":
-            return cls.read_hf(reader, windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS))
+            return cls.read_hf(reader, attention=AttentionConfig(same_windows(reader), qk_norm=True))
         ropes = reader.section("rope_parameters")
         by_kind = ropes.has("full_attention")
         rope = ropes.section("full_attention") if by_kind else rope_section(reader)
-        plain = cls.read_hf(reader, rope=rope, windows=windows_from_hf(reader, PATTERN), theta=THETA_3)
+        attention = AttentionConfig(windows_from_hf(reader, PATTERN), qk_norm=True)
+        plain = cls.read_hf(reader, attention=attention, rope=hf_rope(reader, rope, THETA_3))
         theta = rope.number("rope_theta", reader.number("rope_theta", THETA_3, low=1.0), low=1.0)
         local = ropes.section(_LOCAL) if by_kind else ConfigReader({})
-        return replace(plain, local_rope=rope_from_hf(local, plain.head_dim, theta, plain.max_position_embeddings))
+        local_rope = rope_from_hf(local, plain.head_dim, theta, plain.max_position_embeddings)
+        return replace(plain, rope=replace(plain.rope, local=local_rope))
 
 
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
-    for i, window in enumerate(cfg.windows):
-        x = attention(g, h, cfg, i, cfg.rope if window is None else cfg.local_rope)
+    for i in range(cfg.num_layers):
+        x = attention(g, h, cfg, i)
         h = h + g.rms_norm(x, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         x = mlp(g, h, cfg, i)
         h = h + g.rms_norm(x, f"layers.{i}.post_feedforward_layernorm", cfg.norm_eps)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import Split, WeightTable, gate_and_up
 from octavo.models.llama import build
 
@@ -31,4 +32,4 @@ class Config(DecoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         window = reader.integer("sliding_window") if reader.has("sliding_window") else None
-        return cls.read_hf(reader, windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS))
+        return cls.read_hf(reader, attention=AttentionConfig(same_windows(reader, window)))

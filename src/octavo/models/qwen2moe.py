@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo.models._decoder import DecoderConfig, Windows, experts_from_gguf, experts_from_hf
+from octavo.models._attention import AttentionConfig, Windows, upper_windows
+from octavo.models._decoder import DecoderConfig
+from octavo.models._mlp import MLPConfig, experts_from_gguf, experts_from_hf
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import OneRow, WeightTable, stacked_experts
 from octavo.models.llama import build
@@ -28,22 +30,23 @@ WEIGHTS = WeightTable(
 class Config(DecoderConfig):
     """Layers without a router have a plain MLP."""
 
-    shared_expert: bool = True
-
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(reader, shapes, experts=experts_from_gguf(reader, normalize=False))
+        return cls.read_gguf(
+            reader, shapes, mlp=MLPConfig.from_gguf(reader, experts_from_gguf(reader, normalize=False), shared="gated")
+        )
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         experts = experts_from_hf(reader, normalize=reader.flag("norm_topk_prob", False))
-        return cls.read_hf(reader, experts=experts, windows=_windows(reader))
+        mlp = MLPConfig.from_hf(reader, experts, shared="gated")
+        return cls.read_hf(reader, attention=AttentionConfig(_windows(reader)), mlp=mlp)
 
 
-def _windows(reader: ConfigReader) -> Windows | None:
+def _windows(reader: ConfigReader) -> Windows:
     """Without a list of layers, every second one up to `max_window_layers` has a window, unlike in Qwen 2."""
     if reader.has("layer_types") or not reader.flag("use_sliding_window", False):
-        return None
+        return upper_windows(reader)
     window, first = reader.integer("sliding_window", 4096), reader.integer("max_window_layers", 28, low=0)
     layers = range(reader.integer("num_hidden_layers", high=MAX_LAYERS))
     return tuple(window if layer % 2 == 0 and layer < first else None for layer in layers)

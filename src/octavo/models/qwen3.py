@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from octavo.models._attention import AttentionConfig, same_windows_from_gguf, upper_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
 from octavo.models.llama import build
@@ -15,8 +17,11 @@ __all__ = ["Config", "build"]
 class Config(DecoderConfig):
     """Upper layers may have a sliding window."""
 
-    qk_norm: bool = True
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        return cls.read_gguf(reader, shapes, attention=AttentionConfig(same_windows_from_gguf(reader), qk_norm=True))
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        return cls.read_hf(reader.with_defaults({"head_dim": 128}))
+        reader = reader.with_defaults({"head_dim": 128})
+        return cls.read_hf(reader, attention=AttentionConfig(upper_windows(reader), qk_norm=True))

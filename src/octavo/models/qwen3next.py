@@ -12,8 +12,10 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import DeltaHeads, GatedActivation
 from octavo.graph.values import Value
 from octavo.models import qwen2moe
-from octavo.models._decoder import DecoderConfig, experts_from_gguf, experts_from_hf
+from octavo.models._attention import AttentionConfig, same_windows
+from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import mlp
+from octavo.models._mlp import MLPConfig, experts_from_gguf, experts_from_hf
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Flatten, Fold, NegativeExp, Permute, Split, WeightTable
 
@@ -27,8 +29,6 @@ _NO_HEADS = DeltaHeads(1, 1, 1, 1)
 class Config(DecoderConfig):
     """Layers with the weights of a delta rule have no attention; layers without a router have a plain MLP."""
 
-    qk_norm: bool = True
-    shared_expert: bool = True
     delta: DeltaHeads = _NO_HEADS
 
     @classmethod
@@ -50,7 +50,8 @@ class Config(DecoderConfig):
             value_dim=inner // heads,
             is_tiled=reader.prefix != "qwen3next.",
         )
-        config = cls.read_gguf(reader, shapes, experts=experts_from_gguf(reader, normalize=True))
+        mlp = MLPConfig.from_gguf(reader, experts_from_gguf(reader, normalize=True), shared="gated")
+        config = cls.read_gguf(reader, shapes, mlp=mlp)
         return config._with_delta(reader, "ssm.group_count", delta)
 
     @classmethod
@@ -75,7 +76,8 @@ class Config(DecoderConfig):
             key_dim=reader.integer("linear_key_head_dim", 128, high=MAX_WIDTH),
             value_dim=reader.integer("linear_value_head_dim", 128, high=MAX_WIDTH),
         )
-        config = cls.read_hf(reader, windows=(None,) * num_layers, experts=experts)
+        mlp = MLPConfig.from_hf(reader, experts, shared="gated")
+        config = cls.read_hf(reader, attention=AttentionConfig(same_windows(reader)), mlp=mlp)
         return config._with_delta(reader, "linear_num_key_heads", delta)
 
     def _with_delta(self, reader: ConfigReader, key: str, delta: DeltaHeads) -> Config:
@@ -156,7 +158,7 @@ WEIGHTS = WeightTable(
         Split(
             _EXPERTS + "gate_up_proj",
             (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"),
-            lambda c: (c.intermediate_size,) * 2,
+            lambda c: (c.mlp.intermediate_size,) * 2,
         ),
         Permute(_DELTA + "in_proj_qkvz", _qkvz_order),
         Split(_DELTA + "in_proj_qkvz", (_DELTA + "in_proj_qkv", _DELTA + "in_proj_z"), _qkvz_parts),
@@ -203,6 +205,6 @@ def gated_attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
     p = f"layers.{layer}.self_attn."
     q, k, v, gate = (g.linear(x, f"{p}{part}_proj") for part in ("q", "k", "v", "gate"))
     q, k = (g.rms_norm(y, f"{p}{part}_norm", cfg.norm_eps) for part, y in (("q", q), ("k", k)))
-    q, k = (g.rope(y, cfg.head_dim, cfg.rope) for y in (q, k))
-    out = g.attention(q, k, v, cfg.attention(layer))
+    q, k = (g.rope(y, cfg.head_dim, cfg.rope.params) for y in (q, k))
+    out = g.attention(q, k, v, cfg.attention_params(layer))
     return g.linear(g.add_operation(GatedActivation(gate, out, "sigmoid")), p + "o_proj")

@@ -6,13 +6,14 @@ The model of 12B has a LayerNorm on each head of q and k.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
 from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import attention, mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import Flatten, Stack, WeightTable
 
 _Q_NORM, _K_NORM = "layers.*.self_attn.q_norm", "layers.*.self_attn.k_norm"
@@ -35,25 +36,24 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        plain = cls.read_gguf(reader, shapes, norm_eps="attention.layer_norm_epsilon")
         # The 12B model says so by leaving out the norm of the MLP.
         parallel = "layers.0.post_attention_layernorm.weight" not in shapes
-        return replace(
-            plain,
-            qk_norm="layers.0.self_attn.q_norm.weight" in shapes,
+        qk_norm = "layers.0.self_attn.q_norm.weight" in shapes
+        return cls.read_gguf(
+            reader,
+            shapes,
+            norm_eps="attention.layer_norm_epsilon",
+            attention=AttentionConfig(same_windows_from_gguf(reader), qk_norm=qk_norm),
             parallel=reader.flag("use_parallel_residual", parallel) and parallel,
         )
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        plain = cls.read_hf(
-            reader.with_defaults({"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5}),
-            windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
+        reader = reader.with_defaults({"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5})
+        return cls.read_hf(
+            reader,
             norm_eps="layer_norm_eps",
-        )
-        return replace(
-            plain,
-            qk_norm=reader.flag("qk_layernorm", False),
+            attention=AttentionConfig(same_windows(reader), qk_norm=reader.flag("qk_layernorm", False)),
             parallel=reader.flag("use_parallel_residual", False),
         )
 
@@ -63,7 +63,7 @@ def build(g: Graph, cfg: Config) -> Value:
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i, cfg.rope, centered=True)
+        h = h + attention(g, x, cfg, i, centered=True)
         if not cfg.parallel:
             x = g.layer_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         h = h + mlp(g, x, cfg, i)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import plain_decoder
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._mlp import MLPConfig
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
 
 WEIGHTS = WeightTable(
@@ -33,9 +35,9 @@ class Config(DecoderConfig):
         window = reader.integer("sliding_window") if reader.has("sliding_window") else None
         return cls.read_hf(
             reader.with_defaults({"tie_word_embeddings": True, "norm_epsilon": 1e-5}),
-            windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
-            activation=("gelu_pytorch_tanh",),
             norm_eps="norm_epsilon",
+            attention=AttentionConfig(same_windows(reader, window)),
+            mlp=MLPConfig.from_hf(reader, activation=("gelu_pytorch_tanh",)),
         )
 
 

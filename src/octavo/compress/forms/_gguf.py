@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
-from octavo.models._decoder import DecoderConfig, rope_section
+from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
-from octavo.models._rope import base_frequencies, yarn_mscale
+from octavo.models._rope import base_frequencies, rope_section, yarn_mscale
 
 Keys = dict[str, bool | int | float | str | NDArray[Any]]
 
@@ -40,12 +40,12 @@ def decoder_keys(
     theta: float = 10000.0,
     norm_eps: str = "attention.layer_norm_rms_epsilon",
 ) -> Keys:
-    """The keys that decoders share. rope, theta: as in `DecoderConfig.read_hf`; norm_eps: as in `read_gguf`."""
+    """The keys that decoders share. rope, theta: as in `hf_rope`; norm_eps: as in `DecoderConfig.read_gguf`."""
     keys: Keys = {
         "block_count": cfg.num_layers,
         "context_length": cfg.max_position_embeddings,
         "embedding_length": cfg.hidden_size,
-        "feed_forward_length": cfg.intermediate_size,
+        "feed_forward_length": cfg.mlp.intermediate_size,
         "attention.head_count": cfg.num_heads,
         "attention.head_count_kv": cfg.num_kv_heads,
         "attention.key_length": cfg.head_dim,
@@ -53,7 +53,7 @@ def decoder_keys(
         norm_eps: cfg.norm_eps,
         "vocab_size": cfg.vocab_size,
     }
-    if len(set(cfg.windows)) == 1 and (window := cfg.windows[0]) is not None:
+    if len(set(cfg.attention.windows)) == 1 and (window := cfg.attention.windows[0]) is not None:
         keys["attention.sliding_window"] = window
     keys |= _expert_keys(cfg, reader)
     return keys | _rope_keys(cfg, rope or rope_section(reader), reader.number("rope_theta", theta, low=1.0))
@@ -61,15 +61,15 @@ def decoder_keys(
 
 def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
     """The experts. Raises ModelLoadError if some layers have none, which GGUF files cannot say."""
-    if cfg.experts is None:
+    if cfg.mlp.experts is None:
         return {}
     if reader.values.get("mlp_only_layers") or reader.integer("decoder_sparse_step", 1) != 1:
         raise ModelLoadError("GGUF files cannot say that some layers have no experts (mlp_only_layers)")
     count = reader.integer("num_local_experts" if reader.has("num_local_experts") else "num_experts")
-    keys: Keys = {"expert_count": count, "expert_used_count": cfg.experts.top_k}
+    keys: Keys = {"expert_count": count, "expert_used_count": cfg.mlp.experts.top_k}
     if reader.has("moe_intermediate_size"):
         keys["expert_feed_forward_length"] = reader.integer("moe_intermediate_size")
-    if cfg.shared_expert:
+    if cfg.mlp.shared == "gated":
         keys["expert_shared_feed_forward_length"] = reader.integer("shared_expert_intermediate_size")
     return keys
 
@@ -77,9 +77,9 @@ def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
 def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:
     """The window, and the layers that have it unless every `pattern`-th one has none, which is the default."""
     keys: Keys = {}
-    if windows := {window for window in cfg.windows if window is not None}:
+    if windows := {window for window in cfg.attention.windows if window is not None}:
         keys["attention.sliding_window"] = windows.pop()
-    local = [window is not None for window in cfg.windows]
+    local = [window is not None for window in cfg.attention.windows]
     if local != [(layer + 1) % pattern != 0 for layer in range(cfg.num_layers)]:
         keys["attention.sliding_window_pattern"] = np.array(local)
     return keys
@@ -89,18 +89,18 @@ def _rope_keys(cfg: DecoderConfig, section: ConfigReader, theta: float) -> Keys:
     """The rotary embedding. A kind without keys of its own is found when the keys are read back."""
     theta = section.number("rope_theta", theta, low=1.0)
     kind = section.text("rope_type", section.text("type", "default"))
-    keys: Keys = {"rope.freq_base": theta, "rope.dimension_count": cfg.rotary_dim}
+    keys: Keys = {"rope.freq_base": theta, "rope.dimension_count": cfg.rope.rotary_dim}
     if kind == "llama3":
-        divisors = base_frequencies(cfg.rotary_dim, theta) / np.array(cfg.rope.frequencies)
+        divisors = base_frequencies(cfg.rope.rotary_dim, theta) / np.array(cfg.rope.params.frequencies)
         keys["rope_freqs.weight"] = divisors.astype(np.float32)
     if kind in ("longrope", "su"):
         original = section.integer("original_max_position_embeddings", cfg.max_position_embeddings)
         keys |= {
             "rope.scaling.original_context_length": original,
-            "rope.scaling.attn_factor": cfg.rope.attention_factor,
+            "rope.scaling.attn_factor": cfg.rope.params.attention_factor,
         }
         for name in ("long", "short"):
-            factors = section.numbers(f"{name}_factor", cfg.rotary_dim // 2, low=0.0, high=float("inf"))
+            factors = section.numbers(f"{name}_factor", cfg.rope.rotary_dim // 2, low=0.0, high=float("inf"))
             keys[f"rope_factors_{name}.weight"] = np.array(factors, np.float32)
     if kind == "linear":
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": section.number("factor")}
@@ -114,6 +114,6 @@ def _rope_keys(cfg: DecoderConfig, section: ConfigReader, theta: float) -> Keys:
         }
         turns = (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"))
         keys |= {f"rope.scaling.{key}": section.number(name) for name, key in turns if section.has(name)}
-        if (extra := cfg.rope.attention_factor / yarn_mscale(factor, 1.0)) != 1.0:
+        if (extra := cfg.rope.params.attention_factor / yarn_mscale(factor, 1.0)) != 1.0:
             keys["rope.scaling.attn_factor"] = extra
     return keys

@@ -38,7 +38,7 @@ def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "r
     keys: JSONObject = {
         "vocab_size": cfg.vocab_size,
         "hidden_size": cfg.hidden_size,
-        "intermediate_size": cfg.intermediate_size,
+        "intermediate_size": cfg.mlp.intermediate_size,
         "num_hidden_layers": cfg.num_layers,
         "num_attention_heads": cfg.num_heads,
         "num_key_value_heads": cfg.num_kv_heads,
@@ -49,8 +49,8 @@ def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "r
         "tie_word_embeddings": cfg.tie_word_embeddings,
         "rope_theta": _short(reader.number("rope.freq_base", 10000.0)),
     }
-    if cfg.rotary_dim != cfg.head_dim:
-        keys["partial_rotary_factor"] = cfg.rotary_dim / cfg.head_dim
+    if cfg.rope.rotary_dim != cfg.head_dim:
+        keys["partial_rotary_factor"] = cfg.rope.rotary_dim / cfg.head_dim
     if scaling := _scaling(cfg, reader, keys["rope_theta"]):
         keys["rope_scaling"] = scaling
     return keys
@@ -58,12 +58,12 @@ def decoder_json(cfg: DecoderConfig, reader: ConfigReader, *, norm_eps: str = "r
 
 def expert_json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
     """The same with those of experts."""
-    assert cfg.experts is not None
+    assert cfg.mlp.experts is not None
     keys = {
         **decoder_json(cfg, reader),
         "num_experts": reader.integer("expert_count"),
-        "num_experts_per_tok": cfg.experts.top_k,
-        "norm_topk_prob": cfg.experts.normalize,
+        "num_experts_per_tok": cfg.mlp.experts.top_k,
+        "norm_topk_prob": cfg.mlp.experts.normalize,
     }
     for name, key in (("moe", "expert_feed_forward_length"), ("shared_expert", "expert_shared_feed_forward_length")):
         if reader.has(key):
@@ -73,8 +73,8 @@ def expert_json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
 
 def window_json(cfg: DecoderConfig) -> JSONObject:
     """The windows, layer by layer."""
-    windows = {window for window in cfg.windows if window is not None}
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in cfg.windows]
+    windows = {window for window in cfg.attention.windows if window is not None}
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in cfg.attention.windows]
     return {"sliding_window": windows.pop() if windows else None, "layer_types": kinds}
 
 
@@ -89,7 +89,7 @@ def _scaling(cfg: DecoderConfig, reader: ConfigReader, theta: float) -> JSONObje
         }
         return {"rope_type": "longrope", **lists, "original_max_position_embeddings": original}
     if tensors.has("rope_freqs.weight"):
-        return _llama3(base_frequencies(cfg.rotary_dim, theta), np.array(cfg.rope.frequencies))
+        return _llama3(base_frequencies(cfg.rope.rotary_dim, theta), np.array(cfg.rope.params.frequencies))
     if kind not in ("linear", "yarn"):
         return {}
     keys: JSONObject = {"rope_type": kind, "factor": _short(reader.number("rope.scaling.factor"))}
@@ -98,8 +98,8 @@ def _scaling(cfg: DecoderConfig, reader: ConfigReader, theta: float) -> JSONObje
         for name in ("beta_fast", "beta_slow"):
             if reader.has(f"rope.scaling.yarn_{name}"):
                 keys[name] = _short(reader.number(f"rope.scaling.yarn_{name}"))
-        if cfg.rope.attention_factor != yarn_mscale(keys["factor"], 1.0):
-            keys["attention_factor"] = cfg.rope.attention_factor
+        if cfg.rope.params.attention_factor != yarn_mscale(keys["factor"], 1.0):
+            keys["attention_factor"] = cfg.rope.params.attention_factor
     return keys
 
 

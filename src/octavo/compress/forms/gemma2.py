@@ -10,8 +10,8 @@ from octavo.models.gemma2 import Config
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
     keys = decoder_keys(cfg, reader) | gguf_pattern(cfg, 2)
-    if cfg.attention_softcap is not None:
-        keys["attn_logit_softcapping"] = cfg.attention_softcap
+    if cfg.attention.softcap is not None:
+        keys["attn_logit_softcapping"] = cfg.attention.softcap
     if cfg.logit_softcap is not None:
         keys["final_logit_softcapping"] = cfg.logit_softcap
     return keys
@@ -21,13 +21,13 @@ def gemma_json(cfg: Config, reader: ConfigReader) -> JSONObject:
     """The keys of Gemma 2 and 3."""
     keys = decoder_json(cfg, reader) | window_json(cfg)
     gelu = "gelu_pytorch_tanh"
-    assert cfg.attention_scale is not None
-    scale = {"query_pre_attn_scalar": round(cfg.attention_scale**-2), "final_logit_softcapping": cfg.logit_softcap}
+    assert cfg.attention.scale is not None
+    scale = {"query_pre_attn_scalar": round(cfg.attention.scale**-2), "final_logit_softcapping": cfg.logit_softcap}
     return {**keys, "hidden_act": gelu, "hidden_activation": gelu, **scale}
 
 
 def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    return gemma_json(cfg, reader) | {"attn_logit_softcapping": cfg.attention_softcap}
+    return gemma_json(cfg, reader) | {"attn_logit_softcapping": cfg.attention.softcap}
 
 
 GGUF = GGUFForm("gemma2", _keys)

@@ -11,7 +11,7 @@ from octavo.models.granite import Config
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
     return {
         **decoder_keys(cfg, reader),
-        "attention.scale": 1.0 if cfg.attention_scale is None else cfg.attention_scale,
+        "attention.scale": 1.0 if cfg.attention.scale is None else cfg.attention.scale,
         "embedding_scale": cfg.embedding_multiplier,
         "residual_scale": cfg.residual_multiplier,
         "logit_scale": cfg.logits_scaling,
@@ -21,7 +21,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
     return {
         **decoder_json(cfg, reader),
-        "attention_multiplier": 1.0 if cfg.attention_scale is None else cfg.attention_scale,
+        "attention_multiplier": 1.0 if cfg.attention.scale is None else cfg.attention.scale,
         "embedding_multiplier": cfg.embedding_multiplier,
         "residual_multiplier": cfg.residual_multiplier,
         "logits_scaling": cfg.logits_scaling,

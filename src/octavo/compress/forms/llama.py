@@ -10,7 +10,7 @@ from octavo.models._reading import ConfigReader
 
 def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
     keys = decoder_json(cfg, reader)
-    if cfg.experts is None:
+    if cfg.mlp.experts is None:
         return keys
     raise reader.error("expert_count", reader.integer("expert_count"), "Mixtral has no way back to safetensors yet")
 

@@ -10,8 +10,8 @@ from octavo.models.olmo2 import PATTERN, THETA_3, Config
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
     ropes = reader.section("rope_parameters")
     rope = ropes.section("full_attention") if ropes.has("full_attention") else None
-    keys = decoder_keys(cfg, reader, rope=rope, theta=10000.0 if cfg.local_rope is None else THETA_3)
-    return keys if set(cfg.windows) == {None} else keys | gguf_pattern(cfg, PATTERN)
+    keys = decoder_keys(cfg, reader, rope=rope, theta=10000.0 if cfg.rope.local is None else THETA_3)
+    return keys if set(cfg.attention.windows) == {None} else keys | gguf_pattern(cfg, PATTERN)
 
 
 GGUF = GGUFForm("olmo2", _keys)

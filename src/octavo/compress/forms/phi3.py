@@ -9,9 +9,9 @@ from octavo.models._reading import ConfigReader
 
 
 def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
-    keys = decoder_json(cfg, reader) | {"sliding_window": cfg.windows[0]}
-    if cfg.original_length:
-        keys["original_max_position_embeddings"] = cfg.original_length
+    keys = decoder_json(cfg, reader) | {"sliding_window": cfg.attention.windows[0]}
+    if cfg.rope.original_length:
+        keys["original_max_position_embeddings"] = cfg.rope.original_length
     return keys
 
 

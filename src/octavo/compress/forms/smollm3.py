@@ -13,7 +13,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    return {**decoder_json(cfg, reader), "no_rope_layers": [int(rotates) for rotates in cfg.rotates]}
+    return {**decoder_json(cfg, reader), "no_rope_layers": [int(rotates) for rotates in cfg.rope.rotates or ()]}
 
 
 GGUF = GGUFForm("smollm3", _keys)

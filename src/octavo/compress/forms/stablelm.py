@@ -14,7 +14,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
 
 
 def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
-    keys = {"use_parallel_residual": cfg.parallel, "qk_layernorm": cfg.qk_norm}
+    keys = {"use_parallel_residual": cfg.parallel, "qk_layernorm": cfg.attention.qk_norm}
     return {**decoder_json(cfg, reader, norm_eps="layer_norm_eps"), **keys}
 
 

@@ -14,7 +14,7 @@ def _keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
 
 def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
     keys = decoder_json(cfg, reader, norm_eps="norm_epsilon")
-    return {**keys, "hidden_act": "gelu_pytorch_tanh", "sliding_window": cfg.windows[0]}
+    return {**keys, "hidden_act": "gelu_pytorch_tanh", "sliding_window": cfg.attention.windows[0]}
 
 
 GGUF = GGUFForm("starcoder2", _keys)

@@ -1,0 +1,98 @@
+"""The attention of a decoder: its windows, caps, norms and scales, and how files describe the windows of layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+
+Windows = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries grow with their positions: by 1 + factor * log(1 + (position + offset) // length)."""
+
+    factor: float
+    length: int  # tokens
+    offset: int = 0
+
+    def scales(self, max_positions: int) -> tuple[float, ...]:
+        """The factor of every `length` positions."""
+        steps = range((max_positions - 1 + self.offset) // self.length + 1)
+        return tuple(1.0 + self.factor * math.log1p(step) for step in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """The attention of a decoder's layers. A family gives what differs from the defaults."""
+
+    windows: Windows  # [num_layers]; tokens that a token sees, itself included
+    chunked: bool = False  # a layer with a window sees its own chunk of so many positions
+    qk_norm: bool = False  # a norm on q and k: on each head or, if the weight is as wide, on all columns
+    scale: float | None = None  # of q . k; None: head_dim^-0.5
+    softcap: float | None = None
+    sinks: bool = False  # one more logit a head in the softmax: `self_attn.sinks`
+    query_growth: QueryGrowth | None = None
+
+
+def same_windows(reader: ConfigReader, window: int | None = None) -> Windows:
+    """One window in all layers of config.json; None: there is none."""
+    return (window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS)
+
+
+def upper_windows(reader: ConfigReader) -> Windows:
+    """Qwen's sliding windows: off unless `use_sliding_window`, then from layer `max_window_layers` on."""
+    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+    if not reader.flag("use_sliding_window", False):
+        return (None,) * num_layers
+    window = reader.integer("sliding_window", 4096)
+    if reader.has("layer_types"):
+        return windows_of_types(reader, num_layers, window)
+    first = reader.integer("max_window_layers", 28, low=0)
+    return tuple(window if layer >= first else None for layer in range(num_layers))
+
+
+def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) -> Windows:
+    """The window of each layer by `layer_types`. Raises ModelLoadError for a type other than attention."""
+    windows = {"full_attention": None, "sliding_attention": window}
+    kinds = reader.texts("layer_types", num_layers)
+    for kind in kinds:
+        if kind not in windows:
+            raise reader.error("layer_types", kind, f"must be {' or '.join(windows)}")
+    return tuple(windows[kind] for kind in kinds)
+
+
+def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default: int, window: int | None) -> Windows:
+    """The windows of layers if every n-th has none. key: of n, or of a list that has true for layers with a window."""
+    if isinstance(reader.values.get(reader.prefix + key), (list, tuple, np.ndarray)):
+        return tuple(window if local else None for local in reader.flags(key, num_layers))
+    pattern = reader.integer(key, default)
+    return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))
+
+
+def windows_from_hf(reader: ConfigReader, pattern: int, window: int = 4096) -> Windows:
+    """The window of each layer of config.json: by `layer_types`, or every n-th layer has none.
+
+    pattern, window: n and `sliding_window`, if the file does not say them. Raises ModelLoadError naming the key.
+    """
+    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+    window = reader.integer("sliding_window", window)
+    if reader.has("layer_types"):
+        return windows_of_types(reader, num_layers, window)
+    return windows_of_pattern(reader, "sliding_window_pattern", num_layers, pattern, window)
+
+
+def windows_from_gguf(reader: ConfigReader, pattern: int, window: int | None) -> Windows:
+    """The same of a GGUF file whose layers have this window, or none."""
+    num_layers = reader.integer("block_count", high=MAX_LAYERS)
+    return windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, pattern, window)
+
+
+def same_windows_from_gguf(reader: ConfigReader) -> Windows:
+    """One window in all layers of a GGUF file, or none."""
+    window = reader.integer("attention.sliding_window", 0, low=0) or None
+    return (window,) * reader.integer("block_count", high=MAX_LAYERS)
