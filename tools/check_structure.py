@@ -76,8 +76,20 @@ SERVER_ROOMS: dict[str, set[str]] = {
     "models": {"errors", "config", "tool_parsers", "observability"},
     "reasoning": {"tool_parsers"},
     "generation": {"errors", "admission", "server_state", "models", "tool_parsers", "reasoning"},
-    "protocols": {"errors", "server_state", "models", "http", "generation"},
+    "protocols": {
+        "errors",
+        "server_state",
+        "models",
+        "http",
+        "generation",
+        "reasoning",
+        "event_log",
+        "response_store",
+    },
 }
+# Each protocol is a folder that no other one imports, but for one product that takes the requests of another.
+PROTOCOLS = PACKAGE / "server" / "protocols"
+PROTOCOL_BORROWS = {"llama_cpp": {"openai"}}
 PURE_PYTHON = {"engine/scheduler.py", "engine/kv/block_pool.py", "engine/kv/kv_cache.py", "engine/request.py"}
 BACKEND_MODULES = ("backends.cpu", "backends.reference")  # what the others know of them is octavo.backends
 TORCH_ROOMS = ("backends/torch/", "distributed/")
@@ -146,7 +158,12 @@ def _server_room(module: str, path: Path) -> str | None:
     names = module.split(".")
     if parts[0] != "server" or parts[1] not in SERVER_ROOMS or names[:2] != ["octavo", "server"] or len(names) < 3:
         return None
-    return None if names[2] in SERVER_ROOMS[parts[1]] | {parts[1]} else parts[1]
+    if names[2] not in SERVER_ROOMS[parts[1]] | {parts[1]}:
+        return parts[1]
+    if parts[1] != "protocols" or names[2] != "protocols" or len(names) < 4 or not (PROTOCOLS / names[3]).is_dir():
+        return None
+    own = parts[2] if len(parts) > 3 else ""
+    return None if names[3] in {own, *PROTOCOL_BORROWS.get(own, ())} else f"protocols/{own}"
 
 
 def check_calls() -> Iterator[str]:

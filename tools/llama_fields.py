@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.sampling_params import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STRING_CHARS
-from octavo.server.endpoints.embeddings import MAX_INPUTS
-from octavo.server.endpoints.llama_cpp import TemplateRequest
-from octavo.server.endpoints.llama_embedding import MAX_NORM_ORDER, EmbeddingRequest
-from octavo.server.endpoints.ollama_embed import EmbeddingsRequest, EmbedRequest
-from octavo.server.endpoints.ollama_models import PullRequest, ShowRequest
 from octavo.server.generation.prompt import MAX_PROMPTS
+from octavo.server.protocols.embedding import MAX_INPUTS
 from octavo.server.protocols.ignored_fields import LLAMA_CPP, OLLAMA
-from octavo.server.protocols.llama_completion import CompletionRequest, InfillRequest
-from octavo.server.protocols.ollama_request import MAX_MESSAGES, ChatRequest, GenerateRequest, Options
+from octavo.server.protocols.llama_cpp.embedding_routes import MAX_NORM_ORDER, EmbeddingRequest
+from octavo.server.protocols.llama_cpp.request import CompletionRequest, InfillRequest
+from octavo.server.protocols.llama_cpp.routes import TemplateRequest
+from octavo.server.protocols.ollama.embedding_routes import EmbeddingsRequest, EmbedRequest
+from octavo.server.protocols.ollama.model_routes import PullRequest, ShowRequest
+from octavo.server.protocols.ollama.request import MAX_MESSAGES, ChatRequest, GenerateRequest, Options
 from tools.field_entries import (
     AN_IGNORED_FLAG,
     AN_IGNORED_NUMBER,

@@ -19,15 +19,16 @@ from octavo.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STRING_CHARS,
 )
-from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingsRequest
-from octavo.server.endpoints.rerank import RerankRequest, ScoreRequest
 from octavo.server.endpoints.tokenize import MAX_TOKENS, DetokenizeRequest, TokenizeRequest
 from octavo.server.generation.prompt import MAX_PROMPTS
-from octavo.server.protocols.chat_request import MAX_MESSAGES, ChatCompletionRequest
-from octavo.server.protocols.completion_request import CompletionRequest
-from octavo.server.protocols.messages import CountTokensRequest, MessagesRequest
-from octavo.server.protocols.responses import MAX_ITEMS, ResponsesRequest
-from octavo.server.protocols.tgi import GenerateRequest, Parameters
+from octavo.server.protocols.anthropic.request import CountTokensRequest, MessagesRequest
+from octavo.server.protocols.embedding import MAX_INPUTS
+from octavo.server.protocols.openai.chat_request import MAX_MESSAGES, ChatCompletionRequest
+from octavo.server.protocols.openai.completion_request import CompletionRequest
+from octavo.server.protocols.openai.embedding_routes import EmbeddingsRequest
+from octavo.server.protocols.rerank.routes import RerankRequest, ScoreRequest
+from octavo.server.protocols.responses.request import MAX_ITEMS, ResponsesRequest
+from octavo.server.protocols.tgi.request import GenerateRequest, Parameters
 from tools.field_entries import (
     AN_IGNORED_FLAG,
     AN_IGNORED_NUMBER,

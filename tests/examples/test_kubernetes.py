@@ -14,7 +14,7 @@ from octavo.cli.serve import serve
 from octavo.config import EngineConfig
 from octavo.loader.aliases import ALIASES
 from octavo.loader.catalogue import find
-from octavo.server.app import endpoint_modules
+from octavo.server.app import route_modules
 from octavo.server.config import ServerConfig
 from octavo.server.observability.exposition import export
 from octavo.server.observability.metrics import ServerMetrics
@@ -80,7 +80,7 @@ def test_commands_and_times(labels: dict[str, str], spec: dict[str, Any]) -> Non
 
 
 def test_probes_ask_routes_that_need_no_key() -> None:
-    paths = {route.path for module in endpoint_modules() for route in module.router.routes}
+    paths = {route.path for module in route_modules() for route in module.router.routes}
     num_probes = 0
     for labels, spec in PODS:
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):

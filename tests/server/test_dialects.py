@@ -10,8 +10,8 @@ import anthropic
 import pytest
 from starlette.routing import Route
 
-from octavo.server.app import endpoint_modules
-from octavo.server.http.route_table import OPENAI, Dialect, RouteTable
+from octavo.server.app import route_modules
+from octavo.server.http.route_table import DEFAULT_DIALECT, Dialect, RouteTable
 from tests.support.shell_server import Reply, Shell, request, running_shell
 
 KEY = {"Authorization": "Bearer sesame"}
@@ -22,13 +22,13 @@ MAX_BODY_BYTES = 2000
 
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
-    with running_shell(list(endpoint_modules()), api_key=("sesame",), max_body_bytes=MAX_BODY_BYTES) as running:
+    with running_shell(list(route_modules()), api_key=("sesame",), max_body_bytes=MAX_BODY_BYTES) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Shell]:
-    with running_shell(list(endpoint_modules()), api_key=("sesame",), body_timeout=0.3) as running:
+    with running_shell(list(route_modules()), api_key=("sesame",), body_timeout=0.3) as running:
         yield running
 
 
@@ -93,7 +93,7 @@ def test_what_is_refused_before_the_guard(shell: Shell, path: str) -> None:
 
 
 def test_connections_above_the_limit() -> None:
-    with running_shell(list(endpoint_modules()), max_connections=1) as shell, shell.connect():
+    with running_shell(list(route_modules()), max_connections=1) as shell, shell.connect():
         for path in (MESSAGES, "/generate", "/v1/chat/completions"):
             check(path, shell.exchange(request(path, b"{}")), 503)
 
@@ -105,7 +105,7 @@ def test_a_path_speaks_as_what_it_lies_below() -> None:
     table = RouteTable(routes)
     assert table.dialect("/a") is table.dialect("/a/b/c") is mine
     assert table.dialect("/") is root
-    assert table.dialect("/ab") is table.dialect("") is table.dialect("/b/a/") is table.dialect("/c") is OPENAI
+    assert table.dialect("/ab") is table.dialect("") is table.dialect("/b/a/") is table.dialect("/c") is DEFAULT_DIALECT
 
 
 def check(path: str, reply: Reply, status: int) -> None:

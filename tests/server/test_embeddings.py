@@ -8,7 +8,7 @@ import numpy as np
 import openai
 import pytest
 
-from octavo.server.endpoints.embeddings import EmbeddingsRequest
+from octavo.server.protocols.openai.embedding_routes import EmbeddingsRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.scripted_server import ScriptedServer, scripted_server
 from tests.support.server import RunningServer
@@ -16,7 +16,7 @@ from tests.support.server import RunningServer
 
 @pytest.fixture(scope="module")
 def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "embeddings", max_model_len=64) as running:
+    with scripted_server(smollm2_tokenizer, "openai", max_model_len=64) as running:
         yield running
 
 

@@ -18,8 +18,8 @@ from octavo.generation_request import GenerationRequest
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
-from octavo.server.endpoints.openai import ChatCompletionRequest
-from octavo.server.protocols.chat_request import Message
+from octavo.server.protocols.openai.chat_request import Message
+from octavo.server.protocols.openai.routes import ChatCompletionRequest
 from tests.support.forms import Watch
 from tests.support.wired import wired_app
 

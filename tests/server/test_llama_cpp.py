@@ -13,13 +13,13 @@ import pytest
 
 from octavo.loader.generation_config import SamplingDefaults
 from octavo.server.config import ServerConfig
-from octavo.server.endpoints.llama_embedding import normalized
+from octavo.server.protocols.llama_cpp.embedding_routes import normalized
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script, read_tokenizer
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_infill
 from tests.support.server import RunningServer, running_server
 
-MODULES = ("llama_cpp", "llama_embedding", "tokenize")
+MODULES = ("llama_cpp", "tokenize")
 HI = [{"role": "user", "content": "Hi there"}]
 
 

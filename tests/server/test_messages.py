@@ -15,7 +15,7 @@ from anthropic.types import Message
 
 from octavo.errors import EngineDeadError, OverloadedError
 from octavo.server.config import ServerConfig
-from octavo.server.protocols.messages import FIELD_NAMES, MessagesRequest
+from octavo.server.protocols.anthropic.request import FIELD_NAMES, MessagesRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
@@ -39,13 +39,13 @@ WEATHER: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "messages") as running:
+    with scripted_server(smollm2_tokenizer, "anthropic") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def thinker(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(with_template(smollm2_tokenizer, THINKING_TEMPLATE), "messages") as running:
+    with scripted_server(with_template(smollm2_tokenizer, THINKING_TEMPLATE), "anthropic") as running:
         yield running
 
 
@@ -322,7 +322,7 @@ def test_errors_are_anthropic_s(fake: ScriptedServer) -> None:
 
 
 def test_a_key_may_come_as_anthropic_sends_it(smollm2_tokenizer: Tokenizer) -> None:
-    with scripted_server(smollm2_tokenizer, "messages", config=ServerConfig(api_key=("secret",))) as running:
+    with scripted_server(smollm2_tokenizer, "anthropic", config=ServerConfig(api_key=("secret",))) as running:
         client = anthropic.Anthropic(base_url=running.url, api_key="secret", max_retries=0)
         assert client.messages.create(model="fake", max_tokens=9, messages=HI).content
         with pytest.raises(anthropic.AuthenticationError):

@@ -15,7 +15,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from octavo.engine.texts.text_model import TextModel
-from octavo.server.app import endpoint_modules
+from octavo.server.app import route_modules
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_infill
@@ -23,13 +23,12 @@ from tools.client_fields import CHAT, CLIENT_FIELDS, COMPLETIONS, COUNT, EMBEDDI
 from tools.field_table import HONOURED, IGNORED, REFUSED, fate
 from tools.openai_matrix import ROUTES, Route, main, render
 
-OTHERS = ("ollama", "ollama_embed", "ollama_models", "llama_cpp", "llama_embedding")
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 
 
 @pytest.fixture(scope="module")
 def server(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    modules = ("openai", "embeddings", "rerank", "responses", "messages", "tgi", "tokenize", *OTHERS)
+    modules = ("openai", "rerank", "responses", "anthropic", "tgi", "tokenize", "ollama", "llama_cpp")
     with scripted_server(with_infill(smollm2_tokenizer), *modules) as running:
         running.script = Script(["Hel", "lo"])
         running.client.texts = TextModel(scoring="cosine")
@@ -53,7 +52,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_no_kind_of_request_is_missing() -> None:
-    routes = [route for module in endpoint_modules() for route in module.router.routes if isinstance(route, APIRoute)]
+    routes = [route for module in route_modules() for route in module.router.routes if isinstance(route, APIRoute)]
     bodies = {route.body_field.field_info.annotation for route in routes if route.body_field is not None}
     assert bodies == {route.model for route in ROUTES if not route.nest}
 

@@ -18,13 +18,13 @@ from schemathesis import Case, GenerationMode
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from octavo.server.app import build_app, endpoint_modules
+from octavo.server.app import build_app, route_modules
 from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import scripted_app
 
-DOCUMENT = build_app(ServerConfig(), endpoint_modules(), lambda *_: None).openapi()
+DOCUMENT = build_app(ServerConfig(), route_modules(), lambda *_: None).openapi()
 OPERATIONS = {
     operation.label: operation
     for operation in (found.ok() for found in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations())
@@ -92,7 +92,7 @@ def assert_says_what_is_wrong(body: dict[str, object]) -> None:
 
 
 def test_the_document_has_every_route() -> None:
-    app = build_app(ServerConfig(), endpoint_modules(), lambda *_: None)
+    app = build_app(ServerConfig(), route_modules(), lambda *_: None)
     hidden = {"/", "/dashboard", "/dashboard/data", "/docs", "/openapi.json", "/web/{name}", "/web/vendor/{name}"}
     routes = {(route.path.replace(":path", ""), method) for route in app.routes for method in route.methods or ()}  # type: ignore[attr-defined]
     shown = {(path, method.upper()) for path, methods in DOCUMENT["paths"].items() for method in methods}

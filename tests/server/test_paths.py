@@ -15,7 +15,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
 
-MODULES = ("openai", "embeddings", "responses", "models", "health", "server", "sagemaker", "tokenize", "web")
+MODULES = ("openai", "responses", "models", "health", "server", "sagemaker", "tokenize", "web")
 HI = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/chat/completions": {"messages": HI},

@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseErrorEvent, ResponseStreamEvent
 
 from octavo.errors import EngineDeadError
-from octavo.server.protocols.responses import ResponsesRequest
+from octavo.server.protocols.responses.request import ResponsesRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template

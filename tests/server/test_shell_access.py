@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from octavo.errors import UsageError
-from octavo.server.app import build_app, endpoint_modules
+from octavo.server.app import build_app, route_modules
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.http.access import ApiKeys, configured_keys, is_loopback
@@ -110,7 +110,7 @@ def test_public_paths(shell: Shell) -> None:
 
 def test_every_route_of_the_server_needs_a_key_unless_it_says_otherwise() -> None:
     """The list comes from the endpoints themselves, so that a new one cannot be forgotten."""
-    modules = list(endpoint_modules())
+    modules = list(route_modules())
     public = {"/health", "/health/live", "/health/ready"}.union(*(getattr(m, "PUBLIC_PATHS", ()) for m in modules))
     routes = [route for module in modules for route in module.router.routes]
     assert all(isinstance(route, APIRoute) for route in routes)

@@ -14,7 +14,7 @@ from huggingface_hub.errors import GenerationError, OverloadedError, ValidationE
 from octavo.errors import EngineDeadError
 from octavo.errors import OverloadedError as NoRoomError
 from octavo.server.config import ServerConfig
-from octavo.server.protocols.tgi import Parameters
+from octavo.server.protocols.tgi.request import Parameters
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server

@@ -16,7 +16,7 @@ from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scr
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Hi"}
 HEADER = "x-octavo-ignored-fields"
-MODULES = ("openai", "responses", "messages", "tgi")
+MODULES = ("openai", "responses", "anthropic", "tgi")
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def judge(smollm2_tokenizer: Tokenizer) -> Judge:
 
 @pytest.fixture(scope="module")
 def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "openai", "responses", "messages") as running:
+    with scripted_server(smollm2_tokenizer, "openai", "responses", "anthropic") as running:
         yield running
 
 

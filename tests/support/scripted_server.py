@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import socket
 import threading
 import time
@@ -23,7 +22,7 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.loading.model_memory import ModelMemory
 from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
-from octavo.server.app import build_app
+from octavo.server.app import build_app, route_modules
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ServedModel
@@ -81,16 +80,16 @@ class ScriptedServer:
 
 @contextmanager
 def scripted_server(
-    tokenizer: Tokenizer, *modules: str, max_model_len: int = 1024, config: ServerConfig | None = None
+    tokenizer: Tokenizer, *families: str, max_model_len: int = 1024, config: ServerConfig | None = None
 ) -> Iterator[ScriptedServer]:
-    """A server that runs in a thread, with the endpoints of these modules of `octavo.server.endpoints`."""
+    """A server that runs in a thread, with the routes of these protocols and endpoints."""
     client = FakeClient(tokenizer, max_model_len=max_model_len)
     model = fake_model(tokenizer, client, tool_format=find_tool_format(tokenizer.chat_template or ""))
     config = config or ServerConfig()
     manager = ModelManager({model.name: EngineConfig(model="fake")}, ReadyLoader(model))
-    app = build_app(
-        config, [importlib.import_module(f"octavo.server.endpoints.{name}") for name in modules], lambda *_: None
-    )
+    # octavo.server.protocols.FAMILY.routes, octavo.server.endpoints.FAMILY
+    modules = [module for module in route_modules() if module.__name__.split(".")[3] in families]
+    app = build_app(config, modules, lambda *_: None)
     app.state.server = ServerState(config=config, models=manager, admission=Admission(config))
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:  # without it asyncio leaves Nagle on: 40 ms an answer
         listener.bind(("127.0.0.1", 0))

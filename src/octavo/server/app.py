@@ -1,4 +1,4 @@
-"""The ASGI application: every endpoint module behind one guard, and one error format."""
+"""The ASGI application: the routes of every protocol and of the server itself behind one guard."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 import octavo.server.endpoints
+import octavo.server.protocols
 from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """The application that serves `state`, with the routes of every module in `server/endpoints`."""
-    app = build_app(state.config, endpoint_modules(), state.metrics.http_request, state.responses.salt)
+    """The application that serves `state`, with all routes that there are."""
+    app = build_app(state.config, route_modules(), state.metrics.http_request, state.responses.salt)
     if state.metrics.tracer is not None:
         app.add_middleware(trace_context)
     app.state.server = state
@@ -42,7 +43,7 @@ def create_app(state: ServerState) -> FastAPI:
 def build_app(
     config: ServerConfig, modules: Iterable[ModuleType], count: RequestCounter, salt: bytes | None = None
 ) -> FastAPI:
-    """An application with these endpoint modules.
+    """An application with the routes of these modules.
 
     count: called with every answer. salt: of the names of API keys, None: a new one.
     """
@@ -62,11 +63,20 @@ def build_app(
     return app
 
 
-def endpoint_modules() -> Iterator[ModuleType]:
-    """Every module of `octavo.server.endpoints`, by name."""
-    package = octavo.server.endpoints
-    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        yield importlib.import_module(f"{package.__name__}.{info.name}")
+def route_modules() -> Iterator[ModuleType]:
+    """Every module with a `router`: those in the folders of `octavo.server.protocols`, by name, then those of
+    `octavo.server.endpoints`."""
+    protocols, endpoints = octavo.server.protocols, octavo.server.endpoints
+    folders = [importlib.import_module(name) for name, is_folder in _submodules(protocols) if is_folder]
+    for package in (*folders, endpoints):
+        for name, _ in _submodules(package):
+            if hasattr(module := importlib.import_module(name), "router"):
+                yield module
+
+
+def _submodules(package: ModuleType) -> list[tuple[str, bool]]:
+    """(name, whether it is a folder) of everything in the package, by name."""
+    return sorted((f"{package.__name__}.{info.name}", info.ispkg) for info in pkgutil.iter_modules(package.__path__))
 
 
 class _Application(FastAPI):

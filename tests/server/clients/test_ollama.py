@@ -25,7 +25,6 @@ from tests.support.server import RunningServer
 MODEL = "smollm2"
 QUESTION: list[Any] = [{"role": "user", "content": "What is 2 + 2?"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "num_predict": 12}
-MODULES = ("ollama", "ollama_embed", "ollama_models")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
 
@@ -62,7 +61,7 @@ def client(server: RunningServer) -> ollama.Client:
 
 @pytest.fixture(scope="module")
 def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, *MODULES) as running:
+    with scripted_server(smollm2_tokenizer, "ollama") as running:
         yield running
 
 
@@ -378,7 +377,7 @@ def test_a_model_that_is_not_there(scripted: ollama.Client) -> None:
 
 
 def test_thinking(smollm2_tokenizer: Tokenizer) -> None:
-    with scripted_server(with_template(smollm2_tokenizer, THINKING_TEMPLATE), *MODULES) as running:
+    with scripted_server(with_template(smollm2_tokenizer, THINKING_TEMPLATE), "ollama") as running:
         running.script = Script(["<think>Hm", ".</think>", "Yes."])
         client = ollama.Client(host=running.url)
         whole = client.chat("fake", QUESTION, think=True)
@@ -401,7 +400,7 @@ def test_thinking_of_a_model_that_cannot_is_named_as_ignored(fake: ScriptedServe
 
 
 def test_requests_without_a_prompt_load_and_unload(smollm2_tokenizer: Tokenizer) -> None:
-    with scripted_server(smollm2_tokenizer, *MODULES) as running:
+    with scripted_server(smollm2_tokenizer, "ollama") as running:
         client = ollama.Client(host=running.url)
         assert client.generate("fake").done_reason == "load"
         assert client.chat("fake").done_reason == "load"
@@ -413,7 +412,7 @@ def test_requests_without_a_prompt_load_and_unload(smollm2_tokenizer: Tokenizer)
 
 def test_a_model_leaves_after_its_last_answer(smollm2_tokenizer: Tokenizer) -> None:
     for stream in (False, True):
-        with scripted_server(smollm2_tokenizer, *MODULES) as running:
+        with scripted_server(smollm2_tokenizer, "ollama") as running:
             client = ollama.Client(host=running.url)
             running.script = Script(["Hello", " world"])
             answer: Any = client.chat("fake", QUESTION, keep_alive="0s", stream=stream)
@@ -431,7 +430,7 @@ def wait_for_unload(client: ollama.Client) -> bool:
 
 def test_lines_carry_no_signs_of_life(smollm2_tokenizer: Tokenizer) -> None:
     """Clients read every line as JSON, so a silent stream stays silent."""
-    with scripted_server(smollm2_tokenizer, *MODULES, config=ServerConfig(keep_alive=0.05)) as running:
+    with scripted_server(smollm2_tokenizer, "ollama", config=ServerConfig(keep_alive=0.05)) as running:
         running.script = Script(["Hello", " world"], delay_s=0.3)
         with httpx.stream("POST", f"{running.url}/api/chat", json={"messages": QUESTION}) as answer:
             assert answer.headers["content-type"] == "application/x-ndjson"
@@ -449,7 +448,7 @@ def test_an_error_in_the_middle_of_a_stream(scripted: ollama.Client, fake: Scrip
 
 
 def test_a_key(smollm2_tokenizer: Tokenizer) -> None:
-    with scripted_server(smollm2_tokenizer, *MODULES, config=ServerConfig(api_key=("secret",))) as running:
+    with scripted_server(smollm2_tokenizer, "ollama", config=ServerConfig(api_key=("secret",))) as running:
         with pytest.raises(ollama.ResponseError, match="API key") as refused:
             ollama.Client(host=running.url).list()
         assert refused.value.status_code == 401

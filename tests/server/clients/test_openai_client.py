@@ -39,7 +39,7 @@ WEATHER: Any = {
     },
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-ROUTES = ("openai", "embeddings", "models", "responses")
+ROUTES = ("openai", "models", "responses")
 
 
 class Place(pydantic.BaseModel):

@@ -15,7 +15,7 @@ from tests.support.scripted_server import ScriptedServer, scripted_server
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it asks another host for a list of prices otherwise
 litellm = pytest.importorskip("litellm", reason="litellm is not installed")
 
-MODULES = ("openai", "responses", "messages", "embeddings", "ollama", "ollama_models")
+MODULES = ("openai", "responses", "anthropic", "ollama")
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds", "parameters": PARAMETERS}}
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}

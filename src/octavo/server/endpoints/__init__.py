@@ -1,4 +1,4 @@
-"""The endpoints, one family of routes in each file: a module has a `router`, and `app` finds it by its file name.
+"""The routes of the server itself, one family in each file: a module has a `router`, and `app` finds it.
 
 A module may define `PUBLIC_PATHS`: paths that need no API key because they contain no user's data, such as a static
 page. A path ending in `/` includes all paths below it.

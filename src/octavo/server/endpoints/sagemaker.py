@@ -11,20 +11,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import UsageError
-from octavo.server.endpoints import embeddings, openai
 from octavo.server.endpoints.health import HealthStatus, ready
 from octavo.server.http.json_body import RequestModel, parse_object, to_bad_request
-from octavo.server.protocols.chat_request import ChatCompletionRequest
-from octavo.server.protocols.completion_request import CompletionRequest
-from octavo.server.protocols.protocol_errors import rename_fields
+from octavo.server.protocols.openai import embedding_routes, routes
+from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
+from octavo.server.protocols.openai.completion_request import CompletionRequest
+from octavo.server.protocols.protocol import rename_fields
 
 router = APIRouter(tags=["sagemaker"])
 
 # The field that tells the kind of a body, its model, and its endpoint.
 _KINDS: dict[str, tuple[type[RequestModel], Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {
-    "messages": (ChatCompletionRequest, openai.create_chat_completion),
-    "prompt": (CompletionRequest, openai.create_completion),
-    "input": (embeddings.EmbeddingsRequest, embeddings.create_embeddings),
+    "messages": (ChatCompletionRequest, routes.create_chat_completion),
+    "prompt": (CompletionRequest, routes.create_completion),
+    "input": (embedding_routes.EmbeddingsRequest, embedding_routes.create_embeddings),
 }
 
 
@@ -44,7 +44,7 @@ async def invoke(request: Request) -> Response:
     try:
         return await endpoint(request, read)
     except UsageError as error:
-        raise rename_fields(error, embeddings.FIELD_NAMES if kind == "input" else {}) from None
+        raise rename_fields(error, embedding_routes.FIELD_NAMES if kind == "input" else {}) from None
 
 
 @router.get("/ping")

@@ -16,8 +16,8 @@ from octavo.server.http.json_body import Int, JsonRoute, Text, quote
 from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import read_spec
-from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
 from octavo.server.protocols.conversation import chat_tools
+from octavo.server.protocols.openai.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
 from octavo.server.protocols.protocol_fields import NullIsAbsent
 from octavo.server.server_state import state_of
 from octavo.tokenizer.tokenizer import Tokenizer

@@ -33,7 +33,7 @@ class Dialect:
         return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers], body
 
 
-OPENAI = Dialect()
+DEFAULT_DIALECT = Dialect()
 
 
 class RouteTable:
@@ -77,4 +77,4 @@ class RouteTable:
     def dialect(self, path: str) -> Dialect:
         """The dialect of a path, known or not. A path below one that has its own dialect speaks the same."""
         below = (dialect for known, dialect in self._dialects.items() if known != "/" and path.startswith(f"{known}/"))
-        return self._dialects.get(path) or next(below, OPENAI)
+        return self._dialects.get(path) or next(below, DEFAULT_DIALECT)

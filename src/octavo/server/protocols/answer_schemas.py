@@ -11,7 +11,7 @@ from octavo.server.errors import STATUSES
 Schema: TypeAlias = "dict[str, Any]"
 
 
-def _schema(shape: Any) -> Schema:
+def json_schema(shape: Any) -> Schema:
     """The JSON schema of values of this shape.
 
     shape: text for exactly this text; a tuple of alternatives; a list with the shape of its items; a dict with the
@@ -20,14 +20,14 @@ def _schema(shape: Any) -> Schema:
     if isinstance(shape, str):
         return {"const": shape}
     if isinstance(shape, tuple):
-        return {"anyOf": [_schema(item) for item in shape]}
+        return {"anyOf": [json_schema(item) for item in shape]}
     if isinstance(shape, list):
-        return {"type": "array", "items": _schema(shape[0])}
+        return {"type": "array", "items": json_schema(shape[0])}
     if not isinstance(shape, dict):
         return TypeAdapter(shape).json_schema()
     if str in shape:
-        return {"type": "object", "additionalProperties": _schema(shape[str])}
-    members = {name.removesuffix("?"): _schema(item) for name, item in shape.items()}
+        return {"type": "object", "additionalProperties": json_schema(shape[str])}
+    members = {name.removesuffix("?"): json_schema(item) for name, item in shape.items()}
     return {"type": "object", "required": [name for name in shape if name in members], "properties": members}
 
 
@@ -75,7 +75,7 @@ _CHAT_CHOICE = {
     "stop_reason": int | str | None,
     "token_ids?": [int],
 }
-CHAT_COMPLETION = _schema({**_HEAD, **_PROMPT, "object": "chat.completion", "choices": [_CHAT_CHOICE]})
+CHAT_COMPLETION = json_schema({**_HEAD, **_PROMPT, "object": "chat.completion", "choices": [_CHAT_CHOICE]})
 
 _TEXT_LOGPROBS = {
     "tokens": [str],
@@ -92,9 +92,9 @@ _TEXT_CHOICE = {
     "stop_reason": int | str | None,
     "token_ids?": [int],
 }
-COMPLETION = _schema({**_HEAD, "object": "text_completion", "choices": [_TEXT_CHOICE]})
+COMPLETION = json_schema({**_HEAD, "object": "text_completion", "choices": [_TEXT_CHOICE]})
 
-EMBEDDINGS = _schema(
+EMBEDDINGS = json_schema(
     {
         "object": "list",
         "model": str,
@@ -104,14 +104,14 @@ EMBEDDINGS = _schema(
 )
 
 _SCORE_HEAD = _texts("id", "model")
-RERANK = _schema(
+RERANK = json_schema(
     {
         **_SCORE_HEAD,
         "usage": _counts("prompt_tokens", "total_tokens", "truncated_tokens?"),
         "results": [{"index": int, "relevance_score": float, "document?": {"text": str}}],
     }
 )
-SCORE = _schema(
+SCORE = json_schema(
     {
         **_SCORE_HEAD,
         "object": "list",
@@ -121,7 +121,7 @@ SCORE = _schema(
     }
 )
 
-MESSAGE = _schema(
+MESSAGE = json_schema(
     {
         **_texts("id", "model"),
         "type": "message",
@@ -145,7 +145,7 @@ _ITEM = (
     {"type": "reasoning", "id": str, "summary": [Any]},
     {"type": "function_call", **_texts("id", "call_id", "name", "arguments", "status")},
 )
-RESPONSE = _schema(
+RESPONSE = json_schema(
     {
         **_texts("id", "model"),
         "object": "response",
@@ -173,8 +173,8 @@ _TGI_DETAILS = {
     "top_tokens?": [[_TGI_TOKEN]],
     "truncated_tokens?": int,
 }
-GENERATED_TEXT = _schema({"generated_text": str, "details?": _TGI_DETAILS})
-INFO = _schema(
+GENERATED_TEXT = json_schema({"generated_text": str, "details?": _TGI_DETAILS})
+INFO = json_schema(
     _texts("model_id", "version")
     | _counts("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens", "max_total_tokens")
 )
@@ -192,19 +192,19 @@ _OLLAMA_LINE = {
 }
 _OLLAMA_CALL = {"id": str, "function": {"index": int, "name": str, "arguments": dict}}
 _OLLAMA_MESSAGE = {"role": "assistant", "content": str, "thinking?": str, "tool_calls?": [_OLLAMA_CALL]}
-OLLAMA_TEXT = _schema({**_OLLAMA_LINE, "response": str, "thinking?": str, "context?": [int]})
-OLLAMA_CHAT = _schema({**_OLLAMA_LINE, "message": _OLLAMA_MESSAGE})
-OLLAMA_EMBEDDINGS = _schema({"model": str, "embeddings": [[float]], **_DURATIONS})
-OLLAMA_EMBEDDING = _schema({"embedding": [float]})
+OLLAMA_TEXT = json_schema({**_OLLAMA_LINE, "response": str, "thinking?": str, "context?": [int]})
+OLLAMA_CHAT = json_schema({**_OLLAMA_LINE, "message": _OLLAMA_MESSAGE})
+OLLAMA_EMBEDDINGS = json_schema({"model": str, "embeddings": [[float]], **_DURATIONS})
+OLLAMA_EMBEDDING = json_schema({"embedding": [float]})
 _OLLAMA_DETAILS = {
     **_texts("parent_model", "format", "family", "parameter_size", "quantization_level"),
     "families": list[str] | None,
 }
 _OLLAMA_LISTED = {**_texts("name", "model", "modified_at", "digest"), "size": int, "details": _OLLAMA_DETAILS}
-OLLAMA_MODELS = _schema(
+OLLAMA_MODELS = json_schema(
     {"models": [{**_OLLAMA_LISTED, "expires_at?": str, **_counts("size_vram?", "context_length?")}]}
 )
-OLLAMA_MODEL = _schema(
+OLLAMA_MODEL = json_schema(
     {
         **_texts("modelfile", "parameters", "template", "modified_at"),
         "license": str | None,
@@ -213,7 +213,7 @@ OLLAMA_MODEL = _schema(
         "capabilities": [str],
     }
 )
-OLLAMA_STATUS = _schema({"status": "success"})
+OLLAMA_STATUS = json_schema({"status": "success"})
 
 _LLAMA_TOKEN = {"id": int, "token": str, "bytes": [int], "logprob": float}
 _LLAMA_RESULT = {
@@ -226,9 +226,9 @@ _LLAMA_RESULT = {
     "timings?": dict[str, float],
     "completion_probabilities?": [{**_LLAMA_TOKEN, "top_logprobs": [_LLAMA_TOKEN]}],
 }
-LLAMA_COMPLETION = _schema((_LLAMA_RESULT, [_LLAMA_RESULT]))
-LLAMA_EMBEDDINGS = _schema([{"index": int, "embedding": [[float]]}])
-LLAMA_PROPS = _schema(
+LLAMA_COMPLETION = json_schema((_LLAMA_RESULT, [_LLAMA_RESULT]))
+LLAMA_EMBEDDINGS = json_schema([{"index": int, "embedding": [[float]]}])
+LLAMA_PROPS = json_schema(
     {
         **_texts("model_alias", "model_path", "chat_template", "bos_token", "eos_token", "build_info"),
         "total_slots": int,
@@ -237,14 +237,11 @@ LLAMA_PROPS = _schema(
         "is_sleeping": bool,
     }
 )
-LLAMA_SLOTS = _schema([{**_counts("id", "n_ctx"), "speculative": bool, "is_processing": bool}])
+LLAMA_SLOTS = json_schema([{**_counts("id", "n_ctx"), "speculative": bool, "is_processing": bool}])
 
 _CLOSED = {"additionalProperties": False}
-_ERROR = _schema({**_texts("message", "type"), "param": str | None, "code": str | None}) | _CLOSED
+_ERROR = json_schema({**_texts("message", "type"), "param": str | None, "code": str | None}) | _CLOSED
 OPENAI_ERROR = {"type": "object", "required": ["error"], "properties": {"error": _ERROR}} | _CLOSED
-ANTHROPIC_ERROR = _schema({"type": "error", "error": _texts("type", "message"), "request_id?": str})
-OLLAMA_ERROR = _schema({"error": str})
-TGI_ERROR = _schema({"error": str, "error_type": ("validation", "overloaded", "generation")})
 
 
 def whole_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:

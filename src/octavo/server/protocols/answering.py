@@ -25,7 +25,7 @@ from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
 from octavo.server.http.long_answer import EVENTS, StreamFormat, run_unless_gone
-from octavo.server.http.route_table import OPENAI, Dialect
+from octavo.server.http.route_table import DEFAULT_DIALECT, Dialect
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.protocol_fields import AnsweredFields
 from octavo.server.server_state import state_of
@@ -63,7 +63,7 @@ class AnswerWriter(ABC, Generic[B, S]):
     and the end of every stream, failed or not.
     """
 
-    dialect: ClassVar[Dialect] = OPENAI
+    dialect: ClassVar[Dialect] = DEFAULT_DIALECT
     stream_format: ClassVar[StreamFormat] = EVENTS
     error_event: ClassVar[str | None] = None
     last: ClassVar[bytes] = b""

@@ -20,7 +20,7 @@ from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import constraint_named, given
 from octavo.server.http.json_body import Int, Number, Text
 from octavo.server.protocols.llama_sampling import OtherSamplers
-from octavo.server.protocols.protocol_errors import rename_fields
+from octavo.server.protocols.protocol import rename_fields
 from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields, NullIsAbsent, with_parameters
 
 _BEAM_FIELDS = ("length_penalty", "early_stopping")

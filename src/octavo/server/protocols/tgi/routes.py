@@ -6,7 +6,6 @@ are `{"error", "error_type"}`. Their status is the one that all routes of this s
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -16,21 +15,16 @@ from octavo.server.errors import refuse
 from octavo.server.protocols.answer_schemas import (
     GENERATED_TEXT,
     INFO,
-    TGI_ERROR,
-    errors,
     streamed_answer,
     whole_answer,
 )
 from octavo.server.protocols.answering import answer
-from octavo.server.protocols.protocol_errors import TGI, protocol_route
-from octavo.server.protocols.tgi import FIELD_NAMES, GenerateRequest, TgiWriter
+from octavo.server.protocols.tgi.answer import TgiWriter
+from octavo.server.protocols.tgi.errors import TGI
+from octavo.server.protocols.tgi.request import FIELD_NAMES, GenerateRequest
 from octavo.server.server_state import state_of
 
-router = APIRouter(
-    route_class=protocol_route(TGI, FIELD_NAMES),
-    tags=["text generation inference"],
-    responses=errors(TGI_ERROR),
-)
+router = TGI.router(FIELD_NAMES)
 
 
 @router.post("/generate", responses=streamed_answer(GENERATED_TEXT))

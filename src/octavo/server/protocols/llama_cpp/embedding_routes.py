@@ -5,26 +5,24 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.batch import Float32
-from octavo.server.endpoints.embeddings import EmbeddingJob, Input, embed_inputs, list_of_inputs
 from octavo.server.generation.spec import read_options
 from octavo.server.http.json_body import WHOLE, Text
 from octavo.server.http.long_answer import run_unless_gone
-from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import LLAMA_EMBEDDINGS, whole_answer
-from octavo.server.protocols.protocol_errors import protocol_route
+from octavo.server.protocols.embedding import EmbeddingJob, Input, embed_inputs, list_of_inputs
+from octavo.server.protocols.llama_cpp.errors import LLAMA_CPP
 from octavo.server.protocols.protocol_fields import OptionFields
 from octavo.server.server_state import state_of
 
 MAX_NORM_ORDER = 64
 _LARGEST = 32760  # the largest component with `embd_normalize` 0, as llama.cpp scales to 16 bits
 
-router = APIRouter(route_class=protocol_route(OPENAI, {"prompt": "content"}), tags=["llama.cpp"])
+router = LLAMA_CPP.router({"prompt": "content"})
 
 
 class EmbeddingRequest(OptionFields):

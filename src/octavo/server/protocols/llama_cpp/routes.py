@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, TypeVar
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,7 +16,6 @@ from octavo.server.generation.prompt import render_conversation
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.http.json_body import Text
 from octavo.server.http.long_answer import run_unless_gone
-from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import (
     LLAMA_COMPLETION,
     LLAMA_PROPS,
@@ -26,24 +24,23 @@ from octavo.server.protocols.answer_schemas import (
     whole_answer,
 )
 from octavo.server.protocols.answering import answer, read_spec
-from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
 from octavo.server.protocols.conversation import chat_tools
-from octavo.server.protocols.llama_completion import (
+from octavo.server.protocols.llama_cpp.answer import LlamaWriter, generation_settings
+from octavo.server.protocols.llama_cpp.errors import LLAMA_CPP
+from octavo.server.protocols.llama_cpp.request import (
     FIELD_NAMES,
     CompletionRequest,
     InfillRequest,
     LlamaRequest,
-    LlamaWriter,
-    generation_settings,
     named_texts,
     with_tokens,
 )
-from octavo.server.protocols.protocol_errors import protocol_route
+from octavo.server.protocols.openai.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
 from octavo.server.server_state import state_of
 
 B = TypeVar("B", bound=LlamaRequest)
 
-router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["llama.cpp"])
+router = LLAMA_CPP.router(FIELD_NAMES)
 
 
 class TemplateRequest(TemplateFields):

@@ -1,10 +1,9 @@
-"""The bodies and answers of Anthropic's `/v1/messages`, and the request that a body makes of a model."""
+"""The bodies of Anthropic's `/v1/messages`, and the request that a body makes of a model."""
 
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -12,13 +11,10 @@ from pydantic import Field
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
-from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
-from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
-from octavo.server.protocols.conversation import Conversation, arguments_object, chat_tools
-from octavo.server.protocols.protocol_errors import ANTHROPIC
+from octavo.server.protocols.conversation import Conversation, chat_tools
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent
 
 MAX_MESSAGES = 4096
@@ -260,105 +256,3 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
         text = _join_text(block.content or "")
         text = f"Error: {text}" if block.is_error else text  # templates have no other way to express an error
         conversation.add_result(block.tool_use_id, text, f"{where}.tool_use_id")
-
-
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
-
-class MessagesWriter(BlockWriter[MessagesRequest]):
-    """Writes the content blocks of a message."""
-
-    dialect, error_event = ANTHROPIC, "error"
-
-    def __post_init__(self) -> None:
-        self._content: list[dict[str, Any]] = []
-        self._is_open = False
-        self._arguments = ""  # of the tool use that is open
-        self._message: dict[str, Any] = {
-            "id": f"msg_{secrets.token_hex(12)}",
-            "type": "message",
-            "role": "assistant",
-            "model": self.model.name,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "stop_details": None,
-            "container": None,
-            "usage": _counts(len(self.generation.prompt_token_ids[0]), 0, 0),
-        }
-
-    def begin(self) -> Iterator[NamedEvent]:
-        yield _event("message_start", message=self._message)
-        yield _event("ping")
-
-    def begin_block(self, event: BlockDelta) -> Iterator[NamedEvent]:
-        block: dict[str, Any]
-        if isinstance(event, ToolCallDelta):
-            block = {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
-        elif isinstance(event, TextDelta):
-            block = {"type": "text", "text": "", "citations": None}
-        else:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-        self._is_open = True
-        self._content.append(block)
-        yield self._block_event("content_block_start", content_block=block)
-
-    def add(self, event: BlockDelta) -> Iterator[NamedEvent]:
-        text = event.arguments if isinstance(event, ToolCallDelta) else event.text
-        if not text:
-            return
-        block, delta = self._content[-1], {"type": "input_json_delta", "partial_json": text}
-        if block["type"] == "tool_use":
-            self._arguments += text
-        else:
-            block[block["type"]] += text
-            delta = {"type": f"{block['type']}_delta", block["type"]: text}
-        yield self._block_event("content_block_delta", delta=delta)
-
-    def end_block(self) -> Iterator[NamedEvent]:
-        if not self._is_open:
-            return
-        if self._content[-1]["type"] == "tool_use":
-            self._content[-1]["input"] = arguments_object(self._arguments)
-            self._arguments = ""
-        self._is_open = False
-        yield self._block_event("content_block_stop")
-
-    def finish(self, end: ChoiceEnd, usage: Usage) -> Iterator[NamedEvent]:
-        yield from self.end_block()
-        stop = {"stop_reason": _STOP_REASONS[end.finish_reason], "stop_sequence": None}
-        if end.finish_reason == "stop" and isinstance(end.stop_reason, str):
-            stop = {"stop_reason": "stop_sequence", "stop_sequence": end.stop_reason}
-        elif end.finish_reason == "length" and usage.num_completion_tokens < self.request.max_tokens:
-            stop["stop_reason"] = "model_context_window_exceeded"
-        # This protocol counts cached tokens separately from the other tokens of the prompt.
-        num_cached = usage.num_cached_tokens
-        counts = _counts(usage.num_prompt_tokens - num_cached, num_cached, usage.num_completion_tokens)
-        if usage.num_reasoning_tokens:
-            counts["output_tokens_details"] = {"thinking_tokens": usage.num_reasoning_tokens}
-        self._message |= {**stop, "usage": counts}
-        yield _event("message_delta", delta=stop, usage=counts)
-        yield _event("message_stop")
-
-    def body(self) -> dict[str, Any]:
-        return {**self._message, "content": self._content}
-
-    def _block_event(self, kind: str, **fields: Any) -> NamedEvent:
-        return _event(kind, index=len(self._content) - 1, **fields)
-
-
-def _event(kind: str, **fields: Any) -> NamedEvent:
-    return kind, {"type": kind, **fields}
-
-
-def _counts(num_input_tokens: int, num_cached_tokens: int, num_output_tokens: int) -> dict[str, Any]:
-    return {
-        "input_tokens": num_input_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": num_cached_tokens,
-        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
-        "output_tokens": num_output_tokens,
-        "server_tool_use": None,
-        "service_tier": "standard",
-        "inference_geo": None,
-    }

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingJob, check_dimensions, embed_inputs, unit_vector
-from octavo.server.endpoints.ollama import known_name
 from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
 from octavo.server.http.json_body import Int, Text
@@ -19,20 +16,18 @@ from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.protocols.answer_schemas import (
     OLLAMA_EMBEDDING,
     OLLAMA_EMBEDDINGS,
-    OLLAMA_ERROR,
-    errors,
     whole_answer,
 )
 from octavo.server.protocols.answering import name_ignored
-from octavo.server.protocols.ollama_answer import nanoseconds
-from octavo.server.protocols.ollama_request import KeepAlive, Options, find_ignored_options
-from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
+from octavo.server.protocols.embedding import MAX_INPUTS, EmbeddingJob, check_dimensions, embed_inputs, unit_vector
+from octavo.server.protocols.ollama.answer import nanoseconds
+from octavo.server.protocols.ollama.errors import OLLAMA
+from octavo.server.protocols.ollama.request import KeepAlive, Options, find_ignored_options
+from octavo.server.protocols.ollama.routes import known_name
 from octavo.server.protocols.protocol_fields import OptionFields
 from octavo.server.server_state import state_of
 
-router = APIRouter(
-    route_class=protocol_route(OLLAMA, {"prompt": "input"}), tags=["ollama"], responses=errors(OLLAMA_ERROR)
-)
+router = OLLAMA.router({"prompt": "input"})
 
 
 class EmbedRequest(OptionFields):

@@ -1,31 +1,23 @@
-"""The bodies and answers of llama.cpp's `/completion` and `/infill`."""
+"""The bodies of llama.cpp's `/completion` and `/infill`, and the requests that they make of a model."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
-from octavo.outputs import Logprob
 from octavo.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
-from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs, Usage
 from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextOrIds, TextSpec, constraint_named, read_options
 from octavo.server.http.json_body import WHOLE, Int, Text
-from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.ignored_fields import LLAMA_CPP, with_ignored
 from octavo.server.protocols.llama_sampling import LlamaSampling
-from octavo.server.protocols.openai_answer import finite, most_likely, timings, token_text
 from octavo.server.protocols.protocol_fields import AnsweredFields, NullIsAbsent, NumLogprobs
 from octavo.server.protocols.sampling_fields import to_lark
-from octavo.tokenizer.tokenizer import Tokenizer
 
 _BAN = -100.0
 FIELD_NAMES = {
@@ -191,143 +183,3 @@ def _pairs(bias: Bias | None) -> list[tuple[Any, Any]]:
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs) or len(pairs) > MAX_LOGIT_BIAS:
         raise refuse("logit_bias", f"must be a list of at most {MAX_LOGIT_BIAS} pairs [token, bias]", "invalid_value")
     return [(key, value) for key, value in pairs]
-
-
-@dataclass(slots=True)
-class _Result:
-    """The answer to one prompt so far."""
-
-    prompt_token_ids: Sequence[int]
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    end: ChoiceEnd | None = None
-
-
-class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
-    """Writes an event for each piece of text; the last event of each choice comes with the figures of the request."""
-
-    def __post_init__(self) -> None:
-        n = self.spec.params.num_choices
-        self._results = [_Result(ids) for ids in self.generation.prompt_token_ids for _ in range(n)]
-        self._usage: Usage | None = None
-        self._shows_text = self.request.num_predicted != 0
-
-    def push(self, event: Event) -> Iterator[NamedEvent]:
-        if isinstance(event, Usage):
-            self._usage = event
-            for index, result in enumerate(self._results):
-                yield None, self._selected(self._whole(index, result, with_text=False))
-        elif isinstance(event, ChoiceEnd):
-            self._results[event.index].end = event
-        elif isinstance(event, TextDelta) and self._shows_text:
-            result = self._results[event.index]
-            result.text += event.text
-            result.token_ids += event.token_ids
-            result.logprobs += event.logprobs
-            if event.text or event.logprobs:
-                yield None, self._piece(result, event)
-
-    def body(self) -> Any:
-        whole = [
-            self._selected(self._whole(index, result, with_text=True)) for index, result in enumerate(self._results)
-        ]
-        return whole[0] if len(whole) == 1 else whole
-
-    def _piece(self, result: _Result, event: TextDelta) -> dict[str, Any]:
-        return {
-            "index": event.index,
-            "content": event.text,
-            "tokens": event.token_ids,
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": len(result.token_ids),
-            "tokens_evaluated": len(result.prompt_token_ids),
-            **self._probabilities(event.logprobs),
-        }
-
-    def _whole(self, index: int, result: _Result, *, with_text: bool) -> dict[str, Any]:
-        assert self._usage is not None
-        assert result.end is not None
-        usage, end, num_tokens = self._usage, result.end, len(result.token_ids)
-        length = len(result.prompt_token_ids) + num_tokens
-        is_word = isinstance(end.stop_reason, str)
-        is_cut = end.finish_reason == "length" or not self._shows_text
-        return {
-            "index": index,
-            "content": result.text if with_text else "",
-            "tokens": result.token_ids if with_text and self.request.return_tokens else [],
-            "id_slot": -1,
-            "stop": True,
-            "model": self.model.name,
-            "tokens_predicted": num_tokens,
-            "tokens_evaluated": len(result.prompt_token_ids),
-            "generation_settings": generation_settings(self.spec.params.sampling, self.model.info.max_model_len),
-            "prompt": self.model.tokenizer.decode(result.prompt_token_ids, skip_special_tokens=False),
-            "has_new_line": "\n" in result.text,
-            "truncated": is_cut and self._shows_text and length >= self.model.info.max_model_len,
-            "stop_type": "limit" if is_cut else "word" if is_word else "eos",
-            "stopping_word": end.stop_reason if is_word else "",
-            "tokens_cached": usage.num_cached_tokens,
-            "timings": timings(usage),
-            **(self._probabilities(result.logprobs) if with_text else {}),
-        }
-
-    def _probabilities(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        num_top = self.request.n_probs
-        if not num_top:
-            return {}
-        shown = partial(_shown, self.model.tokenizer)
-        return {
-            "completion_probabilities": [
-                {
-                    **shown(token.token_id, token.entries[token.token_id]),
-                    "top_logprobs": [shown(*item) for item in most_likely(token.entries, num_top)],
-                }
-                for token in tokens
-            ]
-        }
-
-    def _selected(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The fields of `response_fields`, if it is given: a path with slashes becomes a field of its last name."""
-        if not self.request.response_fields:
-            return answer
-        found: dict[str, Any] = {}
-        for path in self.request.response_fields:
-            value: Any = answer
-            for name in path.split("/"):
-                value = value.get(name) if isinstance(value, dict) else None
-            if value is not None:
-                found[path.rpartition("/")[2]] = value
-        return found
-
-
-def _shown(tokenizer: Tokenizer, token_id: int, entry: Logprob) -> dict[str, Any]:
-    text, raw = token_text(tokenizer, token_id)
-    return {"id": token_id, "token": text, "bytes": list(raw), "logprob": finite(entry.logprob)}
-
-
-def generation_settings(params: SamplingParams, max_model_len: int) -> dict[str, Any]:
-    """Sampling parameters under llama.cpp's names."""
-    limit = -1 if params.max_tokens is None else params.max_tokens
-    constraint = params.structured_outputs
-    return {
-        "n_ctx": max_model_len,
-        "n_predict": limit,
-        "max_tokens": limit,
-        "seed": -1 if params.seed is None else params.seed,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "typical_p": params.typical_p,
-        "repeat_penalty": params.repetition_penalty,
-        "repeat_last_n": -1,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "stop": list(params.stop),
-        "ignore_eos": params.ignore_eos,
-        "n_probs": params.logprobs or 0,
-        "grammar": "" if constraint is None else constraint.grammar or "",
-        "json_schema": None if constraint is None or constraint.json is None else json.loads(str(constraint.json)),
-    }

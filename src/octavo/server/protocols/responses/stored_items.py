@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from octavo.server.protocols.responses import (
+from octavo.server.protocols.responses.request import (
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,

@@ -5,18 +5,17 @@ OpenAI's paths are also served without `/v1`, for clients whose base URL lacks i
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.http.json_body import JsonRoute
 from octavo.server.protocols.answer_schemas import CHAT_COMPLETION, COMPLETION, streamed_answer
 from octavo.server.protocols.answering import answer
-from octavo.server.protocols.chat_request import ChatCompletionRequest
-from octavo.server.protocols.completion_request import CompletionRequest
-from octavo.server.protocols.openai_answer import ChatWriter, CompletionWriter
+from octavo.server.protocols.openai.answer import ChatWriter, CompletionWriter
+from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
+from octavo.server.protocols.openai.completion_request import CompletionRequest
+from octavo.server.protocols.openai.errors import OPENAI
 
-router = APIRouter(route_class=JsonRoute, tags=["openai"])
+router = OPENAI.router()
 
 
 @router.post("/chat/completions", include_in_schema=False)

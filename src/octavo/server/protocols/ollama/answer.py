@@ -12,9 +12,9 @@ from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, To
 from octavo.server.http.long_answer import LINES
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
 from octavo.server.protocols.conversation import arguments_object
-from octavo.server.protocols.ollama_request import ChatRequest, GenerateRequest, OllamaRequest
-from octavo.server.protocols.openai_answer import chat_logprobs
-from octavo.server.protocols.protocol_errors import OLLAMA
+from octavo.server.protocols.ollama.errors import OLLAMA
+from octavo.server.protocols.ollama.request import ChatRequest, GenerateRequest, OllamaRequest
+from octavo.server.protocols.shown_tokens import chat_logprobs
 
 R = TypeVar("R", bound=OllamaRequest)
 
@@ -22,7 +22,7 @@ R = TypeVar("R", bound=OllamaRequest)
 class OllamaWriter(BlockWriter[R]):
     """Writes a line for each piece of text or thinking and for each whole call; the last line has the figures."""
 
-    dialect, stream_format = OLLAMA, LINES
+    dialect, stream_format = OLLAMA.dialect, LINES
 
     def __post_init__(self) -> None:
         self._text = self._thinking = ""

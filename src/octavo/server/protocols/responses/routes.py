@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,16 +19,16 @@ from octavo.server.event_log import EventLog
 from octavo.server.generation.json_schema import MAX_EXACT_NUMBER
 from octavo.server.http.access_log import record_of
 from octavo.server.http.long_answer import EVENTS, EventStream, run_unless_gone
-from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
 from octavo.server.protocols.answering import answer, ignored_names, name_ignored, tenant_of
-from octavo.server.protocols.protocol_errors import protocol_route
-from octavo.server.protocols.response_items import read_items, stored_items
-from octavo.server.protocols.responses import FIELD_NAMES, ResponsesRequest, ResponsesWriter
+from octavo.server.protocols.responses.answer import ResponsesWriter
+from octavo.server.protocols.responses.errors import RESPONSES
+from octavo.server.protocols.responses.request import FIELD_NAMES, ResponsesRequest
+from octavo.server.protocols.responses.stored_items import read_items, stored_items
 from octavo.server.response_store import BackgroundRun, StoredResponse
 from octavo.server.server_state import state_of
 
-router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
+router = RESPONSES.router(FIELD_NAMES)
 
 
 class DeletedResponse(BaseModel):
@@ -139,7 +139,9 @@ def _stream(request: Request, log: EventLog, first: int) -> EventStream:
     """The events of a response in the background, from this number on. The response goes on without the client."""
 
     def fail(error: ApiError) -> bytes:
-        return EVENTS.encode(json.dumps(OPENAI.error_body(error, record_of(request).request_id)).encode(), "error")
+        return EVENTS.encode(
+            json.dumps(RESPONSES.dialect.error_body(error, record_of(request).request_id)).encode(), "error"
+        )
 
     return EventStream(request, log.read(first), on_error=fail)
 

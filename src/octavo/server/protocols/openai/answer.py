@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
@@ -25,11 +25,11 @@ from octavo.server.generation.events import (
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.long_answer import EVENTS
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent, S
-from octavo.server.protocols.chat_request import ChatCompletionRequest
-from octavo.server.protocols.completion_request import CompletionRequest
 from octavo.server.protocols.conversation import chat_call
+from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
+from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.sampling_fields import SamplingFields
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.server.protocols.shown_tokens import chat_logprobs, finite, most_likely, timings, token_text
 
 R = TypeVar("R", bound=SamplingFields)
 
@@ -267,62 +267,6 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         # A client that sent ids gets all of them back. A text does not show the control tokens that were added to it.
         skips = isinstance(sent, str)
         return self.model.tokenizer.decode(self.generation.prompt_token_ids[prompt], skip_special_tokens=skips)
-
-
-def timings(usage: Usage) -> dict[str, Any]:
-    """The times of a request in milliseconds, under the names of llama.cpp's server.
-
-    prompt_n: prompt tokens that were computed. cache_n: prompt tokens from the cache. predicted_ms, predicted_per_*:
-    for one choice, after its first token.
-    """
-    metrics = usage.metrics
-    num_computed = usage.num_prompt_tokens - usage.num_cached_tokens
-    num_after_first = max(usage.num_completion_tokens - 1, 0)
-    return {
-        "queue_ms": metrics.queue_s * 1e3,
-        "cache_n": usage.num_cached_tokens,
-        "prompt_n": num_computed,
-        "prompt_ms": metrics.prefill_s * 1e3,
-        "prompt_per_token_ms": metrics.prefill_s * 1e3 / max(num_computed, 1),
-        "prompt_per_second": num_computed / metrics.prefill_s if metrics.prefill_s else 0.0,
-        "predicted_n": usage.num_completion_tokens,
-        "predicted_ms": metrics.decode_s * 1e3,
-        "predicted_per_token_ms": metrics.decode_s * 1e3 / max(num_after_first, 1),
-        "predicted_per_second": num_after_first / metrics.decode_s if metrics.decode_s else 0.0,
-    }
-
-
-def finite(logprob: float) -> float:
-    """A log-probability with OpenAI's value for a probability of zero, because JSON has no infinity."""
-    return max(logprob, -9999.0)
-
-
-def token_text(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
-    """The text and the bytes of a token; both are empty for a row of logits beyond the vocabulary."""
-    raw = tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
-    return raw.decode("utf-8", "replace"), raw
-
-
-def most_likely(entries: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
-    """The `num_top` most likely tokens of one position, best first."""
-    top = [(token_id, entry) for token_id, entry in entries.items() if entry.rank <= num_top]
-    return sorted(top, key=lambda item: item[1].rank)
-
-
-def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top: int) -> list[dict[str, Any]]:
-    """The entries of `logprobs.content`."""
-
-    def shown(token_id: int, entry: Logprob) -> dict[str, Any]:
-        text, raw = token_text(tokenizer, token_id)
-        return {"token": text, "logprob": finite(entry.logprob), "bytes": list(raw)}
-
-    return [
-        {
-            **shown(token.token_id, token.entries[token.token_id]),
-            "top_logprobs": [shown(*item) for item in most_likely(token.entries, num_top)],
-        }
-        for token in tokens
-    ]
 
 
 def _prompt_logprobs(positions: Sequence[Mapping[int, Logprob] | None] | None) -> list[Any] | None:

@@ -6,32 +6,29 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.protocols.answer_schemas import (
     OLLAMA_CHAT,
-    OLLAMA_ERROR,
     OLLAMA_TEXT,
-    errors,
     lines_answer,
 )
 from octavo.server.protocols.answering import answer, read_spec
-from octavo.server.protocols.ollama_answer import ChatWriter, GenerateWriter, timestamp
-from octavo.server.protocols.ollama_request import (
+from octavo.server.protocols.ollama.answer import ChatWriter, GenerateWriter, timestamp
+from octavo.server.protocols.ollama.errors import OLLAMA
+from octavo.server.protocols.ollama.request import (
     FIELD_NAMES,
     ChatRequest,
     GenerateRequest,
     OllamaRequest,
 )
-from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
 from octavo.server.server_state import state_of
 
 B = TypeVar("B", bound=OllamaRequest)
 
-router = APIRouter(route_class=protocol_route(OLLAMA, FIELD_NAMES), tags=["ollama"], responses=errors(OLLAMA_ERROR))
+router = OLLAMA.router(FIELD_NAMES)
 
 
 @router.post("/api/generate", responses=lines_answer(OLLAMA_TEXT))

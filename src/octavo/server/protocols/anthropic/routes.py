@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.generation.prompt import encode_conversation
 from octavo.server.http.long_answer import run_unless_gone
-from octavo.server.protocols.answer_schemas import ANTHROPIC_ERROR, MESSAGE, errors, streamed_answer
+from octavo.server.protocols.answer_schemas import MESSAGE, streamed_answer
 from octavo.server.protocols.answering import answer, read_spec, tenant_of
-from octavo.server.protocols.messages import FIELD_NAMES, CountTokensRequest, MessagesRequest, MessagesWriter
-from octavo.server.protocols.protocol_errors import ANTHROPIC, protocol_route
+from octavo.server.protocols.anthropic.answer import MessagesWriter
+from octavo.server.protocols.anthropic.errors import ANTHROPIC
+from octavo.server.protocols.anthropic.request import FIELD_NAMES, CountTokensRequest, MessagesRequest
 from octavo.server.server_state import state_of
 
-router = APIRouter(
-    route_class=protocol_route(ANTHROPIC, FIELD_NAMES),
-    tags=["anthropic"],
-    responses=errors(ANTHROPIC_ERROR),
-)
+router = ANTHROPIC.router(FIELD_NAMES)
 
 
 class TokenCount(BaseModel):

@@ -7,28 +7,25 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import __version__
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
-from octavo.server.endpoints.ollama import known_name
 from octavo.server.generation.infill import supports_infill
 from octavo.server.http.json_body import Text
 from octavo.server.models.model_files import ModelFiles, read_model_files, short_count
 from octavo.server.models.model_manager import ModelEntry
 from octavo.server.protocols.answer_schemas import (
-    OLLAMA_ERROR,
     OLLAMA_MODEL,
     OLLAMA_MODELS,
     OLLAMA_STATUS,
-    errors,
     lines_answer,
     whole_answer,
 )
-from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
+from octavo.server.protocols.ollama.errors import OLLAMA
+from octavo.server.protocols.ollama.routes import known_name
 from octavo.server.protocols.protocol_fields import NullIsAbsent
 from octavo.server.reasoning.reasoning_format import find_reasoning_format
 from octavo.server.server_state import state_of
@@ -41,7 +38,7 @@ _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "
 _SAMPLING |= {"typical_p": "typical_p", "repetition_penalty": "repeat_penalty"}
 _SAMPLING |= {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
 
-router = APIRouter(route_class=protocol_route(OLLAMA, {}), tags=["ollama"], responses=errors(OLLAMA_ERROR))
+router = OLLAMA.router()
 
 
 class NamedModel(NullIsAbsent):

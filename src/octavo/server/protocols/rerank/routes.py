@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter
-from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -19,70 +17,15 @@ from octavo.server.errors import refuse
 from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
 from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
-from octavo.server.http.json_body import WHOLE, Int, RequestModel, Text
 from octavo.server.http.long_answer import run_unless_gone
-from octavo.server.http.route_table import OPENAI
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import RERANK, SCORE, whole_answer
 from octavo.server.protocols.answering import name_ignored, tenant_of
-from octavo.server.protocols.ignored_fields import VECTORS, with_ignored
-from octavo.server.protocols.protocol_errors import protocol_route
-from octavo.server.protocols.protocol_fields import OptionFields, kind_of_inputs
+from octavo.server.protocols.rerank.errors import SCORES
+from octavo.server.protocols.rerank.request import RerankRequest, ScoreRequest
 from octavo.server.server_state import state_of
 
-MAX_TEXTS = 2048
-
-router = APIRouter(route_class=protocol_route(OPENAI, {}), tags=["texts"])
-
-_MANY = Field(min_length=1, max_length=MAX_TEXTS)
-_Truncation = Annotated[int, Field(ge=-1), WHOLE]
-
-
-class Document(RequestModel):
-    """A document as an object."""
-
-    text: Text
-
-
-def _kind_of_document(value: Any) -> str:
-    return "object" if isinstance(value, (dict, Document)) else "text"
-
-
-_Document = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[Document, Tag("object")], Discriminator(_kind_of_document)
-]
-_Texts = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[Text], Tag("texts"), _MANY], Discriminator(kind_of_inputs)
-]
-
-
-class RerankRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
-    """top_n: the number of results; None: all. return_documents: None is true. instruction: of a causal reranker.
-
-    truncate_prompt_tokens: cut the documents of longer pairs; -1: to the model's limit; None: they are an error.
-    max_tokens_per_doc is Cohere's name of it.
-    """
-
-    model: Text | None = None
-    query: Text
-    documents: Annotated[list[_Document], _MANY]
-    top_n: Annotated[int, Field(ge=1), WHOLE] | None = None
-    return_documents: bool | None = None
-    truncate_prompt_tokens: _Truncation | None = None
-    max_tokens_per_doc: Annotated[Int, Field(json_schema_extra={"minimum": 1})] | None = None
-    instruction: Text | None = None
-    user: Text | None = None
-
-
-class ScoreRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
-    """text_1 and text_2: one text with each of many, or as many of both. The rest: see RerankRequest."""
-
-    model: Text | None = None
-    text_1: _Texts
-    text_2: _Texts
-    truncate_prompt_tokens: _Truncation | None = None
-    instruction: Text | None = None
-    user: Text | None = None
+router = SCORES.router()
 
 
 @router.post("/rerank", include_in_schema=False)

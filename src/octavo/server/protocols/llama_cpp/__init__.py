@@ -1,0 +1,1 @@
+"""The interface of llama.cpp's server."""

@@ -1,0 +1,1 @@
+"""OpenAI's chat and text completions and embeddings, with vLLM's additions."""

@@ -1,0 +1,81 @@
+"""`/v1/embeddings`: texts as vectors, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.batch import Float32
+from octavo.server.errors import refuse
+from octavo.server.generation.spec import read_options
+from octavo.server.http.access_log import record_of
+from octavo.server.http.json_body import WHOLE, Int, Text
+from octavo.server.http.long_answer import run_unless_gone
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
+from octavo.server.protocols.answering import name_ignored
+from octavo.server.protocols.embedding import (
+    EmbeddingJob,
+    Input,
+    check_dimensions,
+    embed_inputs,
+    list_of_inputs,
+    unit_vector,
+)
+from octavo.server.protocols.ignored_fields import VECTORS, with_ignored
+from octavo.server.protocols.openai.errors import OPENAI
+from octavo.server.protocols.protocol_fields import OptionFields
+from octavo.server.server_state import state_of
+
+FIELD_NAMES = {"prompt": "input"}
+router = OPENAI.router(FIELD_NAMES)
+
+
+class EmbeddingsRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
+    """pooling: the pooling of the last hidden states, an addition to OpenAI's fields; None: as the
+    checkpoint says, else mean. dimensions: only the model's own number."""
+
+    model: Text | None = None
+    input: Input
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = None
+    pooling: Literal["mean", "last", "cls"] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), WHOLE] | None = None
+    user: Text | None = None
+
+
+@router.post("/embeddings", include_in_schema=False)
+@router.post("/v1/embeddings", responses=whole_answer(EMBEDDINGS))
+async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
+    """One vector of length 1 for each input, in their order."""
+    async with state_of(request).models.use(body.model) as model:
+        return await run_unless_gone(request, _embed(request, body, model))
+
+
+async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) -> Response:
+    check_dimensions(body.dimensions, model)
+    if body.truncate_prompt_tokens == 0:
+        reason = "is 0; it must be at least 1, or -1 for as many as fit"
+        raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
+    inputs = list_of_inputs(body.input)
+    job = EmbeddingJob(inputs, read_options(body), body.pooling, body.truncate_prompt_tokens)
+    vectors = await embed_inputs(request, model, job)
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encode(vector, body.encoding_format)}
+        for i, vector in enumerate(vectors.vectors)
+    ]
+    usage = {"prompt_tokens": vectors.num_tokens, "total_tokens": vectors.num_tokens}
+    if body.truncate_prompt_tokens is not None:
+        usage["truncated_tokens"] = vectors.num_truncated_tokens
+    content = {"object": "list", "data": data, "model": model.name, "usage": usage}
+    return name_ignored(body.find_ignored(), record_of(request), JSONResponse(content))
+
+
+def _encode(vector: Float32, encoding: str | None) -> list[float] | str:
+    """The unit vector. base64: of the float32s, little endian."""
+    unit = unit_vector(vector)
+    return base64.b64encode(unit.astype("<f4").tobytes()).decode() if encoding == "base64" else list(map(float, unit))

@@ -1,0 +1,7 @@
+"""The protocol of OpenAI's clients. Its form of errors is the server's own."""
+
+from __future__ import annotations
+
+from octavo.server.protocols.protocol import Protocol
+
+OPENAI = Protocol("openai")

@@ -1,0 +1,181 @@
+"""The answers of OpenAI's `/v1/responses`: output items, whole or as typed events."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from octavo.server.errors import ApiError
+from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
+from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
+from octavo.server.protocols.responses.request import ResponsesRequest
+from octavo.server.protocols.shown_tokens import chat_logprobs
+
+
+class ResponsesWriter(BlockWriter[ResponsesRequest]):
+    """Writes output items: messages and reasoning with one part of text each, and calls of functions.
+
+    save: called with the whole response when it has ended, before the last event.
+    """
+
+    save: Callable[[dict[str, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count()
+        self._output: list[dict[str, Any]] = []
+        self._item: dict[str, Any] | None = None  # the one that is open
+        self._part: dict[str, Any] = {}  # of the open item
+        self._response = self._empty_response()
+
+    def begin(self) -> Iterator[NamedEvent]:
+        yield self._event("response.created", response=self.body())
+        yield self._event("response.in_progress", response=self.body())
+
+    def begin_block(self, event: BlockDelta) -> Iterator[NamedEvent]:
+        if isinstance(event, ToolCallDelta):
+            call = {"call_id": event.call_id or _new_id("call"), "name": event.name or "", "arguments": ""}
+            self._item = {"id": _new_id("fc"), "type": "function_call", "status": "in_progress", **call}
+            yield self._item_event("output_item.added", item=self._item)
+            return
+        head: dict[str, Any]
+        if isinstance(event, TextDelta):
+            head = {"id": _new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress"}
+            self._part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            head = {"id": _new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": []}
+            self._part = {"type": "reasoning_text", "text": ""}
+        self._item = {**head, "content": []}
+        yield self._item_event("output_item.added", item=self._item)
+        self._item["content"].append(self._part)
+        yield self._part_event("content_part.added", part=self._part)
+
+    def add(self, event: BlockDelta) -> Iterator[NamedEvent]:
+        assert self._item is not None
+        if isinstance(event, ToolCallDelta):
+            if event.arguments:
+                self._item["arguments"] += event.arguments
+                place = {"item_id": self._item["id"]}
+                yield self._item_event("function_call_arguments.delta", **place, delta=event.arguments)
+            return
+        extra = {}
+        if isinstance(event, TextDelta):
+            extra["logprobs"] = chat_logprobs(self.model.tokenizer, event.logprobs, self.request.top_logprobs or 0)
+            self._part["logprobs"] += extra["logprobs"]
+        if event.text or extra.get("logprobs"):
+            self._part["text"] += event.text
+            yield self._part_event(f"{self._part['type']}.delta", delta=event.text, **extra)
+
+    def end_block(self, status: str = "completed") -> Iterator[NamedEvent]:
+        item, part = self._item, self._part
+        if item is None:
+            return
+        if item["type"] == "function_call":
+            whole = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
+            yield self._item_event("function_call_arguments.done", **whole)
+        else:
+            extra = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+            yield self._part_event(f"{part['type']}.done", text=part["text"], **extra)
+            yield self._part_event("content_part.done", part=part)
+        item["status"] = status
+        yield self._item_event("output_item.done", item=item)
+        self._output.append(item)
+        self._item = None
+
+    def finish(self, end: ChoiceEnd, usage: Usage) -> Iterator[NamedEvent]:
+        if self._item is None and not self._output:
+            yield from self.begin_block(TextDelta(end.index, ""))
+        is_cut = end.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        yield from self.end_block(status)
+        self._response |= {
+            "status": status,
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": {
+                "input_tokens": usage.num_prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
+                "output_tokens": usage.num_completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+                "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+                **self.truncation,
+            },
+        }
+        self._save()
+        yield self._event(f"response.{status}", response=self.body())
+
+    def fail(self, error: ApiError) -> Iterator[NamedEvent]:
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        if self._item is not None:
+            self._output.append({**self._item, "status": "incomplete"})
+        self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
+        self._save()
+        yield self._event("response.failed", response=self.body())
+        yield self._event("error", code=error.code, message=error.message, param=error.param)
+
+    def cancel(self) -> None:
+        """Ends the response at its client's wish."""
+        self._response["status"] = "cancelled"
+        self._save()
+
+    def _save(self) -> None:
+        if self.save is not None:
+            self.save(self.body())
+
+    def body(self) -> dict[str, Any]:
+        return {**self._response, "output": list(self._output)}
+
+    def _event(self, kind: str, **fields: Any) -> NamedEvent:
+        return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
+
+    def _item_event(self, kind: str, **fields: Any) -> NamedEvent:
+        return self._event(f"response.{kind}", **fields, output_index=len(self._output))
+
+    def _part_event(self, kind: str, **fields: Any) -> NamedEvent:
+        assert self._item is not None
+        return self._item_event(kind, item_id=self._item["id"], content_index=0, **fields)
+
+    def _empty_response(self) -> dict[str, Any]:
+        body, params = self.request, self.spec.params.sampling
+        choice = body.tool_choice
+        text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
+        return {
+            "id": _new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": bool(body.background),
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "model": self.model.name,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": body.is_stored,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": self.request.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": body.truncation or "disabled",
+            "usage": None,
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"

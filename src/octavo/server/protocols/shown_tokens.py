@@ -1,0 +1,69 @@
+"""Tokens, their log-probabilities and the times of a request, in the forms that several protocols share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from octavo.outputs import Logprob
+from octavo.server.generation.events import (
+    TokenLogprobs,
+    Usage,
+)
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+def timings(usage: Usage) -> dict[str, Any]:
+    """The times of a request in milliseconds, under the names of llama.cpp's server.
+
+    prompt_n: prompt tokens that were computed. cache_n: prompt tokens from the cache. predicted_ms, predicted_per_*:
+    for one choice, after its first token.
+    """
+    metrics = usage.metrics
+    num_computed = usage.num_prompt_tokens - usage.num_cached_tokens
+    num_after_first = max(usage.num_completion_tokens - 1, 0)
+    return {
+        "queue_ms": metrics.queue_s * 1e3,
+        "cache_n": usage.num_cached_tokens,
+        "prompt_n": num_computed,
+        "prompt_ms": metrics.prefill_s * 1e3,
+        "prompt_per_token_ms": metrics.prefill_s * 1e3 / max(num_computed, 1),
+        "prompt_per_second": num_computed / metrics.prefill_s if metrics.prefill_s else 0.0,
+        "predicted_n": usage.num_completion_tokens,
+        "predicted_ms": metrics.decode_s * 1e3,
+        "predicted_per_token_ms": metrics.decode_s * 1e3 / max(num_after_first, 1),
+        "predicted_per_second": num_after_first / metrics.decode_s if metrics.decode_s else 0.0,
+    }
+
+
+def finite(logprob: float) -> float:
+    """A log-probability with OpenAI's value for a probability of zero, because JSON has no infinity."""
+    return max(logprob, -9999.0)
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
+    """The text and the bytes of a token; both are empty for a row of logits beyond the vocabulary."""
+    raw = tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
+    return raw.decode("utf-8", "replace"), raw
+
+
+def most_likely(entries: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
+    """The `num_top` most likely tokens of one position, best first."""
+    top = [(token_id, entry) for token_id, entry in entries.items() if entry.rank <= num_top]
+    return sorted(top, key=lambda item: item[1].rank)
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top: int) -> list[dict[str, Any]]:
+    """The entries of `logprobs.content`."""
+
+    def shown(token_id: int, entry: Logprob) -> dict[str, Any]:
+        text, raw = token_text(tokenizer, token_id)
+        return {"token": text, "logprob": finite(entry.logprob), "bytes": list(raw)}
+
+    return [
+        {
+            **shown(token.token_id, token.entries[token.token_id]),
+            "top_logprobs": [shown(*item) for item in most_likely(token.entries, num_top)],
+        }
+        for token in tokens
+    ]
