@@ -73,3 +73,20 @@ def test_integrity_check_sees_lost_and_doubly_owned_blocks() -> None:
         check_pool(pool, [])
     with pytest.raises(AssertionError, match=f"block {block} has 2 owners but counts 1"):
         check_pool(pool, [[block], [block]])
+
+
+def test_what_is_lost_passes_through_one_place_while_it_is_still_there() -> None:
+    pool = BlockPool(3)
+    lost: list[tuple[int, bytes]] = []
+    pool.on_loss = lambda block_id, block_hash: lost.append((block_id, block_hash))
+    blocks = [pool.allocate() for _ in range(3)]
+    for block, name in zip(blocks, (b"one", b"two", b"bad"), strict=True):
+        pool.register(block, name)
+    pool.forget(blocks[0])  # it is about to change
+    pool.discard(blocks[2])  # it is not valid
+    assert lost == [(blocks[0], b"one")]
+    for block in blocks:
+        pool.free(block)
+    while pool.num_free_blocks:
+        pool.allocate()
+    assert lost == [(blocks[0], b"one"), (blocks[1], b"two")]

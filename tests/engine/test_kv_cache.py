@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.request import Request, Sequence
 from octavo.graph.cache import KVCache, cache_layout
@@ -96,11 +97,20 @@ def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
     assert cache.match_prefix(sequence([*range(16), 1]), 16) == 12
 
 
-def test_hashes_do_not_depend_on_the_process() -> None:
+def test_names_of_blocks_do_not_depend_on_the_process() -> None:
     one = sequence([1, 2, 3, 4])
-    cache = KVCacheManager(4, 4)
+    cache = KVCacheManager(4, 4, identity=CacheIdentity(b"model", b"layout"))
     compute(cache, one, 4)
-    assert one.block_hashes[0].hex().startswith("2c85f089b1f3ed15")
+    assert one.block_hashes[0].hex().startswith("7b6fd00cdc90f81b")
+
+
+def test_caches_of_unknown_models_never_name_a_block_alike() -> None:
+    names = set()
+    for _ in range(2):
+        one, cache = sequence([1, 2, 3, 4]), KVCacheManager(4, 4)
+        compute(cache, one, 4)
+        names.add(one.block_hashes[0])
+    assert len(names) == 2
 
 
 def windowed(num_blocks: int, *windows: int | None, max_step_tokens: int = 4, chunked: bool = False) -> KVCacheManager:

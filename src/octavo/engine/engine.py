@@ -16,6 +16,7 @@ from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
+from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
@@ -73,8 +74,9 @@ class Engine:
         limits: EngineLimits,
         texts: TextModel = ANSWERS_ONLY,
         heads: TextHeads = NO_HEADS,
+        identity: CacheIdentity | None = None,
     ) -> None:
-        """texts: the abilities of the model. heads: the steps after pooling."""
+        """texts: the abilities of the model. heads: the steps after pooling. identity: see `KVCacheManager`."""
         self.executor = executor
         self.texts = texts
         self.limits = limits
@@ -88,6 +90,7 @@ class Engine:
             layout,
             limits.max_num_batched_tokens,
             limits.num_states,
+            identity,
         )
         self._kv_cache, self._is_asleep = kv_cache, False
         self.scheduler = Scheduler(

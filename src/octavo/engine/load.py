@@ -24,6 +24,7 @@ from octavo.engine.loading.larger_than_memory import (
     part_in_main_memory,
     resident_bytes,
 )
+from octavo.engine.loading.model_identity import cache_identity
 from octavo.engine.loading.progress_bar import size
 from octavo.engine.loading.weight_notes import size_notes
 from octavo.engine.texts.text_heads import text_heads
@@ -175,7 +176,8 @@ def _load(
         vocabulary = tokenizer.result()
         texts = text_model(graph, checkpoint.pooling, vocabulary)
         heads = text_heads(graph, checkpoint, texts, vocabulary)
-        engine = Engine(executor, vocabulary, engine_limits, texts, heads)
+        identity = cache_identity(config, checkpoint, graph, executor)
+        engine = Engine(executor, vocabulary, engine_limits, texts, heads, identity)
     except BaseException:
         executor.close()
         raise

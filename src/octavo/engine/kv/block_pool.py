@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 
 class BlockPool:
@@ -10,6 +11,8 @@ class BlockPool:
 
     A block is free (content unused), in use (reference count above 0) or evictable (count 0, but its content is
     registered under a hash and may be needed again; the least recently used is evicted first).
+    on_loss: called with a block and its hash before a registered content is given up, while it is still there. A
+    content that is not valid is not reported.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -20,6 +23,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self.num_evictions = 0
+        self.on_loss: Callable[[int, bytes], None] | None = None
 
     @property
     def num_free_blocks(self) -> int:
@@ -75,15 +79,14 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def forget(self, block_id: int) -> None:
-        """Makes the block unfindable, because its content is about to change."""
-        block_hash = self._hashes[block_id]
-        if block_hash is not None:
-            del self._block_of_hash[block_hash]
-            self._hashes[block_id] = None
+        """Makes the block unfindable, because its content is about to change: every valid content goes through here."""
+        block_hash = self._unregister(block_id)
+        if block_hash is not None and self.on_loss is not None:
+            self.on_loss(block_id, block_hash)
 
     def discard(self, block_id: int) -> None:
         """Makes the block unfindable, because its content is invalid, and free if it has no references."""
-        self.forget(block_id)
+        self._unregister(block_id)
         if block_id in self._evictable:
             del self._evictable[block_id]
             self._free.append(block_id)
@@ -92,3 +95,10 @@ class BlockPool:
         """Makes every block unfindable, because no content is valid any more."""
         for block_id in self._block_of_hash.copy().values():
             self.discard(block_id)
+
+    def _unregister(self, block_id: int) -> bytes | None:
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            del self._block_of_hash[block_hash]
+            self._hashes[block_id] = None
+        return block_hash

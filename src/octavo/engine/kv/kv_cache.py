@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import Counter
 from collections.abc import Iterable
 
 from octavo.engine.kv.block_pool import BlockPool
+from octavo.engine.kv.cache_identity import CacheIdentity, block_key
 from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
@@ -22,7 +21,7 @@ class KVCacheManager:
     it gets a copy. Blocks that have left the window of their group are freed.
     layout: None: one group without a window. max_step_tokens: maximum tokens that a step computes for a sequence; it
     matters only for windows. num_states: slots for the states of sequences, at least one for each that may run; 0: the
-    model keeps none. See `StateSlots`.
+    model keeps none. See `StateSlots`. identity: the root of the names of blocks; None: one that no other cache has.
     """
 
     def __init__(
@@ -33,8 +32,10 @@ class KVCacheManager:
         layout: CacheLayout | None = None,
         max_step_tokens: int = 1,
         num_states: int = 0,
+        identity: CacheIdentity | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks)
+        self.identity = identity or CacheIdentity.unique()
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.layout = layout or cache_layout(())
@@ -203,12 +204,11 @@ class KVCacheManager:
             table.num_passed = max(table.num_passed, passed)
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        hashes, size, prompt = sequence.block_hashes, self.block_size, sequence.request.prompt
+        hashes, size, request = sequence.block_hashes, self.block_size, sequence.request
         for start in range(len(hashes) * size, num_blocks * size, size):
-            tokens = array("q", sequence.token_ids[start : start + size]).tobytes()
-            parent = hashes[-1] if hashes else _root(sequence.request.options.cache_salt)
-            material = parent + tokens + prompt.marks(start, start + size)
-            hashes.append(hashlib.blake2b(material, digest_size=32).digest())
+            parent = hashes[-1] if hashes else self.identity.root(request.options.cache_salt)
+            marks = request.prompt.marks(start, start + size)
+            hashes.append(block_key(parent, sequence.token_ids[start : start + size], marks))
 
     def prepare_states(self, item: ScheduledSequence) -> None:
         """Gives a scheduled sequence a slot for its states that nobody else reads."""
@@ -295,8 +295,3 @@ class KVCacheManager:
         sequence.block_tables = []
         sequence.num_computed_tokens = 0
         sequence.num_synced_blocks = 0
-
-
-def _root(salt: str) -> bytes:
-    """The start of the chain of hashes, which prevents sharing of blocks across salts."""
-    return hashlib.blake2b(salt.encode(), digest_size=32).digest() if salt else b""
