@@ -158,6 +158,7 @@ class KernelRun {
         Step step{};
         step.num_tokens = static_cast<int32_t>(token_ids.size());
         step.token_ids = token_ids.data();
+        check_operands_fit(entry_->name, args, *entry_);
         const nb::gil_scoped_release release;
         run(args, step);
     }

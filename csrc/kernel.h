@@ -1,9 +1,9 @@
 // The interface of a kernel: one function per operation, compiled once per instruction set.
 //
 // A kernel file defines `static void name(const Args&, const Step&, Worker&)` in an unnamed namespace
-// and registers it with OCTAVO_KERNEL(name, signature). Every worker of the pool calls it at the same time
-// (SPMD); a kernel shares out its own work by worker.index and worker.count. The executor puts a
-// barrier between two records of a program, so a kernel may read all that earlier records wrote.
+// and `static bool name_fits(const Args&)`, and registers both with OCTAVO_KERNEL(name, signature). Every worker of the
+// pool calls it at the same time (SPMD); a kernel shares out its own work by worker.index and worker.count. The
+// executor puts a barrier between two records of a program, so a kernel may read all that earlier records wrote.
 //
 // Kernel files include no STL and no header with inline functions of external linkage: the linker
 // keeps one copy of such a function, perhaps the one with instructions that this CPU lacks.
@@ -178,11 +178,16 @@ using ScratchFn = ScratchSizes (*)(const Args& largest, const Step& limits, int3
 // the same on all instruction sets. An operation with this gets a LayerCache of its own.
 using CacheFn = size_t (*)(const Args& args, int32_t block_size);
 
+// Whether the shapes of a record's operands and its integers fit each other: a kernel reads and writes as far as they
+// say. Views carry the largest rows. Each kernel has one, NAME_fits (kernels/shapes.h); asked when a record is added.
+using FitsFn = bool (*)(const Args& largest);
+
 // The alignment makes the size of an entry its distance in the section, whatever the compiler aligns to.
 struct alignas(64) KernelEntry {
     const char* name;
     const char* isa;
     KernelFn run;
+    FitsFn fits;
     ScratchFn scratch;  // null: none
     CacheFn cache;      // null: none
     const KernelSignature* signature;
@@ -211,7 +216,7 @@ struct alignas(64) KernelEntry {
 #define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
 #define OCTAVO_KERNEL_ENTRY_(name, type, scratch, cache, keeps_state)                                                 \
     __attribute__((used, retain, section("octavo_kernels"))) static const octavo::KernelEntry octavo_entry_##name = { \
-        #name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch, cache, &type::signature, keeps_state}
+        #name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, name##_fits, scratch, cache, &type::signature, keeps_state}
 #define OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, cache) OCTAVO_KERNEL_ENTRY_(name, type, scratch, cache, false)
 #define OCTAVO_KERNEL_WITH_SCRATCH(name, type, scratch) OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, nullptr)
 #define OCTAVO_KERNEL_WITH_STATE(name, type) OCTAVO_KERNEL_ENTRY_(name, type, nullptr, nullptr, true)

@@ -98,6 +98,11 @@ void Program::add_record(const RecordSpec& spec) {
     if (spec.cache >= static_cast<int32_t>(caches_.size())) caches_.resize(spec.cache + 1);
     if (spec.cache >= 0) options_.limits.cache_groups = std::max(options_.limits.cache_groups, spec.cache_group + 1);
     bind(*record);
+    const OperandNames& names = spec.names;
+    if (spec.inputs.size() != names.inputs.size() || spec.ints.size() != names.ints.size() ||
+        spec.floats.size() != names.floats.size() || spec.output < 0)
+        throw std::invalid_argument(spec.label + ": not every field has an operand");
+    check_operands_fit(spec.label, record->args, *record->kernel);
     records_.push_back(std::move(record));
 }
 

@@ -73,8 +73,8 @@ class Program {
     Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes);
 
     int32_t add_weight(const Weight& weight);
-    // Throws std::invalid_argument if the operation has no kernel or other fields than its kernel reads, or if an index
-    // is out of range.
+    // Throws std::invalid_argument if the operation has no kernel or other fields than its kernel reads, if an index
+    // is out of range, or if the shapes of its operands do not fit each other.
     void add_record(const RecordSpec& spec);
     // Asks the kernels for their scratch and allocates it, at least `scratch_bytes` a worker. Afterwards no record
     // can be added.

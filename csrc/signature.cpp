@@ -4,6 +4,8 @@
 #include <cctype>
 #include <stdexcept>
 
+#include "packed_weight.h"
+
 namespace octavo {
 namespace {
 
@@ -32,6 +34,32 @@ void compare(const std::string& label, const char* kind, const std::vector<std::
     }
 }
 
+std::string shape_of(int64_t rows, int64_t cols) {
+    return " [" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
+}
+
+std::string shape_of(const Weight& weight) {
+    if (weight.packed) return shape_of(weight.packed->n, weight.packed->k);
+    return weight.data ? " [" + std::to_string(weight.size) + "]" : " absent";
+}
+
+// Every operand with its shape or its number.
+std::string describe_operands(const Args& args, const OperandNames& names) {
+    std::string text;
+    const auto add = [&text](const std::string& name, const std::string& what) {
+        text += (text.empty() ? "" : ", ") + name + what;
+    };
+    for (size_t i = 0; i < names.inputs.size(); ++i)
+        add(names.inputs[i], args.inputs[i].cols ? shape_of(args.inputs[i].rows, args.inputs[i].cols) : " absent");
+    for (size_t i = 0; i < names.weights.size(); ++i) add(names.weights[i], shape_of(args.weights[i]));
+    for (size_t i = 0; i < names.tuples.size(); ++i)
+        for (int32_t j = 0; j < args.tuple_length; ++j)
+            add(names.tuples[i] + " " + std::to_string(j), shape_of(args.tuples[i * args.tuple_length + j]));
+    for (size_t i = 0; i < names.ints.size(); ++i) add(names.ints[i], " " + std::to_string(args.ints[i]));
+    add("output", shape_of(args.output.rows, args.output.cols));
+    return text;
+}
+
 }  // namespace
 
 OperandNames operand_names(const KernelSignature& signature) {
@@ -57,6 +85,12 @@ void set_weights(Args& args, const std::vector<Weight>& weights, const KernelSig
     args.weights = weights.data();
     args.tuples = weights.data() + fixed;
     args.tuple_length = tuples == 0 ? 0 : static_cast<int32_t>(rest / tuples);
+}
+
+void check_operands_fit(const std::string& label, const Args& args, const KernelEntry& kernel) {
+    if (!kernel.fits(args))
+        throw std::invalid_argument(label + ": the operands do not fit each other: " +
+                                    describe_operands(args, operand_names(*kernel.signature)));
 }
 
 }  // namespace octavo

@@ -22,4 +22,7 @@ void check_operand_names(const std::string& label, const OperandNames& operation
 // there are too few or the tuples differ in length.
 void set_weights(Args& args, const std::vector<Weight>& weights, const KernelSignature& signature);
 
+// Throws std::invalid_argument naming `label` and all operands unless they fit each other (KernelEntry::fits).
+void check_operands_fit(const std::string& label, const Args& args, const KernelEntry& kernel);
+
 }  // namespace octavo

@@ -1,5 +1,6 @@
 #include "activations.h"
 #include "elementwise.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -11,6 +12,10 @@ void activation(const Args& args, const Step&, Worker& worker) {
     with_activation(args.ints[Activation::kind], [&](auto function) {
         map_elements(args.output, worker, [x, function](auto read) { return function(read(x)); });
     });
+}
+
+bool activation_fits(const Args& args) {
+    return is_like(args.inputs[Activation::x], args.output) && is_activation(args.ints[Activation::kind]);
 }
 
 }  // namespace

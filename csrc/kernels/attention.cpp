@@ -3,6 +3,7 @@
 // LatentAttention: all heads on one key a token, whose first columns are also its value.
 // In one file: the bulk of the code is common to all and is compiled once.
 #include "attention_schedule.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -103,6 +104,54 @@ void latent_attention(const Args& args, const Step& step, Worker& worker) {
 size_t latent_cache_bytes(const Args& args, int32_t block_size) {
     const int32_t key_dim = static_cast<int32_t>(args.ints[LatentAttention::head_dim]);
     return kv_block_bytes(KvType::float16, {1, key_dim, 0}, block_size);
+}
+
+// The sizes of heads, and the operands that all attentions have.
+template <typename F>
+bool has_attention_shape(const Args& args) {
+    const int64_t heads = args.ints[F::num_heads], kv_heads = args.ints[F::num_kv_heads], dim = args.ints[F::head_dim];
+    if (!is_within(kv_heads, 1, heads) || heads % kv_heads != 0 || dim <= 0 || args.ints[F::value_dim] < 0)
+        return false;
+    return args.ints[F::window] >= 0 && args.ints[F::scale_length] > 0 && args.ints[F::scale_offset] >= 0 &&
+           is_within(args.ints[F::kv_type], 0, static_cast<int64_t>(KvType::int8)) &&
+           is_vector_or_absent(args.weights[F::alibi_slopes], heads) &&
+           is_vector_or_absent(args.weights[F::key_mean], kv_heads * dim);
+}
+
+bool attention_fits(const Args& args) {
+    const View &q = args.inputs[Attention::q], &k = args.inputs[Attention::k], &v = args.inputs[Attention::v];
+    if (!has_attention_shape<Attention>(args)) return false;
+    const KvDims dims = kv_dims_of<Attention>(args);
+    const int64_t heads = args.ints[Attention::num_heads];
+    const bool has_keys = has_cols(k, static_cast<int64_t>(dims.heads) * dims.key) &&
+                          has_cols(v, static_cast<int64_t>(dims.heads) * dims.value) && has_rows_of(k, v);
+    return has_cols(q, heads * dims.key) && has_cols(args.output, heads * dims.value) && has_rows_of(q, args.output) &&
+           (has_keys || (is_absent(k) && is_absent(v))) && is_vector_or_absent(args.weights[Attention::sinks], heads);
+}
+
+bool fused_attention_fits(const Args& args) {
+    using F = FusedAttention;
+    const View& qkv = args.inputs[F::qkv];
+    if (!has_attention_shape<F>(args)) return false;
+    const KvDims dims = kv_dims_of<F>(args);
+    const int64_t heads = args.ints[F::num_heads], kv_heads = dims.heads;
+    return (has_cols(qkv, heads * dims.key) || has_cols(qkv, (heads + kv_heads) * dims.key + kv_heads * dims.value)) &&
+           has_cols(args.output, heads * dims.value) && has_rows_of(qkv, args.output) &&
+           is_within(args.weights[F::frequencies].size, 0, dims.key / 2) &&
+           is_vector_or_absent(args.weights[F::q_norm], dims.key) &&
+           is_vector_or_absent(args.weights[F::k_norm], dims.key) && is_vector_or_absent(args.weights[F::sinks], heads);
+}
+
+bool latent_attention_fits(const Args& args) {
+    using F = LatentAttention;
+    const View &q = args.inputs[F::q], &q_rope = args.inputs[F::q_rope];
+    const View &latent = args.inputs[F::latent], &k_rope = args.inputs[F::k_rope];
+    if (!has_attention_shape<F>(args)) return false;
+    const KvDims dims = kv_dims_of<F>(args);
+    const int64_t heads = args.ints[F::num_heads], rope = dims.key - dims.value;
+    return dims.heads == 1 && rope > 0 && dims.value % 16 == 0 && has_cols(latent, dims.value) &&
+           has_cols(k_rope, rope) && has_cols(q, heads * dims.value) && has_cols(q_rope, heads * rope) &&
+           is_like(q, args.output) && has_rows_of(q, q_rope) && has_rows_of(q, latent) && has_rows_of(q, k_rope);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 // output [workers, 16]: each worker leaves in [0] the work of one repetition (bytes,
 // multiply-adds or barriers) and in [1] something that depends on all of it, so that the compiler cannot drop it.
 #include "kernel.h"
+#include "shapes.h"
 #include "simd.h"
 
 #if defined(OCTAVO_ISA_amx)
@@ -192,6 +193,22 @@ void ceiling_int8(const Args& args, const Step&, Worker& worker) {
     leave(args, worker, (HAS_MANY_REGISTERS ? 12 : 8) * PRODUCTS, 0);
 }
 
+#endif
+
+bool fits_ceiling(const Args& args) { return args.ints[Ceiling::repetitions] >= 0 && args.output.cols >= 2; }
+
+bool fits_ceiling_of_memory(const Args& args) {
+    const View& memory = args.inputs[CeilingOfMemory::memory];
+    return fits_ceiling(args) && memory.cols > 0 && memory.cols % 128 == 0 && has_rows_of(memory, args.output);
+}
+
+bool ceiling_float_fits(const Args& args) { return fits_ceiling(args); }
+bool ceiling_barrier_fits(const Args& args) { return fits_ceiling(args); }
+bool ceiling_int8_fits(const Args& args) { return fits_ceiling(args); }
+bool ceiling_read_fits(const Args& args) { return fits_ceiling_of_memory(args); }
+#if defined(OCTAVO_ISA_amx)
+bool ceiling_bf16_fits(const Args& args) { return fits_ceiling(args); }
+bool ceiling_tile_read_fits(const Args& args) { return fits_ceiling_of_memory(args); }
 #endif
 
 }  // namespace

@@ -1,6 +1,7 @@
 // AllReduce and AllGather between the processes of a group, piece by piece through their shared memory (collective.h).
 #include "elementwise.h"
 #include "meeting.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -84,6 +85,15 @@ void all_gather(const Args& args, const Step&, Worker& worker) {
             column += cols;
         }
     }
+}
+
+bool all_reduce_fits(const Args& args) { return is_like(args.inputs[AllReduce::x], args.output); }
+
+bool all_gather_fits(const Args& args) {
+    const View& x = args.inputs[AllGather::x];
+    const int64_t begin = args.ints[AllGather::begin];
+    return has_cols(args.output, args.ints[AllGather::cols]) && is_within(begin, 0, args.output.cols) &&
+           is_within(x.cols, 1, args.output.cols - begin) && has_rows_of(x, args.output);
 }
 
 }  // namespace

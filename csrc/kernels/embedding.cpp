@@ -3,6 +3,7 @@
 #include "elementwise.h"
 #include "linear_dense.h"
 #include "linear_format.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -90,6 +91,23 @@ void token_type_embedding(const Args& args, const Step& step, Worker& worker) {
     read_row(weight, 0, first);
     for (int64_t r = rows.begin + 1; r < rows.end; ++r)
         __builtin_memcpy(out.data + r * out.cols, first, sizeof(float) * out.cols);
+}
+
+bool embedding_fits(const Args& args) {
+    const PackedWeight* const table = args.weights[Embedding::weight].packed;
+    const int64_t first = args.ints[Embedding::first], total = args.ints[Embedding::total];
+    return table && has_cols(args.output, table->k) && first >= 0 &&
+           (total == 0 ? first == 0 : total >= first + table->n);
+}
+
+bool position_embedding_fits(const Args& args) {
+    const PackedWeight* const table = args.weights[PositionEmbedding::weight].packed;
+    return table && has_cols(args.output, table->k) && is_within(args.ints[PositionEmbedding::offset], 0, table->n - 1);
+}
+
+bool token_type_embedding_fits(const Args& args) {
+    const PackedWeight* const table = args.weights[TokenTypeEmbedding::weight].packed;
+    return table && has_cols(args.output, table->k);
 }
 
 }  // namespace

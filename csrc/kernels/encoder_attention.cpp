@@ -4,6 +4,7 @@
 // by chunk: chunks begin at fixed places in the text, so a row's bits do not depend on its neighbours.
 #include "attention_softmax.h"
 #include "elementwise.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -220,6 +221,17 @@ void encoder_attention(const Args& args, const Step& step, Worker& worker) {
                                       s.slopes ? s.slopes[head] : 0.0f};
             attend_item(s, item, scratch);
         }
+}
+
+bool encoder_attention_fits(const Args& args) {
+    const int64_t heads = args.ints[EncoderAttention::num_heads], kv_heads = args.ints[EncoderAttention::num_kv_heads];
+    const int64_t dim = args.ints[EncoderAttention::head_dim];
+    const View &q = args.inputs[EncoderAttention::q], &k = args.inputs[EncoderAttention::k];
+    const View& v = args.inputs[EncoderAttention::v];
+    return heads > 0 && kv_heads > 0 && heads % kv_heads == 0 && has_cols(q, heads * dim) &&
+           has_cols(k, kv_heads * dim) && is_like(v, k) && has_rows_of(k, q) && is_like(q, args.output) &&
+           args.ints[EncoderAttention::window] >= 0 &&
+           is_vector_or_absent(args.weights[EncoderAttention::alibi_slopes], heads);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "activations.h"
 #include "elementwise.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -11,6 +12,11 @@ void gated_activation(const Args& args, const Step&, Worker& worker) {
     with_activation(args.ints[GatedActivation::kind], [&](auto function) {
         map_elements(args.output, worker, [gate, up, function](auto read) { return function(read(gate)) * read(up); });
     });
+}
+
+bool gated_activation_fits(const Args& args) {
+    const View &gate = args.inputs[GatedActivation::gate], &up = args.inputs[GatedActivation::up];
+    return is_like(gate, args.output) && is_like(up, args.output) && is_activation(args.ints[GatedActivation::kind]);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "norms.h"
 #include "recurrence.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -84,6 +85,18 @@ void gated_delta_rule(const Args& args, const Step& step, Worker& worker) {
                 }
             }
         });
+}
+
+bool gated_delta_rule_fits(const Args& args) {
+    const View &qkv = args.inputs[GatedDeltaRule::qkv], &beta = args.inputs[GatedDeltaRule::beta];
+    const View& alpha = args.inputs[GatedDeltaRule::alpha];
+    const int64_t key_heads = args.ints[GatedDeltaRule::num_k_heads], heads = args.ints[GatedDeltaRule::num_v_heads];
+    const int64_t key_dim = args.ints[GatedDeltaRule::key_dim], value_dim = args.ints[GatedDeltaRule::value_dim];
+    return key_heads > 0 && heads > 0 && key_dim > 0 && heads % key_heads == 0 &&
+           has_cols(qkv, 2 * key_heads * key_dim + heads * value_dim) && has_cols(args.output, heads * value_dim) &&
+           has_cols(beta, heads) && has_cols(alpha, heads) && has_rows_of(qkv, args.output) && has_rows_of(beta, qkv) &&
+           has_rows_of(alpha, qkv) && is_vector(args.weights[GatedDeltaRule::decay], heads) &&
+           is_vector(args.weights[GatedDeltaRule::dt_bias], heads);
 }
 
 }  // namespace

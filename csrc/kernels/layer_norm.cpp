@@ -1,5 +1,6 @@
 #include "elementwise.h"
 #include "norms.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -27,6 +28,14 @@ void layer_norm(const Args& args, const Step&, Worker& worker) {
             return bias ? normed + read(bias) : normed;
         });
     }
+}
+
+bool layer_norm_fits(const Args& args) {
+    const View& x = args.inputs[LayerNorm::x];
+    const int64_t wanted = args.ints[LayerNorm::group], group = wanted ? wanted : x.cols;
+    return group > 0 && x.cols % group == 0 && is_like(x, args.output) &&
+           is_vector(args.weights[LayerNorm::weight], x.cols) &&
+           is_vector_or_absent(args.weights[LayerNorm::bias], x.cols);
 }
 
 }  // namespace

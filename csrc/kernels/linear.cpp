@@ -1,6 +1,7 @@
 // Linear, HeadLinear, Logits, FusedLinear and MoE: one product with different operands around it, compiled once.
 #include "linear_product.h"
 #include "moe.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -84,6 +85,46 @@ ScratchSizes fused_linear_scratch(const Args& largest, const Step&, int32_t) {
 
 void moe(const Args& args, const Step&, Worker& worker) { run_moe(MoeOperands(args), args.shared_scratch, worker); }
 ScratchSizes moe_scratch(const Args& largest, const Step&, int32_t) { return moe_scratch_sizes(MoeOperands(largest)); }
+
+bool is_product(const Weight& weight, const Weight& bias, const View& x, const View& out) {
+    return is_matrix(weight, out.cols, x.cols) && is_vector_or_absent(bias, out.cols);
+}
+
+bool linear_fits(const Args& args) {
+    return is_product(args.weights[Linear::weight], args.weights[Linear::bias], args.inputs[Linear::x], args.output) &&
+           has_rows_of(args.inputs[Linear::x], args.output);
+}
+
+bool logits_fits(const Args& args) {
+    return is_product(args.weights[Logits::weight], args.weights[Logits::bias], args.inputs[Logits::x], args.output) &&
+           has_rows_of(args.inputs[Logits::x], args.output);
+}
+
+bool head_linear_fits(const Args& args) {
+    const PackedWeight* const weight = args.weights[HeadLinear::weight].packed;
+    const View& x = args.inputs[HeadLinear::x];
+    if (!weight || x.cols <= 0 || x.cols % weight->k != 0) return false;
+    const int32_t heads = x.cols / weight->k;
+    return weight->n % heads == 0 && weight->n / heads % PANEL_COLS == 0 && has_cols(args.output, weight->n) &&
+           has_rows_of(x, args.output);
+}
+
+bool fused_linear_fits(const Args& args) {
+    const View &x = args.inputs[FusedLinear::x], &residual = args.inputs[FusedLinear::residual];
+    const int32_t n = args.tuple_length;
+    const int64_t kind = args.ints[FusedLinear::kind];
+    int64_t cols = 0;
+    for (int32_t i = 0; i < n; ++i) {
+        const Weight& weight = args.tuples[FusedLinear::weights * n + i];
+        if (!weight.packed || weight.packed->k != x.cols) return false;
+        if (!is_vector_or_absent(args.tuples[FusedLinear::biases * n + i], weight.packed->n)) return false;
+        cols += weight.packed->n;
+    }
+    if (kind != KIND_NONE && (n != 2 || !is_activation(kind) || args.tuples[0].packed->n * 2 != cols)) return false;
+    return n > 0 && has_cols(args.output, kind == KIND_NONE ? cols : cols / 2) && has_rows_of(x, args.output) &&
+           (is_absent(residual) || is_like(residual, args.output)) &&
+           is_vector_or_absent(args.weights[FusedLinear::norm], x.cols);
+}
 
 }  // namespace
 OCTAVO_KERNEL_WITH_SCRATCH(linear, Linear, linear_scratch);

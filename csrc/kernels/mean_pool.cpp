@@ -1,4 +1,5 @@
 #include "elementwise.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -31,6 +32,8 @@ void mean_pool(const Args& args, const Step& step, Worker& worker) {
         }
     }
 }
+
+bool mean_pool_fits(const Args& args) { return has_cols(args.inputs[MeanPool::x], args.output.cols); }
 
 }  // namespace
 OCTAVO_KERNEL(mean_pool, MeanPool);

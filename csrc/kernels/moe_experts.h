@@ -3,6 +3,7 @@
 
 #include "linear_product.h"
 #include "moe_routing.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -11,6 +12,25 @@ OCTAVO_SIGNATURE(Moe, (x, router_x),
                  (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias, expert_scale),
                  (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind, first_expert),
                  (scale, limit, up_offset));
+
+bool moe_fits(const Args& args) {
+    const View &x = args.inputs[Moe::x], &router_x = args.inputs[Moe::router_x], &out = args.output;
+    const auto weight = [&args](int index) -> const Weight& { return args.weights[index]; };
+    const PackedWeight *const router = weight(Moe::router).packed, *const down = weight(Moe::down).packed;
+    if (!router || !down || !is_like(x, out) || down->n % out.cols != 0) return false;
+    const int64_t experts = router->n, held = down->n / out.cols, inner = held * down->k,
+                  first = args.ints[Moe::first_expert];
+    const bool has_matrices =
+        router->k == x.cols && is_matrix(weight(Moe::gate), inner, x.cols) && is_matrix(weight(Moe::up), inner, x.cols);
+    const bool has_vectors =
+        is_vector_or_absent(weight(Moe::router_bias), experts) && is_vector_or_absent(weight(Moe::gate_bias), inner) &&
+        is_vector_or_absent(weight(Moe::selection_bias), experts) && is_vector_or_absent(weight(Moe::up_bias), inner) &&
+        is_vector_or_absent(weight(Moe::expert_scale), experts) &&
+        is_vector_or_absent(weight(Moe::down_bias), held * out.cols);
+    return has_matrices && has_vectors && (is_absent(router_x) || is_like(router_x, x)) &&
+           is_within(args.ints[Moe::top_k], 1, experts) && is_within(first, 0, experts - held) &&
+           args.ints[Moe::num_groups] >= 0 && is_activation(args.ints[Moe::kind]);
+}
 
 struct MoeOperands {
     View x, router_x, out;

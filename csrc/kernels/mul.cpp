@@ -1,4 +1,5 @@
 #include "elementwise.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -20,6 +21,11 @@ void mul(const Args& args, const Step&, Worker& worker) {
     const View &a = args.inputs[Mul::a], &b = args.inputs[Mul::b];
     if (b.cols == 1 && a.cols > 1) return mul_rows(a, b.data, args.output, worker);
     map_elements(args.output, worker, [&](auto read) { return read(a.data) * read(b.data); });
+}
+
+bool mul_fits(const Args& args) {
+    const View &a = args.inputs[Mul::a], &b = args.inputs[Mul::b];
+    return is_like(a, args.output) && has_rows_of(b, a) && (b.cols == 1 || b.cols == a.cols);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Rope: rotates the heads of each token by its position.
 #include "rope.h"
 
+#include "shapes.h"
+
 namespace octavo {
 namespace {
 
@@ -27,6 +29,13 @@ void rope(const Args& args, const Step& step, Worker& worker) {
         for (int32_t column = 0; column < x.cols; column += head_dim)
             rotate_head(table, cos_sin, x.data + t * x.cols + column, out.data + t * out.cols + column, head_dim);
     }
+}
+
+bool rope_fits(const Args& args) {
+    const int64_t head_dim = args.ints[Rope::head_dim];
+    const View& x = args.inputs[Rope::x];
+    return head_dim > 0 && x.cols % head_dim == 0 && is_like(x, args.output) &&
+           is_within(args.weights[Rope::frequencies].size, 0, head_dim / 2);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Sampling: each row of logits becomes a token. Rows are shared out among the workers.
 #include "sample_whole.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -15,6 +16,9 @@ void sample(const Args& args, const Step&, Worker& worker) {
         task.output.errors[row] = sample_row(task, row, buffers);
     }
 }
+
+// An executor calls it after the last record; it is none.
+bool sample_fits(const Args&) { return false; }
 
 }  // namespace
 

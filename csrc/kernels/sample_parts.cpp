@@ -2,6 +2,7 @@
 // which they do not suffice are gathered whole.
 #include "meeting.h"
 #include "sample_offer.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -244,6 +245,9 @@ void sample_parts(const Args& args, const Step&, Worker& worker) {
         first = piece.end;
     }
 }
+
+// An executor calls it after the last record; it is none.
+bool sample_parts_fits(const Args&) { return false; }
 
 }  // namespace
 

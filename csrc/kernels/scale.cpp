@@ -1,4 +1,5 @@
 #include "elementwise.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -10,6 +11,8 @@ void scale(const Args& args, const Step&, Worker& worker) {
     const F32x16 factor = broadcast(args.floats[Scale::factor]);
     map_elements(args.output, worker, [x, factor](auto read) { return read(x) * factor; });
 }
+
+bool scale_fits(const Args& args) { return is_like(args.inputs[Scale::x], args.output); }
 
 }  // namespace
 OCTAVO_KERNEL(scale, Scale);

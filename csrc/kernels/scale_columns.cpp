@@ -1,5 +1,6 @@
 #include "elementwise.h"
 #include "norms.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -15,6 +16,12 @@ void scale_columns(const Args& args, const Step&, Worker& worker) {
     for (int64_t r = rows.begin; r < rows.end; ++r)
         map_columns(args.output.data + r * x.cols, x.data + r * x.cols, x.cols,
                     [&](F32x16 v, auto read) { return v * read(weight.data); });
+}
+
+bool scale_columns_fits(const Args& args) {
+    const View& x = args.inputs[ScaleColumns::x];
+    const Weight& weight = args.weights[ScaleColumns::weight];
+    return is_like(x, args.output) && (is_vector(weight, 1) || is_vector(weight, x.cols));
 }
 
 }  // namespace

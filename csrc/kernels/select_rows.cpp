@@ -1,4 +1,5 @@
 #include "elementwise.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -12,6 +13,8 @@ void select_rows(const Args& args, const Step& step, Worker& worker) {
         __builtin_memcpy(out.data + r * out.cols, x.data + static_cast<int64_t>(step.output_indices[r]) * x.cols,
                          sizeof(float) * out.cols);
 }
+
+bool select_rows_fits(const Args& args) { return has_cols(args.inputs[SelectRows::x], args.output.cols); }
 
 }  // namespace
 OCTAVO_KERNEL(select_rows, SelectRows);

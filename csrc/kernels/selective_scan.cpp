@@ -1,4 +1,5 @@
 #include "recurrence.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -49,6 +50,18 @@ void selective_scan(const Args& args, const Step& step, Worker& worker) {
                            }
                        }
                    });
+}
+
+bool selective_scan_fits(const Args& args) {
+    const View &xbc = args.inputs[SelectiveScan::xbc], &dt = args.inputs[SelectiveScan::dt];
+    const int64_t heads = args.ints[SelectiveScan::num_heads], head_dim = args.ints[SelectiveScan::head_dim];
+    const int64_t groups = args.ints[SelectiveScan::num_groups], state_dim = args.ints[SelectiveScan::state_dim];
+    return heads > 0 && groups > 0 && state_dim > 0 && heads % groups == 0 && has_cols(dt, heads) &&
+           has_cols(xbc, heads * head_dim + 2 * groups * state_dim) && has_cols(args.output, heads * head_dim) &&
+           has_rows_of(xbc, args.output) && has_rows_of(dt, xbc) &&
+           is_vector(args.weights[SelectiveScan::decay], heads) &&
+           is_vector(args.weights[SelectiveScan::skip], heads) &&
+           is_vector(args.weights[SelectiveScan::dt_bias], heads);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "activations.h"
 #include "elementwise.h"
+#include "shapes.h"
 #include "state.h"
 
 namespace octavo {
@@ -67,6 +68,14 @@ void short_conv(const Args& args, const Step& step, Worker& worker) {
         convolve([](F32x16 v) { return v; });
     else
         with_activation(kind, convolve);
+}
+
+bool short_conv_fits(const Args& args) {
+    const View& x = args.inputs[ShortConv::x];
+    const Weight& weight = args.weights[ShortConv::weight];
+    const int64_t taps = x.cols > 0 ? weight.size / x.cols : 0, kind = args.ints[ShortConv::kind];
+    return is_like(x, args.output) && is_within(taps, 2, MAX_TAPS) && is_vector(weight, taps * x.cols) &&
+           is_vector_or_absent(args.weights[ShortConv::bias], x.cols) && (kind == KIND_NONE || is_activation(kind));
 }
 
 }  // namespace

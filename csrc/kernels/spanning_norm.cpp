@@ -1,6 +1,7 @@
 // GroupSums and SpanningNorm: norms over columns that several ranks have.
 #include "elementwise.h"
 #include "norms.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -52,6 +53,30 @@ void spanning_norm(const Args& args, const Step&, Worker& worker) {
             return bias ? normed + read(bias) : normed;
         });
     }
+}
+
+// The columns of x from `begin` on lie within the groups.
+bool is_span(const Args& args, int group, int begin, int num_groups, const View& x) {
+    const int64_t all = args.ints[group] * args.ints[num_groups];
+    return args.ints[group] > 0 && args.ints[num_groups] > 0 && x.cols > 0 &&
+           is_within(args.ints[begin], 0, all - x.cols);
+}
+
+bool group_sums_fits(const Args& args) {
+    const View &x = args.inputs[GroupSums::x], &sums = args.inputs[GroupSums::sums];
+    return is_span(args, GroupSums::group, GroupSums::begin, GroupSums::num_groups, x) &&
+           is_within(args.ints[GroupSums::power], 1, 2) && (is_absent(sums) || is_like(sums, args.output)) &&
+           has_rows_of(x, args.output) && has_cols(args.output, args.ints[GroupSums::num_groups]);
+}
+
+bool spanning_norm_fits(const Args& args) {
+    const View &x = args.inputs[SpanningNorm::x], &sums = args.inputs[SpanningNorm::sums];
+    const View& squares = args.inputs[SpanningNorm::squares];
+    return is_span(args, SpanningNorm::group, SpanningNorm::begin, SpanningNorm::num_groups, x) &&
+           has_rows_of(x, squares) && has_cols(squares, args.ints[SpanningNorm::num_groups]) &&
+           (is_absent(sums) || is_like(sums, squares)) && is_like(x, args.output) &&
+           is_vector_or_absent(args.weights[SpanningNorm::weight], x.cols) &&
+           is_vector_or_absent(args.weights[SpanningNorm::bias], x.cols);
 }
 
 }  // namespace

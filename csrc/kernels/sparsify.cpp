@@ -1,6 +1,7 @@
 #include "activations.h"
 #include "elementwise.h"
 #include "norms.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -21,6 +22,8 @@ void sparsify(const Args& args, const Step&, Worker& worker) {
         map_columns(args.output.data + r * x.cols, row, x.cols, [cut](F32x16 v, auto) { return relu(v - cut); });
     }
 }
+
+bool sparsify_fits(const Args& args) { return is_like(args.inputs[Sparsify::x], args.output); }
 
 }  // namespace
 OCTAVO_KERNEL(sparsify, Sparsify);

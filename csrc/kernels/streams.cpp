@@ -2,6 +2,7 @@
 // MatchMagnitude; and Columns and SideBySide, which take such values apart and put them together.
 #include "elementwise.h"
 #include "norms.h"
+#include "shapes.h"
 
 namespace octavo {
 namespace {
@@ -87,6 +88,40 @@ void match_magnitude(const Args& args, const Step&, Worker& worker) {
                         [factor](F32x16 v, auto) { return v * factor; });
         }
     }
+}
+
+bool columns_fits(const Args& args) {
+    const View& x = args.inputs[Columns::x];
+    const int64_t begin = args.ints[Columns::begin], count = args.ints[Columns::count];
+    return is_within(begin, 0, x.cols) && is_within(count, 1, x.cols - begin) && has_cols(args.output, count) &&
+           has_rows_of(x, args.output);
+}
+
+bool side_by_side_fits(const Args& args) {
+    const View &a = args.inputs[SideBySide::a], &b = args.inputs[SideBySide::b];
+    return !is_absent(a) && !is_absent(b) && has_rows_of(a, args.output) && has_rows_of(b, args.output) &&
+           has_cols(args.output, static_cast<int64_t>(a.cols) + b.cols);
+}
+
+bool mix_streams_fits(const Args& args) {
+    const View &x = args.inputs[MixStreams::x], &coefficients = args.inputs[MixStreams::coefficients];
+    const int64_t streams = root(coefficients.cols);
+    return has_cols(coefficients, streams * streams) && x.cols % streams == 0 && has_rows_of(coefficients, x) &&
+           is_like(x, args.output);
+}
+
+bool add_to_streams_fits(const Args& args) {
+    const View &x = args.inputs[AddToStreams::x], &y = args.inputs[AddToStreams::y];
+    const View& coefficients = args.inputs[AddToStreams::coefficients];
+    const Weight& offsets = args.weights[AddToStreams::offsets];
+    return is_vector(offsets, offsets.size) && has_cols(x, offsets.size * y.cols) && has_rows_of(x, y) &&
+           is_like(x, args.output) &&
+           (is_absent(coefficients) || (has_cols(coefficients, offsets.size) && has_rows_of(coefficients, x)));
+}
+
+bool match_magnitude_fits(const Args& args) {
+    const View &x = args.inputs[MatchMagnitude::x], &target = args.inputs[MatchMagnitude::target];
+    return target.cols > 0 && x.cols % target.cols == 0 && has_rows_of(x, target) && is_like(x, args.output);
 }
 
 }  // namespace

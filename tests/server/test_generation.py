@@ -10,7 +10,6 @@ import pytest
 
 from octavo.errors import EngineDeadError, GenerationTimeoutError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, RequestOptions
-from octavo.prompt import Prompt, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
@@ -307,46 +306,6 @@ def test_truncation(smollm2_tokenizer: Tokenizer, limit: int | None, side: Any, 
     harness = Harness(smollm2_tokenizer, Script())
     assert harness.run(work) == 10 - len(kept)
     assert harness.client.requests[0].prompt.token_ids == tuple(kept)
-
-
-@pytest.mark.parametrize(
-    ("limit", "side", "starts"),
-    [
-        (9, "left", [1]),
-        (8, "left", [0]),
-        (7, "left", None),
-        (5, "left", None),
-        (4, "left", []),
-        (6, "right", [2]),
-        (5, "right", None),
-        (2, "right", []),
-        (9, "middle", None),
-        (4, "middle", []),
-    ],
-)
-def test_truncation_never_cuts_a_span(
-    smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, limit: int, side: Any, starts: list[int] | None
-) -> None:
-    """Tokens 2 to 5 of ten are an image: it stays whole, goes whole, or the request is refused by name (None)."""
-
-    async def encode(*_: object) -> list[Prompt]:
-        return [Prompt([7, 7, 0, 0, 0, 0, 7, 7, 7, 7], [Span(2, 4, b"an image")])]
-
-    async def work(state: ServerState) -> None:
-        spec = text("", truncate_prompt_tokens=limit, truncation_side=side)
-        await (await harness.start(state, spec)).aclose()
-
-    monkeypatch.setattr("octavo.server.generation.prompt._encode_texts", encode)
-    harness = Harness(smollm2_tokenizer, Script())
-    if starts is None:
-        with pytest.raises(UsageError, match="positions 2 to 5") as refusal:
-            harness.run(work)
-        assert refusal.value.param == "truncate_prompt_tokens"
-        return
-    harness.run(work)
-    prompt = harness.client.requests[0].prompt
-    assert len(prompt) == limit
-    assert [span.start for span in prompt.spans] == starts
 
 
 @pytest.mark.parametrize(("max_tokens", "kept"), [(56, 200), (None, 192)])
