@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo import (
@@ -17,9 +18,11 @@ from octavo import (
     BeamSearchOutput,
     BeamSearchParams,
     EngineDeadError,
+    Prompt,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    Span,
     UsageError,
 )
 from octavo.batch import Batch, StepOutput
@@ -177,6 +180,24 @@ def test_chat_and_context_manager(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asyncio.run(run()).finished
     assert executor.is_closed
+
+
+def test_prompts_with_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = FakeExecutor()
+    executor.span_width = 3
+    use_fake_model(monkeypatch, executor=executor)
+    spanned = Prompt([5, 0, 0, 6], [Span(1, 2, b"key", np.zeros((2, 3), np.float32))])
+
+    async def run() -> None:
+        async with AsyncLLM("fake") as llm:
+            outputs = [output async for output in llm.generate(spanned, PARAMS)]
+            assert outputs[-1].prompt_token_ids == [5, 0, 0, 6]
+            assert (await llm.embed(spanned)).prompt_token_ids == [5, 0, 0, 6]
+            narrow = Prompt([5, 0], [Span(1, 1, b"key", np.zeros((1, 2), np.float32))])
+            with pytest.raises(UsageError, match="2 columns; this model takes 3"):
+                await anext(llm.generate(narrow, PARAMS))
+
+    asyncio.run(run())
 
 
 def test_it_has_everything_that_llm_has() -> None:

@@ -10,16 +10,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo import (
     LLM,
     BeamSearchParams,
     EngineDeadError,
+    Prompt,
     RejectedPromptsError,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    Span,
     TextPrompt,
     TokensPrompt,
     UsageError,
@@ -175,6 +178,36 @@ def test_prompts_in_every_form_of_vllm(llm: LLM) -> None:
     assert [output.prompt for output in outputs] == ["ab", None, "ab", None]
     assert llm.generate(text, greedy)[0].outputs == llm.generate("ab", greedy)[0].outputs
     assert llm.get_tokenizer() is llm.tokenizer
+
+
+def test_prompts_with_spans(llm: LLM) -> None:
+    """Alone and among others, to generate, stream and embed; a model that takes no spans refuses them by name."""
+    ids = llm.encode("abc")
+    assert llm.encode(Prompt(ids)) == ids
+    for prompts in (Prompt(ids), [Prompt(ids)], ["abc", Prompt(ids)]):
+        assert llm.generate(prompts, PARAMS)[-1].outputs == llm.generate(ids, PARAMS)[0].outputs
+    (vector,) = llm.embed(Prompt(ids))
+    assert (vector.outputs, vector.prompt_token_ids) == (llm.embed(ids)[0].outputs, ids)
+
+    spanned = Prompt([*ids, 0, 0], [Span(len(ids), 2, b"key", np.zeros((2, 3), np.float32))])
+    for call in (llm.generate, llm.stream, llm.embed):
+        with pytest.raises(UsageError, match="takes no images or embeddings"):
+            call(spanned)  # type: ignore[operator]
+    with pytest.raises(RejectedPromptsError) as rejected:
+        llm.generate(["abc", spanned], PARAMS)
+    assert list(rejected.value.errors) == [1]
+
+
+def test_a_model_that_takes_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = FakeExecutor()
+    executor.span_width = 3
+    use_fake_model(monkeypatch, executor=executor)
+    spanned = Prompt([5, 0, 0, 6], [Span(1, 2, b"key", np.zeros((2, 3), np.float32))])
+    with LLM("fake") as llm:
+        (output,) = llm.generate(spanned, PARAMS)
+        assert output.prompt_token_ids == [5, 0, 0, 6]
+        assert len(output.outputs[0].token_ids) == 6
+        assert llm.embed([spanned])[0].prompt_token_ids == [5, 0, 0, 6]
 
 
 @pytest.mark.parametrize(
