@@ -1,4 +1,4 @@
-"""The columns of a value by rank: even splits in whole steps, and the heads of attention."""
+"""The columns of a value by rank: even splits in whole steps, and the heads of attention and of states."""
 
 from __future__ import annotations
 
@@ -148,3 +148,29 @@ def split_heads(num_heads: int, num_kv_heads: int, size: int, step: int = 1) -> 
             return None
         heads += [(kv_head * group + begin, kv_head * group + end) for ((begin, end),) in parts.ranges]
     return HeadSplit(tuple(heads), tuple((kv_head, kv_head + 1) for kv_head in owners))
+
+
+@dataclass(frozen=True, slots=True)
+class StateSplit:
+    """The heads of an operation with states by rank.
+
+    inputs: the columns of `op.inputs`, in their order. heads: those of its vectors. local: the heads of each rank, in
+    the form that the operation has them. A rank has whole key heads (of a delta rule) or groups (of a state space)
+    with all heads that read them. Ranks beyond their number share one, and each keeps its own copy of it, as with the
+    key heads of attention.
+    """
+
+    inputs: tuple[ColumnSplit, ...]
+    heads: ColumnSplit
+    output: ColumnSplit
+    local: tuple[object, ...]
+
+
+def side_by_side(parts: Sequence[ColumnSplit]) -> ColumnSplit:
+    """The columns of all parts, whose ranges ascend."""
+    return ColumnSplit(
+        tuple(
+            merged(each for ranges in of_rank for each in ranges)
+            for of_rank in zip(*(part.ranges for part in parts), strict=True)
+        )
+    )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import Array
 from octavo.graph.cache import KVCache, first_visible
+from octavo.graph.cuts import Cut, Groups
+from octavo.graph.head_cuts import AttentionHeads
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import rms_norm, softcap
 from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
@@ -70,6 +73,8 @@ class AttentionParams:
 class Rope(Op):
     """Rotates pairs of columns by position * frequency. Su et al., arXiv 2104.09864."""
 
+    cut: ClassVar[Cut[Any]] = Groups("head_dim")
+
     x: Value  # [TOKENS, heads * head_dim]; the first 2 * len(frequencies) columns of a head rotate
     head_dim: int
     rope: RopeParams
@@ -102,6 +107,8 @@ class Attention(Op):
     Without k and v it reads those that another operation has written to the cache of layer `params.layer` in the same
     step (arXiv 2405.05254).
     """
+
+    cut: ClassVar[Cut[Any]] = AttentionHeads(("q",), ("k", "v"))
 
     q: Value  # [TOKENS, num_heads * head_dim]
     k: Value | None  # [TOKENS, num_kv_heads * head_dim]

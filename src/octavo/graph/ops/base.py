@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -17,11 +17,14 @@ from octavo.batch import Array, Batch
 from octavo.config import KVDtype
 from octavo.errors import GraphError
 from octavo.graph.cache import KVCache, StateCache
+from octavo.graph.cuts import WHOLE, Cut
 from octavo.graph.ops.kv_rounding import round_keys, round_values
 from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 Observer = Callable[[Parameter, Array, int | None], None]
 """Called with a matrix, the rows [rows, in] that it multiplies, and of a stack of matrices the number of the one."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,13 @@ class Op(ABC):
     Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything
     else is a static attribute. A backend may walk the fields in order instead of knowing each operation.
     row_wise: each output row depends only on the same row of the inputs. needs_whole_texts: a step must have all tokens
-    of a sequence. element_flops: FLOPs of an output element.
+    of a sequence. element_flops: FLOPs of an output element. cut: the part of a rank (`octavo.graph.cuts`).
     """
 
     row_wise: ClassVar[bool] = False
     needs_whole_texts: ClassVar[bool] = False
     element_flops: ClassVar[int] = 0
+    cut: ClassVar[Cut[Any]] = WHOLE
 
     @property
     def name(self) -> str:
@@ -175,10 +179,20 @@ class Op(ABC):
 
     def with_inputs(self, rename: Callable[[Value], Value]) -> Op:
         """The same operation on other values."""
-        changes = {
-            name: rename(value) for name in _field_names(type(self)) if isinstance(value := getattr(self, name), Value)
-        }
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **{name: rename(value) for name, value in self._fields_of(Value)})
+
+    def with_parameters(self, rename: Callable[[Parameter], Parameter]) -> Op:
+        """The same operation with other weights."""
+        return dataclasses.replace(self, **{name: rename(value) for name, value in self._fields_of(Parameter)})
+
+    @property
+    def named_inputs(self) -> dict[str, Value]:
+        """The inputs by the names of their fields."""
+        return dict(self._fields_of(Value))
+
+    def _fields_of(self, kind: type[_T]) -> list[tuple[str, _T]]:
+        fields = ((name, getattr(self, name)) for name in _field_names(type(self)))
+        return [(name, value) for name, value in fields if isinstance(value, kind)]
 
     def _operands(self) -> list[object]:
         operands: list[object] = []

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from octavo.batch import Array
+from octavo.graph.cuts import Cut
+from octavo.graph.head_cuts import AttentionHeads
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
 from octavo.graph.values import OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
@@ -40,6 +42,7 @@ class EncoderAttention(Op):
     """
 
     needs_whole_texts: ClassVar[bool] = True
+    cut: ClassVar[Cut[Any]] = AttentionHeads(("q",), ("k", "v"))
 
     q: Value  # [TOKENS, num_heads * head_dim]
     k: Value  # [TOKENS, num_kv_heads * head_dim]

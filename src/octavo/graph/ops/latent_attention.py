@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from octavo.batch import Array
 from octavo.graph.cache import KVCache
+from octavo.graph.cuts import Cut
+from octavo.graph.head_cuts import AttentionHeads
 from octavo.graph.ops.attention import AttentionParams, attend_cached, attention_flops, require_attention
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
+from octavo.graph.product_cuts import HeadProducts
 from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 _PANEL = 16  # rows of a matrix, or columns of a value, that the kernels take together
@@ -21,6 +24,7 @@ class HeadLinear(Op):
     """y_h = x_h @ weight[h].T: a matrix of its own for each head's columns. -> [rows, heads * out]"""
 
     row_wise: ClassVar[bool] = True
+    cut: ClassVar[Cut[Any]] = HeadProducts()
 
     x: Value  # [rows, heads * in]
     weight: Parameter  # [heads, out, in]; out is a multiple of 16
@@ -52,6 +56,8 @@ class LatentAttention(Op):
     rotary part that the heads share. The products with the heads' own matrices are absorbed: they come before, for
     queries, and after, for outputs (`HeadLinear`). DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
+
+    cut: ClassVar[Cut[Any]] = AttentionHeads(("q", "q_rope"))
 
     q: Value  # [TOKENS, num_heads * latent]
     q_rope: Value  # [TOKENS, num_heads * rope], rotated

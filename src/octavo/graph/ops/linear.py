@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from octavo.batch import Array
+from octavo.graph.cuts import COLUMNWISE, Cut
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, rms_norm, softcap
+from octavo.graph.product_cuts import Contracts, OutputRows, TableRows
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
 
@@ -35,6 +37,8 @@ class Embedding(Op):
     A part of a table, its rows from `first` on, gives zeros for the ids of other parts: the sum over the parts is the
     whole table's value.
     """
+
+    cut: ClassVar[Cut[Any]] = TableRows()
 
     weight: Parameter  # [vocab, cols]; -> [TOKENS, cols]
     has_all: bool = True  # False: ids beyond the table take its row 0
@@ -95,6 +99,7 @@ class Linear(Op):
     """x @ weight.T + bias"""
 
     row_wise: ClassVar[bool] = True
+    cut: ClassVar[Cut[Any]] = Contracts()
 
     x: Value
     weight: Parameter  # [out, in]
@@ -121,6 +126,8 @@ class Logits(Op):
     `scale` multiplies the logits before the cap.
     """
 
+    cut: ClassVar[Cut[Any]] = OutputRows()
+
     x: Value
     weight: Parameter  # [vocab, in]
     bias: Parameter | None = None
@@ -146,6 +153,8 @@ class Logits(Op):
 @dataclass(frozen=True, slots=True)
 class SelectRows(Op):
     """Keeps the rows of `Batch.output_indices`: [TOKENS, cols] -> [OUTPUTS, cols]."""
+
+    cut: ClassVar[Cut[Any]] = COLUMNWISE
 
     x: Value
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import Array
+from octavo.graph.cuts import Cut
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, sigmoid
+from octavo.graph.product_cuts import Experts
 from octavo.graph.values import Parameter, RowDomain, Value
 
 
@@ -90,6 +92,7 @@ class MoE(Op):
     """
 
     row_wise: ClassVar[bool] = True
+    cut: ClassVar[Cut[Any]] = Experts()
 
     x: Value
     router: Parameter  # [experts, hidden]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Any, ClassVar
 
 import numpy as np
 
 from octavo.batch import Array, Batch
 from octavo.graph.cache import StateCache
+from octavo.graph.cuts import Columnwise, Cut
+from octavo.graph.head_cuts import StateHeads
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, sigmoid
+from octavo.graph.splits import ColumnSplit, HeadSplit, Range, StateSplit, merged, side_by_side, split_heads
 from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 MAX_TAPS = 8  # of a short convolution; native kernels keep them in registers
@@ -25,6 +30,8 @@ class ShortConv(Op):
 
     Rows before the first of a sequence are zero. The state is the last taps - 1 rows of x.
     """
+
+    cut: ClassVar[Cut[Any]] = Columnwise(from_whole=True)
 
     x: Value  # [TOKENS, cols]
     weight: Parameter  # [cols * taps]: the taps of the first column, the oldest row's first, then of the next one
@@ -81,6 +88,35 @@ class DeltaHeads:
     value_dim: int
     is_tiled: bool = False
 
+    def split(self, size: int, step: int) -> StateSplit | None:
+        """The heads of `size` ranks. None: there are too few.
+
+        step: columns of the output at whose multiples ranks begin, if that is possible.
+        """
+        group, unit = self.num_v_heads // self.num_k_heads, lcm(step, self.value_dim) // self.value_dim
+        step = unit * group if self.is_tiled else unit
+        found = split_heads(self.num_v_heads, self.num_k_heads, size, step)
+        if found is None:
+            return None
+        heads = ColumnSplit(tuple(self._value_heads(found, rank) for rank in range(size)))
+        keys, width = found.kv_columns(self.key_dim), self.num_k_heads * self.key_dim
+        values = heads.mapped(self.value_dim)
+        qkv = side_by_side([keys, keys.mapped(1, 1, width), values.mapped(1, 1, 2 * width)])
+        local = tuple(
+            replace(self, num_k_heads=end - begin, num_v_heads=heads.width(rank))
+            for rank, (begin, end) in enumerate(found.kv_heads)
+        )
+        return StateSplit((qkv, heads, heads), heads, values, local)
+
+    def _value_heads(self, found: HeadSplit, rank: int) -> tuple[Range, ...]:
+        """The value heads of a rank. found: as if neighbours shared a key head."""
+        begin, end = found.heads[rank]
+        if not self.is_tiled:
+            return ((begin, end),)
+        group, (first, last) = self.num_v_heads // self.num_k_heads, found.kv_heads[rank]
+        tiles = range(begin - first * group, end - (last - 1) * group)
+        return merged((tile * self.num_k_heads + first, tile * self.num_k_heads + last) for tile in tiles)
+
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaRule(Op):
@@ -90,6 +126,8 @@ class GatedDeltaRule(Op):
     state = g * state; state += outer(k, sigmoid(beta) * (v - k @ state)); out = q @ state,
     g = exp(decay * softplus(alpha + dt_bias)). Value heads share the key heads evenly.
     """
+
+    cut: ClassVar[Cut[Any]] = StateHeads()
 
     qkv: Value  # [TOKENS, 2 * num_k_heads * key_dim + num_v_heads * value_dim], q, k and v side by side
     beta: Value  # [TOKENS, num_v_heads]
@@ -159,6 +197,21 @@ class ScanHeads:
     num_groups: int
     state_dim: int
 
+    def split(self, size: int, step: int) -> StateSplit | None:
+        """As `DeltaHeads.split`."""
+        found = split_heads(self.num_heads, self.num_groups, size, lcm(step, self.head_dim) // self.head_dim)
+        if found is None:
+            return None
+        heads, groups = found.query_columns(1), found.kv_columns(self.state_dim)
+        cols, width = self.num_heads * self.head_dim, self.num_groups * self.state_dim
+        values = heads.mapped(self.head_dim)
+        xbc = side_by_side([values, groups.mapped(1, 1, cols), groups.mapped(1, 1, cols + width)])
+        local = tuple(
+            replace(self, num_heads=heads.width(rank), num_groups=end - begin)
+            for rank, (begin, end) in enumerate(found.kv_heads)
+        )
+        return StateSplit((xbc, heads), heads, values, local)
+
 
 @dataclass(frozen=True, slots=True)
 class SelectiveScan(Op):
@@ -167,6 +220,8 @@ class SelectiveScan(Op):
     Of each token, with step = softplus(dt + dt_bias):
     state = exp(decay * step) * state + outer(step * x, b); out = state @ c + skip * x.
     """
+
+    cut: ClassVar[Cut[Any]] = StateHeads()
 
     xbc: Value  # [TOKENS, num_heads * head_dim + 2 * num_groups * state_dim], x, b and c side by side
     dt: Value  # [TOKENS, num_heads]

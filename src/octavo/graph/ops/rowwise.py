@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from octavo.batch import Array
+from octavo.graph.cuts import COLUMNWISE, Columnwise, Cut
 from octavo.graph.ops.base import Evaluation, Op, describe, require, require_parameter
+from octavo.graph.ops.spanning_norm import NormGroups
 from octavo.graph.values import Parameter, RowDomain, Value
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -68,6 +70,7 @@ class Elementwise(Op):
 
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 1
+    cut: ClassVar[Cut[Any]] = COLUMNWISE
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         self.check_attributes()
@@ -88,6 +91,8 @@ class Elementwise(Op):
 @dataclass(frozen=True, slots=True)
 class Add(Elementwise):
     """a + b"""
+
+    cut: ClassVar[Cut[Any]] = Columnwise(keeps_addends=True)
 
     a: Value
     b: Value
@@ -198,6 +203,7 @@ class RMSNorm(Op):
 
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 4
+    cut: ClassVar[Cut[Any]] = NormGroups(centers=False)
 
     x: Value
     weight: Parameter | None  # [group], or one for several groups; its columns divide x.cols
@@ -232,6 +238,7 @@ class LayerNorm(Op):
 
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 7
+    cut: ClassVar[Cut[Any]] = NormGroups(centers=True)
 
     x: Value
     weight: Parameter

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import Array
+from octavo.graph.cuts import Groups, Made, elements
 from octavo.graph.ops.base import Evaluation, Op, describe, require, require_parameter
+from octavo.graph.splits import ColumnSplit
 from octavo.graph.values import Parameter, RowDomain, Value
+
+if TYPE_CHECKING:
+    from octavo.graph.shard import RankGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +105,30 @@ class SpanningNorm(Op):
     @property
     def in_place(self) -> tuple[Value, ...]:
         return (self.x,)
+
+
+class NormGroups(Groups[Any]):
+    """The cut of a norm: of whole groups, or of columns that several ranks have, of which only sums are exchanged."""
+
+    def __init__(self, *, centers: bool) -> None:
+        """centers: the norm subtracts the mean."""
+        super().__init__("columns")
+        self._centers = centers
+
+    def part(self, op: Any, output: Value, rank: RankGraph) -> Made | None:
+        split = rank.layout(op.x)
+        if output in rank.wishes.by_sums and isinstance(split, ColumnSplit):
+            return self._by_sums(op, split, rank)
+        return super().part(op, output, rank)
+
+    def _by_sums(self, op: Any, split: ColumnSplit, rank: RankGraph) -> Made | None:
+        cols = op.x.cols
+        if not split.in_order(cols) or any(p.shape[0] != cols for p in op.parameters):
+            return None
+        ranges = split.ranges[rank.rank]
+        x, span = rank.value(op.x, split), NormColumns(op.columns, ranges[0][0], cols // op.columns)
+        sums = rank.sum_of_ranks(rank.emit(GroupSums(x, None, span, 1))) if self._centers else None
+        squares = rank.sum_of_ranks(rank.emit(GroupSums(x, sums, span, 2)))
+        vectors = (op.weight, op.bias if self._centers else None)
+        weight, bias = (None if p is None else elements(p, ranges) for p in vectors)
+        return rank.emit(SpanningNorm(x, sums, squares, weight, bias, op.eps, span)), split

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from octavo.batch import Array
+from octavo.graph.cuts import COLUMNWISE, ColumnRange, Cut
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
 from octavo.graph.values import Parameter, RowDomain, Value
 
@@ -18,6 +19,7 @@ class Columns(Op):
     """The columns [begin, begin + count)."""
 
     row_wise: ClassVar[bool] = True
+    cut: ClassVar[Cut[Any]] = ColumnRange()
 
     x: Value
     begin: int
@@ -146,6 +148,7 @@ class ScaleColumns(Op):
 
     row_wise: ClassVar[bool] = True
     element_flops: ClassVar[int] = 1
+    cut: ClassVar[Cut[Any]] = COLUMNWISE
 
     x: Value
     weight: Parameter  # [cols] or [1]

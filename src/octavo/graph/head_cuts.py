@@ -1,0 +1,105 @@
+"""The cuts of operations by heads: those of attention, and those with a state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from octavo.graph.cache import KVCache
+from octavo.graph.cuts import Cut, Made, Wish, elements, part_of
+from octavo.graph.splits import ColumnSplit, HeadSplit, StateSplit, split_heads
+from octavo.graph.values import Value
+
+if TYPE_CHECKING:
+    from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan
+    from octavo.graph.shard import RankGraph
+    from octavo.graph.shard_wishes import Wishes
+
+
+class AttentionHeads(Cut[Any]):
+    """A rank has some heads of an attention with `params`: their columns of queries, keys and values.
+
+    Other inputs are whole. Every parameter has one element a head, and so have the slopes.
+    """
+
+    def __init__(self, queries: tuple[str, ...], kv: tuple[str, ...] = ()) -> None:
+        """queries, kv: the names of the inputs that have columns of each head, or of each kv head."""
+        self._queries, self._kv = queries, kv
+
+    def asks(self, op: Any, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
+        heads = self._heads(op, output, wishes.wanted(output), wishes)
+        if heads is None:
+            return []
+        return [(getattr(op, name), columns) for name, columns in self._columns(op, heads).items()]
+
+    def made_by_heads(self, op: Any, output: Value, step: int, wishes: Wishes) -> ColumnSplit | None:
+        heads = self._heads(op, output, step, wishes)
+        return None if heads is None else heads.query_columns(output.cols // op.params.num_heads)
+
+    def part(self, op: Any, output: Value, rank: RankGraph) -> Made | None:
+        heads = rank.wishes.heads.get(output)
+        if heads is None:
+            return None
+        p, (begin, end), (kv_begin, kv_end) = op.params, heads.heads[rank.rank], heads.kv_heads[rank.rank]
+        columns = self._columns(op, heads)
+        inputs = {name: rank.value(value, columns.get(name)) for name, value in op.named_inputs.items()}
+        slopes = None if p.alibi_slopes is None else p.alibi_slopes[begin:end]
+        params = replace(p, num_heads=end - begin, num_kv_heads=kv_end - kv_begin, alibi_slopes=slopes)
+        local = op.with_parameters(lambda parameter: part_of(parameter, 0, begin, end))
+        made = rank.emit(replace(local, params=params, **inputs))
+        return made, heads.query_columns(output.cols // p.num_heads)
+
+    def _columns(self, op: Any, heads: HeadSplit) -> dict[str, ColumnSplit]:
+        """The columns of the inputs, by their names."""
+        p = op.params
+        queries = {name: heads.query_columns(getattr(op, name).cols // p.num_heads) for name in self._queries}
+        given = ((name, value) for name in self._kv if (value := getattr(op, name)) is not None)
+        return queries | {name: heads.kv_columns(value.cols // p.num_kv_heads) for name, value in given}
+
+    def _heads(self, op: Any, output: Value, wanted: Wish | None, wishes: Wishes) -> HeadSplit | None:
+        if output in wishes.heads:
+            return wishes.heads[output]
+        p = op.params
+        value_dim = output.cols // p.num_heads
+        step = lcm(wanted, value_dim) // value_dim if isinstance(wanted, int) else 1
+        layer = op.cache.layer if isinstance(op.cache, KVCache) else None
+        heads = None if layer is None else wishes.heads_of_layer.get(layer)
+        heads = heads or split_heads(p.num_heads, p.num_kv_heads, wishes.size, step)
+        if heads is None:
+            return None
+        if layer is not None:
+            wishes.heads_of_layer[layer] = heads
+        wishes.heads[output] = heads
+        return heads
+
+
+class StateHeads(Cut["GatedDeltaRule | SelectiveScan"]):
+    """A rank has some heads with their states. Every parameter has one element a head."""
+
+    def asks(self, op: GatedDeltaRule | SelectiveScan, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
+        split = _states(op, output, wishes.wanted(output), wishes)
+        return [] if split is None else list(zip(op.inputs, split.inputs, strict=True))
+
+    def made_by_heads(
+        self, op: GatedDeltaRule | SelectiveScan, output: Value, step: int, wishes: Wishes
+    ) -> ColumnSplit | None:
+        split = _states(op, output, step, wishes)
+        return None if split is None else split.output
+
+    def part(self, op: GatedDeltaRule | SelectiveScan, output: Value, rank: RankGraph) -> Made | None:
+        split = rank.wishes.states[output]
+        if split is None:
+            return None
+        inputs = {value: rank.value(value, each) for value, each in zip(op.inputs, split.inputs, strict=True)}
+        ranges = split.heads.ranges[rank.rank]
+        local: Any = op.with_inputs(inputs.__getitem__).with_parameters(lambda p: elements(p, ranges))
+        return rank.emit(replace(local, heads=split.local[rank.rank])), split.output
+
+
+def _states(
+    op: GatedDeltaRule | SelectiveScan, output: Value, wanted: Wish | None, wishes: Wishes
+) -> StateSplit | None:
+    if output not in wishes.states:
+        wishes.states[output] = op.heads.split(wishes.size, wanted if isinstance(wanted, int) else 1)
+    return wishes.states[output]
