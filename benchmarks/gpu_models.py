@@ -31,7 +31,7 @@ from octavo.models._attention import AttentionConfig
 from octavo.models._mlp import MLPConfig
 from octavo.models._rope import RopeConfig
 from octavo.models.llama import Config
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.prompt import Prompt
 from octavo.quantization.packed import DenseWeight, Weight
 from octavo.sampling_params import RequestOutputKind, SamplingParams
@@ -207,7 +207,7 @@ def rounds(engine: Engine) -> Iterator[Counter[str]]:
         engine.finish()
         found: Counter[str] = Counter()
         for output in outputs:
-            if not isinstance(output, RequestOutput):
+            if not isinstance(output, OutputDelta):
                 raise WrongResultError(f"a request failed: {output}")
             found[output.request_id] += len(output.outputs[0].token_ids)
         yield found
@@ -330,7 +330,7 @@ def repeats(machine: Machine, type_name: str) -> list[Figure]:
         tokens: list[int] = []
         while engine.has_work:
             for output in engine.step():
-                assert isinstance(output, RequestOutput)
+                assert isinstance(output, OutputDelta)
                 tokens += output.outputs[0].token_ids
         return tuple(tokens)
 

@@ -19,7 +19,7 @@ from octavo.engine.engine import Output
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, RequestOptions
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.prompt import Prompt
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
@@ -145,14 +145,14 @@ class Octavo:
     def _generate(self, prompts: list[list[int]], params: SamplingParams, salts: list[str]) -> Generated:
         assert self._loaded is not None
         engine = self._loaded.engine
-        answers: dict[str, list[int]] = {}
+        answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
         start = time.perf_counter()
         self._start(prompts, params, salts)
         while engine.has_work:
             for output in self._round():
-                if not isinstance(output, RequestOutput):
+                if not isinstance(output, OutputDelta):
                     raise RuntimeError(f"a request failed: {output}")
-                answers[output.request_id] = list(output.outputs[0].token_ids)
+                answers[output.request_id] += output.outputs[0].token_ids
         end = time.perf_counter()
         first = max(request.times.first_token for request in self._requests)
         return Generated(first - start, end - first, [answers[str(index)] for index in range(len(prompts))])

@@ -15,6 +15,8 @@ from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, take_
 from octavo.outputs import (
     BeamSearchOutput,
     EmbeddingRequestOutput,
+    OutputBuilder,
+    OutputDelta,
     PoolingOutput,
     RequestOutput,
     ScoringOutput,
@@ -66,9 +68,10 @@ class AsyncLLM(LoadedLLM):
             self._session.create_request, prompt, params, request_id=request_id, options=RequestOptions(**options)
         )
         loop = asyncio.get_running_loop()
-        items: asyncio.Queue[RequestOutput | PoolingOutput | OctavoError] = asyncio.Queue()
+        builder = OutputBuilder(request.params, request.prompt, request.text)
+        items: asyncio.Queue[OutputDelta | PoolingOutput | OctavoError] = asyncio.Queue()
 
-        def hand_over(item: RequestOutput | PoolingOutput | OctavoError) -> None:
+        def hand_over(item: OutputDelta | PoolingOutput | OctavoError) -> None:
             # From the engine's thread. On a closed loop this raises RuntimeError, which ends the request.
             loop.call_soon_threadsafe(items.put_nowait, item)
 
@@ -81,7 +84,7 @@ class AsyncLLM(LoadedLLM):
                     finished = True
                     raise item
                 finished = item.finished
-                yield item
+                yield builder.add(item) if isinstance(item, OutputDelta) else item
         finally:
             if not finished:
                 self._session.abort(request.request_id)

@@ -23,6 +23,8 @@ from octavo.outputs import (
     BeamSearchSequence,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    OutputBuilder,
+    OutputDelta,
     PoolingOutput,
     RejectedPromptsError,
     RequestOutput,
@@ -36,7 +38,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_Item: TypeAlias = RequestOutput | PoolingOutput | OctavoError
+_Item: TypeAlias = OutputDelta | PoolingOutput | OctavoError
 
 
 class OutputStream:
@@ -49,7 +51,8 @@ class OutputStream:
         self._session = session
         self._request = request
         self._request_id = request.request_id
-        self._items: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[OutputDelta | OctavoError] = queue.SimpleQueue()
+        self._builder = OutputBuilder(request.params, request.prompt, request.text)
         self._is_finished = False
         session.submit(request, self._items.put)
         # A stream that is dropped before its end must not go on computing.
@@ -66,7 +69,7 @@ class OutputStream:
             self._is_finished = True
             raise item
         self._is_finished = item.finished
-        return item
+        return self._builder.add(item)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -296,12 +299,12 @@ class LLM(LoadedLLM):
         results: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
         outputs: list[RequestOutput | PoolingOutput | None] = [None] * len(prompts)
         errors: dict[int, OctavoError] = {}
-        pending: dict[int, str] = {}  # index of the prompt -> request_id
+        pending: dict[int, Request] = {}  # by the index of the prompt
         try:
             for i, prompt in enumerate(prompts):
                 request = self._create(prompt, params[i], {name: value[i] for name, value in values.items()})
                 if isinstance(request, Request):
-                    pending[i] = request.request_id
+                    pending[i] = request
                     self._session.submit(request, _sink(results, i))
                 elif single:
                     raise request
@@ -312,17 +315,19 @@ class LLM(LoadedLLM):
                 bar.update("requests", 0, len(prompts))
                 while pending:
                     i, item = results.get()
-                    del pending[i]
+                    request = pending.pop(i)
                     bar.update("requests", len(prompts) - len(pending), len(prompts))
-                    if not isinstance(item, OctavoError):
+                    if isinstance(item, OutputDelta):
+                        outputs[i] = OutputBuilder(request.params, request.prompt, request.text).add(item)
+                    elif isinstance(item, PoolingOutput):
                         outputs[i] = item
                     elif single or isinstance(item, EngineDeadError):
                         raise item
                     else:
                         errors[i] = item
         finally:
-            for request_id in pending.values():
-                self._session.abort(request_id)
+            for request in pending.values():
+                self._session.abort(request.request_id)
         if errors:
             raise RejectedPromptsError(outputs, errors)
         return [output for output in outputs if output is not None]

@@ -1,15 +1,18 @@
-"""The engine's outputs: `RequestOutput` and its parts, in vLLM's shape."""
+"""The engine's outputs: `OutputDelta`, and what programs get of it: `RequestOutput` and its kin, in vLLM's shape."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from octavo.errors import OctavoError, UsageError
+from octavo.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
     from octavo.batch import Float32
+    from octavo.generation_request import Params
+    from octavo.prompt import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,91 @@ class RequestOutput:
     def num_cached_tokens(self) -> int:
         """Prompt tokens whose keys and values came from the prefix cache."""
         return self.metrics.num_cached_tokens
+
+
+@dataclass(slots=True)  # not frozen: every step makes one of every request
+class OutputDelta:
+    """The new part of the answer to a request: the only form of it between the engine and its readers.
+
+    outputs: the choices that have something new, each with its new part. Their lists belong to the reader.
+    prompt_logprobs: in the first delta only. metrics: in the first and in the last.
+    """
+
+    request_id: str
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    metrics: RequestMetrics | None = None
+
+    def add(self, later: OutputDelta) -> None:
+        """Adds the delta that follows this one, and takes over its lists.
+
+        In place: an answer that is left unread for thousands of steps must not copy its tokens at each of them.
+        """
+        places = {choice.index: place for place, choice in enumerate(self.outputs)}
+        for choice in later.outputs:
+            place = places.get(choice.index)
+            if place is None:
+                self.outputs.append(choice)
+            else:
+                self.outputs[place] = _joined(self.outputs[place], choice)
+        self.finished = later.finished
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
+        if later.metrics is not None:
+            self.metrics = later.metrics
+
+
+def _joined(before: CompletionOutput, choice: CompletionOutput) -> CompletionOutput:
+    """It keeps the lists of `before`."""
+    before.token_ids.extend(choice.token_ids)
+    if before.logprobs is not None:
+        before.logprobs.extend(choice.logprobs or ())
+    return replace(choice, text=before.text + choice.text, token_ids=before.token_ids, logprobs=before.logprobs)
+
+
+class OutputBuilder:
+    """Makes the outputs that a program gets of the deltas of one request, by the kind that it asked for."""
+
+    def __init__(self, params: Params, prompt: Prompt, text: str | None) -> None:
+        """text: what the prompt was made of."""
+        self._text = text
+        self._prompt_token_ids = list(prompt.token_ids)
+        # With the other kinds, the outputs hold the same as the deltas.
+        self._is_cumulative = params.output_kind is RequestOutputKind.CUMULATIVE
+        has_logprobs = params.sampling.logprobs is not None
+        nothing = [
+            CompletionOutput(i, "", [], 0.0 if has_logprobs else None, [] if has_logprobs else None)
+            for i in range(params.num_choices if self._is_cumulative else 0)
+        ]
+        self._whole = OutputDelta("", nothing, finished=False)
+
+    def add(self, delta: OutputDelta) -> RequestOutput:
+        """The output after the next delta."""
+        whole = self._whole
+        if self._is_cumulative:
+            whole.add(delta)
+            outputs = [
+                replace(
+                    choice,
+                    token_ids=list(choice.token_ids),
+                    logprobs=None if choice.logprobs is None else list(choice.logprobs),
+                )
+                for choice in whole.outputs
+            ]
+        else:
+            outputs = delta.outputs
+            whole.add(replace(delta, outputs=[]))
+        assert whole.metrics is not None
+        return RequestOutput(
+            request_id=delta.request_id,
+            prompt=self._text,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=outputs,
+            finished=delta.finished,
+            prompt_logprobs=whole.prompt_logprobs,
+            metrics=whole.metrics,
+        )
 
 
 @dataclass(frozen=True, slots=True)

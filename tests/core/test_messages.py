@@ -31,7 +31,7 @@ from octavo.core.wire import (
 )
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams, RequestOptions
-from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.outputs import CompletionOutput, Logprob, OutputDelta, RequestMetrics
 from octavo.prompt import Prompt, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
@@ -144,8 +144,9 @@ def test_a_request_is_checked_anew_on_arrival() -> None:
 def test_outputs_arrive_as_they_were() -> None:
     logprobs: list[dict[int, Logprob]] = [{7: Logprob(-0.5, 2, "b"), 3: Logprob(-math.inf, 1, None)}]
     output = CompletionOutput(1, "b\0ß", [7], -0.5, logprobs, "stop", "ß")
-    whole = RequestOutput("request-9", None, [], [output], True, [None, *logprobs], RequestMetrics(queue_s=0.25))
-    step = Step([whole], {"request-3": b"\0\0\x80?"}, {"request-4": to_problem(EngineDeadError("no"))})
+    whole = OutputDelta("request-9", [output], True, [None, *logprobs], RequestMetrics(queue_s=0.25))
+    later = OutputDelta("request-9", [], finished=False)
+    step = Step([whole, later], {"request-3": b"\0\0\x80?"}, {"request-4": to_problem(EngineDeadError("no"))})
     arrived = decode(encode(step))
     assert arrived == step
     assert isinstance(arrived, Step)

@@ -8,12 +8,12 @@ import pytest
 
 from octavo.core.stream import MergedStream
 from octavo.errors import EngineDeadError
-from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.outputs import CompletionOutput, Logprob, OutputDelta, RequestMetrics
 from tests.support.engine_clients import request
 
 
-def output(*choices: CompletionOutput, finished: bool = False, metrics: RequestMetrics | None = None) -> RequestOutput:
-    return RequestOutput("r", "p", [1], list(choices), finished, None, metrics or RequestMetrics())
+def output(*choices: CompletionOutput, finished: bool = False, metrics: RequestMetrics | None = None) -> OutputDelta:
+    return OutputDelta("r", list(choices), finished, None, metrics)
 
 
 def test_unread_outputs_become_one() -> None:

@@ -20,7 +20,7 @@ from octavo.core.engine_process import EngineProcess
 from octavo.core.process_client import ProcessClient
 from octavo.core.supervisor import MAX_RESTARTS
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
 from tests.support.engine_clients import SOON_S, collect, engine_process, request, tokens, wait_for_state, wait_until
 from tests.support.tiny_gguf import tiny_gguf
@@ -50,7 +50,7 @@ async def ends_with_dead_engine(stream: AnswerStream) -> float:
     return time.monotonic() - start
 
 
-async def serves(client: ProcessClient) -> list[RequestOutput]:
+async def serves(client: ProcessClient) -> list[OutputDelta]:
     return await collect(await client.generate(request([0, 2, 3], SHORT)))
 
 

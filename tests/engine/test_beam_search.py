@@ -15,10 +15,11 @@ from octavo.engine.consumers.row_consumer import Outcome, RowUse
 from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
 from octavo.engine.request import FinishReason, SequenceGroup
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.quantization.packed import DenseWeight
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from tests.engine.test_model_runs import exact_executor
+from tests.support.answers import answers_of
 from tests.support.fake_executor import FakeTokenizer, create_request, fake_engine
 from tests.support.integrity import check_integrity
 from tests.support.tiny_models import tiny_graph, tiny_model
@@ -43,13 +44,13 @@ def tiny_engine(num_blocks: int = 256, max_num_batched_tokens: int = 32) -> Engi
     return Engine(executor, Tokenizer(), EngineLimits(64, 8, max_num_batched_tokens, 12, 4, num_blocks, VOCAB_SIZE))
 
 
-def search(engine: Engine, prompt: list[int], params: BeamSearchParams) -> RequestOutput:
+def search(engine: Engine, prompt: list[int], params: BeamSearchParams) -> OutputDelta:
     engine.add_request(create_request(engine, "beams", prompt, params))
     while engine.has_work:
         outputs = engine.step()
         check_integrity(engine.scheduler)
     (output,) = outputs
-    assert isinstance(output, RequestOutput)
+    assert isinstance(output, OutputDelta)
     return output
 
 
@@ -122,10 +123,9 @@ def test_one_beam_is_greedy() -> None:
     engine.add_request(
         create_request(engine, "greedy", [1, 5, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     )
-    while engine.has_work:
-        outputs = engine.step()
-    assert isinstance(outputs[0], RequestOutput)
-    assert beam.token_ids == outputs[0].outputs[0].token_ids
+    output = answers_of(engine)["greedy"]
+    assert isinstance(output, OutputDelta)
+    assert beam.token_ids == output.outputs[0].token_ids
 
 
 def test_beams_share_blocks_and_give_them_back() -> None:
@@ -158,7 +158,7 @@ def test_preempted_beams_go_on_where_they_were() -> None:
             found = output if output.request_id == "beams" else found
         check_integrity(engine.scheduler)
     assert request.num_preemptions == 1
-    assert isinstance(found, RequestOutput)
+    assert isinstance(found, OutputDelta)
     assert found.outputs == expected.outputs
 
 

@@ -16,9 +16,10 @@ from octavo.engine.engine import Engine, RequestFailure
 from octavo.engine.limits import EngineLimits
 from octavo.engine.texts.constrained import GrammarCache, GrammarCompiler, GrammarSource, make_source
 from octavo.errors import UsageError
-from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.outputs import CompletionOutput, OutputDelta
 from octavo.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support import fake_executor
+from tests.support.answers import Answers
 from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import FakeExecutor, FakeTokenizer, create_request, fake_logits
 from tests.support.integrity import check_integrity
@@ -68,10 +69,10 @@ def make_engine(num_blocks: int = 256, max_num_seqs: int = 8) -> Engine:
     )
 
 
-def run_all(engine: Engine) -> dict[str, RequestOutput | RequestFailure]:
-    seen: dict[str, RequestOutput | RequestFailure] = {}
+def run_all(engine: Engine) -> Answers:
+    seen = Answers()
     while engine.has_work:
-        seen.update({item.request_id: item for item in engine.step()})
+        seen.take(engine.step())
         check_integrity(engine.scheduler)
     return seen
 
@@ -81,7 +82,7 @@ def answers(engine: Engine, constraint: dict[str, Any], **params: Any) -> list[C
     sampling = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint), **arguments)
     engine.add_request(create_request(engine, "r", [5, 6], sampling))
     output = run_all(engine)["r"]
-    assert isinstance(output, RequestOutput), output
+    assert isinstance(output, OutputDelta), output
     return output.outputs
 
 
@@ -148,7 +149,7 @@ def test_drafts_change_no_structured_answer(constraint: dict[str, Any], wrong: i
                 request.groups[0].consumers = (DraftingSampler([*drafts, *[wrong] * 5], seed, least=1),)
                 engine.add_request(request)
             for output in run_all(engine).values():
-                assert isinstance(output, RequestOutput), output
+                assert isinstance(output, OutputDelta), output
                 assert output.outputs == [expected]
             executor = engine.executor
             assert isinstance(executor, FakeExecutor)
@@ -226,7 +227,7 @@ def test_deltas_join_to_the_answer() -> None:
     text = ""
     while engine.has_work:
         for output in engine.step():
-            assert isinstance(output, RequestOutput)
+            assert isinstance(output, OutputDelta)
             text += "".join(part.text for part in output.outputs)
     assert text == answer({"json": SCHEMA}).text
 
@@ -272,7 +273,7 @@ def test_a_grammar_that_gets_stuck_ends_only_its_own_request() -> None:
             assert name == "stuck"
             assert failure.outputs[0].text == "ax"
     output = seen["good"]
-    assert isinstance(output, RequestOutput)
+    assert isinstance(output, OutputDelta)
     assert re.fullmatch("[a-z]{9}", output.outputs[0].text)
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from octavo.engine.engine import Engine, RequestFailure
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
 from tests.support import fake_executor
+from tests.support.answers import Answers
 from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
 from tests.support.integrity import check_integrity
@@ -24,13 +25,12 @@ def answer(engine: Engine, drafts: list[int] | None = None, seed: int = 0, param
     if drafts is not None:
         request.groups[0].consumers = (DraftingSampler(drafts, seed),)
     engine.add_request(request)
-    last = None
+    answers = Answers()
     while engine.has_work:
-        for output in engine.step():
-            assert isinstance(output, RequestOutput)
-            last = output if output.request_id == "r" else last
+        answers.take(engine.step())
         check_integrity(engine.scheduler)
-    assert last is not None
+    last = answers["r"]
+    assert isinstance(last, OutputDelta)
     return last.outputs[0]
 
 
@@ -73,13 +73,15 @@ def test_only_accepted_tokens_are_found_in_the_prefix_cache() -> None:
     request = create_request(engine, "again", [*PROMPT, *first.token_ids], SamplingParams(max_tokens=1))
     engine.add_request(request)
     (output,) = engine.step()
-    assert isinstance(output, RequestOutput)
-    assert output.num_cached_tokens == 44  # all full blocks of 6 + 40 tokens, of which the last was never computed
+    assert isinstance(output, OutputDelta)
+    assert (
+        output.metrics.num_cached_tokens == 44
+    )  # all full blocks of 6 + 40 tokens, of which the last was never computed
     wrong = create_request(engine, "wrong", [*PROMPT, *first.token_ids[:3], *[9] * 8], SamplingParams(max_tokens=1))
     engine.add_request(wrong)
     (output,) = engine.step()
-    assert isinstance(output, RequestOutput)
-    assert output.num_cached_tokens == 8
+    assert isinstance(output, OutputDelta)
+    assert output.metrics.num_cached_tokens == 8
 
 
 def test_drafts_take_no_room_from_other_sequences() -> None:

@@ -13,9 +13,10 @@ from octavo.engine.engine import Engine, RequestFailure
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import derive_seed
 from octavo.errors import NumericalError, UsageError
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.support import fake_executor
+from tests.support.answers import Answers, answers_of, whole
 from tests.support.fake_executor import (
     EOS_ID,
     VOCAB_SIZE,
@@ -36,21 +37,21 @@ def ids(text: str) -> list[int]:
 
 def run(
     engine: Engine, prompt: list[int], params: SamplingParams, name: str = "r", **options: object
-) -> list[RequestOutput]:
+) -> list[OutputDelta]:
     engine.add_request(create_request(engine, name, prompt, params, **options))
     outputs = []
     while engine.has_work:
         for output in engine.step():
-            assert isinstance(output, RequestOutput)
+            assert isinstance(output, OutputDelta)
             outputs.append(output)
     return outputs
 
 
-def last(prompt: list[int], engine: Engine | None = None, **params: object) -> RequestOutput:
-    return run(engine or fake_engine(), prompt, SamplingParams(**params))[-1]  # type: ignore[arg-type]
+def last(prompt: list[int], engine: Engine | None = None, **params: object) -> OutputDelta:
+    return whole(run(engine or fake_engine(), prompt, SamplingParams(**params)))  # type: ignore[arg-type]
 
 
-def spell(text: str, engine: Engine | None = None, **params: object) -> RequestOutput:
+def spell(text: str, engine: Engine | None = None, **params: object) -> OutputDelta:
     """An answer that is made to say `text`, by letting the model choose nothing else."""
     # The fake tokenizer has one token a character, so one allowed token spells only a repeated character.
     return last([5, 6], engine, allowed_token_ids=sorted(set(ids(text))), **params)
@@ -129,12 +130,12 @@ def test_half_a_character_waits_for_its_other_half() -> None:
     assert texts == ["", "\ufffd", "\ufffd\ufffd"]
 
 
-def test_cumulative_outputs_hold_all_so_far_and_final_only_comes_once() -> None:
+def test_outputs_hold_what_is_new_and_final_only_comes_once() -> None:
     outputs = run(fake_engine(), [5], SamplingParams(max_tokens=4, ignore_eos=True, seed=1))
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3, 4]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 1, 1, 1]
     final = SamplingParams(max_tokens=4, ignore_eos=True, seed=1, output_kind=RequestOutputKind.FINAL_ONLY)
     only = run(fake_engine(), [5], final)
-    assert [output.outputs for output in only] == [outputs[-1].outputs]
+    assert [output.outputs for output in only] == [whole(outputs).outputs]
 
 
 def test_the_context_ends_the_answer() -> None:
@@ -192,7 +193,7 @@ def test_prompt_logprobs_are_the_same_for_every_chunking(budget: int) -> None:
             logits = fake_logits(prompt[:i]).astype(float)
             expected = logits[prompt[i]] - math.log(sum(math.exp(x) for x in logits))
             assert entry[prompt[i]].logprob == pytest.approx(expected, abs=1e-4)
-    assert output.num_cached_tokens == 0
+    assert output.metrics.num_cached_tokens == 0
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 5, 9, 10, 99])
@@ -202,7 +203,7 @@ def test_prompt_logprobs_from_a_position_on_leave_the_rest_to_the_prefix_cache(s
     whole = run(engine, prompt, params)[-1].prompt_logprobs
     output = run(engine, prompt, params, prompt_logprobs_start=start)[-1]
     assert output.prompt_logprobs == [None] * min(start, 10) + whole[start:]
-    assert output.num_cached_tokens == (max(min(start - 1, 9), 0) // 4 * 4)
+    assert output.metrics.num_cached_tokens == (max(min(start - 1, 9), 0) // 4 * 4)
 
 
 def test_a_cached_prompt_is_counted_and_gives_the_same_answer() -> None:
@@ -210,7 +211,7 @@ def test_a_cached_prompt_is_counted_and_gives_the_same_answer() -> None:
     prompt = list(range(10, 23))
     first = last(prompt, engine, temperature=0, max_tokens=4, ignore_eos=True)
     second = last(prompt, engine, temperature=0, max_tokens=4, ignore_eos=True)
-    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 12)
+    assert (first.metrics.num_cached_tokens, second.metrics.num_cached_tokens) == (0, 12)
     assert first.outputs == second.outputs
 
 
@@ -224,7 +225,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_in_every_choice_order
     outputs = run(crowd, [5, 6, 7], params)
     assert next(output for output in outputs if output.request_id == "r").outputs == alone
     single = SamplingParams(seed=11, max_tokens=8, ignore_eos=True)
-    assert run(fake_engine(), [5, 6, 7], single)[-1].outputs[0].token_ids == alone[0].token_ids
+    assert whole(run(fake_engine(), [5, 6, 7], single)).outputs[0].token_ids == alone[0].token_ids
 
 
 def test_without_a_seed_answers_differ() -> None:
@@ -246,7 +247,7 @@ def test_requests_share_cached_blocks_only_under_the_same_salt() -> None:
             create_request(engine, str(i), prompt, SamplingParams(max_tokens=2, ignore_eos=True), cache_salt=salt)
         )
         while engine.has_work:
-            cached.extend(output.num_cached_tokens for output in engine.step() if output.finished)
+            cached.extend(output.metrics.num_cached_tokens for output in engine.step() if output.finished)
     assert cached == [0, 0, 12, 0, 12, 12, 0]
 
 
@@ -256,9 +257,9 @@ def test_a_request_that_may_choose_nothing_fails_alone() -> None:
     engine.add_request(create_request(engine, "good", [7, 8], good))
     engine.add_request(create_request(engine, "bad", [9], SamplingParams(allowed_token_ids=[EOS_ID], min_tokens=2)))
     engine.add_request(create_request(engine, "many", [3, 4, 5], SamplingParams(n=3, seed=1, max_tokens=4)))
-    seen: dict[str, RequestOutput | RequestFailure] = {}
+    seen = Answers()
     while engine.has_work:
-        seen.update({item.request_id: item for item in engine.step()})
+        seen.take(engine.step())
         check_integrity(engine.scheduler)
     failure, answer, many = seen["bad"], seen["good"], seen["many"]
     assert isinstance(failure, RequestFailure)
@@ -266,10 +267,10 @@ def test_a_request_that_may_choose_nothing_fails_alone() -> None:
     assert isinstance(failure.error, UsageError)
     assert engine.metrics.num_finished_total["error"] == 1
     assert sum(engine.metrics.num_finished_total.values()) == 5
-    assert isinstance(answer, RequestOutput)
+    assert isinstance(answer, OutputDelta)
     assert answer.outputs[0].token_ids == greedy([7, 8], 6)
-    assert isinstance(many, RequestOutput)
-    assert many.outputs == run(fake_engine(), [3, 4, 5], SamplingParams(n=3, seed=1, max_tokens=4))[-1].outputs
+    assert isinstance(many, OutputDelta)
+    assert many.outputs == last([3, 4, 5], n=3, seed=1, max_tokens=4).outputs
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
@@ -292,20 +293,20 @@ def test_damaged_numbers_end_their_request_and_leave_the_cache(
     for _ in range(2):  # the second time the good prompt is cached, and nothing of the bad one
         engine.add_request(create_request(engine, "bad", [9, *range(10, 26)], params[kind]))
         engine.add_request(create_request(engine, "good", list(range(7, 23)), good))
-        seen: dict[str, RequestOutput | RequestFailure] = {}
+        seen = Answers()
         while engine.has_work:
-            seen.update({item.request_id: item for item in engine.step()})
+            seen.take(engine.step())
             check_integrity(engine.scheduler)
         failure, answer = seen["bad"], seen["good"]
         assert isinstance(failure, RequestFailure)
         assert isinstance(failure.error, NumericalError)
-        assert isinstance(answer, RequestOutput)
+        assert isinstance(answer, OutputDelta)
         assert answer.outputs[0].token_ids == greedy(list(range(7, 23)), 12)
-    assert answer.num_cached_tokens == 12
+    assert answer.metrics.num_cached_tokens == 12
     assert engine.metrics.num_corrupted_total == 2
     monkeypatch.setattr(fake_executor, "fake_logits", fake_logits)
     again = last([9, *range(10, 26)], engine, max_tokens=1)
-    assert again.num_cached_tokens == 0
+    assert again.metrics.num_cached_tokens == 0
 
 
 def test_all_requests_may_be_damaged_at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -452,7 +453,7 @@ def test_an_abort_frees_all_blocks_in_every_phase(
     params: SamplingParams | BeamSearchParams, num_steps: int, status: str
 ) -> None:
     engine = fake_engine(num_blocks=19 if status == "preempted" else 64, max_num_seqs=6, max_num_batched_tokens=12)
-    good = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    good = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
     engine.add_request(create_request(engine, "good", [7, 8], good))
     for _ in range(12 if status == "preempted" else 0):
         engine.step()
@@ -474,10 +475,7 @@ def test_an_abort_frees_all_blocks_in_every_phase(
     assert {choice.finish_reason for choice in output.outputs} == {"abort"}
     assert all(not sequence.block_tables for sequence in sequences)
     assert engine.abort("left") is None
-    answer: RequestOutput | RequestFailure | None = None
-    while engine.has_work:
-        for answer in engine.step():
-            assert answer.request_id == "good"
-    assert isinstance(answer, RequestOutput)
+    answer = answers_of(engine)["good"]
+    assert isinstance(answer, OutputDelta)
     assert answer.outputs[0].token_ids == greedy([7, 8], 40)
     assert engine.metrics.num_used_blocks == 0

@@ -22,7 +22,7 @@ from octavo.engine.engine import Engine, Output, RequestFailure
 from octavo.engine.step_budget import MIN_PREFILL_TOKENS, StepBudget
 from octavo.errors import UsageError
 from octavo.generation_request import Params, PoolingParams
-from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
@@ -54,7 +54,7 @@ def make_params(spec: Spec) -> Params:
 
 
 @cache
-def alone(spec: Spec) -> RequestOutput | PoolingOutput:
+def alone(spec: Spec) -> OutputDelta | PoolingOutput:
     """The same request with all the room in the world."""
     engine = fake_engine(num_blocks=512, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=512, max_num_seqs=64)
     engine.add_request(create_request(engine, "alone", spec[0], make_params(spec)))
@@ -65,7 +65,7 @@ def alone(spec: Spec) -> RequestOutput | PoolingOutput:
     return last
 
 
-def answers(output: RequestOutput) -> list[tuple[int, list[int], str, str | None]]:
+def answers(output: OutputDelta) -> list[tuple[int, list[int], str, str | None]]:
     return [(choice.index, choice.token_ids, choice.text, choice.finish_reason) for choice in output.outputs]
 
 
@@ -92,7 +92,7 @@ class EngineMachine(RuleBasedStateMachine):
         executor = FakeExecutor(windows, num_stages=num_stages)
         return fake_engine(num_blocks=num_blocks * len(set(windows)), executor=executor, **limits)
 
-    def alone(self, spec: Spec) -> RequestOutput | PoolingOutput:
+    def alone(self, spec: Spec) -> OutputDelta | PoolingOutput:
         return alone(spec)
 
     @initialize(
@@ -129,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.executor = self.engine.executor
         self.executor.is_deferred, self.executor.max_in_flight = flight[0] > 0, max(flight[0], 1)
         self.specs: dict[str, Spec] = {}
-        self.finished: dict[str, RequestOutput] = {}
+        self.finished: dict[str, OutputDelta] = {}
         self.count = 0
 
     @rule(
@@ -166,7 +166,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         if kind == "drafts" and self.may_draft:
             expected = self.alone(spec)
-            assert isinstance(expected, RequestOutput)
+            assert isinstance(expected, OutputDelta)
             for group, choice in zip(request.groups, expected.outputs, strict=True):
                 group.consumers = (DraftingSampler(choice.token_ids, self.count),)
         self.engine.add_request(request)
@@ -210,14 +210,14 @@ class EngineMachine(RuleBasedStateMachine):
         steps = [*engine._in_flight, *([] if engine._ended is None else [engine._ended])]
         check_integrity(engine.scheduler, [step.schedule for step in steps])
 
-    def check(self, output: RequestOutput | PoolingOutput) -> None:
+    def check(self, output: OutputDelta | PoolingOutput) -> None:
         spec = self.specs.pop(output.request_id)
         expected = self.alone(spec)
         if isinstance(output, PoolingOutput):
             assert isinstance(expected, PoolingOutput)
             assert output.vector == pytest.approx(expected.vector, rel=1e-6)  # by chunks, sums of float64 differ
             return
-        assert isinstance(expected, RequestOutput)
+        assert isinstance(expected, OutputDelta)
         assert answers(output) == answers(expected)
         self.check_logprobs(output.prompt_logprobs, expected.prompt_logprobs)
         for found, wanted in zip(output.outputs, expected.outputs, strict=True):

@@ -12,11 +12,11 @@ import pytest
 from octavo.batch import Batch, StepOutput
 from octavo.engine.engine_thread import EngineThread
 from octavo.errors import EngineDeadError, OctavoError, UsageError
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
 
-Item = RequestOutput | OctavoError
+Item = OutputDelta | OctavoError
 LONG = SamplingParams(max_tokens=50, ignore_eos=True, seed=1)
 
 
@@ -38,7 +38,7 @@ def drain(items: queue.Queue[Item]) -> list[Item]:
     seen = []
     while True:
         seen.append(items.get(timeout=20))
-        if not isinstance(seen[-1], RequestOutput) or seen[-1].finished:
+        if not isinstance(seen[-1], OutputDelta) or seen[-1].finished:
             return seen
 
 
@@ -56,8 +56,8 @@ def test_every_caller_gets_its_own_outputs(engine: EngineThread) -> None:
     assert sorted(answers) == list(range(12))
     tokens = set()
     for i, items in answers.items():
-        assert all(isinstance(item, RequestOutput) and item.request_id == f"r{i}" for item in items)
-        assert isinstance(items[-1], RequestOutput)
+        assert all(isinstance(item, OutputDelta) and item.request_id == f"r{i}" for item in items)
+        assert isinstance(items[-1], OutputDelta)
         tokens.add(tuple(items[-1].outputs[0].token_ids))
     assert len(tokens) == 1  # the same seed
 
@@ -68,7 +68,7 @@ def test_an_aborted_request_gets_a_last_output(engine: EngineThread) -> None:
     engine.abort("r")
     engine.abort("never there")
     last = drain(items)[-1]
-    assert isinstance(last, RequestOutput)
+    assert isinstance(last, OutputDelta)
     assert last.outputs[0].finish_reason in ("abort", "length")
 
 
@@ -103,7 +103,7 @@ def test_closing_ends_what_runs_with_an_error() -> None:
 def test_a_request_id_in_use_is_an_error_of_that_request_only(engine: EngineThread) -> None:
     first, second = submit(engine, "same"), submit(engine, "same")
     assert isinstance(drain(second)[-1], UsageError)
-    assert isinstance(drain(first)[-1], RequestOutput)
+    assert isinstance(drain(first)[-1], OutputDelta)
 
 
 def test_a_caller_that_cannot_take_its_output_does_not_stop_the_others(engine: EngineThread) -> None:
@@ -111,7 +111,7 @@ def test_a_caller_that_cannot_take_its_output_does_not_stop_the_others(engine: E
         raise RuntimeError(f"the event loop is closed, nobody takes {item}")
 
     engine.submit(create_request(engine.engine, "gone", [7], LONG), broken)
-    assert isinstance(drain(submit(engine, "r"))[-1], RequestOutput)
+    assert isinstance(drain(submit(engine, "r"))[-1], OutputDelta)
     final = SamplingParams(max_tokens=2, output_kind=RequestOutputKind.FINAL_ONLY, ignore_eos=True)
     assert len(drain(submit(engine, "after", final))) == 1
     assert not engine.engine.has_work
@@ -123,7 +123,7 @@ def test_a_request_that_cannot_be_sampled_fails_alone(engine: EngineThread) -> N
     failure = drain(bad)[-1]
     assert isinstance(failure, OctavoError)
     assert "no token may be chosen" in str(failure)
-    assert isinstance(drain(good)[-1], RequestOutput)
+    assert isinstance(drain(good)[-1], OutputDelta)
 
 
 def test_who_asks_on_at_once_is_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

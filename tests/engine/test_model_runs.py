@@ -14,10 +14,10 @@ from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
-from octavo.outputs import RequestOutput
 from octavo.quantization.packed import Weight
 from octavo.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support import tiny_classic
+from tests.support.answers import Answers, answers_of
 from tests.support.fake_executor import FakeTokenizer, create_request
 from tests.support.integrity import check_integrity
 from tests.support.tiny_hybrids import HYBRIDS
@@ -73,11 +73,9 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
     """Token ids of each choice of each prompt, all handed in at once."""
     for i, prompt in enumerate(prompts):
         engine.add_request(create_request(engine, str(i), prompt, params))
-    found: dict[str, RequestOutput] = {}
+    found = Answers()
     while engine.has_work:
-        for output in engine.step():
-            assert isinstance(output, RequestOutput)
-            found[output.request_id] = output
+        found.take(engine.step())
         check_integrity(engine.scheduler)
     return [[choice.token_ids for choice in found[str(i)].outputs] for i in range(len(prompts))]
 
@@ -166,11 +164,10 @@ def test_grammars_penalties_and_log_probabilities_on_torch_are_those_of_the_spec
     ]
     found = []
     for backend in ("reference", "torch"):
-        engine, last = tiny_engine("llama", backend), {}
+        engine = tiny_engine("llama", backend)
         for i, each in enumerate(params):
             engine.add_request(create_request(engine, str(i), PROMPTS[i], each))
-        while engine.has_work:
-            last |= {output.request_id: output for output in engine.step()}
+        last = answers_of(engine)
         found.append([last[str(i)] for i in range(len(params))])
     for one, other in zip(*found, strict=True):
         for a, b in zip(one.outputs, other.outputs, strict=True):

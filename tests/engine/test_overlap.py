@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from octavo.engine.engine import Engine, Output, RequestFailure
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.sampling_params import RequestOutputKind, SamplingParams
+from tests.support.answers import Answers, answers_of
 from tests.support.fake_executor import EOS_ID, FakeExecutor, create_request, fake_engine
 from tests.support.integrity import check_integrity
 
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def overlapped(**options: Any) -> Engine:
@@ -37,10 +38,10 @@ def turn(engine: Engine) -> list[Output]:
     return outputs
 
 
-def last_outputs(engine: Engine) -> dict[str, Output]:
-    found: dict[str, Output] = {}
+def last_outputs(engine: Engine) -> Answers:
+    found = Answers()
     while engine.has_work:
-        found |= {output.request_id: output for output in turn(engine)}
+        found.take(turn(engine))
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
     return found
 
@@ -58,7 +59,7 @@ def test_outputs_are_published_while_the_next_step_runs() -> None:
     engine.start()
     assert in_flight(engine) == ["r"]
     (output,) = engine.publish()
-    assert isinstance(output, RequestOutput)
+    assert isinstance(output, OutputDelta)
     assert len(output.outputs[0].token_ids) == 1
 
 
@@ -88,11 +89,10 @@ def test_the_next_step_is_prepared_also_while_others_wait_for_a_seat() -> None:
     for i in range(3):
         alone = fake_engine()
         add(alone, "r", [5 + i])
-        while alone.has_work:
-            (expected,) = alone.step()
+        expected = answers_of(alone)["r"]
         output = found[f"r{i}"]
-        assert isinstance(output, RequestOutput)
-        assert isinstance(expected, RequestOutput)
+        assert isinstance(output, OutputDelta)
+        assert isinstance(expected, OutputDelta)
         assert output.outputs == expected.outputs
 
 
@@ -100,17 +100,16 @@ def test_the_next_step_is_prepared_also_while_others_wait_for_a_seat() -> None:
 def test_a_token_after_a_stop_string_is_discarded(max_tokens: int) -> None:
     plain = fake_engine()
     add(plain, "r", [5, 6])
-    while plain.has_work:
-        (full,) = plain.step()
-    assert isinstance(full, RequestOutput)
+    full = answers_of(plain)["r"]
+    assert isinstance(full, OutputDelta)
     text = full.outputs[0].text
     params = dataclasses.replace(GREEDY, stop=[text[3:5]], max_tokens=max_tokens, logprobs=1)
     engines = [fake_engine(), overlapped()]
     for engine in engines:
         add(engine, "r", [5, 6], params)
     one, other = (last_outputs(engine)["r"] for engine in engines)
-    assert isinstance(one, RequestOutput)
-    assert isinstance(other, RequestOutput)
+    assert isinstance(one, OutputDelta)
+    assert isinstance(other, OutputDelta)
     assert one.outputs == other.outputs
     assert one.outputs[0].text == text[:3]
     assert [engine.metrics.num_generated_tokens_total for engine in engines] == [5, 5]
@@ -119,8 +118,7 @@ def test_a_token_after_a_stop_string_is_discarded(max_tokens: int) -> None:
 def test_an_abort_while_a_step_runs_changes_nobody_elses_answer() -> None:
     expected = fake_engine()
     add(expected, "stays", [9, 10, 11])
-    while expected.has_work:
-        (answer,) = expected.step()
+    answer = answers_of(expected)["stays"]
     engine = overlapped(num_blocks=10)
     add(engine, "goes", [5, 6, 7])
     add(engine, "stays", [9, 10, 11])
@@ -128,7 +126,7 @@ def test_an_abort_while_a_step_runs_changes_nobody_elses_answer() -> None:
         turn(engine)
     engine.start()
     aborted = engine.abort("goes")
-    assert isinstance(aborted, RequestOutput)
+    assert isinstance(aborted, OutputDelta)
     assert aborted.outputs[0].finish_reason == "abort"
     assert len(aborted.outputs[0].token_ids) == 5
     add(engine, "comes", [20 + i for i in range(12)])  # takes the blocks that are free now
@@ -136,8 +134,8 @@ def test_an_abort_while_a_step_runs_changes_nobody_elses_answer() -> None:
     engine.prepare()
     engine.finish()
     output = last_outputs(engine)["stays"]
-    assert isinstance(answer, RequestOutput)
-    assert isinstance(output, RequestOutput)
+    assert isinstance(answer, OutputDelta)
+    assert isinstance(output, OutputDelta)
     assert output.outputs == answer.outputs
 
 
@@ -150,7 +148,7 @@ def test_a_step_without_an_outcome_for_one_is_repeated_for_the_others() -> None:
     found = last_outputs(engine)
     assert isinstance(found["bad"], RequestFailure)
     good = found["good"]
-    assert isinstance(good, RequestOutput)
+    assert isinstance(good, OutputDelta)
     assert len(good.outputs[0].token_ids) == 24
 
 

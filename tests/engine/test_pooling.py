@@ -17,7 +17,7 @@ from octavo.engine.limits import EngineLimits
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import Pooling, PoolingParams
 from octavo.graph.passes import optimize
-from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.sampling_params import SamplingParams
 from tests.support import tiny_models
 from tests.support.fake_executor import FakeTokenizer, create_request
@@ -100,8 +100,8 @@ def test_generation_is_the_same_beside_embeddings() -> None:
                 subject.add_request(create_request(subject, f"e{i}", prompt, PoolingParams(pooling="mean")))
         while subject.has_work:
             for item in subject.step():
-                if isinstance(item, RequestOutput):
-                    tokens[item.request_id] = item.outputs[0].token_ids
+                if isinstance(item, OutputDelta):
+                    tokens[item.request_id] = tokens.get(item.request_id, []) + item.outputs[0].token_ids
         return [tokens[f"g{i}"] for i in range(4)]
 
     assert generate(with_embeddings=True) == generate(with_embeddings=False)

@@ -16,7 +16,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.errors import EngineDeadError
 from octavo.generation_request import RequestOptions
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from tests.engine.test_ranks import OPTIONS, PROMPTS, children, segments
 from tests.support.text_models import save_decoder
 
@@ -47,7 +47,7 @@ def submit(llm: LLM, prompt: str, sink: queue.SimpleQueue[Any]) -> None:
         sink.put(error)
 
 
-def last(sink: queue.SimpleQueue[Any]) -> RequestOutput | EngineDeadError:
+def last(sink: queue.SimpleQueue[Any]) -> OutputDelta | EngineDeadError:
     """The end of a request."""
     while True:
         item = sink.get(timeout=60)

@@ -8,8 +8,8 @@ from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, 
 from octavo.engine.consumers.token_sampler import TokenSampler
 from octavo.engine.request import FinishReason, Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
-from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+from tests.support.answers import whole
 from tests.support.fake_executor import create_request, fake_engine
 from tests.support.integrity import check_integrity
 
@@ -39,8 +39,7 @@ def test_a_consumer_returns_an_outcome_that_the_engine_carries_out() -> None:
     while engine.has_work:
         outputs += engine.step()
         check_integrity(engine.scheduler)
-    last = outputs[-1]
-    assert isinstance(last, RequestOutput)
+    last = whole(outputs)
     tokens, reason = last.outputs[0].token_ids, last.outputs[0].finish_reason
     assert (len(tokens), reason) == (6, "stop")
     assert tokens[::2] == tokens[1::2]

@@ -10,9 +10,10 @@ import pytest
 from octavo.batch import Batch, StepOutput
 from octavo.engine.engine import Engine
 from octavo.errors import UsageError
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.prompt import Prompt, Span
 from octavo.sampling_params import SamplingParams
+from tests.support.answers import answers_of
 from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
 
 WIDTH = 3
@@ -26,13 +27,10 @@ def with_span(head: list[int], length: int, tail: list[int], key: bytes = b"a") 
     return Prompt([*head, *[0] * length, *tail], [span(len(head), length, key)])
 
 
-def answer(engine: Engine, prompt: Prompt | list[int], params: SamplingParams, **options: object) -> RequestOutput:
+def answer(engine: Engine, prompt: Prompt | list[int], params: SamplingParams, **options: object) -> OutputDelta:
     engine.add_request(create_request(engine, "r", prompt, params, **options))
-    last = None
-    while engine.has_work:
-        for last in engine.step():
-            assert isinstance(last, RequestOutput)
-    assert last is not None
+    last = answers_of(engine)["r"]
+    assert isinstance(last, OutputDelta)
     return last
 
 
@@ -112,7 +110,7 @@ def test_cached_prefixes_know_the_keys_of_spans(second: Prompt, num_cached: int)
     engine = engine_with_spans(block_size=4)
     params = SamplingParams(max_tokens=1, temperature=0)
     answer(engine, with_span([5, 6, 7, 8, 9], 4, [10, 11, 12]), params)
-    assert answer(engine, second, params).num_cached_tokens == num_cached
+    assert answer(engine, second, params).metrics.num_cached_tokens == num_cached
 
 
 def test_a_block_within_a_span_is_that_of_its_place() -> None:
@@ -120,5 +118,5 @@ def test_a_block_within_a_span_is_that_of_its_place() -> None:
     engine = engine_with_spans(block_size=4)
     params = SamplingParams(max_tokens=1, temperature=0)
     answer(engine, Prompt([0] * 12, [span(0, 12)]), params)
-    assert answer(engine, Prompt([0] * 12, [span(0, 12)]), params).num_cached_tokens == 8
-    assert answer(engine, Prompt([0] * 13, [span(1, 12)]), params).num_cached_tokens == 0
+    assert answer(engine, Prompt([0] * 12, [span(0, 12)]), params).metrics.num_cached_tokens == 8
+    assert answer(engine, Prompt([0] * 13, [span(1, 12)]), params).metrics.num_cached_tokens == 0

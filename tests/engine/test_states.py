@@ -18,7 +18,7 @@ from octavo.engine.limits import EngineLimits
 from octavo.engine.schedule import Schedule
 from octavo.errors import NumericalError
 from octavo.graph.passes import optimize
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.engine.test_model_runs import VOCAB_SIZE, Tokenizer, answers, exact_executor, tiny_engine
 from tests.support.drafting import DraftingSampler
@@ -130,7 +130,7 @@ def test_beams_are_those_of_transformers(name: str, backend: str, preempted_at: 
     for i, prompt in enumerate(prompts):
         expected = model.generate(torch.tensor([prompt]), **search)
         output = found[str(i)]
-        assert isinstance(output, RequestOutput)
+        assert isinstance(output, OutputDelta)
         assert [choice.token_ids for choice in output.outputs] == expected[:, len(prompt) :].tolist()
     assert engine.metrics.num_preemptions_total == bool(preempted_at)
 

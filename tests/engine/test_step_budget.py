@@ -16,8 +16,9 @@ from octavo.engine.schedule import Schedule
 from octavo.engine.step_budget import MAX_TOKENS_BEHIND, MIN_PREFILL_TOKENS, QUIET_STEP_S, StepBudget
 from octavo.engine.step_times import StepTimes
 from octavo.generation_request import PoolingParams
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from tests.support.answers import Answers
 from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer, create_request
 from tests.support.integrity import check_integrity
@@ -46,7 +47,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch, max_itl_s: float, executor: Slo
     return Engine(executor, FakeTokenizer(), EngineLimits(4096, 16, 512, 20, 16, 1024, VOCAB_SIZE, max_itl_s=max_itl_s))
 
 
-def watch(engine: Engine, prompt_len: int) -> tuple[list[float], dict[str, RequestOutput]]:
+def watch(engine: Engine, prompt_len: int) -> tuple[list[float], dict[str, OutputDelta]]:
     """Times between the tokens of four streams while a long prompt is computed; and all answers."""
     stream = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)
     for i in range(4):
@@ -55,11 +56,9 @@ def watch(engine: Engine, prompt_len: int) -> tuple[list[float], dict[str, Reque
         engine.step()
     late = SamplingParams(max_tokens=2, ignore_eos=True, seed=1, output_kind=RequestOutputKind.FINAL_ONLY)
     engine.add_request(create_request(engine, "late", [5 + i % 50 for i in range(prompt_len)], late))
-    gaps, answers, last = [], {}, SlowExecutor.now_s
+    gaps, answers, last = [], Answers(), SlowExecutor.now_s
     while engine.has_work:
-        for output in engine.step():
-            assert isinstance(output, RequestOutput)
-            answers[output.request_id] = output
+        answers.take(engine.step())
         gaps.append(SlowExecutor.now_s - last)
         last = SlowExecutor.now_s
     return gaps, answers

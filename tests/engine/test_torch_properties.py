@@ -15,7 +15,7 @@ from octavo.backends import Executor, ExecutorLimits, PendingStep
 from octavo.batch import Batch
 from octavo.engine.engine import Engine, RequestFailure
 from octavo.engine.limits import EngineLimits
-from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput
 from tests.engine.test_engine_properties import _SETTINGS, MAX_MODEL_LEN, EngineMachine, Spec, make_params
 from tests.engine.test_model_runs import VOCAB_SIZE, exact_executor
 from tests.support.fake_executor import FakeTokenizer, create_request
@@ -46,7 +46,7 @@ class Counted:
 
 class TorchMachine(EngineMachine):
     model = "llama"
-    known: ClassVar[dict[Spec, RequestOutput | PoolingOutput]]
+    known: ClassVar[dict[Spec, OutputDelta | PoolingOutput]]
 
     def make_engine(
         self,
@@ -72,7 +72,7 @@ class TorchMachine(EngineMachine):
         )
         return Engine(executor, Tokenizer(), engine_limits)  # type: ignore[arg-type]
 
-    def alone(self, spec: Spec) -> RequestOutput | PoolingOutput:
+    def alone(self, spec: Spec) -> OutputDelta | PoolingOutput:
         if spec not in self.known:
             limits = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "max_num_outputs": 64}
             engine = self.make_engine(128, (None,), 1, max_model_len=MAX_MODEL_LEN, **limits)

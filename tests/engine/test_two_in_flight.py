@@ -14,9 +14,10 @@ from octavo.backends.torch.compile import TorchBackend
 from octavo.batch import Batch
 from octavo.engine.engine import Engine, Output, RequestFailure
 from octavo.generation_request import Params
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.engine.test_model_runs import VOCAB_SIZE, tiny_engine
+from tests.support.answers import Answers, answers_of
 from tests.support.fake_executor import EOS_ID, FakeExecutor, create_request, fake_engine
 from tests.support.late_steps import LateExecutor
 from tests.support.tiny_models import tiny_graph
@@ -72,10 +73,11 @@ def late_engine(name: str, backend: str, seed: int) -> tuple[Engine, LateExecuto
     return engine, late
 
 
-def ending(engine: Engine) -> dict[str, Output]:
-    found: dict[str, Output] = {}
+def ending(engine: Engine, found: Answers | None = None) -> Answers:
+    """The answers, added to those found before."""
+    found = Answers() if found is None else found
     while engine.has_work:
-        found |= {output.request_id: output for output in turn(engine)}
+        found.take(turn(engine))
     return found
 
 
@@ -104,25 +106,24 @@ def test_answers_are_those_of_one_step_at_a_time(
         own = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 9))]
         (kind,) = rng.choices(KINDS, [6, 6, 4, 1, 1, 3, 1, 2, 1])
         specs.append((shared[: rng.choice([0, 0, 4, 12])] + own, kind))
-    found: dict[str, Output] = {}
+    found = Answers()
     for i, (prompt, params) in enumerate(specs):
         engine.add_request(create_request(engine, str(i), prompt, params))
         for _ in range(rng.randint(0, 4)):
-            found |= {output.request_id: output for output in turn(engine)}
+            found.take(turn(engine))
         if rng.random() < 0.15 and (output := engine.abort(str(rng.randrange(i + 1)))) is not None:
-            found[output.request_id] = output
-    found |= ending(engine)
+            found.take([output])
+    ending(engine, found)
     assert late.num_ahead > 10
     num_whole = 0
     for i, (prompt, params) in enumerate(specs):
         output = found[str(i)]
-        assert isinstance(output, RequestOutput)
+        assert isinstance(output, OutputDelta)
         if output.outputs[0].finish_reason == "abort":
             continue
         alone.add_request(create_request(alone, "alone", prompt, params))
-        while alone.has_work:
-            (expected, *_) = alone.step() or [None]
-        assert isinstance(expected, RequestOutput)
+        expected = answers_of(alone)["alone"]
+        assert isinstance(expected, OutputDelta)
         assert [choice.token_ids for choice in output.outputs] == [choice.token_ids for choice in expected.outputs]
         assert [choice.text for choice in output.outputs] == [choice.text for choice in expected.outputs]
         num_whole += 1
@@ -180,8 +181,8 @@ def test_after_a_row_without_an_outcome_both_steps_are_repeated() -> None:
         outputs = alone.step()
     assert isinstance(found["bad"], RequestFailure)
     good, expected = found["good"], outputs[0]
-    assert isinstance(good, RequestOutput)
-    assert isinstance(expected, RequestOutput)
+    assert isinstance(good, OutputDelta)
+    assert isinstance(expected, OutputDelta)
     assert good.outputs == expected.outputs
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
 

@@ -13,7 +13,7 @@ from octavo.config import EngineConfig
 from octavo.core.client import AnswerStream, EngineClient, EngineState
 from octavo.core.process_client import ProcessClient
 from octavo.generation_request import GenerationRequest, Params, Pooling, PoolingParams
-from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 
@@ -70,12 +70,12 @@ async def embed(client: EngineClient, prompts: list[list[int]], pooling: Pooling
             task.cancel()
 
 
-async def collect(stream: AnswerStream) -> list[RequestOutput]:
+async def collect(stream: AnswerStream) -> list[OutputDelta]:
     """All outputs to the end."""
     return [output async for output in stream]
 
 
-def tokens(outputs: list[RequestOutput], index: int = 0) -> list[int]:
+def tokens(outputs: list[OutputDelta], index: int = 0) -> list[int]:
     """The joined tokens of one choice."""
     return [
         token_id

@@ -23,7 +23,7 @@ from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.generation_config import SamplingDefaults
-from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestMetrics, RequestOutput
+from octavo.outputs import CompletionOutput, Logprob, OutputDelta, PoolingOutput, RequestMetrics
 from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.tokenizer import load_tokenizer
@@ -159,14 +159,15 @@ class FakeStream:
         self.request_id = request_id
         self.is_closed = False
         self.was_aborted = False
+        self._has_output = False
         self._request = request
         self._tokenizer = tokenizer
         self._outputs = self._play(script)
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
+    def __aiter__(self) -> AsyncIterator[OutputDelta | PoolingOutput]:
         return self
 
-    async def __anext__(self) -> RequestOutput | PoolingOutput:
+    async def __anext__(self) -> OutputDelta | PoolingOutput:
         try:
             return await self._outputs.__anext__()
         except (StopAsyncIteration, OctavoError):
@@ -178,7 +179,7 @@ class FakeStream:
         self.is_closed = True
         await self._outputs.aclose()
 
-    async def _play(self, script: Script) -> AsyncIterator[RequestOutput | PoolingOutput]:
+    async def _play(self, script: Script) -> AsyncIterator[OutputDelta | PoolingOutput]:
         params = self._request.params
         if isinstance(params, PoolingParams):
             yield self._vector(params)
@@ -247,11 +248,11 @@ class FakeStream:
 
     def _output(
         self, choices: list[CompletionOutput], finished: bool, num_cached_tokens: int, num_generated: int
-    ) -> RequestOutput:
+    ) -> OutputDelta:
         request = self._request
         prompt_logprobs = None
         num_top = request.params.prompt_logprobs
-        if num_top is not None:
+        if num_top is not None and not self._has_output:
             prompt_logprobs = [None, *(self._logprobs(item, num_top) for item in request.prompt.token_ids[1:])]
         metrics = RequestMetrics(
             queue_s=0.001,
@@ -262,9 +263,9 @@ class FakeStream:
             num_cached_tokens=num_cached_tokens,
             num_generated_tokens=num_generated,
         )
-        return RequestOutput(
-            self.request_id, request.text, list(request.prompt.token_ids), choices, finished, prompt_logprobs, metrics
-        )
+        is_told = finished or not self._has_output
+        self._has_output = True
+        return OutputDelta(self.request_id, choices, finished, prompt_logprobs, metrics if is_told else None)
 
 
 def fake_model(

@@ -18,7 +18,7 @@ from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.engine.session import Session
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import RequestOptions
-from octavo.outputs import RequestMetrics, RequestOutput
+from octavo.outputs import OutputDelta, RequestMetrics
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 DEFINITIONS = {
@@ -254,7 +254,7 @@ def run_once(session: Session, num_requests: int, input_len: int, output_len: in
     )
     num_tokens = session.tokenizer.vocab_size
     prompts = [[rng.randrange(num_tokens) for _ in range(input_len)] for _ in range(num_requests)]
-    results: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
+    results: queue.SimpleQueue[OutputDelta | OctavoError] = queue.SimpleQueue()
     start = time.perf_counter()
     for prompt in prompts:
         session.submit(session.create_request(prompt, params, options=RequestOptions()), results.put)
@@ -264,4 +264,4 @@ def run_once(session: Session, num_requests: int, input_len: int, output_len: in
         if isinstance(item, OctavoError):
             raise item
         outputs.append(item)
-    return Run(time.perf_counter() - start, [output.metrics for output in outputs])
+    return Run(time.perf_counter() - start, [output.metrics for output in outputs if output.metrics is not None])

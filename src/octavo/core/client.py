@@ -12,7 +12,7 @@ from octavo.engine.texts.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.generation_config import SamplingDefaults
-from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput
 
 
 class EngineState(enum.Enum):
@@ -56,7 +56,7 @@ class ModelInfo:
 
 
 class AnswerStream(Protocol):
-    """The answer to one request: `RequestOutput`s with the new part each; the last one is `finished`.
+    """The answer to one request: `OutputDelta`s; the last one is `finished`.
 
     With PoolingParams it is one `PoolingOutput`.
 
@@ -72,10 +72,10 @@ class AnswerStream(Protocol):
     def engine(self) -> int:
         """The number of the replica that answers."""
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
+    def __aiter__(self) -> AsyncIterator[OutputDelta | PoolingOutput]:
         """Itself."""
 
-    async def __anext__(self) -> RequestOutput | PoolingOutput:
+    async def __anext__(self) -> OutputDelta | PoolingOutput:
         """Waits for the new part of the answer since the last call."""
 
     async def aclose(self) -> None:
@@ -129,7 +129,7 @@ class EngineClient(Protocol):
     async def generate(self, request: GenerationRequest) -> AnswerStream:
         """Submits a request of any kind; returns when the engine has checked and accepted it.
 
-        The output kind of its parameters is replaced by DELTA, except for beam search, which has one output.
+        With the output kind FINAL_ONLY, as of a beam search, there is one output at the end; else there is one a step.
 
         Raises UsageError (with param and code) if it is invalid or could never fit, OverloadedError if the engine is
         loading, restarting or stalled, EngineDeadError if it was given up.

@@ -18,7 +18,7 @@ from octavo.core.supervisor import settled
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest
-from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput
 
 logger = logging.getLogger(__name__)
 
@@ -262,10 +262,10 @@ class ReplicaStream:
     def request_id(self) -> str:
         return f"{self._stream.request_id}-{self.engine}"
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
+    def __aiter__(self) -> AsyncIterator[OutputDelta | PoolingOutput]:
         return self
 
-    async def __anext__(self) -> RequestOutput | PoolingOutput:
+    async def __anext__(self) -> OutputDelta | PoolingOutput:
         while True:
             try:
                 output = await self._stream.__anext__()
@@ -277,7 +277,7 @@ class ReplicaStream:
                 self._visit.leave()
                 raise
             self._has_output = True
-            if isinstance(output, RequestOutput):
+            if isinstance(output, OutputDelta):
                 self._visit.grow(sum(len(choice.token_ids) for choice in output.outputs))
             if output.finished:
                 self._visit.leave()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 
 from octavo.core.client import ModelInfo
 from octavo.core.liveness import cpu_meter
@@ -41,8 +40,7 @@ from octavo.engine.engine_thread import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.outputs import PoolingOutput, RequestOutput
-from octavo.sampling_params import RequestOutputKind
+from octavo.outputs import OutputDelta, PoolingOutput
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +208,6 @@ class EngineService:
             if self._session is None:
                 raise EngineDeadError("the model is not loaded")
             request = decode_request(message)
-            request = replace(request, params=request.params.with_output_kind(RequestOutputKind.DELTA))
             checked = self._session.model().engine.create_request(request_id, request)
         except (OctavoError, MalformedMessageError) as error:
             with self._lock:
@@ -235,19 +232,14 @@ class EngineService:
 
     def _sink(self, request_id: str) -> Sink:
         """The sink that collects the new outputs of one request."""
-        is_first = True
 
-        def note(item: RequestOutput | PoolingOutput | OctavoError) -> None:
-            nonlocal is_first
+        def note(item: OutputDelta | PoolingOutput | OctavoError) -> None:
             if isinstance(item, OctavoError):
                 self._news.failures[request_id] = to_problem(item)
             elif isinstance(item, PoolingOutput):
                 self._news.vectors[request_id] = item.vector.tobytes()
             else:
-                prompt_logprobs = item.prompt_logprobs if is_first else None
-                is_first = False
-                output = RequestOutput(request_id, None, [], item.outputs, item.finished, prompt_logprobs, item.metrics)
-                self._news.outputs.append(output)
+                self._news.outputs.append(item)
 
         return note
 

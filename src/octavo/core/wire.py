@@ -17,7 +17,7 @@ from octavo.core.client import ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.prompt import Prompt, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
@@ -146,13 +146,12 @@ class Reply(_Message):
 
 
 class Step(_Message):
-    """The new outputs of all requests after one step; those that are not `RequestOutput`s are by request.
+    """The new outputs of all requests after one step; those that are not `OutputDelta`s are by request.
 
-    The outputs have no prompt and prompt_token_ids, and only the first has prompt_logprobs. vectors: those of
-    PoolingParams, in the machine's float32. failures: requests that ended without an answer.
+    vectors: those of PoolingParams, in the machine's float32. failures: requests that ended without an answer.
     """
 
-    outputs: list[RequestOutput]
+    outputs: list[OutputDelta]
     vectors: dict[str, bytes]
     failures: dict[str, Problem]
 

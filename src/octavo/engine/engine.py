@@ -30,7 +30,7 @@ from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
 from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
-from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class RequestFailure(NamedTuple):
     error: OctavoError
 
 
-Output: TypeAlias = "RequestOutput | PoolingOutput | RequestFailure"
+Output: TypeAlias = "OutputDelta | PoolingOutput | RequestFailure"
 
 
 @dataclass(slots=True)

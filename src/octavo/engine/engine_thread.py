@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from octavo.engine.engine import Engine, Output, RequestFailure
 from octavo.engine.request import Request
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _FOLLOW_UP_S = 0.008
 _LONG_STEP_S = 10 * _FOLLOW_UP_S
 
 # Takes the items of one request on the engine's thread, and must only hand them on: `PoolingOutput` for PoolingParams,
-# else `RequestOutput`, or an `OctavoError` as the last item.
+# else `OutputDelta`, or an `OctavoError` as the last item.
 Sink: TypeAlias = Callable[[Any], None]
 
 
@@ -122,7 +122,7 @@ class EngineThread:
             self._deliver(output)
         if self._on_round_end is not None:
             self._on_round_end()
-        return sum(isinstance(output, RequestOutput) and output.finished for output in outputs)
+        return sum(isinstance(output, OutputDelta) and output.finished for output in outputs)
 
     def _take_commands(self) -> bool:
         """Waits for work, then executes the callers' submissions and aborts. False: the engine is closed."""
@@ -179,7 +179,7 @@ class EngineThread:
             self.engine.abort(output.request_id)
 
     @staticmethod
-    def _hand_over(sink: Sink, item: RequestOutput | PoolingOutput | OctavoError) -> bool:
+    def _hand_over(sink: Sink, item: OutputDelta | PoolingOutput | OctavoError) -> bool:
         """True if the caller took the item. A caller whose event loop is closed must not affect the others."""
         try:
             sink(item)

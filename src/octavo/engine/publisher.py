@@ -6,7 +6,7 @@ from octavo.batch import StepOutput
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import FinishReason, Request, Sequence
 from octavo.engine.scheduler import Scheduler
-from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestMetrics, RequestOutput
+from octavo.outputs import CompletionOutput, Logprob, OutputDelta, PoolingOutput, RequestMetrics
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenizer.stop_strings import StopStrings
 from octavo.tokenizer.tokenizer import Detokenizer, Tokenizer
@@ -15,7 +15,7 @@ from octavo.tokenizer.tokenizer import Detokenizer, Tokenizer
 class TextStream:
     """The text of a growing sequence: whole characters only, stop strings held back.
 
-    `take` returns each character once; all of them together are `text`.
+    `take` returns each character once.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
@@ -24,16 +24,8 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
         self._stop_strings = StopStrings(tuple(params.stop), params.include_stop_str_in_output)
         self._pieces: list[str] = []
-        self._num_taken = 0
         self.num_tokens_pushed = 0
         self.watches_text = bool(params.stop)
-
-    @property
-    def text(self) -> str:
-        """All text so far that cannot become part of a stop string."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
 
     def push(self, token_ids: list[int], may_stop: bool = True) -> str | None:
         """Adds the next tokens; returns the stop string that they complete, if any."""
@@ -49,10 +41,10 @@ class TextStream:
         self._pieces.append(self._stop_strings.flush())
 
     def take(self) -> str:
-        """The text since the last call."""
-        text = self.text
-        new, self._num_taken = text[self._num_taken :], len(text)
-        return new
+        """The text since the last call that cannot become part of a stop string."""
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        return text
 
 
 class Publisher:
@@ -87,29 +79,20 @@ class Publisher:
                 self._settle_end(sequence, reason)
         self._scheduler.finish_request(request)
 
-    def build(self, request: Request, finished: bool) -> RequestOutput | PoolingOutput | None:
-        """The output of a settled request: the whole so far, or with DELTA the part since the last call.
-
-        None if there is nothing to show yet.
-        """
-        kind = request.params.output_kind
-        is_delta = kind is RequestOutputKind.DELTA
-        if not finished and kind is RequestOutputKind.FINAL_ONLY:
+    def build(self, request: Request, finished: bool) -> OutputDelta | PoolingOutput | None:
+        """The part of a settled request since the last call; None for one that is wanted at its end only."""
+        if not finished and request.params.output_kind is RequestOutputKind.FINAL_ONLY:
             return None
         if request.vector is not None:
             return PoolingOutput(request.request_id, request.vector, request.num_prompt_tokens)
         choices = request.sequences[: request.params.num_choices]
-        if finished or request.metrics is None:
-            request.metrics = _metrics(request)
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.text,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=[_completion(each, is_delta=is_delta) for each in choices if not is_delta or _has_news(each)],
-            finished=finished,
-            prompt_logprobs=_prompt_logprobs(request),
-            metrics=request.metrics,
-        )
+        delta = OutputDelta(request.request_id, [_news(each) for each in choices if _has_news(each)], finished)
+        is_first = request.metrics is None
+        if is_first:
+            delta.prompt_logprobs = _prompt_logprobs(request)
+        if is_first or finished:
+            delta.metrics = request.metrics = _metrics(request)
+        return delta
 
     def _settle_logprobs(self, sequence: Sequence) -> None:
         num_logprobs = sequence.request.params.sampling.logprobs or 0
@@ -183,16 +166,15 @@ def _has_news(sequence: Sequence) -> bool:
     return sequence.finish_reason is not None and not sequence.is_end_reported
 
 
-def _completion(sequence: Sequence, *, is_delta: bool) -> CompletionOutput:
-    first, stream, reason = 0, sequence.text_stream, sequence.finish_reason
-    request, token_ids = sequence.request, sequence.token_ids
-    num_prompt_tokens = len(request.prompt_token_ids)
-    if is_delta:
-        first, sequence.num_reported_tokens = sequence.num_reported_tokens, len(token_ids) - num_prompt_tokens
-        sequence.is_end_reported = reason is not None
+def _news(sequence: Sequence) -> CompletionOutput:
+    """The part of a choice since the last call."""
+    request, token_ids, reason = sequence.request, sequence.token_ids, sequence.finish_reason
+    num_prompt_tokens, first = request.num_prompt_tokens, sequence.num_reported_tokens
+    sequence.num_reported_tokens = len(token_ids) - num_prompt_tokens
+    sequence.is_end_reported = reason is not None
     return CompletionOutput(
         index=sequence.index,
-        text="" if stream is None else stream.take() if is_delta else stream.text,
+        text="" if sequence.text_stream is None else sequence.text_stream.take(),
         token_ids=token_ids[num_prompt_tokens + first :],
         cumulative_logprob=sequence.cumulative_logprob,
         logprobs=sequence.logprobs[first:] if request.params.sampling.logprobs is not None else None,

@@ -83,7 +83,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     is_settled: bool = False  # its end is final: text and finish_reason are complete
-    num_reported_tokens: int = 0  # of the output, in a stream of deltas
+    num_reported_tokens: int = 0  # of the output
     is_end_reported: bool = False
 
     @property
@@ -92,11 +92,11 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.request.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
-        return self.token_ids[len(self.request.prompt_token_ids) :]
+        return self.token_ids[self.request.num_prompt_tokens :]
 
     @property
     def num_missing_tokens(self) -> int:
@@ -172,8 +172,7 @@ class Request:
 
     arrival: number of the request in order of arrival. max_total_tokens: prompt and output of one sequence.
     sequences: the user's choices, in order. groups: the computed sequences: the same ones, or the beams of a search.
-    prompt_token_ids: of the prompt, in the list that all outputs share. prompt_logprobs: collected so far, one entry
-    per prompt position from the second on; None at those of spans.
+    prompt_logprobs: collected so far, one entry per prompt position from the second on; None at those of spans.
     """
 
     request_id: str
@@ -199,14 +198,10 @@ class Request:
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
     times: RequestTimes = field(default_factory=RequestTimes)
     metrics: RequestMetrics | None = None  # as of the first output, and of the last
-    prompt_token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prompt_token_ids = list(self.prompt.token_ids)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt)
 
     @property
     def is_finished(self) -> bool:

@@ -201,7 +201,9 @@ class RequestFactory:
         if isinstance(params, BeamSearchParams):
             request.groups = [self._group(request, BeamSearch(params, max_tokens, request.eos_token_ids))]
             # Nothing is shown of its beams.
-            request.sequences = [Sequence(request, i, request.prompt_token_ids) for i in range(params.num_choices)]
+            request.sequences = [
+                Sequence(request, i, list(request.prompt.token_ids)) for i in range(params.num_choices)
+            ]
             return
         if isinstance(params, PoolingParams):
             request.groups = [self._group(request, self._pooler(params))]
@@ -233,4 +235,4 @@ class RequestFactory:
 
     @staticmethod
     def _group(request: Request, *consumers: RowConsumer, index: int = 0, seed: int = 0) -> SequenceGroup:
-        return SequenceGroup(request, [Sequence(request, index, list(request.prompt_token_ids), seed)], consumers)
+        return SequenceGroup(request, [Sequence(request, index, list(request.prompt.token_ids), seed)], consumers)

@@ -13,7 +13,7 @@ from octavo.engine.engine_thread import Sink
 from octavo.engine.session import Session
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import RequestOptions
-from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 Counted: TypeAlias = Callable[[int, int], None]
@@ -121,10 +121,10 @@ class LanguageModel:
         assert output.metrics is not None
         return output.metrics
 
-    def _run(self, families: list[list[_Ask]], counted: Counted | None) -> list[RequestOutput]:
+    def _run(self, families: list[list[_Ask]], counted: Counted | None) -> list[OutputDelta]:
         """Runs all requests; those of a family begin alike, so that the first one goes ahead. Raises their errors."""
-        results: queue.SimpleQueue[tuple[int, int, RequestOutput | PoolingOutput | OctavoError]] = queue.SimpleQueue()
-        outputs: dict[tuple[int, int], RequestOutput] = {}
+        results: queue.SimpleQueue[tuple[int, int, OutputDelta | PoolingOutput | OctavoError]] = queue.SimpleQueue()
+        outputs: dict[tuple[int, int], OutputDelta] = {}
         total = sum(map(len, families))
         running: dict[tuple[int, int], str] = {}
 
@@ -142,7 +142,7 @@ class LanguageModel:
             while running:
                 family, member, item = results.get()
                 del running[family, member]
-                if not isinstance(item, RequestOutput):
+                if not isinstance(item, OutputDelta):
                     raise item if isinstance(item, OctavoError) else UsageError("the model gave a vector, not a text")
                 outputs[family, member] = item
                 for other in range(1, len(families[family])) if member == 0 else ():
@@ -169,7 +169,7 @@ _Ask: TypeAlias = tuple[tuple[int, ...], SamplingParams, dict[str, Any]]  # toke
 SCORED = SamplingParams(prompt_logprobs=0, max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
-def _likelihood(tokens: tuple[int, ...], num_context: int, output: RequestOutput) -> Likelihood:
+def _likelihood(tokens: tuple[int, ...], num_context: int, output: OutputDelta) -> Likelihood:
     """That of the tokens behind the context."""
     assert output.prompt_logprobs is not None
     entries = [

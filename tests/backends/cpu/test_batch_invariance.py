@@ -22,7 +22,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
 from octavo.models import build_graph, load_architecture
 from octavo.models._reading import ConfigReader
-from octavo.outputs import RequestOutput
+from octavo.outputs import OutputDelta
 from octavo.quantization.packed import DenseWeight, Weight
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.backends.cpu.conftest import available_isas
@@ -142,7 +142,7 @@ def make_cases() -> list[Case]:
 Answer = list[tuple[int, dict[int, float]]]
 
 
-def answer_of(output: RequestOutput) -> Answer:
+def answer_of(output: OutputDelta) -> Answer:
     """Tokens, each with the log-probabilities that were reported there."""
     [choice] = output.outputs
     assert choice.logprobs is not None
@@ -159,7 +159,7 @@ def alone(machine: Machine, cases: list[Case]) -> list[Answer]:
     for i, case in enumerate(cases):
         engine.add_request(create_request(engine, str(i), case.prompt, case.params, cache_salt=str(i)))
         [output] = [output for _ in iter(lambda: engine.has_work, False) for output in engine.step()]
-        assert isinstance(output, RequestOutput)
+        assert isinstance(output, OutputDelta)
         answers.append(answer_of(output))
     return answers
 
@@ -182,7 +182,7 @@ def together(machine: Machine, cases: list[Case], seed: int) -> tuple[list[Answe
         if strangers and rng.random() < 0.1:
             engine.abort(strangers.pop())
         for output in engine.step():
-            assert isinstance(output, RequestOutput)
+            assert isinstance(output, OutputDelta)
             if not output.request_id.startswith("stranger"):
                 found[output.request_id] = answer_of(output)
         check_integrity(engine.scheduler)

@@ -15,7 +15,7 @@ from octavo.batch import Float32
 from octavo.core.client import AnswerStream
 from octavo.errors import EngineDeadError
 from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
-from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.prompt import Prompt
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
@@ -68,7 +68,7 @@ class Generation:
         self._num_running = len(streams)
         self._metrics: list[RequestMetrics] = [RequestMetrics()] * len(streams)
         self._events: deque[Event] = deque()
-        self._outputs: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(_MAX_WAITING_OUTPUTS)
+        self._outputs: asyncio.Queue[tuple[int, OutputDelta | Exception]] = asyncio.Queue(_MAX_WAITING_OUTPUTS)
         self._is_over = False
         self._tasks = [asyncio.create_task(self._fetch(i, stream)) for i, stream in enumerate(streams)]
 
@@ -111,7 +111,7 @@ class Generation:
     async def _fetch(self, prompt: int, stream: AnswerStream) -> None:
         async def forward() -> None:
             async for output in stream:
-                assert isinstance(output, RequestOutput)
+                assert isinstance(output, OutputDelta)
                 await self._outputs.put((prompt, output))
                 if output.finished:
                     return
@@ -123,8 +123,9 @@ class Generation:
             await stream.aclose()
             await self._outputs.put((prompt, error))
 
-    def _read(self, prompt: int, output: RequestOutput) -> None:
-        self._metrics[prompt] = output.metrics
+    def _read(self, prompt: int, output: OutputDelta) -> None:
+        if output.metrics is not None:
+            self._metrics[prompt] = output.metrics
         if output.prompt_logprobs is not None:
             self.prompt_logprobs[prompt] = output.prompt_logprobs
         for choice in output.outputs:

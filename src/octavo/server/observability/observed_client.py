@@ -9,7 +9,7 @@ from itertools import zip_longest
 from octavo.core.client import AnswerStream, EngineClient, EngineReplica, ModelInfo
 from octavo.errors import NumericalError, OctavoError
 from octavo.generation_request import GenerationRequest
-from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
+from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.server.observability.metrics import FINISHED_REASONS, CancelPhase, ModelFigures, ServerMetrics
 from octavo.server.observability.tracing import RequestSpan
 
@@ -94,10 +94,10 @@ class ObservedStream:
     def _figures(self) -> ModelFigures:
         return self._all_figures[self.engine]
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
+    def __aiter__(self) -> AsyncIterator[OutputDelta | PoolingOutput]:
         return self
 
-    async def __anext__(self) -> RequestOutput | PoolingOutput:
+    async def __anext__(self) -> OutputDelta | PoolingOutput:
         assert self.stream is not None
         try:
             output = await self.stream.__anext__()
@@ -107,7 +107,7 @@ class ObservedStream:
                 self._figures.num_corrupted += isinstance(error, NumericalError)
             self.end(type(error).__name__)
             raise
-        if isinstance(output, RequestOutput):
+        if isinstance(output, OutputDelta):
             self._count(output)
         if output.finished:
             self.end()
@@ -131,8 +131,10 @@ class ObservedStream:
             self._span.end(self._metrics, [self._reasons[index] for index in sorted(self._reasons)], error)
         self._has_ended = True
 
-    def _count(self, output: RequestOutput) -> None:
-        figures, self._metrics = self._figures, output.metrics
+    def _count(self, output: OutputDelta) -> None:
+        figures = self._figures
+        if output.metrics is not None:
+            self._metrics = output.metrics
         num_new = sum(len(choice.token_ids) for choice in output.outputs)
         if num_new and self._phase == "prefill":
             self._phase = "decode"
