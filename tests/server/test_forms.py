@@ -18,6 +18,8 @@ from octavo.generation_request import GenerationRequest
 from octavo.outputs import CompletionOutput, OutputDelta, RequestOutput
 from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
+from octavo.server.generation.content import PlainText
+from octavo.server.generation.spec import ChatSpec
 from octavo.server.protocols.openai.chat_request import Message
 from octavo.server.protocols.openai.routes import ChatCompletionRequest
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -36,6 +38,7 @@ BODY = {
 # A part travels inside its whole and is counted with it.
 PARTS: dict[type, type] = {
     Message: ChatCompletionRequest,
+    PlainText: ChatSpec,
     SamplingParams: GenerationRequest,
     Prompt: GenerationRequest,
     SentPrompt: Submit,

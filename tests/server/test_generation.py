@@ -14,6 +14,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredO
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
+from octavo.server.generation.content import plain
 from octavo.server.generation.events import (
     Choice,
     ChoiceEnd,
@@ -31,7 +32,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import MAX_MODEL_LEN, FakeClient, Script, fake_model
 from tests.support.scripted_server import with_template
 
-USER = {"role": "user", "content": "Hi"}
+USER = {"role": "user", "content": plain("Hi")}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object", "properties": {}}}}
 STRICT_SUB = {"type": "function", "function": {**SUB["function"], "strict": True}}  # type: ignore[dict-item]
@@ -317,11 +318,11 @@ def test_truncation_to_what_fits(smollm2_tokenizer: Tokenizer, max_tokens: int |
 
 def test_the_oldest_turns_of_a_conversation_make_room(smollm2_tokenizer: Tokenizer) -> None:
     """The whole is 256 tokens; what is left out is told, and the last turn stays even if it is too long alone."""
-    turns = [{"role": role, "content": f"{word} " * 40} for word in "abcd" for role in ("user", "assistant")]
-    question = {"role": "user", "content": "last"}
+    turns = [{"role": role, "content": plain(f"{word} " * 40)} for word in "abcd" for role in ("user", "assistant")]
+    question = {"role": "user", "content": plain("last")}
     harness = Harness(smollm2_tokenizer, Script())
     fields = {"truncate_prompt_tokens": -1, "truncation_side": "turns"}
-    system = {"role": "system", "content": "Be brief."}
+    system = {"role": "system", "content": plain("Be brief.")}
     events = harness.events(chat(messages=[system, *turns, question], **fields))
     prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt.token_ids)
     assert "Be brief." in prompt
@@ -329,7 +330,7 @@ def test_the_oldest_turns_of_a_conversation_make_room(smollm2_tokenizer: Tokeniz
     assert "d d d" in prompt
     assert len(harness.client.requests[0].prompt.token_ids) <= 192
     assert isinstance(events[-1], Usage)
-    harness.events(chat(messages=[{"role": "user", "content": "first " + "word " * 900 + "end"}], **fields))
+    harness.events(chat(messages=[{"role": "user", "content": plain("first " + "word " * 900 + "end")}], **fields))
     cut = smollm2_tokenizer.decode(harness.client.requests[1].prompt.token_ids)
     assert "first" in cut
     assert "end" in cut

@@ -16,6 +16,7 @@ from octavo.engine.texts.constrained import GrammarCompiler
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.generation.chat_plan import AnswerFormat, mark_token_ids, plan_chat
+from octavo.server.generation.content import plain
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.tool_parsers.answer import CallArguments, CallStart
 from octavo.server.tool_parsers.tool_format import tool_formats
@@ -103,7 +104,12 @@ def plan(tokenizer: Tokenizer, name: str, **fields: Any) -> Plan:
     tool_format = tool_formats()[name]
     model = dataclasses.replace(fake_model(tokenizer, FakeClient(tokenizer)), tool_format=tool_format)
     try:
-        spec = {"params": SamplingParams(), "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
+        spec = {
+            "params": SamplingParams(),
+            "messages": [{"role": "user", "content": plain("Hi")}],
+            "tools": TOOLS,
+            **fields,
+        }
         return Plan(*plan_chat(model, ChatSpec(**spec)))
     finally:
         model.prompts.close()

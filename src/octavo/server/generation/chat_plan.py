@@ -12,6 +12,7 @@ from typing import Any
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
+from octavo.server.generation.content import template_content
 from octavo.server.generation.events import ChoiceReader
 from octavo.server.generation.spec import ChatSpec, NamedTool
 from octavo.server.generation.thinking import reasoning_arguments
@@ -55,7 +56,8 @@ class AnswerFormat:
 def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerFormat]:
     """The request adapted to the model's template, with the constraints of its tools, and the format of the answer.
 
-    With tools and a JSON format the answer is calls or JSON. Raises UsageError for tools beside another constraint.
+    With tools and a JSON format the answer is calls or JSON. Raises UsageError for tools beside another constraint, and
+    for a part of a message that the model cannot read.
     """
     template = model.tokenizer.chat_template or ""
     tools = list(spec.tools) if spec.tool_choice != "none" else []
@@ -64,7 +66,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     is_taught = model.tool_format is None or has_no_tools or tool_format.has_system_tools
     switches, ignored_fields = reasoning_arguments(template, spec.thinking, spec.reasoning_effort)
     arguments = {**spec.template_arguments, **switches}
-    messages = [_plain_content(message, "developer" in template) for message in spec.messages]
+    messages = [_for_template(message, model.name, "developer" in template) for message in spec.messages]
     # Models do not know `strict`; only the engine uses it.
     functions = [{key: value for key, value in tool["function"].items() if key != "strict"} for tool in tools]
     shown_tools = [{**tool, "function": function} for tool, function in zip(tools, functions, strict=True)]
@@ -136,12 +138,11 @@ def _with_tools(
     return dataclasses.replace(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
 
 
-def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:
-    """The messages with their content as one string, and with roles that templates know."""
+def _for_template(message: Mapping[str, Any], model: str, knows_developers: bool) -> dict[str, Any]:
+    """The message with a content and a role that templates know. model: its name."""
     plain = dict(message)
-    content = plain.get("content")
-    if isinstance(content, (list, tuple)):
-        plain["content"] = "\n".join(part["text"] for part in content)
+    if plain.get("content") is not None:
+        plain["content"] = template_content(plain["content"], model)
     if plain["role"] == "developer" and not knows_developers:
         plain["role"] = "system"
     return plain

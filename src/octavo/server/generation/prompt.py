@@ -17,6 +17,7 @@ from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
+from octavo.server.generation.content import check_readable
 from octavo.server.generation.infill import Infill, encode_infill
 from octavo.server.generation.spec import ChatSpec, TextOrIds, TextSpec
 from octavo.server.models.served_model import ServedModel
@@ -44,6 +45,7 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
         conversation, dropped = await _encode_chat(model, spec, room if trims else None)
         prompts, param = [conversation], "messages"
     else:
+        check_readable(spec.media, model.name)
         prompts, param = await _encode_texts(model, spec.prompts), "prompt"
     prompts, num_truncated = _truncated(prompts, room, spec.truncation_side)
     num_truncated += dropped

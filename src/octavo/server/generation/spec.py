@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from octavo.errors import UsageError
 from octavo.generation_request import RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.server.generation.content import Media, MessageContent
 from octavo.server.generation.infill import Infill
 
 TextOrIds: TypeAlias = "str | Sequence[int | str] | Infill"
@@ -59,13 +60,14 @@ class Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSpec(Common):
-    """A conversation. messages, tools: checked, in OpenAI's shape; the tools with their schemas.
+    """A conversation. messages, tools: checked, in OpenAI's shape; the tools with their schemas, the messages with a
+    `MessageContent`, which `plan_chat` makes one string.
 
     thinking: see `reasoning_arguments`. reasoning_effort: for the chat template; none switches reasoning off.
     earlier_token_ids: tokens of an earlier conversation, which this one continues.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, MessageContent | Any]]
     tools: Sequence[dict[str, Any]] = ()
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -77,9 +79,13 @@ class ChatSpec(Common):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec(Common):
-    """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1."""
+    """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1.
+
+    media: the other parts of the request.
+    """
 
     prompts: Sequence[TextOrIds]
+    media: Sequence[Media] = ()
 
 
 @contextmanager

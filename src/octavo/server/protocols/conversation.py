@@ -10,12 +10,13 @@ from pydantic_core import from_json
 
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
+from octavo.server.generation.content import MessageContent, joined
 from octavo.server.generation.json_schema import check_tool_choice, check_tools
 from octavo.server.generation.spec import ToolChoice
 
 
 class Conversation:
-    """Messages that are put together from texts, reasoning, calls and results."""
+    """Messages that are put together from contents, reasoning, calls and results."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -24,23 +25,24 @@ class Conversation:
     def turn(self, role: str) -> dict[str, Any]:
         """The last message if it has this role, else a new one."""
         if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": ""})
+            self.messages.append({"role": role, "content": ()})
         return self.messages[-1]
 
-    def add_text(self, role: str, text: str, separator: str) -> None:
+    def add(self, role: str, content: MessageContent, separator: str) -> None:
+        """separator: between the texts that the last message has and those that are added to it."""
         last = self.turn(role)
-        last["content"] = f"{last['content']}{separator}{text}" if last["content"] else text
+        last["content"] = joined(last["content"], content, separator)
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         """arguments: JSON text."""
         self.turn("assistant").setdefault("tool_calls", []).append(chat_call(call_id, name, arguments))
         self._call_ids.add(call_id)
 
-    def add_result(self, call_id: str, text: str, param: str) -> None:
+    def add_result(self, call_id: str, content: MessageContent, param: str) -> None:
         """Raises UsageError that names `param` if there is no such call."""
         if call_id not in self._call_ids:
             raise refuse(param, "names no call before it", "invalid_value")
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
 
 def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:

@@ -11,6 +11,16 @@ from pydantic import Field
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
+from octavo.server.generation.content import (
+    Media,
+    MessageContent,
+    MessagePart,
+    PlainText,
+    in_a_row,
+    joined,
+    plain,
+    text_of,
+)
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
@@ -49,6 +59,12 @@ class TextBlock(Block):
     citations: Citations | list[Any] | None = None
 
 
+class MediaBlock(Block):
+    """An image or a document, which no model here reads."""
+
+    type: Literal["image", "document"]
+
+
 class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: Text
@@ -59,12 +75,15 @@ class ToolUseBlock(Block):
 TextContent: TypeAlias = Annotated[
     Text | Annotated[list[Annotated[TextBlock, ByType()]], Field(max_length=MAX_BLOCKS)], ByType()
 ]
+ResultBlocks: TypeAlias = Annotated[
+    Text | Annotated[list[Annotated[TextBlock | MediaBlock, ByType()]], Field(max_length=MAX_BLOCKS)], ByType()
+]
 
 
 class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: TextContent | None = None
+    content: ResultBlocks | None = None
     is_error: bool | None = None
 
 
@@ -76,7 +95,7 @@ class ThinkingBlock(Historic):
     signature: Text | None = None
 
 
-AnyBlock: TypeAlias = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, ByType()]
+AnyBlock: TypeAlias = Annotated[TextBlock | MediaBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, ByType()]
 
 
 class Message(Historic):
@@ -217,10 +236,10 @@ def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock
     """
     conversation = Conversation()
     if system:
-        conversation.add_text("system", _join_text(system), "\n")
+        conversation.add("system", _content(system, "system"), "\n")
     for i, message in enumerate(messages):
         if isinstance(message.content, str):
-            conversation.add_text(message.role, message.content, "\n")
+            conversation.add(message.role, plain(message.content), "\n")
             continue
         for j, block in enumerate(message.content):
             _add_block(conversation, message.role, block, f"messages[{i}].content[{j}]")
@@ -233,26 +252,36 @@ def _continues(last: dict[str, Any]) -> bool:
         return False
     if last.get("tool_calls"):
         raise refuse("messages", "end with a tool use; send its tool_result too", "invalid_value")
-    if not last["content"] or last["content"][-1].isspace():
+    text = text_of(last["content"])
+    if not text or text[-1].isspace():
         raise refuse("messages", "end with an assistant message that is empty or ends in white space", "invalid_value")
     return True
 
 
-def _join_text(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _content(content: str | Sequence[TextBlock | MediaBlock], where: str) -> MessageContent:
+    if isinstance(content, str):
+        return plain(content)
+    return in_a_row((_part(block, f"{where}[{i}]") for i, block in enumerate(content)), "\n")
+
+
+def _part(block: TextBlock | MediaBlock, where: str) -> MessagePart:
+    if isinstance(block, TextBlock):
+        return PlainText(block.text)
+    return Media("image" if block.type == "image" else "file", f"{where}.type")
 
 
 def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: str) -> None:
-    wanted = {"text": role, "tool_result": "user"}.get(block.type, "assistant")
+    wanted = {"text": role, **dict.fromkeys(("tool_result", "image", "document"), "user")}.get(block.type, "assistant")
     if role != wanted:
         raise refuse(f"{where}.type", f"belongs in a message of the {wanted}, not of the {role}", "invalid_value")
-    if isinstance(block, TextBlock):
-        conversation.add_text(role, block.text, "\n")
+    if isinstance(block, (TextBlock, MediaBlock)):
+        conversation.add(role, (_part(block, where),), "\n")
     elif isinstance(block, ToolUseBlock):
         conversation.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
     elif isinstance(block, ThinkingBlock):
         conversation.turn("assistant")["reasoning_content"] = block.thinking
     else:
-        text = _join_text(block.content or "")
-        text = f"Error: {text}" if block.is_error else text  # templates have no other way to express an error
-        conversation.add_result(block.tool_use_id, text, f"{where}.tool_use_id")
+        content = _content(block.content or "", f"{where}.content")
+        if block.is_error:  # templates have no other way to express it
+            content = joined(plain("Error: "), content, "")
+        conversation.add_result(block.tool_use_id, content, f"{where}.tool_use_id")

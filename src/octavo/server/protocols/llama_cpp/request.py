@@ -9,6 +9,7 @@ from pydantic import Field
 
 from octavo.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
+from octavo.server.generation.content import Media
 from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.prompt import MAX_PROMPTS
@@ -29,10 +30,10 @@ FIELD_NAMES = {
 
 
 class PromptObject(NullIsAbsent):
-    """A text in an object, where other servers put images and audio beside it."""
+    """A text with the images and the audio at its marks, which no model here reads."""
 
     prompt_string: Text
-    multimodal_data: Annotated[list[Any], Field(max_length=0)] | None = None
+    multimodal_data: list[Any] | None = None
 
 
 Piece: TypeAlias = Int | Text
@@ -68,6 +69,10 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
         """The prompts, each of which gets an answer."""
         raise NotImplementedError
 
+    def media(self) -> Sequence[Media]:
+        """The other parts of the prompt."""
+        return ()
+
     def to_spec(self, tenant: str) -> TextSpec:
         for name, reason in (
             ("lora", "names adapters, and this server has none; leave it out"),
@@ -94,6 +99,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
         )
         return TextSpec(
             prompts=self.prompts(),
+            media=self.media(),
             params=params,
             given=frozenset(arguments),
             options=read_options(self),
@@ -127,6 +133,10 @@ class CompletionRequest(LlamaRequest):
         if not 0 < len(given) <= MAX_PROMPTS:
             raise refuse("prompt", f"has {len(given)} prompts; 1 to {MAX_PROMPTS} are allowed", "invalid_value")
         return list(given)
+
+    def media(self) -> Sequence[Media]:
+        found = self.prompt.multimodal_data or () if isinstance(self.prompt, PromptObject) else ()
+        return [Media("file", f"prompt.multimodal_data[{i}]") for i in range(len(found))]
 
 
 class ExtraFile(NullIsAbsent):

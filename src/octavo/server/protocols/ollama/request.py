@@ -13,6 +13,7 @@ from pydantic import Field
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
+from octavo.server.generation.content import Media, plain
 from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, TextSpec, read_options
@@ -45,7 +46,6 @@ FIELD_NAMES = {
     "thinking.type": "think",
     "reasoning_effort": "think",
 }
-_TEXT_ONLY = "holds images; this model reads text only"
 
 _DURATION = re.compile(r"(?P<sign>[+-]?)(?P<parts>\d+(?:\.\d+)?|(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h)){1,8})", re.ASCII)
 _PART = re.compile(r"([\d.]+)(ns|us|µs|ms|s|m|h)")
@@ -146,18 +146,18 @@ class GenerateRequest(OllamaRequest):
         common: dict[str, Any] = {"params": params, "given": names, "tenant": tenant, "options": read_options(self)}
         common |= {"constraint_field": "format", **self.read_truncation()}
         prompt = self.prompt or ""
+        images = _images(self.images, "images")
         if self.suffix:
-            return TextSpec(prompts=[Infill(prompt, self.suffix)], **common)
+            return TextSpec(prompts=[Infill(prompt, self.suffix)], media=images, **common)
         if self.raw:
-            return TextSpec(prompts=[prompt], **common)
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, {"role": "user", "content": prompt}]
+            return TextSpec(prompts=[prompt], media=images, **common)
+        system = [{"role": "system", "content": plain(self.system)}] if self.system else []
+        messages = [*system, {"role": "user", "content": (*images, *plain(prompt))}]
         return ChatSpec(messages=messages, earlier_token_ids=self.context or (), **self.read_thinking(), **common)
 
     def _refuse_unsupported(self) -> None:
         has_form = self.raw or self.suffix
         for name, is_wrong, reason in (
-            ("images", self.images, _TEXT_ONLY),
             ("template", self.template, "is not supported; the chat template of the model is used, or raw: true"),
             ("system", has_form and self.system, "belongs to the chat template, which raw and suffix leave out"),
             ("context", has_form and self.context, "cannot be combined with raw or suffix"),
@@ -261,22 +261,25 @@ def _chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     open_calls: deque[tuple[str, str]] = deque()  # (id, name) of the calls that have no result yet
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        if message.images:
-            raise refuse(f"{where}.images", _TEXT_ONLY)
-        plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        content = (*_images(message.images, f"{where}.images"), *plain(message.content or ""))
+        shown: dict[str, Any] = {"role": message.role, "content": content}
         if message.role == "assistant" and message.thinking:
-            plain["reasoning_content"] = message.thinking
+            shown["reasoning_content"] = message.thinking
         if message.role == "assistant" and message.tool_calls:
             calls = [(call.id or f"call_{secrets.token_hex(4)}", call.function) for call in message.tool_calls]
             open_calls.extend((call_id, function.name) for call_id, function in calls)
             texts = [json.dumps(function.arguments or {}, ensure_ascii=False) for _, function in calls]
-            plain["tool_calls"] = [
+            shown["tool_calls"] = [
                 chat_call(call_id, function.name, text) for (call_id, function), text in zip(calls, texts, strict=True)
             ]
         elif message.role == "tool":
-            plain["tool_call_id"], plain["name"] = _take_call(open_calls, message, where)
-        converted.append(plain)
+            shown["tool_call_id"], shown["name"] = _take_call(open_calls, message, where)
+        converted.append(shown)
     return converted
+
+
+def _images(images: Sequence[Any] | None, where: str) -> tuple[Media, ...]:
+    return tuple(Media("image", f"{where}[{i}]") for i in range(len(images or ())))
 
 
 def _take_call(open_calls: deque[tuple[str, str]], message: Message, where: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
+from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, in_a_row, plain
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Text, quote
 from octavo.server.protocols.conversation import chat_call, chat_tools, check_call_arguments
@@ -22,8 +23,13 @@ _OF_ROLE = {
     **dict.fromkeys(("tool_calls", "refusal", "reasoning_content", "reasoning"), "assistant"),
     "tool_call_id": "tool",
 }
-# Types of OpenAI's interface that a text model cannot read.
-_OTHER_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "image", "audio", "video")
+# Types of parts beside text, of OpenAI's, vLLM's and llama.cpp's clients.
+_MEDIA: dict[str, MediaKind] = {
+    **dict.fromkeys(("image_url", "image", "image_embeds"), "image"),
+    **dict.fromkeys(("input_audio", "audio_url", "audio"), "audio"),
+    **dict.fromkeys(("video_url", "input_video", "video"), "video"),
+    "file": "file",
+}
 # Variables of a template that the server itself sets.
 _OWN_VARIABLES = frozenset(
     {
@@ -34,7 +40,7 @@ _OWN_VARIABLES = frozenset(
 
 
 class ContentPart(Historic):
-    """A part of the content. Only text is supported; the error about any other kind names its type."""
+    """A part of the content. No model here reads other parts than text; the error about one names its type."""
 
     type: Text
     text: Text | None = None
@@ -191,13 +197,13 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         _check(message, where, known_calls)
-        plain = {"role": message.role, "content": _content(message, where), **given(message, "name", "tool_call_id")}
+        shown = {"role": message.role, "content": _content(message, where), **given(message, "name", "tool_call_id")}
         if message.tool_calls:
             calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
-            plain["tool_calls"] = [chat_call(*call) for call in calls]
+            shown["tool_calls"] = [chat_call(*call) for call in calls]
         if reasoning := message.reasoning_content or message.reasoning:
-            plain["reasoning_content"] = reasoning
-        converted.append(plain)
+            shown["reasoning_content"] = reasoning
+        converted.append(shown)
     return converted
 
 
@@ -221,27 +227,27 @@ def _check(message: Message, where: str, known_calls: set[str]) -> None:
         raise refuse(f"{where}.tool_call_id", "names no call in an earlier message", "invalid_value")
 
 
-def _content(message: Message, where: str) -> str | list[dict[str, str]] | None:
+def _content(message: Message, where: str) -> MessageContent | None:
     content = message.content
     if content is None and message.role == "assistant" and (message.tool_calls or message.refusal):
-        return message.refusal
+        return None if message.refusal is None else plain(message.refusal)
     if content is None:
         raise refuse(f"{where}.content", "is required", "missing_required_parameter")
     if isinstance(content, str):
-        return content
+        return plain(content)
     if not content:
         raise refuse(f"{where}.content", "is an empty list", "empty_array")
-    return [_text_part(part, where, j) for j, part in enumerate(content)]
+    return in_a_row((_part(part, where, j) for j, part in enumerate(content)), "\n")
 
 
-def _text_part(part: ContentPart, where: str, position: int) -> dict[str, str]:
+def _part(part: ContentPart, where: str, position: int) -> MessagePart:
     name = f"{where}.content[{position}]"
     if part.type == "text" or part.type == "refusal":
         text = part.text if part.type == "text" else part.refusal
         if text is None:
             raise UsageError(f"{name}.{part.type} is required", param=f"{name}.text", code="missing_required_parameter")
-        return {"type": "text", "text": text}
-    if part.type in _OTHER_PARTS:
-        raise refuse(f"{name}.type", f"is {part.type}; this model reads text only", "unsupported_value")
+        return PlainText(text)
+    if part.type in _MEDIA:
+        return Media(_MEDIA[part.type], f"{name}.type")
     text = f"{name} has the unknown type {quote(part.type)}; parts of content are of type text"
     raise UsageError(text, param=f"{where}.content", code="invalid_value")

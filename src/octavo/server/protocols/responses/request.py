@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
+from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, plain
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
@@ -43,8 +44,17 @@ class RefusalPart(Historic):
     refusal: Text
 
 
-Part: TypeAlias = Annotated[TextPart | RefusalPart, ByType()]
-Content: TypeAlias = Annotated[Text | Annotated[list[Part], Field(min_length=1, max_length=1024)], ByType()]
+class MediaPart(Historic):
+    """An image, a file or audio, which no model here reads."""
+
+    type: Literal["input_image", "input_file", "input_audio"]
+
+
+AnyPart: TypeAlias = TextPart | RefusalPart | MediaPart
+ItemContent: TypeAlias = Annotated[
+    Text | Annotated[list[Annotated[AnyPart, ByType()]], Field(min_length=1, max_length=1024)], ByType()
+]
+_MEDIA: dict[str, MediaKind] = {"input_image": "image", "input_file": "file", "input_audio": "audio"}
 
 
 class Item(Historic):
@@ -55,7 +65,7 @@ class Item(Historic):
 class MessageItem(Item):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: ItemContent
 
 
 class FunctionCallItem(Item):
@@ -68,7 +78,7 @@ class FunctionCallItem(Item):
 class FunctionCallOutputItem(Item):
     type: Literal["function_call_output"]
     call_id: Text
-    output: Content
+    output: ItemContent
 
 
 class ReasoningText(Historic):
@@ -296,15 +306,16 @@ def _chat_messages(items: Sequence[InputItem], instructions: str | None, num_bef
     """
     conversation = Conversation()
     if instructions:
-        conversation.add_text("system", instructions, "\n\n")
+        conversation.add("system", plain(instructions), "\n\n")
     for i, item in enumerate(items, -num_before):
         if isinstance(item, MessageItem):
+            content = _content(item.content, f"input[{i}].content")
             if item.role == "user":
-                conversation.messages.append({"role": "user", "content": _text(item.content)})
+                conversation.messages.append({"role": "user", "content": content})
             elif item.role == "assistant":
-                conversation.add_text("assistant", _text(item.content), "")
+                conversation.add("assistant", content, "")
             else:
-                conversation.add_text("system", _text(item.content), "\n\n")
+                conversation.add("system", content, "\n\n")
         elif isinstance(item, ReasoningItem):
             if item.encrypted_content:
                 raise refuse(f"input[{i}].encrypted_content", "cannot be read here; send the reasoning as content")
@@ -314,11 +325,17 @@ def _chat_messages(items: Sequence[InputItem], instructions: str | None, num_bef
             check_call_arguments(item.arguments, f"input[{i}].arguments")
             conversation.add_call(item.call_id, item.name, item.arguments)
         else:
-            conversation.add_result(item.call_id, _text(item.output), f"input[{i}].call_id")
+            conversation.add_result(item.call_id, _content(item.output, f"input[{i}].output"), f"input[{i}].call_id")
     return conversation.messages
 
 
-def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
+def _content(content: str | Sequence[AnyPart], where: str) -> MessageContent:
     if isinstance(content, str):
-        return content
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+        return plain(content)
+    return tuple(_part(part, f"{where}[{i}].type") for i, part in enumerate(content))
+
+
+def _part(part: AnyPart, where: str) -> MessagePart:
+    if isinstance(part, MediaPart):
+        return Media(_MEDIA[part.type], where)
+    return PlainText(part.text if isinstance(part, TextPart) else part.refusal)

@@ -12,6 +12,7 @@ from octavo.server.protocols.responses.request import (
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
+    MediaPart,
     MessageItem,
     ReasoningItem,
     TextPart,
@@ -51,16 +52,24 @@ def _stored(item: InputItem) -> dict[str, Any]:
 
 
 def _parts(item: MessageItem) -> list[dict[str, Any]]:
-    """The text of a message as parts of the type that its role has."""
-    if item.role != "assistant":
-        return [{"type": "input_text", "text": text} for text in _texts(item)]
-    return [{"type": "output_text", "text": text, "annotations": []} for text in _texts(item)]
+    """The parts of a message, the texts with the type that its role has."""
 
+    def shown(text: str) -> dict[str, Any]:
+        is_answer = item.role == "assistant"
+        return (
+            {"type": "output_text", "text": text, "annotations": []}
+            if is_answer
+            else {"type": "input_text", "text": text}
+        )
 
-def _texts(item: MessageItem) -> list[str]:
     if isinstance(item.content, str):
-        return [item.content]
-    return [part.text if isinstance(part, TextPart) else part.refusal for part in item.content]
+        return [shown(item.content)]
+    return [
+        part.model_dump()
+        if isinstance(part, MediaPart)
+        else shown(part.text if isinstance(part, TextPart) else part.refusal)
+        for part in item.content
+    ]
 
 
 def _plain(content: Any) -> Any:
