@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from octavo.backends.cpu import _native
-from octavo.engine.ranks.rank import EXCHANGE_BYTES
+from octavo.engine.ranks.joining import EXCHANGE_BYTES
 
 SIZES = {"16 KiB": 4096, "64 KiB": 16384, "1 MiB": 1 << 18, "32 MiB": 1 << 23}  # numbers of float32
 

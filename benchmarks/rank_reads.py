@@ -19,8 +19,7 @@ from octavo.backends import cpu
 from octavo.backends.parameters import weight_of
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
-from octavo.engine.load import executor_limits, model_graph
-from octavo.engine.ranks.rank import steps_of
+from octavo.engine.loading.model_graph import executor_limits, model_graph, steps_of
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from tests.support.page_cache import cached_bytes, drop, read_nothing_ahead
 

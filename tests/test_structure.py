@@ -25,7 +25,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "src" / "octavo"
     for folder in (
         package / "graph",
-        package / "engine",
+        package / "engine" / "loading",
+        package / "engine" / "ranks",
         package / "server" / "http",
         tmp_path / "csrc",
         tmp_path / "docs",
@@ -47,6 +48,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "import octavo.server.server_state\n",
             "must not import octavo.server",
         ),
+        (
+            "imports",
+            "src/octavo/engine/loading/a.py",
+            "def f():\n    import octavo.engine.ranks.b\n",
+            "engine/loading must not import octavo.engine.ranks.b",
+        ),
+        ("cycles", "src/octavo/engine/a.py", "import octavo.engine.a\n", "octavo.engine.a imports itself"),
         ("imports", "src/octavo/graph/a.py", "def f():\n    import torch\n", "torch is imported outside"),
         ("imports", "src/octavo/graph/a.py", "from . import b\n", "relative import"),
         ("imports", "src/octavo/graph/a.py", "import pickle\n", "pickle is never imported"),
@@ -69,6 +77,19 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_violations_are_found(repository: Path, check: str, path: str, text: str, message: str) -> None:
     (repository / path).write_text(text)
     assert any(message in problem for problem in structure.CHECKS[check]())
+
+
+def test_cycles_inside_functions_are_found_and_those_of_types_are_none(repository: Path) -> None:
+    rooms = repository / "src" / "octavo" / "engine"
+    (rooms / "load.py").write_text("from octavo.engine.ranks import a\n")
+    (rooms / "ranks" / "a.py").write_text("def f():\n    from octavo.engine.ranks.b import g\n")
+    (rooms / "ranks" / "b.py").write_text("if TYPE_CHECKING:\n    from octavo.engine.ranks.a import f\n")
+    assert [*structure.check_cycles()] == []
+    (rooms / "ranks" / "b.py").write_text("def g():\n    from octavo.engine.ranks.a import f\n")
+    assert [*structure.check_cycles()] == [
+        "engine/ranks/a.py: octavo.engine.ranks.a imports itself through octavo.engine.ranks.b",
+        "engine/ranks/b.py: octavo.engine.ranks.b imports itself through octavo.engine.ranks.a",
+    ]
 
 
 @pytest.mark.parametrize(("path", "line"), [("src/octavo/graph/a.py", "x = 1\n"), ("csrc/a.cpp", "int x;\n")])

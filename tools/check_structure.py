@@ -90,6 +90,15 @@ SERVER_ROOMS: dict[str, set[str]] = {
 # Each protocol is a folder that no other one imports, but for one product that takes the requests of another.
 PROTOCOLS = PACKAGE / "server" / "protocols"
 PROTOCOL_BORROWS = {"llama_cpp": {"openai"}}
+# Room of the engine -> rooms, and modules beside them, that it may import. The other modules put the rooms together.
+ENGINE_ROOMS: dict[str, set[str]] = {
+    "kv": {"request", "schedule"},
+    "consumers": {"request"},
+    "texts": {"consumers"},
+    "loading": {"kv"},
+    "ranks": {"loading"},
+}
+ROOMS_INSIDE = {"server": SERVER_ROOMS, "engine": ENGINE_ROOMS}
 PURE_PYTHON = {"engine/scheduler.py", "engine/kv/block_pool.py", "engine/kv/kv_cache.py", "engine/request.py"}
 BACKEND_MODULES = ("backends.cpu", "backends.reference")  # what the others know of them is octavo.backends
 TORCH_ROOMS = ("backends/torch/", "distributed/")
@@ -140,8 +149,8 @@ def check_imports() -> Iterator[str]:
             top, _, rest = module.partition(".")
             if top == "octavo" and rest and rest.split(".")[0] not in allowed:
                 yield f"{where}: {room} must not import {module}"
-            if (inner := _server_room(module, path)) is not None:
-                yield f"{where}: server/{inner} must not import {module}"
+            if (inner := _inner_room(module, path)) is not None:
+                yield f"{where}: {inner} must not import {module}"
             if top in {"torch", "triton"} and not relative.startswith(TORCH_ROOMS):
                 yield f"{where}: {top} is imported outside {', '.join(TORCH_ROOMS)}"
             if rest.startswith(BACKEND_MODULES) and room != "backends":
@@ -152,18 +161,54 @@ def check_imports() -> Iterator[str]:
                 yield f"{where}: {relative} is pure Python"
 
 
-def _server_room(module: str, path: Path) -> str | None:
-    """The room of the server that this file is in, if it must not import the module."""
-    parts = path.relative_to(PACKAGE).parts
-    names = module.split(".")
-    if parts[0] != "server" or parts[1] not in SERVER_ROOMS or names[:2] != ["octavo", "server"] or len(names) < 3:
+def _inner_room(module: str, path: Path) -> str | None:
+    """The room inside the server or the engine that this file is in, if it must not import the module."""
+    parts, names = path.relative_to(PACKAGE).parts, module.split(".")
+    rooms = ROOMS_INSIDE.get(parts[0], {})
+    if len(parts) < 2 or parts[1] not in rooms or names[:2] != ["octavo", parts[0]] or len(names) < 3:
         return None
-    if names[2] not in SERVER_ROOMS[parts[1]] | {parts[1]}:
-        return parts[1]
-    if parts[1] != "protocols" or names[2] != "protocols" or len(names) < 4 or not (PROTOCOLS / names[3]).is_dir():
-        return None
-    own = parts[2] if len(parts) > 3 else ""
-    return None if names[3] in {own, *PROTOCOL_BORROWS.get(own, ())} else f"protocols/{own}"
+    return None if names[2] in rooms[parts[1]] | {parts[1]} else f"{parts[0]}/{parts[1]}"
+
+
+def runtime_imports(tree: ast.AST) -> Iterator[str]:
+    """The modules that a module imports when it runs, those inside functions included, and names that may be such."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}{name}" for name in ("", *(f".{alias.name}" for alias in node.names)))
+        else:
+            yield from runtime_imports(node)
+
+
+def check_cycles() -> Iterator[str]:
+    """No module of the engine imports itself through others, not even inside a function."""
+    files = {
+        "octavo." + path.relative_to(PACKAGE).as_posix().removesuffix(".py").replace("/", "."): path
+        for path in package_files()
+        if room_of(path) == "engine"
+    }
+    needs = {name: {*runtime_imports(parse(path.read_text()))} & files.keys() for name, path in files.items()}
+    while leaves := [name for name, wanted in needs.items() if not wanted & needs.keys()]:
+        for name in leaves:
+            del needs[name]
+    for name in sorted(needs):
+        # Those that are left are in a cycle or import one that is.
+        if name in (found := _reached(needs, name)):
+            others = ", ".join(sorted(other for other in found - {name} if name in _reached(needs, other)))
+            yield f"{files[name].relative_to(PACKAGE).as_posix()}: {name} imports itself through {others}"
+
+
+def _reached(needs: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for name in needs.get(waiting.pop(), set()) - found:
+            found.add(name)
+            waiting.append(name)
+    return found
 
 
 def check_calls() -> Iterator[str]:
@@ -337,6 +382,7 @@ def long_files() -> Iterator[str]:
 
 CHECKS = {
     "imports": check_imports,
+    "cycles": check_cycles,
     "calls": check_calls,
     "names": check_names,
     "python budgets": check_python_budgets,

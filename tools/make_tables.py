@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from octavo.backends.cpu.packing import packed_types  # noqa: E402
 from octavo.config import EngineConfig  # noqa: E402
-from octavo.engine.load import model_sizes  # noqa: E402
+from octavo.engine.loading.model_graph import model_sizes  # noqa: E402
 from octavo.loader.checkpoint import open_checkpoint  # noqa: E402
 from octavo.models import architecture_name, known_architectures  # noqa: E402
 from octavo.models._reading import ConfigReader  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.backends import numa
 from octavo.config import EngineConfig
-from octavo.engine.ranks.rank import settled
+from octavo.engine.ranks.joining import settled
 from octavo.errors import ModelLoadError
 from octavo.quality import scorer
 from tests.support.numa_nodes import pretend

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.cpu import _native
 from octavo.backends.memory import MemoryBudget
-from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
-from octavo.engine.load import load_engine, model_sizes
+from octavo.engine.load import load_engine
+from octavo.engine.loading.memory_needs import memory_needs
+from octavo.engine.loading.model_graph import model_sizes
 from octavo.engine.loading.weight_notes import growth_notes
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph
@@ -141,7 +142,7 @@ def test_the_start_refuses_by_packed_weights(
 
 
 def test_the_start_warns(narrow_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "octavo.engine.load"):
+    with caplog.at_level(logging.WARNING, "octavo.engine.loading.compile"):
         loaded = load_engine(EngineConfig(model=str(narrow_path), kv_cache_memory="16MiB"))
     checkpoint = open_checkpoint(narrow_path)
     assert loaded.executor.weight_bytes == model_sizes(checkpoint, EngineConfig(), 64).weight_bytes

@@ -20,11 +20,10 @@ from octavo.backends.placement import Placement, best_placement, parts_of, possi
 from octavo.backends.rates import Rates
 from octavo.backends.split import SplitBackend, SplitExecutor, SplitSizes, cache_room
 from octavo.backends.torch.compile import TorchBackend
-from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
-from octavo.engine.load import memory_of_rank
 from octavo.engine.loading import devices
-from octavo.engine.loading.devices import backend_name, backend_of, step_tokens
+from octavo.engine.loading.devices import backend_name, backend_of, memory_of_rank, step_tokens
+from octavo.engine.loading.memory_needs import memory_needs
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.ops import MoE
 from octavo.graph.segments import layer_borders

@@ -16,10 +16,10 @@ from safetensors.numpy import load_file
 
 from octavo import LLM
 from octavo.backends.memory import MemoryBudget
-from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
 from octavo.distributed.executor import GroupExecutor
-from octavo.engine.load import plan_cache
+from octavo.engine.loading.cache_plan import plan_cache
+from octavo.engine.loading.memory_needs import memory_needs
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint

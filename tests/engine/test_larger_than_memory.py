@@ -16,8 +16,8 @@ from octavo.backends import rates
 from octavo.backends.cpu.paging import plan_paging
 from octavo.backends.memory import MemoryBudget
 from octavo.backends.rates import read_rate
-from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
+from octavo.engine.loading.memory_needs import memory_needs
 from octavo.errors import EngineDeadError, InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Parameter

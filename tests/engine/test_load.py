@@ -11,7 +11,8 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.backends.memory import MemoryBudget
 from octavo.config import EngineConfig
-from octavo.engine.load import load_engine, plan_cache
+from octavo.engine.load import load_engine
+from octavo.engine.loading.cache_plan import plan_cache
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.cache import CacheSizes, cache_layout
 from tests.support.processes import octavo
@@ -139,7 +140,7 @@ def test_a_model_that_changed_just_now_is_packed_and_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    caplog.set_level(logging.INFO, "octavo.engine.load")
+    caplog.set_level(logging.INFO, "octavo.engine.loading.compile")
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf())
     load_engine(EngineConfig(model=str(path), pack_cache=True, kv_cache_memory="16MiB")).executor.close()
@@ -188,7 +189,7 @@ def test_a_limit_of_addresses_is_one_of_main_memory(monkeypatch: pytest.MonkeyPa
     """Whatever the memory of the device is."""
     (tmp_path / "a.gguf").write_bytes(tiny_gguf())
     monkeypatch.setattr("octavo.engine.load.address_space_limit", lambda: 1 << 40)
-    monkeypatch.setattr("octavo.engine.load.free_memory", lambda _: MemoryBudget(1 << 40))
+    monkeypatch.setattr("octavo.engine.loading.devices.free_memory", lambda _: MemoryBudget(1 << 40))
     monkeypatch.setattr("octavo.engine.load.host_memory", lambda: MemoryBudget(1 << 20))
     with pytest.raises(InsufficientMemoryError, match=r"only 1\.0 MiB of memory is free, and 192"):
         load_engine(EngineConfig(model=str(tmp_path / "a.gguf"), device="cpu"))

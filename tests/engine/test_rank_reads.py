@@ -17,8 +17,7 @@ from octavo.backends import ExecutorLimits, cpu
 from octavo.backends.parameters import weight_of
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
-from octavo.engine.load import model_graph
-from octavo.engine.ranks.rank import steps_of
+from octavo.engine.loading.model_graph import model_graph, steps_of
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.quantization.packed import DenseWeight

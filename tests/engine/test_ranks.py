@@ -27,7 +27,7 @@ from octavo.distributed.leader import Leader
 from octavo.distributed.rank_messages import Joining, Setup
 from octavo.distributed.ranks import Ranks
 from octavo.engine import load
-from octavo.engine.ranks import rank as rank_module
+from octavo.engine.ranks import following
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from tests.support.engine_answers import PROMPTS, answers
 from tests.support.numa_nodes import pretend
@@ -262,9 +262,9 @@ def test_a_rank_joins_when_all_have_found_their_parts(model: str, monkeypatch: p
         joined.set()
         raise EngineDeadError("far enough")
 
-    monkeypatch.setattr(rank_module, "join", join)
+    monkeypatch.setattr(following, "join", join)
     ours, theirs = (Connection(sock) for sock in socket.socketpair())
-    follower = rank_module.Follower(theirs)
+    follower = following.Follower(theirs)
     config = EngineConfig(model=model, tensor_parallel_size=2, num_threads=1)
     follower._inbox.put(Setup(config, 1, "name-0", 160))
 
@@ -299,11 +299,11 @@ def test_what_loading_waits_for_a_disk_is_not_counted(model: str, monkeypatch: p
         with suppress(OctavoError):
             follower._serve()
 
-    monkeypatch.setattr(rank_module, "join", lambda *_: None)
-    monkeypatch.setattr(rank_module, "compile_graph", loaded)
+    monkeypatch.setattr(following, "join", lambda *_: None)
+    monkeypatch.setattr(following, "compile_graph", loaded)
     monkeypatch.setattr("octavo.backends.work_done._read", lambda *_: b"1 (a thread) D 0 0")  # at a disk, all the time
     _ours, theirs = (Connection(sock) for sock in socket.socketpair())
-    follower = rank_module.Follower(theirs)
+    follower = following.Follower(theirs)
     follower._inbox.put(Setup(EngineConfig(model=model, tensor_parallel_size=2, num_threads=1), 1, "name-0", 160))
     follower._inbox.put(Joining())
     serving = threading.Thread(target=serve, daemon=True)
@@ -317,7 +317,7 @@ def test_what_loading_waits_for_a_disk_is_not_counted(model: str, monkeypatch: p
 
 def test_a_rank_with_another_model_is_refused(model: str) -> None:
     _, theirs = (Connection(sock) for sock in socket.socketpair())
-    follower = rank_module.Follower(theirs)
+    follower = following.Follower(theirs)
     config = EngineConfig(model=model, pipeline_parallel_size=2, nnodes=2, node_rank=1, master="a:1")
     follower._inbox.put(Setup(config, 1, "name-0", 160, "0" * 32))
     with pytest.raises(UsageError, match="rank 1 on node 1 has another model than the first machine"):

@@ -25,7 +25,7 @@ from octavo.distributed.leader import Leader, RemoteRank
 from octavo.distributed.patience import LEAST_S, MOST_WAITED_S, Patience
 from octavo.distributed.rank_messages import Alive
 from octavo.distributed.ranks import Ranks
-from octavo.engine.load import model_graph
+from octavo.engine.loading.model_graph import model_graph
 from octavo.errors import EngineDeadError
 from octavo.graph.ops import Op
 from octavo.loader.checkpoint import open_checkpoint

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.backends.parameters import weight_of
 from octavo.backends.quantizers import quantize, quantizer_types
-from octavo.engine.load import model_graph
+from octavo.engine.loading.model_graph import model_graph
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams
 from octavo.loader.checkpoint import open_checkpoint

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineConfig
-from octavo.engine.load import model_sizes
+from octavo.engine.loading.model_graph import model_sizes
 from octavo.engine.loading.progress_bar import size
 from octavo.engine.loading.weight_notes import growth_notes
 from octavo.loader.checkpoint import open_checkpoint

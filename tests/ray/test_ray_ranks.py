@@ -14,8 +14,8 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.distributed.leader import Leader
-from octavo.engine.load import executor_limits, model_graph
-from octavo.engine.ranks.rank import _setup
+from octavo.engine.loading.model_graph import executor_limits, model_graph
+from octavo.engine.ranks.leading import _setup
 from octavo.engine.ranks.rank_ray import lead_on_ray
 from octavo.errors import EngineDeadError, UsageError
 from octavo.llm import LLM

@@ -16,7 +16,7 @@ from octavo.backends import get_backend
 from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.backends.split import SplitSizes
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.load import model_sizes
+from octavo.engine.loading.model_graph import model_sizes
 from octavo.engine.loading.model_memory import PROCESS_BYTES, MemoryShares, ModelMemory, machine_memory
 from octavo.errors import EngineDeadError, InsufficientMemoryError, UsageError
 from octavo.generation_request import GenerationRequest

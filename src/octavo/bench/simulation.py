@@ -20,8 +20,8 @@ import numpy as np
 from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
-from octavo.engine.load import model_graph, model_sizes
-from octavo.engine.ranks.rank import RankExchange, exchanges_of, steps_of
+from octavo.engine.loading.model_graph import model_graph, model_sizes, steps_of
+from octavo.engine.loading.rank_needs import RankExchange, exchanges_of
 from octavo.errors import UsageError
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops import MoE, StepSizes

@@ -76,7 +76,7 @@ def report_models(
     as_json: bool = False,
 ) -> None:
     """Compares the models, which have names, and writes the report. options: of their engine."""
-    from octavo.engine.load import free_memory
+    from octavo.engine.loading.devices import free_memory
     from octavo.quality.evaluation import ReferenceOptions, WindowOptions
     from octavo.quality.model_comparison import ComparisonOptions, compare_models
 

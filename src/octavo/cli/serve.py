@@ -85,7 +85,7 @@ def _launched(engine_options: Options) -> Options:
 
 
 def _help_another_machine(configs: list[EngineConfig]) -> None:
-    from octavo.engine.ranks.rank import follow
+    from octavo.engine.ranks.following import follow
 
     if len(configs) > 1:
         raise UsageError(f"node_rank {configs[0].node_rank} runs ranks of one model; give one MODEL")

@@ -126,7 +126,7 @@ class _InMemory:
 
 def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
     from octavo.backends import get_backend
-    from octavo.engine.load import model_sizes
+    from octavo.engine.loading.model_graph import model_sizes
     from octavo.engine.loading.weight_notes import size_notes
     from octavo.graph.cost import expert_cost, weight_bytes_read
     from octavo.graph.ops import StepSizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.config import EngineConfig
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import MoE
@@ -23,6 +24,11 @@ class Ranks:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     whole_experts: bool = False
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Ranks:
+        """Those of an engine's options."""
+        return cls(config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel)
 
     @property
     def count(self) -> int:

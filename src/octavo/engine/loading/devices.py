@@ -1,4 +1,4 @@
-"""The backend of an engine's options: a GPU if there is one, with the CPU for what does not fit."""
+"""The backend of an engine's options, a GPU if there is one, and the share of memory and cores that a process has."""
 
 from __future__ import annotations
 
@@ -75,3 +75,27 @@ def backend_of(config: EngineConfig) -> Backend:
     if config.deterministic and name == "reference":
         raise UsageError("deterministic is for a GPU or the backend cpu, not for reference; leave out one of the two")
     return get_backend(name)
+
+
+def free_memory(config: EngineConfig) -> MemoryBudget:
+    """The free memory of the device of `config`'s backend."""
+    return backend_of(config).memory()
+
+
+def memory_of_rank(config: EngineConfig, replica_bytes: int = 0, held_bytes: int = 0) -> MemoryBudget:
+    """The share of the free memory that one of the ranks on this machine may take.
+
+    replica_bytes: that each further replica will take before its cache. held_bytes: of the rank's weights, once loaded.
+    """
+    if has_own_memory(config):
+        return own_memory(config, held_bytes)
+    available = free_memory(config).available_bytes - (config.data_parallel_size - 1) * replica_bytes
+    return MemoryBudget(available // (len(config.ranks_here) * config.data_parallel_size))
+
+
+def threads_of_rank(config: EngineConfig) -> int:
+    """Compute threads of each rank of this machine: as asked, or a fair share of its cores. 0: the backend decides."""
+    if config.num_threads or config.num_ranks * config.data_parallel_size == 1:
+        return config.num_threads
+    num_processes = len(config.ranks_here) * config.data_parallel_size
+    return max(backend_of(config).describe().num_threads // num_processes, 1)

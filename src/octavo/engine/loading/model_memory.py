@@ -9,9 +9,9 @@ from pathlib import Path
 from octavo.backends.memory import Sizes
 from octavo.backends.split import SplitBackend, SplitSizes, cache_room
 from octavo.config import EngineConfig
-from octavo.engine.load import free_memory, model_sizes
-from octavo.engine.loading.devices import backend_of, step_tokens
+from octavo.engine.loading.devices import backend_of, free_memory, step_tokens
 from octavo.engine.loading.larger_than_memory import MIN_MODEL_LEN, runs_from_disk
+from octavo.engine.loading.model_graph import model_sizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 
 PROCESS_BYTES = 128 << 20  # an engine's process without its model

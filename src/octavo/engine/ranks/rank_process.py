@@ -1,4 +1,4 @@
-"""The process of a rank, started by `octavo.distributed.leader` or, on another machine, by `ranks.rank`."""
+"""The process of a rank, started by `octavo.distributed.leader` or, on another machine, by `ranks.following`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], 
     outgoing, incoming: the descriptors of two rings (`octavo.distributed.ring`).
     """
     _end_with(parent_pid)
+    # These take most of a second, in which the process must already end with its parent.
     from octavo.distributed.connection import Connection
     from octavo.distributed.ring import Ring
-    from octavo.engine.ranks.rank import Follower  # takes most of a second
+    from octavo.engine.ranks.following import Follower
 
     rings = Ring(outgoing, is_new=True), Ring(incoming)
     Follower(Connection(socket.socket(fileno=descriptor), rings)).run()
@@ -29,7 +30,8 @@ def main(descriptor: int, outgoing: tuple[int, ...], incoming: tuple[int, ...], 
 def main_over_network(host: str, port: int, rank: int, model: str, parent_pid: int) -> None:
     """Follows a leader on another machine. model: its name on this one. parent_pid: of `octavo serve` here."""
     _end_with(parent_pid)
-    from octavo.engine.ranks.rank import follow_one
+    # As in `main`.
+    from octavo.engine.ranks.following import follow_one
 
     follow_one(host, port, rank, model)
 

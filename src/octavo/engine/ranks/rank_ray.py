@@ -16,6 +16,7 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.distributed.leader import Leader
 from octavo.distributed.rendezvous import accept_ranks, connect
+from octavo.engine.ranks.following import Follower
 from octavo.errors import EngineDeadError, UsageError
 
 _PLACED_S = 60.0  # for Ray to find the places
@@ -44,8 +45,6 @@ def lead_on_ray(config: EngineConfig, leader: Leader) -> EngineConfig:
 
 def follow_on_ray(host: str, port: int, token: str, rank: int) -> None:
     """One rank, in its actor's process, until its leader ends."""
-    from octavo.engine.ranks.rank import Follower
-
     Follower(connect((host, port), token, rank, _COME_S)).run()
 
 

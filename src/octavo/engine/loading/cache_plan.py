@@ -1,0 +1,114 @@
+"""The size of the KV cache, and the context and the number of sequences that it allows."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from octavo.backends.memory import MemoryBudget, address_space_note
+from octavo.config import EngineConfig
+from octavo.engine.loading.devices import step_tokens
+from octavo.engine.loading.larger_than_memory import MIN_MODEL_LEN
+from octavo.engine.loading.progress_bar import size
+from octavo.errors import InsufficientMemoryError
+from octavo.graph.cache import STATES_PER_SEAT, CacheSizes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The size of the cache, and the context and the number of sequences that it allows."""
+
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    num_states: int  # slots for the states of sequences
+
+
+def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
+    """The number of blocks of the cache, and the context that fits.
+
+    model_len: the requested context. available_bytes: memory that the process may still take. With kv_cache_memory the
+    cache takes exactly that. Otherwise it takes half of the free memory, or more if one request of full length needs it
+    and leaves the headroom, but no more than max_num_seqs full requests could use.
+    Raises InsufficientMemoryError with the arithmetic.
+    """
+    block, step = config.block_size, step_tokens(config)
+    block_bytes, request_bytes = sizes.block_bytes(block), sizes.sequence_bytes(model_len, block, step)
+    blocks_per_request = sizes.layout.max_blocks(model_len, block, step)
+    usable = MemoryBudget(available_bytes).usable_bytes
+    if config.kv_cache_bytes is not None:
+        budget = config.kv_cache_bytes
+        if budget > usable:
+            raise InsufficientMemoryError(
+                f"kv_cache_memory is {size(budget)}, but of the {size(available_bytes)} that are free after loading "
+                f"only {size(usable)} can be used; "
+                + (f"lower it to {usable >> 20}MiB" if usable >> 20 else "free some, or take a smaller model")
+                + address_space_note()
+            )
+    else:
+        budget = max(usable // 2, min(request_bytes, usable))
+    num_seqs = _plan_seats(config.max_num_seqs, sizes, budget, blocks_per_request * block_bytes, available_bytes)
+    num_blocks = max(budget - num_seqs * sizes.seat_bytes, 0) // block_bytes
+    num_blocks = min(num_blocks, blocks_per_request * num_seqs)
+    fitting = sizes.layout.max_tokens(num_blocks, block, step, model_len)
+    states = f", the states of a sequence {size(sizes.seat_bytes)}" if sizes.state_bytes else ""
+    arithmetic = (
+        f"one token takes {sizes.token_bytes / 1024:g} KiB of cache{states}, and {size(budget)} hold {fitting} tokens"
+    )
+    if config.max_model_len is not None and fitting < model_len:
+        lower = f"Lower max_model_len to {fitting}, or" if fitting > 1 else "At least"
+        more = _more_cache(request_bytes, available_bytes)
+        raise InsufficientMemoryError(
+            f"max_model_len {model_len} does not fit: {arithmetic}. {lower} {more}{address_space_note()}"
+        )
+    least = min(MIN_MODEL_LEN, model_len)
+    if fitting < least:
+        raise InsufficientMemoryError(
+            f"not even a short request fits: {arithmetic}, the least useful number is {least}. "
+            f"Free {size(sizes.sequence_bytes(least, block, step) - budget)} more, or take a smaller model"
+            + address_space_note()
+        )
+    if fitting < model_len:
+        logger.warning(
+            "the context is %d tokens instead of the model's %d: %s. For the full length %s",
+            fitting,
+            model_len,
+            arithmetic,
+            _more_cache(request_bytes, available_bytes),
+        )
+    if sizes.token_bytes:  # an encoder has no cache
+        cache_size = size(num_blocks * block_bytes)
+        logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, sizes.format, cache_size)
+    return CachePlan(
+        num_blocks, min(model_len, fitting), num_seqs, STATES_PER_SEAT * num_seqs if sizes.state_bytes else 0
+    )
+
+
+def _more_cache(needed: int, available_bytes: int) -> str:
+    """The way to a cache of `needed` bytes: an option, if that value would be taken, or more free memory."""
+    mebibytes = -(-needed >> 20)
+    if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
+        return f"give kv_cache_memory {mebibytes}MiB"
+    return f"free {size(MemoryBudget.with_usable(needed) - available_bytes)} more"
+
+
+def _plan_seats(wanted: int, sizes: CacheSizes, budget: int, request_blocks: int, available_bytes: int) -> int:
+    """The number of sequences that may run at once, each with its states: at most half of the budget is for those.
+
+    request_blocks: the bytes of one request of full length without its states.
+    """
+    if not sizes.state_bytes:
+        return wanted
+    fitting = max(min(budget // 2, budget - request_blocks) // sizes.seat_bytes, 1)
+    if fitting < wanted:
+        states = wanted * sizes.seat_bytes
+        logger.warning(
+            "at most %d sequences run at the same time instead of %d: the states of each take %s. For all of them %s",
+            fitting,
+            wanted,
+            size(sizes.seat_bytes),
+            _more_cache(states + max(states, request_blocks), available_bytes),
+        )
+    return min(wanted, fitting)

@@ -1,0 +1,255 @@
+"""The memory that a model needs with the options of an engine, in memory, on a GPU, on several ranks or from disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from octavo.backends.memory import MemoryBudget, Sizes
+from octavo.backends.split import SplitBackend, SplitSizes, cache_room
+from octavo.config import EngineConfig
+from octavo.engine.loading.compile import expected_paging
+from octavo.engine.loading.device_needs import DeviceNeeds, device_needs
+from octavo.engine.loading.devices import backend_of, step_tokens
+from octavo.engine.loading.larger_than_memory import disk_problem, part_in_main_memory, resident_bytes
+from octavo.engine.loading.model_graph import model_sizes
+from octavo.engine.loading.rank_needs import RankNeeds, rank_needs
+from octavo.engine.loading.weight_notes import size_notes
+from octavo.errors import InsufficientMemoryError
+from octavo.graph.cost import ExpertCost, expert_cost, graph_cost
+from octavo.graph.ops import StepSizes
+from octavo.loader.checkpoint import Checkpoint
+
+_DEFAULTS = EngineConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class FromDisk:
+    """A model larger than memory, whose weights run from the disk. Sizes in bytes."""
+
+    memory_bytes: int  # that the weights may take
+    resident_bytes: int  # of the weights that stay in memory
+    resident_layers: int  # of which nothing is read from the disk
+    num_layers: int
+    bytes_per_token: int  # read from the disk
+    disk_bytes_per_s: float  # measured
+    tokens_per_s: float  # at most, of a single user
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Sizes in bytes, lengths in tokens. Of several replicas, those of one, with its share of the memory."""
+
+    model: str
+    architecture: str
+    quantization: str | None
+    num_parameters: int
+    num_active_parameters: int  # without the experts that a token does not take
+    experts: ExpertCost | None  # of a mixture
+    bits_per_weight: float  # as stored
+    weight_bytes: int
+    kv_dtype: str  # as asked for
+    kv_format: str  # as it is, which may differ in some layers
+    kv_bytes_per_token: int
+    state_bytes: int  # of one sequence, whatever its length
+    workspace_bytes: int
+    available_bytes: int  # of this machine or its container, before loading
+    headroom_bytes: int
+    model_context: int
+    replicas: int
+    users: int  # of one replica
+    context: int  # of each user
+    kv_bytes: int  # of all users at that context
+    total_bytes: int
+    fits: bool  # everything is in memory
+    from_disk: FromDisk | None  # if it does not fit, but runs
+    problem: str | None  # if it does not run from disk either
+    largest_context: int  # of each of the users; 0: not even the weights fit
+    largest_users: int  # with that context
+    bytes_read_per_token: int  # in a decode step of all users at that context, which reads the weights only once
+    flops_per_token: int
+    warnings: tuple[str, ...]  # types of weights that take more memory than in the file
+    ranks: tuple[RankNeeds, ...]  # of several processes; empty: one computes everything
+    gpu: DeviceNeeds | None  # with a GPU
+
+
+def memory_needs(
+    checkpoint: Checkpoint,
+    context: int | None,
+    users: int,
+    memory: MemoryBudget,
+    config: EngineConfig = _DEFAULTS,
+) -> MemoryNeeds:
+    """The memory calculation, from the graph and the headers. context: None is the model's own.
+
+    config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
+    """
+    model_context: int = checkpoint.config.max_position_embeddings
+    wanted = context or model_context
+    config, users, memory = _of_replica(config, users, memory)
+    sizes = _sizes(checkpoint, config, wanted, users if context else 0)
+    cache, block, most = sizes.cache, config.block_size, step_tokens(config)
+    room = _room(checkpoint, config, sizes, memory := _both_memories(config, sizes, memory), context, users)
+    kv_bytes = users * cache.sequence_bytes(wanted, block, most)
+    longest = cache.layout.max_tokens(room.num_blocks // users, block, most, model_context)
+    step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
+    experts, num_parameters = expert_cost(sizes.graph, sizes.weights), checkpoint.num_parameters
+    return MemoryNeeds(
+        model=str(checkpoint.path),
+        architecture=checkpoint.architecture,
+        quantization=checkpoint.quantization,
+        num_parameters=num_parameters,
+        num_active_parameters=num_parameters - (experts.inactive_parameters if experts else 0),
+        experts=experts,
+        bits_per_weight=checkpoint.bits_per_weight,
+        weight_bytes=sizes.weight_bytes,
+        kv_dtype=config.kv_dtype,
+        kv_format=cache.format,
+        kv_bytes_per_token=cache.token_bytes,
+        state_bytes=cache.seat_bytes,
+        workspace_bytes=sizes.workspace_bytes,
+        available_bytes=memory.available_bytes,
+        headroom_bytes=room.headroom_bytes,
+        model_context=model_context,
+        replicas=config.data_parallel_size,
+        users=users,
+        context=wanted,
+        kv_bytes=kv_bytes,
+        total_bytes=sizes.weight_bytes + sizes.workspace_bytes + kv_bytes,
+        fits=room.fits,
+        from_disk=room.from_disk,
+        problem=room.problem,
+        largest_context=min(longest, model_context),
+        largest_users=room.cache_bytes // cache.sequence_bytes(wanted, block, most),
+        bytes_read_per_token=step.bytes_read // users,
+        flops_per_token=step.flops // users,
+        warnings=tuple(size_notes(config, sizes)),
+        ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
+        gpu=_with_disk(device_needs(config, sizes, users, wanted), room.from_disk, users),
+    )
+
+
+def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> DeviceNeeds | None:
+    """The speed with layers of the CPU that run from disk; all users share a read."""
+    if gpu is None or disk is None:
+        return gpu
+    seconds = users / gpu.tokens_per_s + disk.bytes_per_token / disk.disk_bytes_per_s
+    return replace(gpu, tokens_per_s=users / seconds)
+
+
+def _sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, users: int) -> Sizes:
+    """The sizes of the model. users: whose caches a GPU leaves room for; 0: as at a start without options."""
+    sizes = model_sizes(checkpoint, config, context)
+    if not users or not isinstance(backend_of(config), SplitBackend):
+        return sizes
+    kv_bytes = users * sizes.cache.sequence_bytes(context, config.block_size, step_tokens(config))
+    return model_sizes(checkpoint, replace(config, kv_cache_memory=kv_bytes or None), context)
+
+
+def _of_replica(config: EngineConfig, users: int, memory: MemoryBudget) -> tuple[EngineConfig, int, MemoryBudget]:
+    """Options for so many users, and the users and the memory that each replica has."""
+    users = -(-users // config.data_parallel_size)
+    sequences = max(users, config.max_num_seqs)
+    step = max(step_tokens(config), sequences)
+    share = memory.without(memory.available_bytes - memory.available_bytes // config.data_parallel_size)
+    return replace(config, max_num_seqs=sequences, max_num_batched_tokens=step), users, share
+
+
+def _both_memories(config: EngineConfig, sizes: Sizes, memory: MemoryBudget) -> MemoryBudget:
+    """On a GPU, what of its memory may be used; of a split model, the memory that it finds in its two places."""
+    backend = backend_of(config)
+    if not isinstance(backend, SplitBackend):
+        return memory
+    if not isinstance(sizes, SplitSizes):
+        return backend.device_limit()
+    places = ((backend.device_limit(), True), (backend.cpu_memory(), False))
+    left = []
+    for budget, is_device in places:
+        here = sizes.on(device=is_device)
+        left.append(budget.usable_bytes - here.weight_bytes - here.workspace_bytes)
+    room = cache_room(sizes, *left) if min(left) >= 0 else 0
+    return MemoryBudget(MemoryBudget.with_usable(room)).without(-sizes.weight_bytes - sizes.workspace_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The KV cache that the weights leave room for. fits, from_disk, problem: as in `MemoryNeeds`.
+
+    cache_bytes: for blocks and states. num_blocks: beside the states of the users.
+    """
+
+    cache_bytes: int
+    num_blocks: int
+    headroom_bytes: int
+    fits: bool
+    from_disk: FromDisk | None = None
+    problem: str | None = None
+
+
+def _room(
+    checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, context: int | None, users: int
+) -> _Room:
+    """The room for the cache in memory or, if the model does not fit there, beside weights that run from disk."""
+    cache, block, most = sizes.cache, config.block_size, step_tokens(config)
+    wanted = context or checkpoint.config.max_position_embeddings
+
+    def num_blocks(cache_bytes: int) -> int:
+        return max(cache_bytes - users * cache.seat_bytes, 0) // cache.block_bytes(block)
+
+    left = memory.without(sizes.weight_bytes + sizes.workspace_bytes)
+    blocks = num_blocks(left.usable_bytes)
+    fits = users * cache.layout.max_blocks(wanted, block, most) <= blocks
+    if fits or (context is None and blocks >= users * cache.layout.max_blocks(1, block, most)):
+        return _Room(left.usable_bytes, blocks, left.headroom_bytes, fits)
+    if context is not None:
+        kv_bytes = users * cache.sequence_bytes(context, block, most)
+        config = replace(config, max_model_len=max(context, 2), kv_cache_memory=kv_bytes or None)
+    from_disk, problem = _from_disk(checkpoint, config, sizes, memory, wanted)
+    if from_disk is None:
+        return _Room(left.usable_bytes, blocks, left.headroom_bytes, False, None, problem)
+    cache_bytes = _cache_beside(config, sizes, memory, from_disk.memory_bytes)
+    return _Room(cache_bytes, num_blocks(cache_bytes), memory.headroom_bytes, False, from_disk)
+
+
+def _cache_beside(config: EngineConfig, sizes: Sizes, memory: MemoryBudget, matrix_bytes: int) -> int:
+    """The bytes for the cache beside matrices that run from disk and take so much of the main memory."""
+    backend = backend_of(config)
+    if not isinstance(sizes, SplitSizes) or not isinstance(backend, SplitBackend):
+        return max(memory.usable_bytes - sizes.workspace_bytes - matrix_bytes, 0)
+    on_device, on_cpu = sizes.on(device=True), sizes.on(device=False)
+    device_bytes = backend.device_limit().usable_bytes - on_device.weight_bytes - on_device.workspace_bytes
+    return cache_room(sizes, device_bytes, backend.cpu_memory().usable_bytes - on_cpu.workspace_bytes - matrix_bytes)
+
+
+def _from_disk(
+    checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, model_len: int
+) -> tuple[FromDisk | None, str | None]:
+    """The speed and the memory of the model run from disk, or the reason why it cannot. config: of its start.
+
+    Of a split model that is the part on the CPU: the part on the GPU stays there.
+    """
+    num_layers, whole = checkpoint.config.num_layers, sizes
+    if isinstance(sizes, SplitSizes):
+        backend = backend_of(config)
+        assert isinstance(backend, SplitBackend)
+        memory = backend.cpu_memory()
+        num_layers -= 0 if sizes.placement.streamed_layers else sizes.placement.device_layers
+        config, sizes = part_in_main_memory(config, sizes)
+    try:
+        resident = resident_bytes(config, checkpoint.path, sizes, memory, model_len)
+    except InsufficientMemoryError:
+        resident = None
+    if resident is None:
+        return None, "it does not run from disk either, because workspace and KV cache alone do not fit"
+    if problem := disk_problem(config, whole):
+        return None, f"it does not run from disk either: {problem}"
+    streams = isinstance(whole, SplitSizes) and bool(whole.placement.streamed_layers)
+    paging = expected_paging(checkpoint, config, whole if streams else sizes, resident)
+    return FromDisk(
+        memory_bytes=paging.memory_bytes,
+        resident_bytes=paging.resident_bytes,
+        resident_layers=paging.resident_layers,
+        num_layers=num_layers,
+        bytes_per_token=paging.bytes_per_token,
+        disk_bytes_per_s=paging.bytes_per_s,
+        tokens_per_s=paging.tokens_per_s,
+    ), None

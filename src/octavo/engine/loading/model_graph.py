@@ -1,0 +1,73 @@
+"""The graph of a checkpoint, the limits of its steps, its weights in the types that the options ask for, its sizes."""
+
+from __future__ import annotations
+
+from octavo.backends import Backend, ExecutorLimits
+from octavo.backends.memory import Sizes
+from octavo.backends.parameters import column_step
+from octavo.config import EngineConfig
+from octavo.engine.loading.devices import backend_of, step_tokens
+from octavo.engine.loading.held_weights import held_weights
+from octavo.errors import GraphError, ModelLoadError
+from octavo.graph.builder import Graph
+from octavo.graph.shard_wishes import Steps
+from octavo.loader.checkpoint import Checkpoint
+from octavo.loader.tensor_files import Weights
+from octavo.models import build_graph
+
+_EXTRA_OUTPUTS = 16  # beside those of the running sequences
+_MAX_LOGITS_ROWS = 128  # rows of logits that are held at once: a step of log-probabilities of a prompt has more
+
+
+def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
+    """The model for sequences of at most so many tokens. Raises ModelLoadError if its weights do not fit it."""
+    config, classifies = checkpoint.config.for_length(context), checkpoint.pooling.is_classifier
+    try:
+        return build_graph(checkpoint.architecture, config, checkpoint.weights.shapes, classifies=classifies)
+    except GraphError as error:  # a weight is missing or has another shape than the configuration says
+        raise ModelLoadError(f"{checkpoint.path}: {error}") from error
+
+
+def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
+    """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
+    step, outputs = step_tokens(config), config.max_num_seqs + _EXTRA_OUTPUTS
+    return ExecutorLimits(
+        max_num_batched_tokens=max(step, model_len) if graph.takes_whole_texts else step,
+        max_num_seqs=config.max_num_seqs,
+        max_num_outputs=max(step, outputs) if graph.generates else outputs,
+        max_model_len=model_len,
+        max_logits_rows=min(outputs, _MAX_LOGITS_ROWS),
+    )
+
+
+def held(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Weights:
+    """The weights in the types that the options ask for."""
+    return held_weights(checkpoint, graph, config.dtype, config.quantization)
+
+
+def model_sizes(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    context: int,
+    graph: Graph | None = None,
+    backend: Backend | None = None,
+) -> Sizes:
+    """The sizes on a backend; None: that of `config`. context: tokens of the longest request.
+
+    graph: the model's, if known. Raises ModelLoadError if the weights do not fit the configuration.
+    """
+    if graph is None:
+        graph = model_graph(checkpoint, context)
+    return (backend or backend_of(config)).sizes(
+        graph,
+        held(checkpoint, config, graph),
+        executor_limits(config, context, graph),
+        num_threads=config.num_threads,
+        kv_dtype=config.kv_dtype,
+    )
+
+
+def steps_of(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Steps:
+    """The columns at which the weights of a model can be cut."""
+    weights = held(checkpoint, config, graph)
+    return lambda parameter: column_step(weights, parameter.name)

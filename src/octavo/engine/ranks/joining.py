@@ -1,0 +1,57 @@
+"""A rank of a model on its way to the others: its place in memory, its compute threads, and its group."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from octavo.backends import RankGroup, numa
+from octavo.config import EngineConfig
+from octavo.distributed.ranks import Ranks
+from octavo.engine.loading.devices import backend_name, backend_of, threads_of_rank
+from octavo.graph.builder import Graph
+
+logger = logging.getLogger(__name__)
+
+EXCHANGE_BYTES = 1 << 20  # of the memory in which ranks exchange values: larger ones would leave the caches
+OTHERS_S = 300.0  # for the ranks of all machines to come
+
+
+def settled(config: EngineConfig, rank: int) -> EngineConfig:
+    """The options with the number of compute threads. Binds this thread, and those that it starts, to a NUMA node.
+
+    It binds nothing where the ranks of this machine do not share the nodes evenly, or something else decides: several
+    replicas, Ray, a GPU.
+    """
+    threads, here = threads_of_rank(config), len(config.ranks_here)
+    config = replace(config, num_threads=threads)
+    if config.data_parallel_size > 1 or config.distributed_executor == "ray" or backend_name(config) != "cpu":
+        return config
+    cpus = numa.cpus_of_process(rank % here, here, threads)
+    if cpus is not None:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:  # a container may forbid it
+            logger.warning("rank %d is not bound to a NUMA node, and may be slower: %s", rank, error.strerror)
+            return config
+        logger.info("rank %d computes on CPUs %s of one NUMA node", rank, ", ".join(map(str, sorted(cpus))))
+    return config
+
+
+def join(
+    config: EngineConfig,
+    graph: Graph,
+    ranks: Ranks,
+    rank: int,
+    name: str,
+    given_up: Callable[[], str] | None = None,
+) -> RankGroup | None:
+    """The group of the ranks of this one's stage; None: it is alone. given_up: a reason to wait no longer, or empty."""
+    if ranks.tensor_parallel == 1:
+        return None
+    row_bytes = 4 * max(node.output.cols for node in graph.nodes)
+    size = ranks.tensor_parallel
+    num_bytes = max(row_bytes, EXCHANGE_BYTES)
+    return backend_of(config).join_group(name, ranks.part(rank), size, num_bytes, given_up)
