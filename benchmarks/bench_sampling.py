@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from report import table
 
-from octavo.backends.cpu import _native
+from octavo.backends.cpu import _native_tests
 from octavo.backends.cpu.instruction_set import choose_isa
 from octavo.batch import SamplingBatch, StepOutput, greedy_rows
 
@@ -105,11 +105,11 @@ def best_milliseconds(isa: str, logits: np.ndarray, batch: SamplingBatch, rounds
         np.empty((ROWS, num_top), np.float32),
     )
     errors = np.empty(ROWS, np.int32)
-    scratch = aligned(_native.sampling_scratch_bytes(logits.shape[1]))
+    scratch = aligned(_native_tests.sampling_scratch_bytes(logits.shape[1]))
     best = float("inf")
     for _ in range(rounds):
         start = time.perf_counter()
-        _native.sample(isa, logits, batch, output, errors, 1, scratch)
+        _native_tests.sample(isa, logits, batch, output, errors, 1, scratch)
         best = min(best, time.perf_counter() - start)
     return best / ROWS * 1e3
 

@@ -368,16 +368,9 @@ NB_MODULE(_native, module) {
         return names;
     });
     module.def("kernel_names", &kernel_names);
-    module.def(
-        "kernel_isa",
-        [](const std::string& kernel, const std::string& level) -> nb::object {
-            const KernelEntry* const entry = find_kernel(kernel, parse_isa(level));
-            return entry ? nb::object(nb::str(entry->isa)) : nb::none();
-        },
-        "kernel"_a, "level"_a);
     bind_program(module);
     bind_weights(module);
-    bind_sampling(module);
+    check_sampling_row(nb::module_::import_("octavo.batch").attr("SAMPLING_ROW"));
     bind_quantize(module);
     bind_collective(module);
 }

@@ -101,9 +101,6 @@ void bind_weights(nanobind::module_& module);
 // The weight inside a Python PackedWeight; throws TypeError if it is something else.
 const PackedWeight* packed_weight_of(nanobind::handle object);
 
-// bindings_sampling.cpp
-void bind_sampling(nanobind::module_& module);
-
 // bindings_quantize.cpp
 void bind_quantize(nanobind::module_& module);
 

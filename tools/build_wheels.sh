@@ -72,7 +72,7 @@ for python in $pythons; do
     cross[2]=SETUPTOOLS_EXT_SUFFIX=".cpython-${python/./}-aarch64-linux-gnu.so"
   fi
   run env LDFLAGS='-static-libstdc++ -static-libgcc' "${cross[@]}" \
-    "$builder" -m pip wheel --no-deps "${options[@]}" -w "$raw" .
+    "$builder" -m pip wheel --no-deps -C cmake.define.OCTAVO_NATIVE_TESTS=OFF "${options[@]}" -w "$raw" .
 done
 for wheel in "$raw"/*.whl; do
   run python3 -m auditwheel repair -w "$out" "$wheel"

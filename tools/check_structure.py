@@ -155,6 +155,8 @@ def check_imports() -> Iterator[str]:
                 yield f"{where}: {top} is imported outside {', '.join(TORCH_ROOMS)}"
             if rest.startswith(BACKEND_MODULES) and room != "backends":
                 yield f"{where}: {module} is a backend; ask octavo.backends.get_backend"
+            if rest.endswith("._native_tests"):
+                yield f"{where}: {module} is no part of a wheel; only tests and benchmarks import it"
             if top in {"pickle", "marshal", "shelve", "dill", "cloudpickle", "transformers"}:
                 yield f"{where}: {top} is never imported by the package"
             if relative in PURE_PYTHON and top in {"numpy", "torch"}:

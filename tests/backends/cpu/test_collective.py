@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from octavo.backends import rank_segments
-from octavo.backends.cpu import _native, rank_group
+from octavo.backends.cpu import _native, _native_tests, rank_group
 from tests.support.numa_nodes import pretend
 
 SHAPES = [(1, 1), (1, 17), (3, 576), (64, 640), (50, 1111)]  # the last two are larger than a buffer
@@ -40,10 +40,10 @@ def exchange(name: str, rank: int, size: int, pipe: Connection) -> None:
     for _ in range(3):
         for shape in SHAPES:
             x = values(rank, shape)
-            group.all_reduce(x)
+            _native_tests.all_reduce(group, x)
             part = values(rank, (shape[0], shape[1] + rank))
             gathered = np.empty((shape[0], sum(shape[1] + r for r in range(size))), np.float32)
-            group.all_gather(part, gathered)
+            _native_tests.all_gather(group, part, gathered)
             found.append((x, gathered))
     pipe.send(found)
 
@@ -96,7 +96,7 @@ def wait_for_the_last(name: str, rank: int, size: int, pipe: Connection) -> None
         timer.start()
     else:
         time.sleep(1)
-    group.all_reduce(np.ones((1, 4), np.float32))
+    _native_tests.all_reduce(group, np.ones((1, 4), np.float32))
     pipe.send([*found, group.is_waiting])
 
 
@@ -115,7 +115,7 @@ def sum_until_error(name: str, rank: int, size: int, pipe: Connection, victim: i
         while True:
             if rank == victim:
                 time.sleep(0.2)  # slower than the others: that alone is no error
-            group.all_reduce(x)
+            _native_tests.all_reduce(group, x)
             x[:] = 1
     except RuntimeError as error:
         pipe.send((str(error), time.monotonic()))
@@ -147,17 +147,17 @@ def test_a_rank_that_lives_and_does_not_reach_the_exchange() -> None:
         late, waiting = pool.map(lambda rank: join(name, rank, 2, deadline_ms=1000, silence_ms=800), range(2))
     x, start = np.ones((1, 4), np.float32), time.monotonic()
     with pytest.raises(RuntimeError, match="rank 0 of 2 lives but did not reach the exchange within 1 s"):
-        waiting.all_reduce(x)
+        _native_tests.all_reduce(waiting, x)
     assert 1 <= time.monotonic() - start < 3
     of_late = np.ones((1, 4), np.float32)
-    late.all_reduce(of_late)
+    _native_tests.all_reduce(late, of_late)
     assert (of_late == 2).all()
     with pytest.raises(RuntimeError, match="rank 1 of 2 has given up or ended"):
-        late.all_reduce(of_late)
+        _native_tests.all_reduce(late, of_late)
     start = time.monotonic()
     for group in (late, waiting):  # at once, from now on
         with pytest.raises(RuntimeError):
-            group.all_reduce(x)
+            _native_tests.all_reduce(group, x)
     assert time.monotonic() - start < 0.5
 
 
@@ -184,7 +184,7 @@ def test_waiting_for_a_rank_is_given_up() -> None:
 def place(name: str, rank: int, size: int, pipe: Connection, node: int) -> None:
     """Where the kernel has the pages of both ranks, as this one sees them: the policy, and pages by node."""
     group = join(name, rank, size, numa_node=node)
-    group.all_reduce(values(rank, SHAPES[-1]))
+    _native_tests.all_reduce(group, values(rank, SHAPES[-1]))
     lines = [line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines() if name in line]
     found = [(words[1], {each.partition("=")[0] for each in words if each.startswith("N")}) for words in lines]
     pipe.send((group.placement_error, found))

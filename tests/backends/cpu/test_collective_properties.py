@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.backends.cpu import _native
+from octavo.backends.cpu import _native, _native_tests
 from octavo.batch import Array
 
 Exchange = tuple[bool, int, int, int]  # a sum, else gathered columns; rows; columns; the rank that comes late
@@ -29,11 +29,11 @@ def run(name: str, rank: int, size: int, exchanges: list[Exchange]) -> list[Arra
             time.sleep(0.002)
         x = values(rank, at, rows, cols + (0 if is_sum else rank))
         if is_sum:
-            group.all_reduce(x)
+            _native_tests.all_reduce(group, x)
             found.append(x)
         else:
             gathered = np.empty((rows, sum(cols + r for r in range(size))), np.float32)
-            group.all_gather(x, gathered)
+            _native_tests.all_gather(group, x, gathered)
             found.append(gathered)
     return found
 

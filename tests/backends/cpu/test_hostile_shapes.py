@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.backends import sampling
-from octavo.backends.cpu import _native
+from octavo.backends.cpu import _native, _native_tests
 from octavo.batch import StepOutput
 from octavo.graph.ops import AttentionParams, Embedding, FusedLinear, Linear, Logits, MoE, Rope, RopeParams, Routing
 from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
@@ -314,14 +314,14 @@ def test_vocabularies_of_sampling(vocab, name):
     options = {"temperature": 0.8, "seed": 5, "num_logprobs": 3, "allowed_mask": mask, **FILTERS[name]}
     batch = sampling_batch(rows, **options)
     expected = sampling.sample(logits, batch)
-    scratch = np.full(_native.sampling_scratch_bytes(vocab), 255, np.uint8)
+    scratch = np.full(_native_tests.sampling_scratch_bytes(vocab), 255, np.uint8)
     for at_start in (False, True):
         memory = guarded(scratch, at_start=at_start, alignment=64)
         guarded_logits, guarded_batch = guarded(logits, at_start=at_start), guard_arrays(batch, at_start=at_start)
         for isa in ISAS:
             found = poisoned_output(rows, 3, at_start=at_start)
             errors = guarded(np.full(rows, -7, np.int32), at_start=at_start)
-            _native.sample(isa, guarded_logits, guarded_batch, found, errors, 1, memory)
+            _native_tests.sample(isa, guarded_logits, guarded_batch, found, errors, 1, memory)
             assert errors.tolist() == [0] * rows
             assert found.token_ids.tolist() == expected.token_ids.tolist()
             assert found.top_ids.tolist() == expected.top_ids.tolist()

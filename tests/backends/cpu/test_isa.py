@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.backends.cpu import _native
+from octavo.backends.cpu import _native, _native_tests
 
 ROOT = Path(__file__).parents[3]
 WIDE = """
@@ -59,12 +59,12 @@ def test_every_kernel_has_a_scalar_variant_and_the_best_one_is_taken():
     assert {"rms_norm", "embedding", "fused_linear", "fused_attention", "sample"} <= set(_native.kernel_names())
     # Two loops measure instructions that only one level has.
     for kernel in set(_native.kernel_names()) - {"ceiling_bf16", "ceiling_tile_read"}:
-        assert _native.kernel_isa(kernel, "scalar") == "scalar"
-        taken = [known.index(_native.kernel_isa(kernel, level) or "") for level in known]
+        assert _native_tests.kernel_isa(kernel, "scalar") == "scalar"
+        taken = [known.index(_native_tests.kernel_isa(kernel, level) or "") for level in known]
         assert taken == sorted(taken)
         assert all(t <= i for i, t in enumerate(taken))
-    assert _native.kernel_isa("rms_norm", "avx512") == "avx512"
-    assert _native.kernel_isa("no_such_operation", "amx") is None
+    assert _native_tests.kernel_isa("rms_norm", "avx512") == "avx512"
+    assert _native_tests.kernel_isa("no_such_operation", "amx") is None
 
 
 def test_checker_accepts_objects_that_keep_their_level(objects, capsys):
@@ -97,6 +97,5 @@ def test_wide_kernels_give_the_same_bits_under_emulation():
     options = ["-DOCTAVO_EMULATE_AVX512=ON", "-DOCTAVO_INPLACE=OFF", f"-DPython_EXECUTABLE={sys.executable}"]
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *options], check=True)
     subprocess.run(["cmake", "--build", str(build), "-j2"], check=True)
-    (module,) = build.glob("_native*.so")
-    plugin = ["-p", "tests.support.emulated_native", "--native-module", str(module)]
+    plugin = ["-p", "tests.support.emulated_native", "--native-build", str(build)]
     subprocess.run([sys.executable, "-m", "pytest", *plugin, "tests/backends/cpu"], cwd=ROOT, check=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.backends import sampling
-from octavo.backends.cpu import _native
+from octavo.backends.cpu import _native, _native_tests
 from octavo.batch import SAMPLING_ROW, SamplingBatch, StepOutput
 from octavo.errors import OctavoError
 from tests.support.sampling_batches import sampling_batch
@@ -31,7 +31,7 @@ def native_sample(logits: np.ndarray, batch: SamplingBatch, isa: str = "avx2", n
         np.full((rows, top), -7, np.float32),
     )
     errors = np.full(rows, -7, np.int32)
-    _native.sample(isa, logits, batch, output, errors, num_workers)
+    _native_tests.sample(isa, logits, batch, output, errors, num_workers)
     sampling.raise_row_errors(errors)
     return output
 
@@ -206,9 +206,9 @@ def test_extreme_temperatures(temperature: float) -> None:
 def test_scratch_that_is_too_small_is_refused() -> None:
     logits, batch = np.zeros((1, 500), np.float32), sampling_batch(1)
     output = sampling.sample(logits, batch)
-    scratch = np.zeros(_native.sampling_scratch_bytes(500) - 1, np.uint8)
+    scratch = np.zeros(_native_tests.sampling_scratch_bytes(500) - 1, np.uint8)
     with pytest.raises(ValueError, match=r"the scratch must be \d+ bytes, aligned to 64"):
-        _native.sample("scalar", logits, batch, output, np.zeros(1, np.int32), 1, scratch)
+        _native_tests.sample("scalar", logits, batch, output, np.zeros(1, np.int32), 1, scratch)
 
 
 def test_infinite_logits() -> None:
@@ -264,14 +264,14 @@ def test_the_largest_vocabulary_in_use() -> None:
 
 
 def test_the_native_struct_is_the_dtype():
-    _native.check_sampling_row(SAMPLING_ROW)
+    _native_tests.check_sampling_row(SAMPLING_ROW)
     fields = [(name, SAMPLING_ROW[name]) for name in SAMPLING_ROW.names]
     swapped = [fields[1], fields[0], *fields[2:]]
     with pytest.raises(ImportError, match="temperature is <f4 at byte 4, must be <f4 at byte 0"):
-        _native.check_sampling_row(np.dtype(swapped))
+        _native_tests.check_sampling_row(np.dtype(swapped))
     with pytest.raises(ImportError, match="there is no field top_k"):
-        _native.check_sampling_row(np.dtype([fields[0], ("k", np.int32), *fields[2:]]))
+        _native_tests.check_sampling_row(np.dtype([fields[0], ("k", np.int32), *fields[2:]]))
     with pytest.raises(ImportError, match="counter is <i8 at byte 40, must be <u8 at byte 40"):
-        _native.check_sampling_row(np.dtype([(n, np.int64) if n == "counter" else (n, t) for n, t in fields]))
+        _native_tests.check_sampling_row(np.dtype([(n, np.int64) if n == "counter" else (n, t) for n, t in fields]))
     with pytest.raises(ImportError, match="13 fields in 60 bytes, must be 12 in 56"):
-        _native.check_sampling_row(np.dtype([*fields, ("new", np.float32)]))
+        _native_tests.check_sampling_row(np.dtype([*fields, ("new", np.float32)]))

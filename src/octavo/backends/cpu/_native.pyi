@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import Batch, SamplingBatch, StepOutput
+from octavo.batch import Batch, StepOutput
 
 def detected_isa() -> str:
     """The widest instruction set of processor, operating system and build."""
@@ -13,9 +13,6 @@ def known_isas() -> list[str]:
 
 def kernel_names() -> list[str]:
     """The operations that have a kernel."""
-
-def kernel_isa(kernel: str, level: str) -> str | None:
-    """The instruction set of the kernel that runs at `level`; None: the operation has none."""
 
 class PackedWeight:
     """A matrix in the layout of the linear kernels."""
@@ -112,27 +109,6 @@ class KernelRun:
         token_ids: list[int] = ...,
     ) -> None: ...
 
-def sample(
-    isa: str,
-    logits: NDArray[np.float32],
-    sampling: SamplingBatch,
-    output: StepOutput,
-    errors: NDArray[np.int32],
-    num_workers: int = 1,
-    scratch: NDArray[np.uint8] | None = None,
-) -> None:
-    """Samples all rows of `logits` into `output`, as a step does after its last operation.
-
-    scratch: memory to work in, aligned to 64 bytes. Raises ValueError if it has less than `sampling_scratch_bytes`.
-    """
-
-def check_sampling_row(dtype: np.dtype[np.void]) -> None:
-    """Raises ImportError naming the first field in which `dtype` is not the native struct. Importing the module checks
-    `octavo.batch.SAMPLING_ROW`."""
-
-def sampling_scratch_bytes(vocab: int) -> int:
-    """What a worker needs beside its operands to sample from `vocab` logits."""
-
 class PendingStep:
     """A step in flight. It keeps the program, the batch and the output alive until it is done."""
 
@@ -164,31 +140,9 @@ class CollectiveGroup:
         numa_node: int = ...,
         given_up: Callable[[], str] | None = None,
     ) -> None: ...
-    def all_reduce(self, x: NDArray[np.float32]) -> None:
-        """The sum over the ranks, in place: x [rows, cols]. Raises RuntimeError if a rank is gone."""
-
-    def all_gather(self, x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """The columns of x of all ranks side by side in out: [rows, cols] -> [rows, cols of all]. As `all_reduce`."""
-
-    def sample(
-        self,
-        isa: str,
-        logits: NDArray[np.float32],
-        first: int,
-        vocab: int,
-        sampling: object,
-        output: object,
-        errors: NDArray[np.int32],
-    ) -> None:
-        """As the function `sample`, for logits [rows, part] of the tokens from `first` on; rank 0 gets the output."""
-
     @property
     def placement_error(self) -> int:
         """Why this rank's memory is not placed on `numa_node`, as an errno; 0: it is, or none was given."""
-
-    @property
-    def given_bytes(self) -> int:
-        """That this rank has written for the others so far."""
 
     def fail(self, reason: str) -> None:
         """This rank takes part no more: exchanges of all ranks fail. From any thread."""
