@@ -73,6 +73,7 @@ class PyPendingStep {
             sources_.emplace(batch, earlier_tokens, pending_.step);
             pending_.earlier_tokens = sources_->earlier_tokens();
         }
+        read_blocks(batch);
         pending_.result = result;
         pending_.copies = transfers(program, copies);
         pending_.inputs = transfers(program, inputs);
@@ -97,6 +98,8 @@ class PyPendingStep {
         }
         const std::string error = check_step(pending_.step, program.limits());
         if (!error.empty()) throw std::invalid_argument(error);
+        program.check_blocks("block_saves", pending_.block_saves);
+        program.check_blocks("block_loads", pending_.block_loads);
         program.submit(pending_);
     }
 
@@ -108,6 +111,13 @@ class PyPendingStep {
     double seconds() const { return pending_.seconds; }
 
   private:
+    void read_blocks(nb::handle batch) {
+        if (const nb::object moved = batch.attr("block_saves"); !moved.is_none())
+            pending_.block_saves = saves_.emplace(moved, "block_saves", true).blocks();
+        if (const nb::object moved = batch.attr("block_loads"); !moved.is_none())
+            pending_.block_loads = loads_.emplace(moved, "block_loads", false).blocks();
+    }
+
     std::vector<Program::Transfer> transfers(const Program& program, const ArrayList& list) {
         std::vector<Program::Transfer> values;
         for (const auto& [value, object] : list) {
@@ -174,6 +184,7 @@ class PyPendingStep {
 
     nb::object owner_;
     StepArrays arrays_;
+    std::optional<BlockArrays> saves_, loads_;
     std::optional<TokenSources> sources_;
     std::optional<SamplingArrays> sampling_;
     nb::object output_, errors_;
@@ -250,9 +261,9 @@ class PyProgram {
         program_.add_record(spec);
     }
 
-    // Starts one step: the block copies, all records that lead to the value `result`, the sampling of `batch.sampling`
-    // from it into `output`. `inputs` are values that are written before, `copies` those that are read afterwards.
-    // `earlier_tokens` are those of the step before, for `batch.token_sources`.
+    // Starts one step: blocks moved and copied, all records that lead to the value `result`, the sampling of
+    // `batch.sampling` from it into `output`. `inputs` are values that are written before, `copies` those that are read
+    // afterwards. `earlier_tokens` are those of the step before, for `batch.token_sources`.
     std::unique_ptr<PyPendingStep> submit(nb::handle batch, int32_t result, nb::handle output, nb::handle errors,
                                           const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens) {
         if (program_.closed()) throw std::runtime_error("the executor is closed");

@@ -115,6 +115,31 @@ TokenSources::TokenSources(nb::handle batch, nb::handle earlier_tokens, Step& st
     step.token_ids = tokens_.data();
 }
 
+BlockArrays::BlockArrays(nb::handle moved, const char* name, bool writable)
+    : block_ids_(read_array<int32_t, 1>(moved, "block_ids")) {
+    const nb::object data = nb::getattr(moved, "data");
+    const int flags = PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(data.ptr(), &data_, flags) != 0) {
+        PyErr_Clear();
+        throw nb::value_error(
+            ("data of " + std::string(name) + " must be " + (writable ? "a writable" : "an") + " array of bytes")
+                .c_str());
+    }
+    const bool are_bytes = data_.ndim == 2 && data_.format && std::strcmp(data_.format, "B") == 0;
+    if (are_bytes && static_cast<size_t>(data_.shape[0]) == block_ids_.shape(0) && block_ids_.shape(0) <= INT32_MAX &&
+        data_.strides[0] >= 0 && (data_.strides[1] == 1 || data_.shape[1] == 0))
+        return;
+    PyBuffer_Release(&data_);
+    throw nb::value_error(("data of " + std::string(name) + " must be uint8 [" + std::to_string(block_ids_.shape(0)) +
+                           ", bytes of a block] with contiguous rows")
+                              .c_str());
+}
+
+BlockBytes BlockArrays::blocks() const {
+    return {block_ids_.data(), static_cast<char*>(data_.buf), static_cast<size_t>(data_.shape[1]),
+            static_cast<size_t>(data_.strides[0]), static_cast<int32_t>(block_ids_.shape(0))};
+}
+
 SamplingRows::SamplingRows(nb::handle array, size_t count) {
     // The dtype itself, as octavo.batch made it; the module that was imported lives as long as the interpreter.
     static const nb::handle dtype = nb::object(nb::module_::import_("octavo.batch").attr("SAMPLING_ROW")).release();

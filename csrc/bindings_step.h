@@ -37,6 +37,21 @@ class TokenSources {
     std::vector<int32_t> tokens_;
 };
 
+// octavo.batch.BlockBytes, kept alive. The constructor throws ValueError for arrays of another type or shape, and for
+// memory that is to be `writable` and is not.
+class BlockArrays {
+  public:
+    BlockArrays(nanobind::handle moved, const char* name, bool writable);
+    BlockArrays(const BlockArrays&) = delete;
+    BlockArrays& operator=(const BlockArrays&) = delete;
+    ~BlockArrays() { PyBuffer_Release(&data_); }
+    BlockBytes blocks() const;
+
+  private:
+    Buffer<int32_t, 1> block_ids_;
+    Py_buffer data_{};
+};
+
 // A contiguous array of dtype SAMPLING_ROW, kept alive.
 class SamplingRows {
   public:

@@ -319,9 +319,11 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
     const auto start = Clock::now();
     if (position == 0) {
         if (pending.changes_rows_ || pending.step.num_block_copies > 0 || pending.step.num_state_copies > 0 ||
-            !pending.inputs.empty() || pending.earlier_tokens.rows) {
+            pending.block_saves.count > 0 || pending.block_loads.count > 0 || !pending.inputs.empty() ||
+            pending.earlier_tokens.rows) {
             if (pending.changes_rows_ && worker.index == 0) update_rows(pending.step);
             if (pending.earlier_tokens.rows && worker.index == 0) pending.earlier_tokens.take(pending.step.num_tokens);
+            move_blocks(pending, worker);
             copy_blocks(pending.step, worker);
             copy_states(pending.step, worker);
             transfer_in(pending, worker);
@@ -337,6 +339,34 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
         walk_timed(pending, worker, position - 1);
     if (worker.index == 0 && is_broken()) pending.error_ = group_->error();
     if (worker.index == 0) pending.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void Program::check_blocks(const char* name, const BlockBytes& moved) const {
+    const size_t expected = cache_block_bytes(options_.limits.block_size);
+    if (moved.count > 0 && moved.block_bytes != expected)
+        throw std::invalid_argument("data of " + std::string(name) + " has " + std::to_string(moved.block_bytes) +
+                                    " bytes a block, must have " + std::to_string(expected));
+    for (int32_t i = 0; i < moved.count; ++i)
+        if (moved.block_ids[i] < 0 || moved.block_ids[i] >= options_.limits.num_blocks)
+            throw std::invalid_argument("block_ids of " + std::string(name) + ": block " +
+                                        std::to_string(moved.block_ids[i]) + " is not one of " +
+                                        std::to_string(options_.limits.num_blocks));
+}
+
+// Each worker moves what lies in its own caches, those of copy_blocks: so it does not wait between the three.
+void Program::move_blocks(const PendingStep& pending, const Worker& worker) {
+    const BlockBytes &saves = pending.block_saves, &loads = pending.block_loads;
+    if (saves.count == 0 && loads.count == 0) return;
+    size_t offset = 0;
+    for (size_t i = 0; i < caches_.size(); offset += caches_[i++].block_bytes) {
+        if (i % worker.count != static_cast<size_t>(worker.index)) continue;
+        const size_t bytes = caches_[i].block_bytes;
+        char* const data = caches_[i].memory.data();
+        for (int32_t n = 0; n < saves.count; ++n)
+            std::memcpy(saves.data + n * saves.stride + offset, data + saves.block_ids[n] * bytes, bytes);
+        for (int32_t n = 0; n < loads.count; ++n)
+            std::memcpy(data + loads.block_ids[n] * bytes, loads.data + n * loads.stride + offset, bytes);
+    }
 }
 
 // Each worker copies within its own caches, in the order of the pairs.

@@ -68,6 +68,15 @@ struct EarlierTokens {
     }
 };
 
+// Blocks and memory outside the cache: `count` rows of `block_bytes`, `stride` bytes apart, in each the bytes of a
+// block in all caches, one behind the other.
+struct BlockBytes {
+    const int32_t* block_ids = nullptr;
+    char* data = nullptr;
+    size_t block_bytes = 0, stride = 0;
+    int32_t count = 0;
+};
+
 class Program {
   public:
     Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes);
@@ -121,10 +130,13 @@ class Program {
         float* data;
     };
 
-    // One step from submit to wait: the block copies, values from `inputs`, the records up to the one that makes the
-    // value `result` (all, if none does), `finale` on all workers (may be null), and values into `copies`. Logits that
-    // are not held at once go through their records, finale and copy in turns.
-    // It stays where it is, with all memory that it points to, until `wait` has returned.
+    // Throws std::invalid_argument unless the cache has these blocks, of this size. name: for the error.
+    void check_blocks(const char* name, const BlockBytes& moved) const;
+
+    // One step from submit to wait: blocks saved, then loaded, the block copies, values from `inputs`, the records up
+    // to the one that makes the value `result` (all, if none does), `finale` on all workers (may be null), and values
+    // into `copies`. Logits that are not held at once go through their records, finale and copy in turns. It stays
+    // where it is, with all memory that it points to, until `wait` has returned.
     struct PendingStep {
         Step step{};
         int32_t result = -1;
@@ -132,6 +144,7 @@ class Program {
         void* finale_context = nullptr;
         std::vector<Transfer> inputs, copies;
         EarlierTokens earlier_tokens;
+        BlockBytes block_saves, block_loads;
         double seconds = 0;  // from the start of the first worker to its end; once `wait` has returned
 
         // Returns when the step is done. Throws std::runtime_error for what checked mode found, or after a fork.
@@ -222,6 +235,7 @@ class Program {
     void walk_timed(const PendingStep& pending, Worker& worker, size_t first);
     void walk_checked(PendingStep& pending, Worker& worker, size_t first);
     void allocate_states(int32_t num_states);
+    void move_blocks(const PendingStep& pending, const Worker& worker);
     void copy_blocks(const Step& step, const Worker& worker);
     void copy_states(const Step& step, const Worker& worker);
     void transfer_in(const PendingStep& pending, const Worker& worker) const;

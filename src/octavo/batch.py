@@ -80,6 +80,17 @@ class SamplingBatch:
 
 
 @dataclass(slots=True)
+class BlockBytes:
+    """Blocks of the cache, and memory outside it for their bytes: of all layers, as they lie in the cache.
+
+    What they mean depends on the executor: only one whose engine has the same `CacheIdentity` can take them.
+    """
+
+    block_ids: Int32  # [B]
+    data: NDArray[np.uint8]  # [B, CacheSizes.moved_bytes(block_size)], each row contiguous
+
+
+@dataclass(slots=True)
 class Batch:
     """One step. T = scheduled tokens, N = requests (sequences).
 
@@ -97,7 +108,11 @@ class Batch:
     logits_indices: Int32  # [R], index into the T tokens
     # [H], the same for hidden states: the input of the output head, which is skipped if no logits are wanted
     hidden_indices: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
-    # [copies, 2], source and destination of cache blocks, copied in this order before anything is computed
+    # Blocks that are read into memory before the step changes any, complete once `wait` has returned: so a block that
+    # is about to be overwritten needs no step of its own. Then those that are written from memory, in their order.
+    block_saves: BlockBytes | None = None
+    block_loads: BlockBytes | None = None
+    # [copies, 2], source and destination of cache blocks, then copied in this order before anything is computed
     block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     # Of a graph with states (`octavo.graph.cache.StateCache`): the slot of each sequence [N]; copies of slots
     # [copies, 2], made first and in this order; and [N, 2] the number of a sequence's tokens of this step after which

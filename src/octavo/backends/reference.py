@@ -6,7 +6,7 @@ Every other backend is tested against it, operation by operation. The meaning of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
@@ -27,6 +27,7 @@ from octavo.backends import (
 )
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
+from octavo.backends.moved_blocks import check_moved_blocks
 from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
 from octavo.batch import Batch, StepOutput
@@ -205,8 +206,11 @@ class ReferenceExecutor:
         self._caches: dict[int, LayerCache] = {}
         self._states: dict[int, list[Array]] = {}
         self._num_states = 0
+        self._num_blocks = 0
+        self._moved_bytes = 0  # of a block
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
+        self._num_blocks, self._moved_bytes = num_blocks, self.cache_sizes.moved_bytes(block_size)
         kv_dtype = self._kv_dtype
         formats = layer_formats(self._graph, lambda p: self._weights[p], kv_dtype) if kv_dtype is not None else {}
         for kv in self._graph.kv_caches:
@@ -224,6 +228,7 @@ class ReferenceExecutor:
         return FinishedStep(lambda: _of_one_rank(self._compute(batch)))
 
     def _compute(self, batch: Batch) -> _RankStep:
+        self._move_blocks(batch)
         for source, destination in batch.block_copies.tolist():
             self._copy_block(source, destination)
         for source, destination in batch.state_copies.tolist():
@@ -264,6 +269,24 @@ class ReferenceExecutor:
             for array in (cache.keys, cache.values):
                 array[destination * size : (destination + 1) * size] = array[source * size : (source + 1) * size]
 
+    def _move_blocks(self, batch: Batch) -> None:
+        """Bytes of a block: of each layer in turn, all keys and then all values."""
+        if batch.block_saves is not None:
+            for block_id, row in zip(batch.block_saves.block_ids.tolist(), batch.block_saves.data, strict=True):
+                row[:] = np.concatenate([part.view(np.uint8) for part in self._parts_of_block(block_id)])
+        if batch.block_loads is not None:
+            for block_id, row in zip(batch.block_loads.block_ids.tolist(), batch.block_loads.data, strict=True):
+                begin = 0
+                for part in self._parts_of_block(block_id):
+                    part[:] = np.ascontiguousarray(row[begin : begin + part.nbytes]).view(part.dtype)
+                    begin += part.nbytes
+
+    def _parts_of_block(self, block_id: int) -> Iterator[Array]:
+        for cache in self._caches.values():
+            first, end = block_id * cache.block_size, (block_id + 1) * cache.block_size
+            for array in (cache.keys, cache.values):
+                yield array[first:end].reshape(-1)
+
     def close(self) -> None:
         self._weights.clear()
         self.weight_bytes = 0
@@ -275,6 +298,7 @@ class ReferenceExecutor:
         if self._graph.state_caches:
             check_states(batch, self._num_states)
         check_token_types(self._graph, batch)
+        check_moved_blocks(batch, self._num_blocks, self._moved_bytes)
         limits = self._limits
         for what, count, limit in (
             ("tokens", len(batch.token_ids), limits.max_num_batched_tokens),

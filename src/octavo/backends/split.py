@@ -6,10 +6,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits, Paging, SleepingExecutor
 from octavo.backends.memory import MemoryBudget, PackedType, Sizes, StreamedSizes
+from octavo.backends.moved_blocks import check_moved_blocks, with_part
 from octavo.backends.offload import OffloadRates, workload_name
 from octavo.backends.parameters import parameter_info
 from octavo.backends.placement import Placement, best_placement, least_streamed, parts_of, possible_layers, spread
@@ -408,6 +410,8 @@ class SplitExecutor:
         self.executors = tuple(executors)
         self._thread = ThreadPoolExecutor(1, "octavo-split")
         self._num_parts_done = 0
+        self._num_blocks = self._moved_bytes = 0
+        self._ranges: list[tuple[int, int]] = []  # of the bytes of a block, those of each part
         self.cache_sizes = sizes.cache
         self.workspace_bytes = sum(each.workspace_bytes for each in executors)
         self.weight_bytes = sum(each.weight_bytes for each in executors)
@@ -416,10 +420,14 @@ class SplitExecutor:
         self.paging: Paging | None = next((each.paging for each in executors if each.paging is not None), None)
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
+        self._num_blocks, self._moved_bytes = num_blocks, self.cache_sizes.moved_bytes(block_size)
+        ends = [*accumulate(part.sizes.cache.moved_bytes(block_size) for part in self.sizes.parts)]
+        self._ranges = list(zip([0, *ends], ends, strict=False))
         for executor in self.executors:
             executor.allocate_cache(num_blocks, block_size, num_states)
 
     def submit(self, batch: Batch) -> PendingStep:
+        check_moved_blocks(batch, self._num_blocks, self._moved_bytes)
         values: dict[Value, Float32] = {}
         first = self.executors[0].submit(self._batch(0, batch, values))  # which checks the numbers
         return _SplitStep(self._thread.submit(self._run, first, batch, values))
@@ -435,6 +443,7 @@ class SplitExecutor:
 
     def _batch(self, number: int, batch: Batch, values: Mapping[Value, Float32]) -> Batch:
         inputs = tuple(values[value] for value in self.sizes.parts[number].graph.inputs)
+        batch = with_part(batch, *self._ranges[number])
         if number == len(self.executors) - 1:
             return replace(batch, inputs=inputs)
         return replace(batch, inputs=inputs, sampling=None, return_logits=False)

@@ -143,6 +143,7 @@ class CacheSizes:
 
     token_bytes: of one token in all layers. block_token_bytes: of one token in a block, which is of one group.
     state_bytes: of all states of one sequence. formats: number type of the keys and values of each layer.
+    num_parts: ranks that have a part of each block, of which these are the sizes of the largest.
     """
 
     layout: CacheLayout
@@ -150,6 +151,7 @@ class CacheSizes:
     block_token_bytes: int
     state_bytes: int = 0
     formats: tuple[str, ...] = ()
+    num_parts: int = 1
 
     @property
     def format(self) -> str:
@@ -161,6 +163,10 @@ class CacheSizes:
     def block_bytes(self, block_size: int) -> int:
         """A block of so many tokens, at least 1."""
         return max(self.block_token_bytes, 1) * block_size
+
+    def moved_bytes(self, block_size: int) -> int:
+        """A row of `octavo.batch.BlockBytes`: the bytes of a block of so many tokens, one part behind the other."""
+        return self.num_parts * self.block_token_bytes * block_size
 
     @property
     def seat_bytes(self) -> int:

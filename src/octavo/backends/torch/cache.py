@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,13 +143,32 @@ class PagedCache:
         return keys, found(pages.values, pages.value_scales, pages.value_factor)
 
     def copy(self, batch: Batch) -> None:
-        """Makes the copies of blocks and of states of a step, in their order."""
+        """Moves the blocks of a step to and from memory, and makes the copies of blocks and of states, in their order.
+
+        Bytes of a block: those of each slot in turn. What is saved is there when this returns.
+        """
+        self._move_blocks(batch)
         for source, destination in batch.block_copies.tolist():
             for blocks in self.slots:
                 blocks[destination].copy_(blocks[source])
         for source, destination in batch.state_copies.tolist():
             for array in (array for arrays in self.states.values() for array in arrays):
                 array[destination].copy_(array[source])
+
+    def _move_blocks(self, batch: Batch) -> None:
+        for moved, saves in ((batch.block_saves, True), (batch.block_loads, False)):
+            if moved is None or not len(moved.block_ids):
+                continue
+            begin, ids = 0, torch.from_numpy(moved.block_ids.astype(np.int64)).to(self.device)
+            for blocks in self.slots:
+                end = begin + blocks.shape[1]
+                if saves:
+                    moved.data[:, begin:end] = blocks[ids].cpu().numpy()
+                else:
+                    rows = torch.from_numpy(np.array(moved.data[:, begin:end])).to(self.device)
+                    for row, block_id in enumerate(moved.block_ids.tolist()):  # one may come twice: the last stays
+                        blocks[block_id].copy_(rows[row])
+                begin = end
 
 
 def layer_bytes(kv: KVCache, dtype: torch.dtype) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from octavo.backends import ExecutorLimits, check_token_types
+from octavo.backends.moved_blocks import check_moved_blocks
 from octavo.backends.torch.cache import PagedCache
 from octavo.backends.torch.step_arrays import seen_blocks
 from octavo.batch import Batch
@@ -55,6 +56,7 @@ class BatchChecks:
         _in_range("logits_indices", batch.logits_indices, tokens)
         _in_range("hidden_indices", batch.hidden_indices, tokens)
         _in_range("block_copies", batch.block_copies, cache.num_blocks)
+        check_moved_blocks(batch, cache.num_blocks, sum(blocks.shape[1] for blocks in cache.slots))
         if self._has_keys:
             self._check_blocks(batch, cache)
 
