@@ -23,16 +23,18 @@ def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) ->
         kept = ([item.snapshot.slot] for item in items if item.snapshot is not None)
         check_pool(scheduler.kv_cache.states.pool, [*slots, *kept])
     rows = [sequence.row for sequence in running]
-    if sorted(rows + scheduler.free_rows) != list(range(scheduler.num_rows)):
-        raise AssertionError(f"rows {rows} run and {scheduler.free_rows} are free, of {scheduler.num_rows}")
-    for queue in scheduler.queues:
-        if queue.num_seats_taken != sum(group.num_seats for group in queue.running):
-            raise AssertionError(f"{queue.num_seats_taken} seats are taken by {len(queue.running)} groups")
-        for groups in (queue.running, queue.waiting):
-            if groups != sorted(groups, key=lambda group: group.key) or len(set(groups)) < len(groups):
-                raise AssertionError("groups are out of order")
-        if set(queue.running) & set(queue.waiting):
-            raise AssertionError("a running group waits")
+    if sorted(rows + scheduler.free_rows) != list(range(scheduler.max_num_seqs)):
+        raise AssertionError(f"rows {rows} run and {scheduler.free_rows} are free, of {scheduler.max_num_seqs}")
+    queue = scheduler.queue
+    if queue.num_seats_taken != sum(group.num_seats for group in queue.running):
+        raise AssertionError(f"{queue.num_seats_taken} seats are taken by {len(queue.running)} groups")
+    if queue.num_texts_waiting != sum(group.is_text for group in queue.waiting):
+        raise AssertionError(f"{queue.num_texts_waiting} texts wait in a queue of {len(queue.waiting)}")
+    for groups in (queue.running, queue.waiting):
+        if groups != sorted(groups, key=lambda group: group.key) or len(set(groups)) < len(groups):
+            raise AssertionError("groups are out of order")
+    if set(queue.running) & set(queue.waiting):
+        raise AssertionError("a running group waits")
     for sequence in running:
         # More blocks than that are there after a step that failed and is about to be repeated.
         entries = [len(table.block_ids) for table in sequence.block_tables]

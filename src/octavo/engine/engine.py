@@ -100,7 +100,7 @@ class Engine:
             takes_whole_texts=texts.takes_whole_texts,
             num_stages=executor.num_stages,
         )
-        self._batch_builder = BatchBuilder(limits, self.scheduler.num_rows, len(layout.groups))
+        self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
         self._publisher = Publisher(tokenizer, self.scheduler, self.metrics)
         self._requests: dict[str, Request] = {}

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo.engine.consumers.row_consumer import RowConsumer, RowKind, RowUse
+from octavo.engine.consumers.row_consumer import RowConsumer, RowUse
 from octavo.errors import OctavoError
 from octavo.generation_request import Params, RequestOptions
 from octavo.outputs import Logprob, RequestMetrics
@@ -115,13 +115,13 @@ class SequenceGroup:
     members: list[Sequence]
     consumers: tuple[RowConsumer, ...]
     num_seats: int = field(init=False)  # beams run in lockstep and need a seat each from the start
-    key: tuple[int, int, int] = field(init=False)  # order of service: lower priority number, arrival, choice
-    wants_hidden_states: bool = field(init=False)  # in place of logits
+    is_text: bool = field(init=False)  # to embed or to score: nobody waits for its first token
+    key: tuple[int, bool, int, int] = field(init=False)  # order of service: priority (lowest first), answers, arrival
 
     def __post_init__(self) -> None:
         self.num_seats = self.request.params.num_seats
-        self.key = (self.request.options.priority, self.request.arrival, self.members[0].index)
-        self.wants_hidden_states = self.consumers[0].kind is RowKind.HIDDEN
+        self.is_text = not self.request.params.is_answered
+        self.key = (self.request.options.priority, self.is_text, self.request.arrival, self.members[0].index)
         self.adopt(self.members)
 
     def adopt(self, members: list[Sequence]) -> None:

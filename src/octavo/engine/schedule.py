@@ -1,4 +1,4 @@
-"""One step, with the rows of output that are wanted of it, and the queues that its sequences come from."""
+"""One step, with the rows of output that are wanted of it, and the queue that its sequences come from."""
 
 from __future__ import annotations
 
@@ -57,8 +57,6 @@ class Schedule:
     num_groups_left: int
     is_ahead: bool = False
     is_starved: bool = False
-    gives_hidden_states: bool = False  # in place of logits
-    num_streams: int = 0  # of a step that gives hidden states: running sequences that wait for its end
     num_tokens_held_back: int = 0  # removed from the rest, so that the step does not become too long
     num_decodes: int = 0  # sequences whose next token came before all chunks; they are the first that are scheduled
     skips_decodes: bool = False  # a prompt is computed alone, while others could have had their next token
@@ -114,12 +112,13 @@ class Schedule:
 
 
 class ServiceQueue:
-    """The groups of one kind of step, waiting and running, both in order of service, and the seats that are taken."""
+    """The groups that wait and run, both in order of service, and the seats that are taken."""
 
     def __init__(self) -> None:
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self.num_seats_taken = 0
+        self.num_texts_waiting = 0
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -128,10 +127,11 @@ class ServiceQueue:
 
     def wait(self, group: SequenceGroup) -> None:
         insort(self.waiting, group, key=_by_key)
+        self.num_texts_waiting += group.is_text
 
     def enter(self, group: SequenceGroup) -> None:
         """Moves a group to the running ones."""
-        _discard(self.waiting, group)
+        self._stop_waiting(group)
         insort(self.running, group, key=_by_key)
         self.num_seats_taken += group.num_seats
         for member in group.members:
@@ -142,9 +142,12 @@ class ServiceQueue:
         if group.status is RequestStatus.RUNNING:
             _discard(self.running, group)
             self.num_seats_taken -= group.num_seats
-        _discard(self.waiting, group)
+        self._stop_waiting(group)
         for member in group.members:
             member.status = status
+
+    def _stop_waiting(self, group: SequenceGroup) -> None:
+        self.num_texts_waiting -= group.is_text * _discard(self.waiting, group)
 
 
 class Stages:
@@ -176,8 +179,10 @@ class Stages:
         return next((group for group in reversed(queue.running) if group not in self.busy), None)
 
 
-def _discard(groups: list[SequenceGroup], group: SequenceGroup) -> None:
-    """Removes a group from a list in order of service, if it is there."""
+def _discard(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
+    """Removes a group from a list in order of service; False: it is not there."""
     position = bisect_left(groups, group.key, key=_by_key)
-    if position < len(groups) and groups[position] is group:
+    is_there = position < len(groups) and groups[position] is group
+    if is_there:
         del groups[position]
+    return is_there

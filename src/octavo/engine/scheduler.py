@@ -8,8 +8,8 @@ order of service (priority, then arrival) is preempted: its blocks are freed and
 An executor of several stages computes as many steps at once. A group is in one of them at most, and until that ends it
 is neither scheduled nor preempted. A step takes no more groups than its share, so that the others have some, too.
 
-A step gives logits or hidden states. Prompts that want hidden states have a queue and seats of their own; while both
-kinds have work, their steps alternate.
+Texts to embed or to score are prompts without an answer. They wait in the same queue, behind the answers of their
+priority: thousands of them may come at once, while somebody waits for a first token.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Queues of waiting and running groups of sequences over one KV cache. It counts steps in the metrics.
+    """A queue of waiting and running groups of sequences over one KV cache. It counts steps in the metrics.
 
-    Each queue has max_num_seqs seats. step_budget: limits the time of steps, if given; it never changes an answer.
+    There are max_num_seqs seats. step_budget: limits the time of steps, if given; it never changes an answer.
     """
 
     def __init__(
@@ -55,34 +55,27 @@ class Scheduler:
         self._max_num_tokens = limits.max_num_batched_tokens
         self._max_num_outputs = limits.max_num_outputs
         self._has_refused_drafts = False
-        self.sampled, self.pooled = self.queues = ServiceQueue(), ServiceQueue()
-        self._is_pooled_next = False
+        self.queue = ServiceQueue()
         self.stages = Stages(num_stages)
-        self.num_rows = len(self.queues) * self.max_num_seqs  # sequences that may run at once; `Sequence.row` is below
-        self.free_rows = list(range(self.num_rows - 1, -1, -1))
+        self.free_rows = list(range(self.max_num_seqs - 1, -1, -1))  # of the batch builder's table: `Sequence.row`
 
     @property
     def running(self) -> list[Sequence]:
-        """Sequences with a seat, by queue and in order of service."""
-        return self.sampled.sequences + self.pooled.sequences
+        """Sequences with a seat, in order of service."""
+        return self.queue.sequences
 
     @property
     def would_preempt(self) -> bool:
         """True if a waiting group is of better priority than a running one."""
-        waiting = [queue.waiting[0].request.options.priority for queue in self.queues if queue.waiting]
-        running = [queue.running[-1].request.options.priority for queue in self.queues if queue.running]
-        return bool(waiting and running) and min(waiting) < max(running)
+        waiting, running = self.queue.waiting, self.queue.running
+        return bool(waiting and running) and _priority(waiting[0]) < _priority(running[-1])
 
     @property
     def may_admit(self) -> bool:
         """False: no waiting group gets a seat before a running one gives up its own."""
-        for queue in self.queues:
-            if queue.waiting:
-                first, last = queue.waiting[0], queue.running[-1] if queue.running else None
-                has_seats = queue.num_seats_taken + first.num_seats <= self.max_num_seqs
-                if has_seats or (last is not None and last.request.options.priority > first.request.options.priority):
-                    return True
-        return False
+        if not self.queue.waiting:
+            return False
+        return self.queue.num_seats_taken + self.queue.waiting[0].num_seats <= self.max_num_seqs or self.would_preempt
 
     # --- requests come and go ---
 
@@ -90,7 +83,7 @@ class Scheduler:
         """Queues a request that fits, see `RequestFactory`."""
         first, *others = request.groups
         request.pending_groups = others
-        self._queue(first).wait(first)
+        self.queue.wait(first)
 
     def finish(self, group: SequenceGroup) -> None:
         """Ends a group in any state. A step in flight may still write to its blocks: later ones run after it."""
@@ -117,12 +110,18 @@ class Scheduler:
 
         is_ahead: another one is in flight, its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
         """
-        step = self._schedule_pooled(is_ahead) if self._is_pooled_next else self._schedule_sampled(is_ahead)
-        if not step.scheduled and not (is_ahead and step.is_starved):
-            step = self._schedule_sampled(is_ahead) if self._is_pooled_next else self._schedule_pooled(is_ahead)
+        self._cut_drafts()
+        num_groups = min(len(self.queue.running) + len(self.queue.waiting), self.max_num_seqs)
+        step = Schedule(self._max_num_tokens, self._max_num_outputs, self.stages.share(num_groups), is_ahead)
+        step.skips_decodes = self._schedule_alone(step)
+        if not step.skips_decodes:
+            behind = self._schedule_decodes(step)
+            step.num_decodes = len(step.scheduled)
+            if self.step_budget is None or self.step_budget.lets_in(step.num_decode_rows):
+                self._schedule_chunks(behind, step)
+        self._invite_choices(step)
         self.kv_cache.plan_snapshots(step.scheduled.values())
         step.num_tokens_left += step.num_tokens_held_back
-        self._is_pooled_next = not step.gives_hidden_states
         return step
 
     def schedule_ahead(self, step: Schedule) -> Schedule | None:
@@ -131,13 +130,13 @@ class Scheduler:
         It may be dropped: it has no copies, and admits nobody.
         """
         count, pool = len(step.scheduled), self.kv_cache.pool
-        is_decode = step.num_decodes == count == len(self.sampled.running)
-        if not is_decode or self.pooled.running or self.may_admit:
+        is_decode = step.num_decodes == count == len(self.queue.running)
+        if not is_decode or self.may_admit:
             return None
         ahead = Schedule(self._max_num_tokens - count, self._max_num_outputs - count, 0, True, num_decodes=count)
         for item in step.scheduled.values():
             sequence, consumer, position = item.sequence, item.rows[-1].consumer, item.start + 1
-            if item.num_tokens > 1 or not consumer.goes_on(sequence):
+            if item.num_tokens > 1 or len(item.rows) > 1 or not consumer.goes_on(sequence):
                 return None
             tables = sequence.block_tables
             if position >= self.kv_cache.block_size * len(tables[0].block_ids):
@@ -148,42 +147,18 @@ class Scheduler:
             ahead.scheduled[sequence] = ScheduledSequence(sequence, position, 1, rows)
         return ahead
 
-    def _new_step(self, queue: ServiceQueue, is_ahead: bool) -> Schedule:
-        num_groups = min(len(queue.running) + len(queue.waiting), self.max_num_seqs)
-        return Schedule(self._max_num_tokens, self._max_num_outputs, self.stages.share(num_groups), is_ahead)
-
-    def _schedule_sampled(self, is_ahead: bool) -> Schedule:
-        self._cut_drafts()
-        step = self._new_step(self.sampled, is_ahead)
-        step.skips_decodes = self._schedule_alone(step)
-        if not step.skips_decodes:
-            behind = self._schedule_decodes(step)
-            step.num_decodes = len(step.scheduled)
-            if self.step_budget is None or self.step_budget.lets_in(step.num_decode_rows):
-                self._schedule_chunks(self.sampled, behind, step)
-        self._invite_choices(step)
-        return step
-
-    def _schedule_pooled(self, is_ahead: bool) -> Schedule:
-        step = self._new_step(self.pooled, is_ahead)
-        step.gives_hidden_states = True
-        step.num_streams = len(self.sampled.sequences)
-        idle = deque(group for group in self.pooled.running if group not in self.stages.busy)
-        self._schedule_chunks(self.pooled, idle, step)
-        return step
-
     def _schedule_alone(self, step: Schedule) -> bool:
         """Gives a short prompt a step of its own, if the running sequences may wait for it."""
-        budget, running = self.step_budget, self.sampled.sequences
-        if budget is None or not running or not self.sampled.waiting:
+        budget, running = self.step_budget, self.running
+        if budget is None or not running or not self.queue.waiting:
             return False
         # A prompt that is under way is not overtaken.
         if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in running):
             return False
-        first = self.sampled.waiting[0]
+        first = self.queue.waiting[0]
         sequence, num_rows = first.members[0], sum(1 + len(other.draft_token_ids) for other in running)
         num_missing = len(sequence.token_ids) - self.kv_cache.num_cached_tokens(sequence, first.max_cached_tokens())
-        if not budget.lets_skip(num_rows, num_missing) or not self._admit(self.sampled, first, step):
+        if first.is_text or not budget.lets_skip(num_rows, num_missing) or not self._admit(first, step):
             return False
         self._schedule_chunk(first, step)
         return step.has_chunks
@@ -197,13 +172,11 @@ class Scheduler:
             return
         left = step.num_tokens_left + step.num_tokens_held_back
         context = first.num_computed_tokens
-        if step.gives_hidden_states:
-            allowed = self.step_budget.max_pooled_tokens(step.num_streams, context)
-        else:
-            missing = len(first.token_ids) - context
-            to_compute = len(first.token_ids) - (0 if first.index else first.request.num_cached_tokens)
-            num_rows, to_compute = step.num_decode_rows, max(to_compute, missing)
-            allowed = self.step_budget.max_prefill_tokens(num_rows, context, missing, to_compute)
+        missing = len(first.token_ids) - context
+        to_compute = max(len(first.token_ids) - (0 if first.index else first.request.num_cached_tokens), missing)
+        # No stream waits for a text, which has no first token.
+        waited_for = 0 if first.group.is_text else missing
+        allowed = self.step_budget.max_prefill_tokens(step.num_decode_rows, context, waited_for, to_compute)
         step.num_tokens_left = min(left, allowed)
         step.num_tokens_held_back = left - step.num_tokens_left
 
@@ -242,7 +215,7 @@ class Scheduler:
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
         """Schedules one token and its drafts for every sequence that needs just one; returns groups that need more."""
         behind: deque[SequenceGroup] = deque()
-        running, has_room, scheduled = self.sampled.running, self.kv_cache.has_room, step.scheduled
+        running, has_room, scheduled = self.queue.running, self.kv_cache.has_room, step.scheduled
         position, num_left = 0, self.stages.share(len(running))
         while position < len(running) and num_left > 0:  # preemption shortens the list from its end
             group = running[position]
@@ -253,9 +226,11 @@ class Scheduler:
             sequence, known = members[0], len(members[0].token_ids)
             is_next = known - sequence.num_computed_tokens == 1
             if is_next and len(members) == 1 and not sequence.draft_token_ids and has_room(sequence):
+                consumers = group.consumers
+                is_plain = len(consumers) == 1
+                rows = [RowUse(consumers[0], sequence, known - 1, 1)] if is_plain else group.rows(sequence, 1)
                 step.num_tokens_left -= 1
-                step.num_rows_left -= 1
-                rows = [RowUse(group.consumers[-1], sequence, known - 1, 1)]
+                step.num_rows_left -= len(rows)
                 scheduled[sequence] = ScheduledSequence(sequence, known - 1, 1, rows)
             elif any(len(member.token_ids) - member.num_computed_tokens > 1 for member in members):
                 behind.append(group)
@@ -271,7 +246,7 @@ class Scheduler:
 
         Also all of them where states could not go back to the token before a wrong one.
         """
-        for sequence in self.sampled.sequences:
+        for sequence in self.running:
             if not sequence.draft_token_ids:
                 continue
             if self.kv_cache.states is not None:
@@ -288,22 +263,22 @@ class Scheduler:
         """One token for each member; for a single sequence also drafts, if all others still get their token."""
         num_drafts = len(group.members[0].draft_token_ids)
         if num_drafts:
-            num_others = sum(len(other.members) for other in self.sampled.running) - len(step.scheduled)
+            num_others = sum(len(other.members) for other in self.queue.running) - len(step.scheduled)
             num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
         return [1 + num_drafts] * len(group.members)
 
-    def _schedule_chunks(self, queue: ServiceQueue, behind: deque[SequenceGroup], step: Schedule) -> None:
+    def _schedule_chunks(self, behind: deque[SequenceGroup], step: Schedule) -> None:
         """Fills the budget with running groups that are behind, and with waiting ones, in order of service."""
         is_blocked = False
         while step.num_tokens_left > 0 and step.num_groups_left > 0:
-            waiting = queue.waiting[0] if queue.waiting and not is_blocked else None
+            waiting = self.queue.waiting[0] if self.queue.waiting and not is_blocked else None
             if behind and (waiting is None or behind[0].key < waiting.key):
                 group = behind.popleft()
                 if group.status is RequestStatus.RUNNING and group.members[0] not in step.scheduled:
                     self._schedule_chunk(group, step)
             elif waiting is None or not self._fits_whole(waiting, step):
                 break
-            elif self._admit(queue, waiting, step):
+            elif self._admit(waiting, step):
                 self._schedule_chunk(waiting, step)
             else:
                 is_blocked = True
@@ -352,7 +327,7 @@ class Scheduler:
         """Schedules this many tokens for the first members. False: there are too few blocks and no group to preempt."""
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
-            victim = self._last_served(*self.queues)
+            victim = self.stages.last_idle(self.queue)
             if victim is None or victim is group or step.is_ahead:
                 step.is_starved = True
                 return False
@@ -372,35 +347,31 @@ class Scheduler:
             request = item.sequence.request
             if not request.pending_groups or not item.rows or item.rows[-1].consumer.kind is not RowKind.SAMPLE:
                 continue
-            last, queue = item.rows[-1].start, self._queue(item.sequence.group)
-            count = min(step.num_rows_left, self.max_num_seqs - queue.num_seats_taken)
+            last = item.rows[-1].start
+            count = min(step.num_rows_left, self.max_num_seqs - self.queue.num_seats_taken)
             for group in request.pending_groups[:count]:
                 self._enter(group)
                 item.rows.append(RowUse(group.consumers[-1], group.members[0], last, 1))
                 step.num_rows_left -= 1
             for group in request.pending_groups[count:]:
-                queue.wait(group)
+                self.queue.wait(group)
             request.pending_groups = []
 
     # --- room ---
 
-    def _admit(self, queue: ServiceQueue, group: SequenceGroup, step: Schedule) -> bool:
+    def _admit(self, group: SequenceGroup, step: Schedule) -> bool:
         """Admits a waiting group if there are seats, and blocks for all of its tokens.
 
         Blocks that running groups still need for their known tokens are not given away. For a request of better
         priority, groups of worse priority are preempted.
         """
-        request, first, seats = group.request, group.members[0], group.num_seats
+        request, first, queue = group.request, group.members[0], self.queue
         worse = [
             other
-            for each in self.queues
-            for other in each.running
-            if other.request.options.priority > request.options.priority
-            and not step.is_ahead
-            and other not in self.stages.busy
+            for other in queue.running
+            if _priority(other) > _priority(group) and not step.is_ahead and other not in self.stages.busy
         ]
-        seats_missing = queue.num_seats_taken + seats - self.max_num_seqs
-        if seats_missing > sum(other.num_seats for other in worse if self._queue(other) is queue):
+        if queue.num_seats_taken + group.num_seats - self.max_num_seqs > sum(other.num_seats for other in worse):
             return False
         num_cached_tokens = self.kv_cache.match_prefix(first, group.max_cached_tokens())
         needed = self._num_blocks_missing(group)
@@ -409,11 +380,11 @@ class Scheduler:
             self.kv_cache.free(first)
             return False
         while True:
-            lacks_seats = queue.num_seats_taken + seats > self.max_num_seqs
+            lacks_seats = queue.num_seats_taken + group.num_seats > self.max_num_seqs
             if not lacks_seats and needed <= self._num_blocks_to_spare():
                 break
-            victim = self._last_served(*([queue] if lacks_seats else self.queues))
-            if victim is None or victim.request.options.priority <= request.options.priority:
+            victim = self.stages.last_idle(queue)
+            if victim is None or _priority(victim) <= _priority(group):
                 self.kv_cache.free(first)
                 return False
             self._preempt(victim, step)
@@ -429,14 +400,9 @@ class Scheduler:
         for member in group.members:
             step.remove(member)
         self._leave(group, RequestStatus.PREEMPTED)
-        self._queue(group).wait(group)
+        self.queue.wait(group)
         self.metrics.num_preemptions_total += 1
         group.request.num_preemptions += 1
-
-    def _last_served(self, *queues: ServiceQueue) -> SequenceGroup | None:
-        """The group that comes last in the order of service, of those that run but are in no step in flight."""
-        last = [group for queue in queues if (group := self.stages.last_idle(queue)) is not None]
-        return max(last, key=lambda group: group.key, default=None)
 
     def _num_blocks_missing(self, group: SequenceGroup) -> int:
         """Blocks that the group's known tokens still need; unstarted members share the prompt's full blocks."""
@@ -444,17 +410,14 @@ class Scheduler:
         return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))
 
     def _num_blocks_to_spare(self) -> int:
-        promised = sum(self._num_blocks_missing(group) for queue in self.queues for group in queue.running)
+        promised = sum(self._num_blocks_missing(group) for group in self.queue.running)
         return self.kv_cache.pool.num_free_blocks - promised
 
     # --- queues ---
 
-    def _queue(self, group: SequenceGroup) -> ServiceQueue:
-        return self.pooled if group.wants_hidden_states else self.sampled
-
     def _enter(self, group: SequenceGroup) -> None:
         """Starts a group: it takes its seats, and each sequence a row of the batch builder's table."""
-        self._queue(group).enter(group)
+        self.queue.enter(group)
         for sequence in group.members:
             sequence.row = self.free_rows.pop()
 
@@ -464,7 +427,7 @@ class Scheduler:
                 self.kv_cache.free(sequence)
                 self.free_rows.append(sequence.row)
                 sequence.row = -1
-        self._queue(group).leave(group, status)
+        self.queue.leave(group, status)
 
     # --- metrics ---
 
@@ -472,16 +435,13 @@ class Scheduler:
         """Counts a step that has ended. elapsed_s: from the start of scheduling until its tokens were taken."""
         metrics, budget = self.metrics, self.step_budget
         num_tokens, start = self._max_num_tokens - step.num_tokens_left, step.chunk_start
-        if step.gives_hidden_states:
-            if budget is not None:
-                budget.observe_pooled(num_tokens, start, elapsed_s)
-        else:
+        if budget is not None:
+            num_rows = step.num_decode_rows
+            budget.observe(num_rows, num_tokens - num_rows, start, elapsed_s, skips_decodes=step.skips_decodes)
+        if any(not sequence.group.is_text for sequence in step.scheduled):
             metrics.num_steps_total += 1
             metrics.step_s.observe(elapsed_s)
             metrics.batched_tokens.observe(num_tokens)
-            if budget is not None:
-                num_rows = step.num_decode_rows
-                budget.observe(num_rows, num_tokens - num_rows, start, elapsed_s, skips_decodes=step.skips_decodes)
             self._observe_slots()
         self.observe_state()
 
@@ -499,8 +459,13 @@ class Scheduler:
     def observe_state(self) -> None:
         """Notes the state, also after requests have ended between steps."""
         metrics, pool = self.metrics, self.kv_cache.pool
-        metrics.num_running = len(self.sampled.sequences)
-        metrics.num_waiting = len(self.sampled.waiting)
-        metrics.num_embedding, metrics.num_embedding_waiting = len(self.pooled.running), len(self.pooled.waiting)
+        metrics.num_embedding = sum(group.is_text for group in self.queue.running)
+        metrics.num_running = len(self.running) - metrics.num_embedding
+        metrics.num_embedding_waiting = self.queue.num_texts_waiting
+        metrics.num_waiting = len(self.queue.waiting) - metrics.num_embedding_waiting
         metrics.num_evictions_total = pool.num_evictions
         metrics.num_used_blocks = pool.num_used_blocks
+
+
+def _priority(group: SequenceGroup) -> int:
+    return group.request.options.priority

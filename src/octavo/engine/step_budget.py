@@ -35,11 +35,9 @@ class StepBudget:
     def __init__(self, max_itl_s: float) -> None:
         self._max_itl_s = max_itl_s
         self.times = StepTimes()
-        self._pooled_times = StepTimes()  # of passes over tokens to embed
         # How much later all tokens may come before a stream is too far behind, and for how long streams wait already.
         self._slack_s = MAX_TOKENS_BEHIND * max_itl_s
         self._skipped_s = 0.0
-        self._last_step_s = 0.0
 
     def lets_in(self, num_rows: int) -> bool:
         """True if prompt tokens may be computed beside the streams at all.
@@ -51,8 +49,8 @@ class StepBudget:
     def max_prefill_tokens(self, num_rows: int, context: int, missing: int, to_compute: int) -> int:
         """The number of prompt tokens that may be computed beside the streams.
 
-        context: tokens before the first of them. missing: remaining tokens of the first prompt. to_compute: its tokens
-        to compute at its start.
+        context: tokens before the first of them. missing: remaining tokens of the first prompt, if streams may wait for
+        it; else 0. to_compute: its tokens to compute at its start.
         """
         per_token = self.times.chunk_token_s(context)
         if per_token is None:
@@ -89,7 +87,6 @@ class StepBudget:
 
         skips_decodes: whether streams waited for it.
         """
-        self._last_step_s = elapsed_s
         pace_s = self._pace(num_rows)
         most_slack_s = MAX_TOKENS_BEHIND * pace_s
         if num_rows:
@@ -100,22 +97,6 @@ class StepBudget:
             self._slack_s = most_slack_s
         self._skipped_s = self._skipped_s + elapsed_s if skips_decodes else 0.0
         self.times.observe(num_rows, num_prefill_tokens, context, elapsed_s)
-
-    def max_pooled_tokens(self, num_streams: int, context: int) -> int:
-        """The number of tokens to embed that may be computed while num_streams sequences wait for their next step.
-
-        context: tokens before the first of these. The time of the streams' last step counts too.
-        """
-        per_token = self._pooled_times.chunk_token_s(context)
-        if per_token is None:
-            return MIN_PREFILL_TOKENS if num_streams else _FIRST_GUESS_TOKENS
-        room_s = self._max_itl_s * _AIM - self._last_step_s if num_streams else max(self._max_itl_s, QUIET_STEP_S)
-        return max(int(room_s / per_token), MIN_PREFILL_TOKENS)
-
-    def observe_pooled(self, num_tokens: int, context: int, elapsed_s: float) -> None:
-        """Takes a pass over tokens to embed into account."""
-        self._slack_s = max(self._slack_s - elapsed_s, 0.0)
-        self._pooled_times.observe(0, num_tokens, context, elapsed_s)
 
     def _pace(self, num_rows: int) -> float:
         """Seconds per token that a stream may take in the long run."""
