@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from octavo.errors import UsageError
-from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.generation_request import RequestOptions
+from octavo.sampling_params import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+    changed,
+)
 
 TINY, BIG = 2**-1074, 2**70
 
@@ -218,3 +225,20 @@ def test_stop_strings_need_text() -> None:
 def test_wrong_beam_searches_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         BeamSearchParams(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_changed_copy_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, options = SamplingParams(stop="a", max_tokens=9, seed=3), RequestOptions(priority=2)
+    beams = BeamSearchParams(beam_width=2, max_tokens=7)
+    assert params.is_plain
+    expected = dataclasses.replace(params, max_tokens=5, bad_words=("x",))
+    monkeypatch.setattr("octavo.sampling_params.check_fields", None)  # whoever calls it fails
+    copy = changed(params, max_tokens=5, bad_words=("x",))
+    assert copy == expected
+    assert not copy.is_plain
+    assert changed(options, cache_salt="s").cache_salt == "s"
+    assert params.with_output_kind(RequestOutputKind.DELTA).output_kind is RequestOutputKind.DELTA
+    assert params.with_defaults({"temperature": 0.5}).temperature == 0.5
+    assert (beams.sampling.max_tokens, beams.sampling.is_greedy) == (7, True)
+    with pytest.raises(TypeError, match="no fields"):
+        changed(params, temprature=1.0)

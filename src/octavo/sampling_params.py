@@ -17,9 +17,9 @@ import json
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from octavo.errors import UsageError
 
@@ -37,6 +37,8 @@ GREEDY_TEMPERATURE = 1e-5
 
 _INT32_MAX = 2**31 - 1
 
+_Checked = TypeVar("_Checked")
+
 
 def limited(default: Any, **limits: float) -> Any:
     """A field that `check_fields` checks. limits: in pydantic's words: ge, gt, le; min_length and max_length."""
@@ -53,6 +55,20 @@ def check_fields(params: Any, prefix: str = "") -> None:
         check = _CHECKS.get(kind.removesuffix(" | None")) if item.metadata or kind == "bool" else None
         if check is not None and (value is not None or not kind.endswith(" | None")):
             object.__setattr__(params, item.name, check(prefix + item.name, value, **item.metadata))
+
+
+def changed(params: _Checked, **values: Any) -> _Checked:
+    """A copy of checked parameters with other values, without a second check: for values that Octavo makes itself.
+
+    They have their fields' types, tuples for lists. `dataclasses.replace` is for values that come from elsewhere.
+    """
+    copy = object.__new__(type(params))
+    for item in fields(params):  # type: ignore[arg-type]  # of the dataclasses here and in generation_request
+        value = values.pop(item.name) if item.name in values else getattr(params, item.name)
+        object.__setattr__(copy, item.name, value)
+    if values:
+        raise TypeError(f"{type(params).__name__} has no fields {sorted(values)}")
+    return copy
 
 
 class RequestOutputKind(enum.Enum):
@@ -169,10 +185,11 @@ class SamplingParams:
         return self
 
     def with_output_kind(self, kind: RequestOutputKind) -> SamplingParams:
-        return replace(self, output_kind=kind)
+        return self if kind is self.output_kind else changed(self, output_kind=kind)
 
     def with_defaults(self, values: Mapping[str, Any]) -> SamplingParams:
-        return replace(self, **values)
+        """values: those of `SamplingDefaults`, which were checked when the model was loaded."""
+        return changed(self, **values) if values else self
 
     @property
     def has_penalties(self) -> bool:
@@ -235,7 +252,8 @@ class BeamSearchParams:
     @cached_property
     def sampling(self) -> SamplingParams:
         """Beams are ranked by the log-probabilities that come beside a greedy token."""
-        return SamplingParams(
+        return changed(
+            _PLAIN,
             temperature=0.0,
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
@@ -383,3 +401,4 @@ _CHECKS: dict[str, Callable[..., object]] = {
     "str | Sequence[str]": _strings,
     "Mapping[int, float]": _logit_bias,
 }
+_PLAIN = SamplingParams()

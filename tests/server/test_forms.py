@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
+import pytest
 
 from octavo.batch import Batch, SamplingBatch, StepOutput
 from octavo.config import EngineConfig
@@ -17,7 +18,7 @@ from octavo.core.wire import SentPrompt, Submit
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import CompletionOutput, OutputDelta, RequestOutput
 from octavo.prompt import Prompt
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SamplingParams, check_fields
 from octavo.server.generation.content import PlainText
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.protocols.openai.chat_request import Message
@@ -117,6 +118,44 @@ def test_a_chat_request_takes_few_forms(smollm2_path: Path) -> None:
     assert RequestOutput not in seen
     assert end <= 8, names
     assert len(names) <= 12, names
+
+
+BODIES = {
+    URL: BODY,
+    "/v1/completions": {"prompt": "a", "max_tokens": 4},
+    "/v1/messages": {"messages": BODY["messages"], "max_tokens": 4, "model": "model"},
+    "/v1/responses": {"input": "a", "max_output_tokens": 4},
+    "/completion": {"prompt": "a", "n_predict": 4},
+    "/api/generate": {"prompt": "a", "options": {"num_predict": 4}, "model": "model", "stream": False},
+    "/generate": {"inputs": "a", "parameters": {"max_new_tokens": 4}},
+}
+
+
+def test_parameters_are_checked_once_in_the_server_and_once_in_the_engine(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through every protocol, with defaults of the model, a limit that the context cuts, and the engine's own kind."""
+    checked: list[object] = []
+
+    def note(params: Any, prefix: str = "") -> None:
+        if isinstance(params, SamplingParams):
+            checked.append(params)
+        check_fields(params, prefix)
+
+    async def run() -> dict[str, int]:
+        config = EngineConfig(model=str(smollm2_path), num_threads=1, kv_cache_memory="16MiB")
+        counts = {}
+        async with wired_app(config) as (http, client):
+            monkeypatch.setattr("octavo.sampling_params.check_fields", note)
+            for url, body in BODIES.items():
+                checked.clear()
+                client.requests.clear()
+                answer = await http.post(url, json=body, headers={"anthropic-version": "2023-06-01"})
+                assert answer.status_code == 200, (url, answer.text)
+                counts[url] = len(checked) - len(client.requests)  # the test's client decodes each once more
+        return counts
+
+    assert asyncio.run(run()) == dict.fromkeys(BODIES, 2)
 
 
 def test_a_new_option_reaches_the_engine_from_everywhere(smollm2_path: Path) -> None:

@@ -105,4 +105,5 @@ def _base_model(checkpoint: Checkpoint) -> str | None:
 def _table() -> dict[str, dict[str, int | float]]:
     text = Path(__file__).with_name("sampling_defaults.json").read_text()
     table: dict[str, dict[str, int | float]] = json.loads(text)
-    return table
+    checked = {base: SamplingParams(**values) for base, values in table.items()}  # type: ignore[arg-type]
+    return {base: {name: getattr(checked[base], name) for name in values} for base, values in table.items()}

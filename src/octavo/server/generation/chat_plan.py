@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from octavo.errors import UsageError
-from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, changed
 from octavo.server.errors import refuse
 from octavo.server.generation.content import template_content
 from octavo.server.generation.events import ChoiceReader
@@ -90,7 +90,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
         if params.structured_outputs is not None and (not is_free or (is_control_token and not reasoning.has_channels)):
             reasoning = None
         elif is_control_token:
-            params = dataclasses.replace(params, skip_special_tokens=False)
+            params = changed(params, skip_special_tokens=False)
     adapted = dataclasses.replace(
         spec,
         messages=messages,
@@ -108,7 +108,7 @@ def _with_tools(
     """The parameters of the request with the constraints of its tools."""
     token_ids, params = mark_token_ids(tokenizer, tool_format), spec.params
     if not tokenizer.special_token_ids.isdisjoint(token_ids.values()):
-        params = dataclasses.replace(params, skip_special_tokens=False)
+        params = changed(params, skip_special_tokens=False)
     wanted = params.structured_outputs
     if wanted is not None and wanted.json is None and not wanted.json_object:
         raise refuse("tools", "can be combined with JSON as the format of the answer, not with another constraint")
@@ -135,7 +135,7 @@ def _with_tools(
     grammar = write(tools, may_be_many, token_ids)
     if wanted is not None and spec.tool_choice == "auto":
         grammar = or_json(grammar, {"type": "object"} if wanted.json is None else json.loads(str(wanted.json)) or {})
-    return dataclasses.replace(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
+    return changed(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
 
 
 def _for_template(message: Mapping[str, Any], model: str, knows_developers: bool) -> dict[str, Any]:

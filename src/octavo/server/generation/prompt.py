@@ -5,7 +5,6 @@ Tokenizing a book takes a while and other requests must go on, so it runs in a t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -14,7 +13,7 @@ from anyio.to_thread import run_sync
 
 from octavo.errors import ModelLoadError, UsageError
 from octavo.prompt import Prompt
-from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams, changed
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.content import check_readable
@@ -91,7 +90,7 @@ def fit_max_tokens(
     """The parameters with max_tokens cut to what the context has left."""
     left = model.info.max_model_len - max(map(len, prompts))
     is_cut = params.max_tokens is not None and params.max_tokens > left
-    return dataclasses.replace(params, max_tokens=left) if is_cut else params
+    return changed(params, max_tokens=left) if is_cut else params
 
 
 async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:

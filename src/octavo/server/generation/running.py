@@ -17,6 +17,7 @@ from octavo.errors import EngineDeadError
 from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.prompt import Prompt
+from octavo.sampling_params import changed
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
 from octavo.server.generation.events import ChoiceReader, Event, Usage
@@ -170,7 +171,7 @@ async def start_generation(
         params = fit_max_tokens(model, spec.params, prompts)
         if isinstance(spec, TextSpec) and isinstance(spec.prompts[0], Infill):
             sampling, ends = params.sampling, infill_ends(model.tokenizer)
-            params = replace(sampling, stop_token_ids=[*sampling.stop_token_ids, *ends])
+            params = changed(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))
         ticket.add_prompt_tokens(sum(map(len, prompts)))
         options = separated(spec.options, spec.tenant)
 
@@ -229,7 +230,7 @@ def separated(options: RequestOptions, tenant: str) -> RequestOptions:
     if not tenant and not options.cache_salt:
         return options
     salt = hashlib.sha256(f"{len(tenant)}:{tenant}{options.cache_salt}".encode()).hexdigest()
-    return replace(options, cache_salt=salt)
+    return changed(options, cache_salt=salt)
 
 
 def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:

@@ -37,6 +37,8 @@ FIELD_NAMES = {
     "parameters": "input_schema",
 }
 
+_NEUTRAL = SamplingParams()  # of a conversation that is only counted
+
 
 class CacheControl(NullIsAbsent):
     """A hint with no effect: the common beginning of prompts is always cached."""
@@ -185,7 +187,7 @@ class CountTokensRequest(NullIsAbsent):
         ]
         messages = _chat_messages(self.messages, self.system)
         return ChatSpec(
-            params=SamplingParams(),
+            params=_NEUTRAL,
             tenant=tenant,
             messages=messages,
             tools=chat_tools(functions, choice),
