@@ -90,12 +90,19 @@ def attributes(holder: Any) -> dict[str, Any]:
     return values
 
 
-def traced(tokenizer: Tokenizer, script: Script, headers: dict[str, str] | None = None, **changes: Any) -> Collector:
-    """The collector after one chat completion and the end of the server."""
+def traced(
+    tokenizer: Tokenizer,
+    script: Script,
+    headers: dict[str, str] | None = None,
+    path: str = "/v1/chat/completions",
+    **changes: Any,
+) -> Collector:
+    """The collector after one request, by default a chat completion, and the end of the server."""
     with collector() as running:
         config = ServerConfig(otlp_endpoint=running.url)
         with scripted_app(FakeClient(tokenizer, script), tokenizer, config, names=("m",)) as app:
-            httpx.post(app.url + "/v1/chat/completions", json={**CHAT, **changes}, headers=headers)
+            body = {name: value for name, value in {**CHAT, **changes}.items() if value is not None}
+            httpx.post(app.url + path, json=body, headers=headers)
         return running
 
 
@@ -130,6 +137,21 @@ def test_a_request_and_its_phases(smollm2_tokenizer: Tokenizer) -> None:
     assert decode.start_time_unix_nano == prefill.end_time_unix_nano
     assert decode.end_time_unix_nano == request.end_time_unix_nano
     assert b"secret" not in b"".join(seen.bodies)
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "operation"),
+    [
+        ("/chat/completions", {}, "chat"),
+        ("/v1/messages", {}, "chat"),
+        ("/v1/completions", {"messages": None, "prompt": "Hi"}, "text_completion"),
+    ],
+)
+def test_the_operation_is_that_of_any_protocol(
+    smollm2_tokenizer: Tokenizer, path: str, changes: dict[str, Any], operation: str
+) -> None:
+    (request,) = traced(smollm2_tokenizer, Script(["a"]), path=path, **changes).spans()[f"{operation} m"]
+    assert attributes(request)["gen_ai.operation.name"] == operation
 
 
 def test_the_callers_trace_goes_on(smollm2_tokenizer: Tokenizer) -> None:

@@ -36,6 +36,7 @@ class AccessRecord:
     client_request_id: str = ""  # the client's own id, where it is another one
     status: int = 0
     model: str | None = None
+    is_chat: bool = False
     num_prompt_tokens: int | None = None
     num_completion_tokens: int | None = None
     num_cached_tokens: int | None = None

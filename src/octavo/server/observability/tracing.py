@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
 
-_CHAT_ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 _NS = 1_000_000_000
 
 _http_request: ContextVar[Scope | None] = ContextVar("http_request", default=None)
@@ -89,7 +88,7 @@ class RequestTracer:
         http_request = _http_request.get() or {"headers": (), "state": {}}  # empty without a server
         access = http_request["state"].get("access")
         route = str(getattr(access, "route", None) or "")
-        operation = "chat" if route in _CHAT_ROUTES else "text_completion"
+        operation = "chat" if getattr(access, "is_chat", False) else "text_completion"
         params = request.params.sampling
         attributes: dict[str, str | int | float] = {
             "gen_ai.operation.name": operation,

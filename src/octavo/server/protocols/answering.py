@@ -159,7 +159,7 @@ async def answer(
         began_s = time.monotonic()
         model = await resources.enter_async_context(state.models.use(body.model))
         arrival = Arrival(record.began_s, time.monotonic() - began_s)
-        record.model = model.name
+        record.model, record.is_chat = model.name, isinstance(spec, ChatSpec)
         filled = replace(spec, params=spec.params.with_defaults(model.info.sampling_defaults.without(spec.given)))
         generation = await start_generation(state, model, filled, record.request_id)
         resources.push_async_callback(generation.aclose)
