@@ -18,7 +18,8 @@ from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, sele
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads
 from octavo.backends.torch.kernels.sample import Entries, has_filters, row_options, sample_rows
 from octavo.batch import greedy_rows
-from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.recurrence import DeltaHeads, ScanHeads
 
 _MOST_TOKENS = 1 << 20  # of a cache that is measured
 CACHE_TYPES = {"bf16": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}

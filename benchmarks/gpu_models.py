@@ -25,7 +25,7 @@ from octavo.backends.torch.kernels.planes import Planes
 from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
 from octavo.generation_request import GenerationRequest
-from octavo.graph.ops import RopeParams
+from octavo.graph.ops.attention import RopeParams
 from octavo.models import build_graph
 from octavo.models._attention import AttentionConfig
 from octavo.models._mlp import MLPConfig

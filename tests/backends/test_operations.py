@@ -11,13 +11,32 @@ from octavo.backends import Executor, ExecutorLimits, get_backend, reference
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import PASSES
 from octavo.errors import GraphError, UsageError
-from octavo.graph import ops
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, EncoderAttentionParams, Op, RopeParams, Routing
+from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.collective import Collective
+from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
+from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding, SelectRows
+from octavo.graph.ops.moe import MoE, Routing
+from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
+from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
+from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
+from octavo.graph.ops.stages import Receive, Send
+from octavo.graph.ops.streams import (
+    AddToStreams,
+    Columns,
+    MatchMagnitude,
+    MixStreams,
+    ScaleColumns,
+    SideBySide,
+    Sparsify,
+)
 from octavo.graph.passes import optimize
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
+from tests.support.operations import operations
 
 BACKENDS = ["reference", "cpu", "torch:cpu"]
 
@@ -57,7 +76,7 @@ SHAPES = {
 
 def fused_attention(g: Graph, x: Value) -> Value:
     q, k, v = g.linear(x, "square"), g.linear(x, "kv"), g.linear(x, "kv")
-    q, k = (g.rope(g.rms_norm(y, "heads", 1e-5), 16, ROPE) for y in (q, k))
+    q, k = (g.add(Rope(g.rms_norm(y, "heads", 1e-5), 16, ROPE)) for y in (q, k))
     return g.attention(q, k, v, HEADS)
 
 
@@ -68,90 +87,83 @@ def attention(g: Graph, x: Value) -> Value:
 
 def latent_attention(g: Graph, x: Value) -> Value:
     params = AttentionParams(0, 4, 1, 48, 0.2, window=7, value_dim=32)
-    key = g.linear(x, "latent"), g.rope(g.linear(x, "k_rope"), 16, ROPE)
-    return g.latent_attention((g.head_linear(x, "absorbed"), g.rope(x, 16, ROPE)), key, params)
+    key = g.linear(x, "latent"), g.add(Rope(g.linear(x, "k_rope"), 16, ROPE))
+    return g.add(LatentAttention(g.head_linear(x, "absorbed"), g.add(Rope(x, 16, ROPE)), *key, params))
 
 
 def gated_delta_rule(g: Graph, x: Value) -> Value:
     gate, (decay, bias) = g.linear(x, "gates"), (Parameter(name, (4,)) for name in ("sinks", "dt_bias"))
-    return g.add_operation(ops.GatedDeltaRule(x, gate, gate, decay, bias, ops.DeltaHeads(1, 4, 16, 8), 0))
+    return g.add(GatedDeltaRule(x, gate, gate, decay, bias, DeltaHeads(1, 4, 16, 8), 0))
 
 
 def selective_scan(g: Graph, x: Value) -> Value:
     decay, skip, bias = (Parameter(name, (4,)) for name in ("sinks", "dt_bias", "dt_bias"))
-    return g.add_operation(ops.SelectiveScan(x, g.linear(x, "gates"), decay, skip, bias, ops.ScanHeads(4, 8, 2, 8), 0))
+    return g.add(SelectiveScan(x, g.linear(x, "gates"), decay, skip, bias, ScanHeads(4, 8, 2, 8), 0))
 
 
 def streams(g: Graph, x: Value) -> Value:
-    return g.add_operation(ops.SideBySide(x, g.activation(x, "silu")))
+    return g.add(SideBySide(x, g.add(Activation(x, "silu"))))
 
 
-SPAN = ops.NormColumns(32, 16, 3)  # the columns 16 to 80 of 96
+SPAN = NormColumns(32, 16, 3)  # the columns 16 to 80 of 96
 
 
 def group_sums(g: Graph, x: Value) -> Value:
-    return g.add_operation(ops.GroupSums(x, g.add_operation(ops.GroupSums(x, None, SPAN, 1)), SPAN, 2))
+    return g.add(GroupSums(x, g.add(GroupSums(x, None, SPAN, 1)), SPAN, 2))
 
 
 def spanning_norm(g: Graph, x: Value) -> Value:
-    sums, squares = (g.add_operation(ops.GroupSums(x, None, SPAN, power)) for power in (1, 2))
+    sums, squares = (g.add(GroupSums(x, None, SPAN, power)) for power in (1, 2))
     weight, bias = (Parameter(f"norm.{name}", (WIDTH,)) for name in ("weight", "bias"))
-    centered = g.add_operation(ops.SpanningNorm(x, sums, squares, weight, bias, 1e-5, SPAN))
-    return centered + g.add_operation(ops.SpanningNorm(x, None, squares, None, None, 1e-5, SPAN))
+    centered = g.add(SpanningNorm(x, sums, squares, weight, bias, 1e-5, SPAN))
+    return centered + g.add(SpanningNorm(x, None, squares, None, None, 1e-5, SPAN))
 
 
 # Graphs in which the operation survives the passes, or is made by them.
 GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
-    ops.Embedding: lambda _, x: x,
-    ops.PositionEmbedding: lambda g, x: x + g.position_embedding("positions", 2),
-    ops.TokenTypeEmbedding: lambda g, x: x + g.token_type_embedding("types"),
-    ops.Receive: lambda g, x: x + g.add_operation(ops.Receive(0, TOKENS, WIDTH)),
-    ops.Input: lambda g, x: x + g.add_operation(ops.Input(0, TOKENS, WIDTH)),
-    ops.Linear: lambda g, x: g.linear(x, "square"),
-    ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
-    ops.RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5),
-    ops.LayerNorm: lambda g, x: g.layer_norm(x, "norm", 1e-5) + g.layer_norm(x, "norm", 1e-5, 16),
-    ops.GroupSums: group_sums,
-    ops.SpanningNorm: spanning_norm,
-    ops.Add: lambda g, x: x + g.activation(x, "silu"),
-    ops.Mul: lambda g, x: x * g.activation(x, "silu"),
-    ops.Scale: lambda _, x: x * 0.7,
-    ops.Activation: lambda g, x: g.activation(x, "gelu_tanh"),
-    ops.GatedActivation: lambda g, x: g.silu_mul(x, g.scale(x, 2.0)),
-    ops.Columns: lambda g, x: g.columns(x, 5, 40),
-    ops.SideBySide: streams,
-    ops.MixStreams: lambda g, x: g.add_operation(ops.MixStreams(streams(g, x), g.linear(x, "gates"))),
-    ops.AddToStreams: lambda g, x: g.add_operation(ops.AddToStreams(streams(g, x), x, None, (0.0, 1.0))),
-    ops.MatchMagnitude: lambda g, x: g.add_operation(ops.MatchMagnitude(streams(g, x), x, 1e-5)),
-    ops.ScaleColumns: lambda g, x: g.scale_columns(x, "norm"),
-    ops.Sparsify: lambda g, x: g.add_operation(ops.Sparsify(x, 0.5)),
-    ops.Softcap: lambda g, x: g.softcap(x, 1.5),
-    ops.Clip: lambda g, x: g.clip(x, 0.1),
-    ops.Rope: lambda g, x: g.rope(x, 16, ROPE),
-    ops.Attention: attention,
-    ops.LatentAttention: latent_attention,
-    ops.HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
-    ops.EncoderAttention: lambda g, x: g.encoder_attention(x, g.linear(x, "kv"), g.linear(x, "kv"), ENCODER_HEADS),
-    ops.MeanPool: lambda g, x: g.mean_pool(x),
-    ops.SelectRows: lambda g, x: g.select_rows(x),
-    ops.MoE: lambda g, x: g.moe(x, "moe", Routing(2), router_x=x * 0.5),
-    ops.GatedDeltaRule: gated_delta_rule,
-    ops.SelectiveScan: selective_scan,
-    ops.ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),
-    ops.FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
-    ops.FusedAttention: fused_attention,
+    Embedding: lambda _, x: x,
+    PositionEmbedding: lambda g, x: x + g.position_embedding("positions", 2),
+    TokenTypeEmbedding: lambda g, x: x + g.token_type_embedding("types"),
+    Receive: lambda g, x: x + g.add(Receive(0, TOKENS, WIDTH)),
+    Input: lambda g, x: x + g.add(Input(0, TOKENS, WIDTH)),
+    Linear: lambda g, x: g.linear(x, "square"),
+    Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
+    RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5),
+    LayerNorm: lambda g, x: g.layer_norm(x, "norm", 1e-5) + g.layer_norm(x, "norm", 1e-5, 16),
+    GroupSums: group_sums,
+    SpanningNorm: spanning_norm,
+    Add: lambda g, x: x + g.add(Activation(x, "silu")),
+    Mul: lambda g, x: x * g.add(Activation(x, "silu")),
+    Scale: lambda _, x: x * 0.7,
+    Activation: lambda g, x: g.add(Activation(x, "gelu_tanh")),
+    GatedActivation: lambda g, x: g.add(GatedActivation(x, g.add(Scale(x, 2.0)), "silu")),
+    Columns: lambda g, x: g.add(Columns(x, 5, 40)),
+    SideBySide: streams,
+    MixStreams: lambda g, x: g.add(MixStreams(streams(g, x), g.linear(x, "gates"))),
+    AddToStreams: lambda g, x: g.add(AddToStreams(streams(g, x), x, None, (0.0, 1.0))),
+    MatchMagnitude: lambda g, x: g.add(MatchMagnitude(streams(g, x), x, 1e-5)),
+    ScaleColumns: lambda g, x: g.scale_columns(x, "norm"),
+    Sparsify: lambda g, x: g.add(Sparsify(x, 0.5)),
+    Softcap: lambda g, x: g.add(Softcap(x, 1.5)),
+    Clip: lambda g, x: g.add(Clip(x, 0.1)),
+    Rope: lambda g, x: g.add(Rope(x, 16, ROPE)),
+    Attention: attention,
+    LatentAttention: latent_attention,
+    HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
+    EncoderAttention: lambda g, x: g.add(EncoderAttention(x, g.linear(x, "kv"), g.linear(x, "kv"), ENCODER_HEADS)),
+    MeanPool: lambda g, x: g.add(MeanPool(x)),
+    SelectRows: lambda g, x: g.select_rows(x),
+    MoE: lambda g, x: g.moe(x, "moe", Routing(2), router_x=x * 0.5),
+    GatedDeltaRule: gated_delta_rule,
+    SelectiveScan: selective_scan,
+    ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),
+    FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
+    FusedAttention: fused_attention,
 }
 
 
 # Every operation that a rank computes by itself. Others: cpu/test_collective.py and graph/test_shard.py.
-ALL_OPS = [
-    c
-    for c in vars(ops).values()
-    if isinstance(c, type)
-    and issubclass(c, ops.Op)
-    and c is not ops.Op
-    and not issubclass(c, ops.Collective | ops.Send)
-]
+ALL_OPS = [cls for cls in operations() if not issubclass(cls, Collective | Send)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -198,7 +210,7 @@ def test_an_operation_without_a_kernel_is_refused_by_name(monkeypatch: pytest.Mo
     kernels = [name for name in _native.kernel_names() if name != "moe"]
     monkeypatch.setattr(_native, "kernel_names", lambda: kernels)
     g = Graph(SHAPES)
-    g.output = g.logits(g.select_rows(GRAPHS[ops.MoE](g, g.embedding("embed"))), "head")
+    g.output = g.logits(g.select_rows(GRAPHS[MoE](g, g.embedding("embed"))), "head")
     with pytest.raises(GraphError, match="moe: the cpu backend has no kernel"):
         get_backend("cpu").compile(g, {}, LIMITS)
 

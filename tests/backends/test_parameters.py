@@ -10,7 +10,7 @@ from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.parameters import fingerprint_of, parameter_info, weight_of
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Linear
+from octavo.graph.ops.linear import Linear
 from octavo.graph.values import Parameter, Part, Value
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.support.batches import Request, step
@@ -34,7 +34,7 @@ def graph_of(weights: dict[str, Weight], parameter: Parameter) -> Graph:
     """The outputs of one linear layer are the logits."""
     g = Graph({name: weight.shape for name, weight in weights.items()})
     x = g.select_rows(g.embedding("embed"))
-    g.output = g.add_operation(Linear(x, parameter))
+    g.output = g.add(Linear(x, parameter))
     return g
 
 
@@ -65,7 +65,7 @@ def test_two_parts_in_one_graph() -> None:
     x = g.select_rows(g.embedding("embed"))
 
     def half(begin: int, end: int) -> Value:
-        return g.add_operation(Linear(x, Parameter("up.weight", (24, WIDTH), Part(0, begin, end))))
+        return g.add(Linear(x, Parameter("up.weight", (24, WIDTH), Part(0, begin, end))))
 
     g.output = half(0, 24) + half(24, 48)
     assert [p.label for p in g.parameters if p.part] == ["up.weight[0: 0 to 24]", "up.weight[0: 24 to 48]"]

@@ -14,7 +14,8 @@ from octavo.backends.cpu.lowering import PASSES
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
 from octavo.graph.cost import graph_cost
-from octavo.graph.ops import Attention, AttentionParams, FusedAttention, RopeParams, StepSizes
+from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
+from octavo.graph.ops.base import StepSizes
 from octavo.graph.passes import optimize
 from octavo.graph.segments import cut
 from octavo.quantization.packed import DenseWeight
@@ -41,8 +42,8 @@ def four_layers(local: AttentionParams = LOCAL) -> Graph:
     h = g.embedding("embed")
     for i, params in enumerate((GLOBAL, local, GLOBAL, local)):
         parts = [g.linear(h, f"layers.{i}.{n}") for n in ("qkv" if i < 2 else "q")]
-        q = g.rope(g.rms_norm(parts[0], f"layers.{i}.q_norm", 1e-6), 16, ROPE)
-        k = g.rope(g.rms_norm(parts[1], None, 1e-6, 16), 16, ROPE) if i < 2 else None
+        q = g.add(Rope(g.rms_norm(parts[0], f"layers.{i}.q_norm", 1e-6), 16, ROPE))
+        k = g.add(Rope(g.rms_norm(parts[1], None, 1e-6, 16), 16, ROPE)) if i < 2 else None
         v = g.rms_norm(parts[2], None, 1e-6, 16) if i < 2 else None
         h = h + g.linear(g.attention(q, k, v, params), f"layers.{i}.o")
     g.output = g.logits(g.select_rows(h), "head")

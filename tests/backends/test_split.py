@@ -25,7 +25,7 @@ from octavo.engine.loading import devices
 from octavo.engine.loading.devices import backend_name, backend_of, memory_of_rank, step_tokens
 from octavo.engine.loading.memory_needs import memory_needs
 from octavo.errors import InsufficientMemoryError, UsageError
-from octavo.graph.ops import MoE
+from octavo.graph.ops.moe import MoE
 from octavo.graph.segments import layer_borders
 from octavo.loader.checkpoint import open_checkpoint
 from tests.backends.test_shared_caches import four_layers

@@ -27,7 +27,7 @@ from octavo.distributed.rank_messages import Alive
 from octavo.distributed.ranks import Ranks
 from octavo.engine.loading.model_graph import model_graph
 from octavo.errors import EngineDeadError
-from octavo.graph.ops import Op
+from octavo.graph.ops.base import Op
 from octavo.loader.checkpoint import open_checkpoint
 from tests.engine.test_ranks import OPTIONS, PROMPTS, children, segments
 from tests.support.text_models import save_decoder

@@ -6,7 +6,9 @@ import pytest
 
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import Add, AttentionParams, Linear, Scale
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.linear import Linear
+from octavo.graph.ops.rowwise import Add, Scale
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Value
 
 SHAPES = {
@@ -74,7 +76,7 @@ def test_wrong_operands_of_an_operator(g: Graph) -> None:
 
 def test_values_of_another_graph(g: Graph) -> None:
     with pytest.raises(GraphError, match="belongs to another graph"):
-        g.scale(Graph(SHAPES).embedding("embed_tokens"), 2.0)
+        g.add(Scale(Graph(SHAPES).embedding("embed_tokens"), 2.0))
 
 
 def test_one_attention_a_layer(g: Graph) -> None:
@@ -97,7 +99,7 @@ def test_output(g: Graph) -> None:
 def test_rewritten_graphs_are_checked() -> None:
     g = Graph(SHAPES)
     x = g.embedding("embed_tokens")
-    y = g.scale(x, 2.0)
+    y = g.add(Scale(x, 2.0))
     with pytest.raises(GraphError, match="scale: value 0 is used before it is made"):
         Graph.from_nodes(Graph(SHAPES), g.nodes[::-1], y)
     wrong = Node(g.nodes[1].op, Value(1, TOKENS, 9), "layers.3")

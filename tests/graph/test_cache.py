@@ -9,12 +9,14 @@ import pytest
 
 from octavo.backends import ExecutorLimits, reference
 from octavo.backends.cpu.compiler import cache_sizes
-from octavo.batch import Batch
+from octavo.batch import Array, Batch
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import STATES_PER_SEAT, KVCache, StateCache
 from octavo.graph.cost import graph_cost
-from octavo.graph.ops import Array, AttentionParams, Evaluation, Op, StepSizes
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.base import Evaluation, Op, StepSizes
+from octavo.graph.ops.rowwise import Scale
 from octavo.graph.values import RowDomain, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
@@ -57,7 +59,7 @@ def graph_with_state() -> tuple[Graph, np.ndarray]:
     embedding = np.random.default_rng(0).standard_normal((VOCAB, WIDTH)).astype(np.float32)
     g = Graph({"embed.weight": embedding.shape})
     x = g.embedding("embed")
-    g.output = g.select_rows(g.add_operation(RunningSum(x, index=3)))
+    g.output = g.select_rows(g.add(RunningSum(x, index=3)))
     return g, embedding
 
 
@@ -90,7 +92,7 @@ def test_states_are_counted() -> None:
     assert graph.state_elements_per_sequence == WIDTH
     assert graph.kv_caches == []
     stateless = Graph(graph.weights)
-    stateless.output = stateless.select_rows(stateless.scale(stateless.embedding("embed"), 2.0))
+    stateless.output = stateless.select_rows(stateless.add(Scale(stateless.embedding("embed"), 2.0)))
     assert (cache_sizes(graph, {}).state_bytes, cache_sizes(stateless, {}).state_bytes) == (16 * 4, 0)  # padded
     weights = {"embed.weight": DenseWeight(embedding)}
     executors = [reference.compile(each, weights, LIMITS) for each in (graph, stateless)]
@@ -107,9 +109,9 @@ def test_states_are_counted() -> None:
 def test_a_layer_has_one_cache() -> None:
     g = Graph({"embed.weight": (VOCAB, 8)})
     x = g.embedding("embed")
-    g.add_operation(RunningSum(x, 0))
+    g.add(RunningSum(x, 0))
     with pytest.raises(GraphError, match="embed: running_sum: there is a state 0 already"):
-        g.add_operation(RunningSum(x, 0))
+        g.add(RunningSum(x, 0))
     g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5))
     with pytest.raises(GraphError, match="embed: attention: layer 0 has a cache already"):
         g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5))

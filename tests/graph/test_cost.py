@@ -9,7 +9,11 @@ import pytest
 from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.cost import Cost, graph_cost, node_cost
-from octavo.graph.ops import AttentionParams, Clip, FusedAttention, HeadLinear, MoE, StepSizes
+from octavo.graph.ops.attention import AttentionParams, FusedAttention
+from octavo.graph.ops.base import StepSizes
+from octavo.graph.ops.latent_attention import HeadLinear
+from octavo.graph.ops.moe import MoE
+from octavo.graph.ops.rowwise import Clip
 from octavo.graph.passes import optimize
 from tests.support.tiny_models import CONFIGS, tiny_graph
 

@@ -80,7 +80,7 @@ def graph_with(*made_up: type[Bend] | int) -> tuple[Graph, dict[str, Weight]]:
     inner = g.linear(x, "l.0.up")
     for each in made_up:
         op = HeadTurn(inner, each) if isinstance(each, int) else each(inner, Parameter("l.0.slope", (INNER,)))
-        inner = g.add_operation(op)
+        inner = g.add(op)
     x = x + g.linear(inner, "l.0.down")
     g.output = g.logits(g.select_rows(x), "head")
     return g, weights

@@ -8,8 +8,8 @@ import pytest
 from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import LayerFormat, layer_formats
-from octavo.graph.ops import AttentionParams, RopeParams
-from octavo.graph.ops.attention import rotate
+from octavo.graph.ops.attention import AttentionParams, Rope, RopeParams, rotate
+from octavo.graph.ops.latent_attention import LatentAttention
 from octavo.graph.passes import optimize
 from octavo.graph.values import Parameter
 
@@ -27,7 +27,7 @@ def graph_with(rope: RopeParams | None, *, biased: bool = True) -> Graph:
     x = g.embedding("embed")
     q, k, v = (g.linear(x, name) for name in "qkv")
     if rope is not None:
-        q, k = g.rope(q, 8, rope), g.rope(k, 8, rope)
+        q, k = g.add(Rope(q, 8, rope)), g.add(Rope(k, 8, rope))
     g.output = g.linear(g.attention(q, k, v, PARAMS), "o")
     return g
 
@@ -72,5 +72,5 @@ def test_a_latent_keeps_float16() -> None:
     g = Graph({"embed.weight": (10, 32), "q.weight": (64, 32), "k.weight": (16, 32)})
     x = g.embedding("embed")
     params = AttentionParams(3, 2, 1, 48, 0.5, value_dim=32)
-    g.output = g.latent_attention((g.linear(x, "q"), x), (x, g.linear(x, "k")), params)
+    g.output = g.add(LatentAttention(g.linear(x, "q"), x, x, g.linear(x, "k"), params))
     assert layer_formats(g, bias_of, "int8") == {3: LayerFormat("float16")}

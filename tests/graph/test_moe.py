@@ -26,7 +26,10 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Evaluation, Input, MoE, Routing
+from octavo.graph.ops.base import Evaluation
+from octavo.graph.ops.linear import Input
+from octavo.graph.ops.moe import MoE, Routing
+from octavo.graph.ops.rowwise import Activation
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.models._layers import gated_mlp
 from tests.support.evaluation import whole_prompt
@@ -75,7 +78,7 @@ def check(block: torch.nn.Module, tensors: Tensors, build: Build) -> None:
         expected = block(x)
     expected = expected[0] if isinstance(expected, tuple) else expected
     g = Graph({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    value = g.add_operation(Input(0, TOKENS, HIDDEN))
+    value = g.add(Input(0, TOKENS, HIDDEN))
     build(g, value)
     weights = {p: tensors[p.name].numpy() for p in g.parameters}
     assert {p.name for p in weights} == set(tensors)
@@ -116,7 +119,7 @@ def test_qwen2_moe_has_a_shared_expert_with_a_gate(normalize: bool) -> None:
     block, tensors = randomized(Qwen2MoeSparseMoeBlock(config))
 
     def build(g: Graph, x: Value) -> Value:
-        gate = g.activation(g.linear(x, "mlp.shared_expert_gate"), "sigmoid")
+        gate = g.add(Activation(g.linear(x, "mlp.shared_expert_gate"), "sigmoid"))
         return g.moe(x, "mlp", Routing(3, normalize=normalize)) + gated_mlp(g, x, "mlp.shared_expert") * gate
 
     check(block, with_halves(tensors), build)

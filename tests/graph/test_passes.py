@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from octavo.backends import ExecutorLimits, reference
 from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, FusedAttention, FusedLinear, RopeParams
+from octavo.graph.ops.attention import AttentionParams, FusedAttention, Rope, RopeParams
+from octavo.graph.ops.linear import FusedLinear
+from octavo.graph.ops.rowwise import Activation, GatedActivation, Scale, Softcap
 from octavo.graph.passes import optimize
 from octavo.graph.values import TOKENS, Value
 from octavo.quantization.packed import DenseWeight
@@ -104,7 +106,7 @@ def test_dead_values_are_removed() -> None:
     graph, weights = random_graph([])
     before = len(graph.nodes)
     optimized = len(optimize(graph, PASSES).nodes)
-    graph.silu_mul(graph.nodes[0].output, graph.nodes[0].output)
+    graph.add(GatedActivation(graph.nodes[0].output, graph.nodes[0].output, "silu"))
     assert len(graph.nodes) == before + 1
     assert len(optimize(graph, PASSES).nodes) == optimized
     assert_same_meaning(graph, weights)
@@ -147,13 +149,13 @@ def apply(g: Graph, tokens: list[Value], rows: list[Value], kind: int, a: int, b
         pool.append(y + g.linear(g.rms_norm(x, "norm", 1e-5), f"square{b % 5}"))
     elif kind == 4:
         normed = g.rms_norm(x, "norm", 1e-5)
-        pool.append(g.silu_mul(g.linear(normed, "square1"), g.linear(normed, "square0")))
+        pool.append(g.add(GatedActivation(g.linear(normed, "square1"), g.linear(normed, "square0"), "silu")))
     elif kind == 5:
-        pool.append(g.gelu_mul(g.linear(x, "square1"), g.linear(y, "square2"), approximate=True))
+        pool.append(g.add(GatedActivation(g.linear(x, "square1"), g.linear(y, "square2"), "gelu_tanh")))
     elif kind == 6:
-        pool.append(g.softcap(g.scale(x * y, 0.5), 2.0))
+        pool.append(g.add(Softcap(g.add(Scale(x * y, 0.5)), 2.0)))
     elif kind == 7:
-        pool.append(g.activation(g.linear(x, "square3"), "relu2"))
+        pool.append(g.add(Activation(g.linear(x, "square3"), "relu2")))
     elif kind == 8:
         rows.append(g.select_rows(tokens[a % len(tokens)]))
     else:
@@ -170,6 +172,6 @@ def attend(g: Graph, x: Value, y: Value, kind: int, layer: int) -> Value:
     if layer % 3 == 0:
         q, k = (g.rms_norm(z, "head_norm", 1e-5) for z in (q, k))
     if kind != 11:
-        q, k = (g.rope(z, HEAD_DIM, rope) for z in (q, k))
+        q, k = (g.add(Rope(z, HEAD_DIM, rope)) for z in (q, k))
     assert q.rows is TOKENS
     return g.attention(q, k, v, params) + x

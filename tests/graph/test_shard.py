@@ -15,7 +15,13 @@ from octavo.distributed.ranks import Ranks
 from octavo.distributed.ranks import rank_graph as graph_of_rank
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AllGather, AllReduce, Attention, AttentionParams, Logits, MoE, Send, SpanningNorm
+from octavo.graph.ops.attention import Attention, AttentionParams
+from octavo.graph.ops.collective import AllGather, AllReduce
+from octavo.graph.ops.linear import Logits
+from octavo.graph.ops.moe import MoE
+from octavo.graph.ops.rowwise import GatedActivation
+from octavo.graph.ops.spanning_norm import SpanningNorm
+from octavo.graph.ops.stages import Send
 from octavo.graph.segments import as_stage, cut
 from octavo.graph.shard import shard
 from octavo.graph.splits import split_heads
@@ -249,7 +255,9 @@ def layer_of(kind: str) -> tuple[Graph, dict[str, Weight]]:
     q, k, v = (g.linear(h, f"layers.0.{name}") for name in "qkv")
     x = x + g.linear(g.attention(q, k, v, AttentionParams(0, 8, 4, HEAD_DIM, 0.2)), "layers.0.o")
     h = g.rms_norm(x, "layers.0.norm", 1e-5)
-    x = x + g.linear(g.silu_mul(g.linear(h, "layers.0.gate"), g.linear(h, "layers.0.up")), "layers.0.down")
+    x = x + g.linear(
+        g.add(GatedActivation(g.linear(h, "layers.0.gate"), g.linear(h, "layers.0.up"), "silu")), "layers.0.down"
+    )
     g.output = g.logits(g.select_rows(g.rms_norm(x, "layers.0.norm", 1e-5)), "head")
     return g, weights
 

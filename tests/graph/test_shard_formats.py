@@ -12,7 +12,8 @@ from octavo.backends.parameters import weight_of
 from octavo.backends.quantizers import quantize, quantizer_types
 from octavo.engine.loading.model_graph import model_graph
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
@@ -68,7 +69,7 @@ def two_layers(type_name: str) -> tuple[Graph, dict[str, Weight]]:
         out = g.linear(g.attention(q, k, v, AttentionParams(layer, 4, 2, HEAD_DIM, 0.1)), p + "o")
         x = x + g.rms_norm(out, "norm", 1e-5)
         h = g.rms_norm(x, "norm", 1e-5)
-        out = g.linear(g.silu_mul(g.linear(h, p + "gate"), g.linear(h, p + "up")), p + "down")
+        out = g.linear(g.add(GatedActivation(g.linear(h, p + "gate"), g.linear(h, p + "up"), "silu")), p + "down")
         x = x + g.rms_norm(out, "norm", 1e-5)
     g.output = g.logits(g.select_rows(g.rms_norm(x, "norm", 1e-5)), "head")
     return g, weights

@@ -7,7 +7,18 @@ import pytest
 import torch
 
 from octavo.errors import GraphError
-from octavo.graph import ops
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import Embedding
+from octavo.graph.ops.rowwise import RMSNorm
+from octavo.graph.ops.streams import (
+    AddToStreams,
+    Columns,
+    MatchMagnitude,
+    MixStreams,
+    ScaleColumns,
+    SideBySide,
+    Sparsify,
+)
 from octavo.graph.values import TOKENS, Parameter, Value
 from tests.support.batches import Request, step
 from tests.support.evaluation import evaluate
@@ -26,26 +37,26 @@ def torch_of(value: Value) -> torch.Tensor:
     return torch.from_numpy(VALUES[value])
 
 
-def check(op: ops.Op, expected: torch.Tensor) -> None:
+def check(op: Op, expected: torch.Tensor) -> None:
     np.testing.assert_allclose(evaluate(op, VALUES, WEIGHTS), expected.reshape(ROWS, -1).numpy(), atol=1e-12)
 
 
 def test_columns_and_side_by_side() -> None:
-    check(ops.Columns(X, 4, 9), torch_of(X)[:, 4:13])
-    check(ops.SideBySide(X, Y), torch.cat([torch_of(X), torch_of(Y)], dim=1))
+    check(Columns(X, 4, 9), torch_of(X)[:, 4:13])
+    check(SideBySide(X, Y), torch.cat([torch_of(X), torch_of(Y)], dim=1))
 
 
 def test_mixed_streams() -> None:
     streams, mixed = torch_of(X).reshape(ROWS, STREAMS, WIDTH), torch_of(SQUARE).reshape(ROWS, STREAMS, STREAMS)
-    check(ops.MixStreams(X, SQUARE), streams + torch.einsum("rij,rjw->riw", mixed, streams))
+    check(MixStreams(X, SQUARE), streams + torch.einsum("rij,rjw->riw", mixed, streams))
 
 
 def test_added_to_streams() -> None:
     streams, offsets = torch_of(X).reshape(ROWS, STREAMS, WIDTH), (0.0, 1.0, -0.5)
     added = torch.tensor(offsets, dtype=torch.float64)[None, :, None] * torch_of(Y)[:, None]
-    check(ops.AddToStreams(X, Y, None, offsets), streams + added)
+    check(AddToStreams(X, Y, None, offsets), streams + added)
     added = added + torch_of(ONE_EACH)[:, :, None] * torch_of(Y)[:, None]
-    check(ops.AddToStreams(X, Y, ONE_EACH, offsets), streams + added)
+    check(AddToStreams(X, Y, ONE_EACH, offsets), streams + added)
 
 
 def test_matched_magnitudes() -> None:
@@ -53,7 +64,7 @@ def test_matched_magnitudes() -> None:
     streams = torch_of(X).reshape(ROWS, STREAMS, WIDTH).clone()
     streams[:, 1] *= 1e-9
     values = VALUES | {X: streams.reshape(ROWS, -1).numpy()}
-    found = evaluate(ops.MatchMagnitude(X, Y, 1e-5), values, {}).reshape(ROWS, STREAMS, WIDTH)
+    found = evaluate(MatchMagnitude(X, Y, 1e-5), values, {}).reshape(ROWS, STREAMS, WIDTH)
     target = torch_of(Y).square().mean(dim=1).sqrt().numpy()
     rms = np.sqrt(np.mean(found**2, axis=2))
     np.testing.assert_allclose(rms[:, [0, 2]], np.stack([target, target], axis=1))
@@ -63,18 +74,18 @@ def test_matched_magnitudes() -> None:
 
 def test_scaled_columns() -> None:
     w, one = WEIGHTS
-    check(ops.ScaleColumns(Y, w), torch_of(Y) * torch.from_numpy(WEIGHTS[w]))
-    check(ops.ScaleColumns(Y, one), torch_of(Y) * 0.7)
+    check(ScaleColumns(Y, w), torch_of(Y) * torch.from_numpy(WEIGHTS[w]))
+    check(ScaleColumns(Y, one), torch_of(Y) * 0.7)
 
 
 def test_sparsified_rows() -> None:
     """Of a normal distribution, the share of zeros is that of the quantile."""
     x = torch_of(X)
     cut = x.mean(dim=1, keepdim=True) + 0.5 * x.std(dim=1, keepdim=True, unbiased=False)
-    check(ops.Sparsify(X, 0.5), torch.relu(x - cut))
+    check(Sparsify(X, 0.5), torch.relu(x - cut))
     wide = Value(0, TOKENS, 100_000)
     normal = {wide: RNG.normal(3.0, 2.0, (1, wide.cols))}
-    zeros = evaluate(ops.Sparsify(wide, 1.6448536), normal, {}) == 0
+    zeros = evaluate(Sparsify(wide, 1.6448536), normal, {}) == 0
     assert abs(zeros.mean() - 0.95) < 0.003
 
 
@@ -82,7 +93,7 @@ def test_norms_of_groups_with_a_weight_for_all() -> None:
     x, weight = torch_of(X), Parameter("groups", (STREAMS * WIDTH,))
     groups = torch.nn.functional.rms_norm(x.reshape(ROWS, STREAMS, WIDTH), (WIDTH,), None, 1e-2).reshape(ROWS, -1)
     own = RNG.normal(size=STREAMS * WIDTH)
-    found = evaluate(ops.RMSNorm(X, weight, 1e-2, WIDTH), VALUES, {weight: own})
+    found = evaluate(RMSNorm(X, weight, 1e-2, WIDTH), VALUES, {weight: own})
     np.testing.assert_allclose(found, (groups * torch.from_numpy(own)).numpy(), atol=1e-12)
 
 
@@ -90,19 +101,19 @@ def test_ids_beyond_a_table_take_its_first_row() -> None:
     weight = Parameter("table", (4, 5))
     table = RNG.normal(size=(4, 5))
     batch = step([(Request([3, 4, 0, 90], [0]), 4)])
-    found = evaluate(ops.Embedding(weight, has_all=False), {}, {weight: table}, batch)
+    found = evaluate(Embedding(weight, has_all=False), {}, {weight: table}, batch)
     np.testing.assert_array_equal(found, table[[3, 0, 0, 0]])
 
 
 WRONG = {
-    "columns": (lambda: ops.Columns(Y, 4, 7), "has no 7 columns from 4 on"),
-    "square": (lambda: ops.MixStreams(X, ONE_EACH), "no square"),
-    "streams": (lambda: ops.AddToStreams(X, Y, None, (1.0,)), "is not 1 streams"),
-    "factors": (lambda: ops.AddToStreams(X, Y, SQUARE, (1.0,) * 3), "not one for each of 3"),
-    "target": (lambda: ops.MatchMagnitude(Y, X, 1e-5), "not several times as wide"),
-    "scale": (lambda: ops.ScaleColumns(X, Parameter("w", (WIDTH,))), "does not fit w"),
-    "group": (lambda: ops.RMSNorm(X, Parameter("w", (WIDTH,)), 1e-5, 4), r"w \[10\] has no groups of 4 columns"),
-    "deviations": (lambda: ops.Sparsify(X, float("nan")), "not finite"),
+    "columns": (lambda: Columns(Y, 4, 7), "has no 7 columns from 4 on"),
+    "square": (lambda: MixStreams(X, ONE_EACH), "no square"),
+    "streams": (lambda: AddToStreams(X, Y, None, (1.0,)), "is not 1 streams"),
+    "factors": (lambda: AddToStreams(X, Y, SQUARE, (1.0,) * 3), "not one for each of 3"),
+    "target": (lambda: MatchMagnitude(Y, X, 1e-5), "not several times as wide"),
+    "scale": (lambda: ScaleColumns(X, Parameter("w", (WIDTH,))), "does not fit w"),
+    "group": (lambda: RMSNorm(X, Parameter("w", (WIDTH,)), 1e-5, 4), r"w \[10\] has no groups of 4 columns"),
+    "deviations": (lambda: Sparsify(X, float("nan")), "not finite"),
 }
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from octavo.backends import ExecutorLimits, reference
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Routing
 from octavo.graph.ops.attention import rotate
+from octavo.graph.ops.moe import Routing
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.tensor_names import TensorName
 from octavo.models import build_graph, llama

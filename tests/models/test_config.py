@@ -19,7 +19,7 @@ from octavo.backends import ExecutorLimits, get_backend
 from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Attention, Rope
+from octavo.graph.ops.attention import Attention, Rope
 from octavo.models import _rope as rope
 from octavo.models import build_graph, known_architectures, llama, load_architecture
 from octavo.models._attention import AttentionConfig, QueryGrowth, same_windows

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo.errors import ModelLoadError
-from octavo.graph.ops import RopeParams
+from octavo.graph.ops.attention import RopeParams
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import rope_from_gguf, rope_from_hf, scaled
 

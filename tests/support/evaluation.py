@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo.batch import Batch
 from octavo.graph.cache import KVCache
-from octavo.graph.ops import Evaluation, LayerCache, Op
+from octavo.graph.ops.base import Evaluation, LayerCache, Op
 from octavo.graph.values import Parameter, Value
 from tests.support.batches import BLOCK_SIZE, Request, blocks_for, step
 

@@ -23,7 +23,8 @@ from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, sele
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate, write_cache
 from octavo.backends.torch.kernels.sample import Entries, RowOptions, gather_tokens, sample_rows
 from octavo.backends.torch.products import gate
-from octavo.graph.ops import AttentionParams, DeltaHeads, ScanHeads
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.recurrence import DeltaHeads, ScanHeads
 from octavo.quantization.packed import Float8Weight, Weight
 from tests.support.canonical import random_grouped
 from tests.support.quantize import random_weight

@@ -12,8 +12,9 @@ from octavo.backends.cpu.lowering import lower
 from octavo.batch import Batch
 from octavo.config import KVDtype
 from octavo.graph.layer_formats import LayerFormat
-from octavo.graph.ops import Attention, AttentionParams, FusedAttention, LatentAttention, RopeParams
+from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, RopeParams
 from octavo.graph.ops.kv_rounding import round_keys, round_values
+from octavo.graph.ops.latent_attention import LatentAttention
 from octavo.graph.values import TOKENS, Value
 from tests.support.batches import Request, blocks_for, step
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.backends.memory import StreamedSizes
 from octavo.graph.cost import graph_cost
-from octavo.graph.ops import StepSizes
+from octavo.graph.ops.base import StepSizes
 
 if TYPE_CHECKING:
     from octavo.backends.memory import Sizes

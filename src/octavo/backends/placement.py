@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import MoE
+from octavo.graph.ops.moe import MoE
 from octavo.graph.segments import cut_at, layer_borders
 
 

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from octavo.backends import Executor
 from octavo.graph.cost import Cost
-from octavo.graph.ops import StepSizes
+from octavo.graph.ops.base import StepSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,14 +30,14 @@ from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the 
 from octavo.backends.moved_blocks import check_moved_blocks
 from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
-from octavo.batch import Batch, StepOutput
+from octavo.batch import Array, Batch, StepOutput
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
-from octavo.graph.ops import Array, Collective, Evaluation, LayerCache
-from octavo.graph.ops.base import Observer
+from octavo.graph.ops.base import Evaluation, LayerCache, Observer
+from octavo.graph.ops.collective import Collective
 from octavo.graph.ops.recurrence import check_states
 from octavo.graph.segments import check_inputs
 from octavo.graph.values import Parameter

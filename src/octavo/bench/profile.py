@@ -17,7 +17,7 @@ from octavo.engine.load import load_engine
 from octavo.engine.loading.devices import STEP_TOKENS
 from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
-from octavo.graph.ops import StepSizes
+from octavo.graph.ops.base import StepSizes
 
 _FASTEST_SHARE = 4  # the report is the mean of the fastest quarter of the steps
 

@@ -24,7 +24,8 @@ from octavo.engine.loading.model_graph import model_graph, model_sizes, steps_of
 from octavo.engine.loading.rank_needs import RankExchange, exchanges_of
 from octavo.errors import UsageError
 from octavo.graph.cost import graph_cost
-from octavo.graph.ops import MoE, StepSizes
+from octavo.graph.ops.base import StepSizes
+from octavo.graph.ops.moe import MoE
 from octavo.graph.values import LOGITS, TOKENS
 from octavo.loader.checkpoint import Checkpoint
 

@@ -129,7 +129,7 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
     from octavo.engine.loading.model_graph import model_sizes
     from octavo.engine.loading.weight_notes import size_notes
     from octavo.graph.cost import expert_cost, weight_bytes_read
-    from octavo.graph.ops import StepSizes
+    from octavo.graph.ops.base import StepSizes
     from octavo.quantization.packed import DENSE_TYPES, group_of
 
     try:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from octavo.backends.layers import Tokens, Values, layers_of, run_layer
 from octavo.batch import Array
 from octavo.compress.importance import ColumnSquares
-from octavo.graph.ops import Logits
+from octavo.graph.ops.linear import Logits
 from octavo.graph.values import Parameter
 from octavo.loader.checkpoint import Checkpoint
 from octavo.models import build_graph

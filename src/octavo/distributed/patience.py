@@ -6,13 +6,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from octavo.distributed.connection import ALIVE_S
-from octavo.graph.ops import StepSizes
+from octavo.graph.ops.base import StepSizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from octavo.batch import Batch
-    from octavo.graph.ops import Op
+    from octavo.graph.ops.base import Op
 
 LEAST_S = 2.5
 MOST_WAITED_S = 10.0  # of a silence, for a disk or a processor: it does not count as time to compute

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.config import EngineConfig
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import MoE
+from octavo.graph.ops.moe import MoE
 from octavo.graph.segments import as_stage, cut
 from octavo.graph.shard import shard
 from octavo.graph.shard_wishes import Steps

@@ -8,46 +8,17 @@ from dataclasses import dataclass
 
 from octavo.errors import GraphError
 from octavo.graph.cache import CacheLayout, KVCache, StateCache, cache_layout
-from octavo.graph.ops import (
-    Activation,
-    Add,
-    AllGather,
-    Attention,
-    AttentionParams,
-    Clip,
-    Columns,
-    DeltaHeads,
-    Embedding,
-    EncoderAttention,
-    EncoderAttentionParams,
-    GatedActivation,
-    GatedDeltaRule,
-    HeadLinear,
-    Input,
-    LatentAttention,
-    LayerNorm,
-    Linear,
-    Logits,
-    MeanPool,
-    MoE,
-    Mul,
-    Op,
-    PositionEmbedding,
-    Receive,
-    RMSNorm,
-    Rope,
-    RopeParams,
-    Routing,
-    Scale,
-    ScaleColumns,
-    ScanHeads,
-    SelectiveScan,
-    SelectRows,
-    Send,
-    ShortConv,
-    Softcap,
-    TokenTypeEmbedding,
-)
+from octavo.graph.ops.attention import Attention, AttentionParams
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.collective import AllGather
+from octavo.graph.ops.encoder import TokenTypeEmbedding
+from octavo.graph.ops.latent_attention import HeadLinear
+from octavo.graph.ops.linear import Embedding, Input, Linear, Logits, PositionEmbedding, SelectRows
+from octavo.graph.ops.moe import MoE, Routing
+from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
+from octavo.graph.ops.rowwise import Add, LayerNorm, Mul, RMSNorm, Scale
+from octavo.graph.ops.stages import Receive, Send
+from octavo.graph.ops.streams import ScaleColumns
 from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 _LAYER = re.compile(r"(.*?\.)?\d+(?=\.)")
@@ -71,8 +42,9 @@ class Node:
 class Graph:
     """A model as operations on symbolic values, in an order in which they can be run.
 
-    weights: names and shapes of the checkpoint. Every method adds one operation and raises GraphError,
-    naming operation, shapes and layer, when its operands do not fit or a weight is unknown.
+    weights: names and shapes of the checkpoint. `add` adds any operation, and a method that looks up weights is a
+    shorter way to write one down. They raise GraphError, naming operation, shapes and layer, when operands do not fit
+    or a weight is unknown.
     """
 
     def __init__(self, weights: Mapping[str, tuple[int, ...]]) -> None:
@@ -212,23 +184,23 @@ class Graph:
 
     def embedding(self, name: str, *, has_all: bool = True) -> Value:
         """The embeddings of the step's tokens: [TOKENS, cols]. has_all: False: ids beyond the table take its row 0."""
-        return self.add_operation(Embedding(self._weight(name, "embedding"), has_all))
+        return self.add(Embedding(self._weight(name, "embedding"), has_all))
 
     def position_embedding(self, name: str, offset: int = 0) -> Value:
         """The learned embeddings of the positions of the step's tokens: [TOKENS, cols]."""
-        return self.add_operation(PositionEmbedding(self._weight(name, "position_embedding"), offset))
+        return self.add(PositionEmbedding(self._weight(name, "position_embedding"), offset))
 
     def token_type_embedding(self, name: str) -> Value:
         """The embeddings of the types of the step's tokens: [TOKENS, cols]."""
-        return self.add_operation(TokenTypeEmbedding(self._weight(name, "token_type_embedding")))
+        return self.add(TokenTypeEmbedding(self._weight(name, "token_type_embedding")))
 
     def linear(self, x: Value, name: str) -> Value:
         """x @ weight.T, and + bias if the checkpoint has one."""
-        return self.add_operation(Linear(x, self._weight(name, "linear"), self._bias(name)))
+        return self.add(Linear(x, self._weight(name, "linear"), self._bias(name)))
 
     def head_linear(self, x: Value, name: str) -> Value:
         """A product for each head: the weight is [heads, out, in], x [rows, heads * in]."""
-        return self.add_operation(HeadLinear(x, self._weight(name, "head_linear")))
+        return self.add(HeadLinear(x, self._weight(name, "head_linear")))
 
     def logits(
         self, x: Value, name: str, *, softcap: float | None = None, scale: float = 1.0, bias: str | None = None
@@ -237,18 +209,18 @@ class Graph:
 
         bias: whose bias it has if not its own; a head that is the embedding has one of another name.
         """
-        return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(bias or name), softcap, scale))
+        return self.add(Logits(x, self._weight(name, "logits"), self._bias(bias or name), softcap, scale))
 
     def rms_norm(self, x: Value, name: str | None, eps: float, group: int = 0) -> Value:
         """Normalizes groups of as many columns as the weight has: all columns, or each head by itself.
 
         name: None: no weight. group: columns of a group, if the weight, which has as many, is not that of one group.
         """
-        return self.add_operation(RMSNorm(x, None if name is None else self._weight(name, "rms_norm"), eps, group))
+        return self.add(RMSNorm(x, None if name is None else self._weight(name, "rms_norm"), eps, group))
 
     def layer_norm(self, x: Value, name: str, eps: float, group: int = 0) -> Value:
         """group: columns that are normalized together, each with a weight of its own; 0: all."""
-        return self.add_operation(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps, group))
+        return self.add(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps, group))
 
     def moe(
         self,
@@ -291,63 +263,30 @@ class Graph:
             expert_scale,
             router_x,
         )
-        return self.add_operation(op)
+        return self.add(op)
 
     def short_conv(self, x: Value, name: str, kind: str | None = None) -> Value:
         """A causal convolution along each column of a sequence, whose weight is a vector: see `ShortConv`."""
         weight = self._weight(name, "short_conv")
-        return self.add_operation(ShortConv(x, weight, self._bias(name), len(self.state_caches), kind))
+        return self.add(ShortConv(x, weight, self._bias(name), len(self.state_caches), kind))
 
     def gated_delta_rule(self, qkv: Value, beta: Value, alpha: Value, name: str, heads: DeltaHeads) -> Value:
         """The delta rule of the vectors `decay.weight` and `dt.bias` under `name`: see `GatedDeltaRule`."""
         decay, dt_bias = (self._parameter(f"{name}.{part}", "gated_delta_rule") for part in ("decay.weight", "dt.bias"))
         index = len(self.state_caches)
-        return self.add_operation(GatedDeltaRule(qkv, beta, alpha, decay, dt_bias, heads, index))
+        return self.add(GatedDeltaRule(qkv, beta, alpha, decay, dt_bias, heads, index))
 
     def selective_scan(self, xbc: Value, dt: Value, name: str, heads: ScanHeads) -> Value:
         """The state space of the vectors `decay.weight`, `skip.weight` and `dt.bias` under `name`: `SelectiveScan`."""
         parts = ("decay.weight", "skip.weight", "dt.bias")
         decay, skip, dt_bias = (self._parameter(f"{name}.{part}", "selective_scan") for part in parts)
-        return self.add_operation(SelectiveScan(xbc, dt, decay, skip, dt_bias, heads, len(self.state_caches)))
+        return self.add(SelectiveScan(xbc, dt, decay, skip, dt_bias, heads, len(self.state_caches)))
 
-    # Operations without weights.
-
-    def add(self, a: Value, b: Value) -> Value:
-        return self.add_operation(Add(a, b))
-
-    def mul(self, a: Value, b: Value) -> Value:
-        """a * b; a b of one column multiplies whole rows."""
-        return self.add_operation(Mul(a, b))
-
-    def scale(self, x: Value, factor: float) -> Value:
-        return self.add_operation(Scale(x, factor))
-
-    def activation(self, x: Value, kind: str) -> Value:
-        return self.add_operation(Activation(x, kind))
-
-    def silu_mul(self, gate: Value, up: Value) -> Value:
-        """SwiGLU: silu(gate) * up."""
-        return self.add_operation(GatedActivation(gate, up, "silu"))
-
-    def gelu_mul(self, gate: Value, up: Value, *, approximate: bool) -> Value:
-        """GeGLU: gelu(gate) * up, `approximate` with the tanh formula."""
-        return self.add_operation(GatedActivation(gate, up, "gelu_tanh" if approximate else "gelu"))
+    # Operations that name weights in their own way, or rows.
 
     def scale_columns(self, x: Value, name: str) -> Value:
         """x * weight, a vector with a factor for each column or with one for all."""
-        return self.add_operation(ScaleColumns(x, self._weight(name, "scale_columns")))
-
-    def columns(self, x: Value, begin: int, count: int) -> Value:
-        return self.add_operation(Columns(x, begin, count))
-
-    def softcap(self, x: Value, cap: float) -> Value:
-        return self.add_operation(Softcap(x, cap))
-
-    def clip(self, x: Value, limit: float) -> Value:
-        return self.add_operation(Clip(x, limit))
-
-    def rope(self, x: Value, head_dim: int, rope: RopeParams) -> Value:
-        return self.add_operation(Rope(x, head_dim, rope))
+        return self.add(ScaleColumns(x, self._weight(name, "scale_columns")))
 
     def attention(
         self, q: Value, k: Value | None, v: Value | None, params: AttentionParams, sinks: str | None = None
@@ -356,28 +295,22 @@ class Graph:
 
         k, v: None: those that the attention of that layer, an earlier operation, has written.
         """
-        return self.add_operation(
-            Attention(q, k, v, params, None if sinks is None else self._parameter(sinks, "attention"))
-        )
-
-    def latent_attention(self, q: tuple[Value, Value], key: tuple[Value, Value], params: AttentionParams) -> Value:
-        """Causal attention over a paged cache of latents. q, key: the part for the latent, and the rotary part."""
-        return self.add_operation(LatentAttention(*q, *key, params))
-
-    def encoder_attention(self, q: Value, k: Value, v: Value, params: EncoderAttentionParams) -> Value:
-        """Attention of each token to its whole text, in one step and without a cache."""
-        return self.add_operation(EncoderAttention(q, k, v, params))
-
-    def mean_pool(self, x: Value) -> Value:
-        """The mean of each text of which a row is wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
-        return self.add_operation(MeanPool(x))
+        return self.add(Attention(q, k, v, params, None if sinks is None else self._parameter(sinks, "attention")))
 
     def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
-        return self.add_operation(SelectRows(x))
+        return self.add(SelectRows(x))
 
-    def add_operation(self, op: Op) -> Value:
-        """Adds any operation, checked, and returns its output; the methods above add the operations that models use."""
+    def plus(self, a: Value, b: Value) -> Value:
+        """a + b, as the operators of values write it."""
+        return self.add(Add(a, b))
+
+    def times(self, a: Value, b: Value | float) -> Value:
+        """a * b; a value b of one column multiplies whole rows."""
+        return self.add(Mul(a, b) if isinstance(b, Value) else Scale(a, float(b)))
+
+    def add(self, op: Op) -> Value:
+        """Adds an operation, checked, and returns its output; the methods above look up weights by their names."""
         for value in op.inputs:
             if value.graph is not self:
                 raise GraphError(f"{self._layer}: {op.name}: value {value.id} belongs to another graph")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import StateCache
-from octavo.graph.ops import MoE, Op, StepSizes
+from octavo.graph.ops.base import Op, StepSizes
+from octavo.graph.ops.moe import MoE
 from octavo.graph.values import Parameter, Value
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import FusedLinear, GatedActivation, Linear, Op
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import FusedLinear, Linear
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import Parameter, Value
 
 

@@ -17,7 +17,9 @@ from octavo.batch import Array
 from octavo.config import KVDtype
 from octavo.graph.builder import Graph
 from octavo.graph.cache import KVCache
-from octavo.graph.ops import Attention, FusedAttention, FusedLinear, Linear, Op, Rope, RopeParams
+from octavo.graph.ops.attention import Attention, FusedAttention, Rope, RopeParams
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import FusedLinear, Linear
 from octavo.graph.values import Parameter, Value
 
 _MEAN_OVER = 4096  # positions; the mean of a bias over many more of them is nearly zero

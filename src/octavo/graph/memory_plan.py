@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import Op
+from octavo.graph.ops.base import Op
 from octavo.graph.values import LOGITS, RowDomain, Value
 
 ALIGNMENT = 64  # bytes, a cache line

@@ -12,19 +12,10 @@ from functools import partial, wraps
 from typing import NamedTuple
 
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import (
-    Add,
-    Attention,
-    FusedAttention,
-    FusedLinear,
-    GatedActivation,
-    Linear,
-    Op,
-    RMSNorm,
-    Rope,
-    RopeParams,
-    SelectRows,
-)
+from octavo.graph.ops.attention import Attention, FusedAttention, Rope, RopeParams
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import FusedLinear, Linear, SelectRows
+from octavo.graph.ops.rowwise import Add, GatedActivation, RMSNorm
 from octavo.graph.values import OUTPUTS, RowDomain, Value
 
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 from octavo.batch import Batch
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import Input, Receive, Send
+from octavo.graph.ops.linear import Input
+from octavo.graph.ops.stages import Receive, Send
 from octavo.graph.values import OUTPUTS, TOKENS, Value
 
 

@@ -47,12 +47,10 @@ class Value:
         return self.id
 
     def __add__(self, other: Value) -> Value:
-        return self._builder().add(self, other)
+        return self._builder().plus(self, other)
 
     def __mul__(self, other: Value | float) -> Value:
-        if isinstance(other, Value):
-            return self._builder().mul(self, other)
-        return self._builder().scale(self, float(other))
+        return self._builder().times(self, other)
 
     __rmul__ = __mul__
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.ops.attention import AttentionParams, Rope, RopeParams
+from octavo.graph.ops.rowwise import Activation, Clip
 from octavo.graph.values import Value
 from octavo.models._decoder import ModelConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
@@ -223,7 +224,7 @@ def _block(g: Graph, cfg: ClassicConfig, h: Value, layer: int) -> Value:
         return g.layer_norm(x, f"layers.{layer}.{name}", cfg.norm_eps)
 
     def mlp(x: Value) -> Value:
-        x = g.activation(g.linear(x, f"layers.{layer}.mlp.up_proj"), cfg.activation)
+        x = g.add(Activation(g.linear(x, f"layers.{layer}.mlp.up_proj"), cfg.activation))
         return g.linear(x, f"layers.{layer}.mlp.down_proj")
 
     if cfg.block == "post_norm":
@@ -242,9 +243,9 @@ def _block(g: Graph, cfg: ClassicConfig, h: Value, layer: int) -> Value:
 def _attention(g: Graph, cfg: ClassicConfig, x: Value, layer: int) -> Value:
     q, k, v = (g.linear(x, f"layers.{layer}.self_attn.{part}_proj") for part in "qkv")
     if cfg.qkv_limit is not None:
-        q, k, v = (g.clip(y, cfg.qkv_limit) for y in (q, k, v))
+        q, k, v = (g.add(Clip(y, cfg.qkv_limit)) for y in (q, k, v))
     if cfg.rope is not None:
-        q, k = (g.rope(y, cfg.head_dim, cfg.rope) for y in (q, k))
+        q, k = (g.add(Rope(y, cfg.head_dim, cfg.rope)) for y in (q, k))
     return g.linear(g.attention(q, k, v, cfg.attention_params(layer)), f"layers.{layer}.self_attn.o_proj")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from octavo.errors import ModelLoadError
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.ops.attention import AttentionParams, RopeParams
 from octavo.models._attention import AttentionConfig, same_windows_from_gguf, upper_windows
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader

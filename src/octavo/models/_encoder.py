@@ -11,7 +11,9 @@ from typing import Any, Literal, TypeVar, cast
 
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import EncoderAttentionParams, GatedActivation, RopeParams
+from octavo.graph.ops.attention import Rope, RopeParams
+from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool
+from octavo.graph.ops.rowwise import Activation, GatedActivation
 from octavo.graph.values import Value
 from octavo.models._classic import ACTIVATIONS
 from octavo.models._decoder import ModelConfig
@@ -175,13 +177,13 @@ def build(g: Graph, cfg: EncoderConfig) -> Value:
         h = _block(g, cfg, h, layer)
     if cfg.block == "pre_norm":
         h = g.layer_norm(h, "norm", cfg.norm_eps)
-    pooled = g.mean_pool(h) if cfg.pooling == "mean" else g.select_rows(h)
+    pooled = g.add(MeanPool(h)) if cfg.pooling == "mean" else g.select_rows(h)
     return _classified(g, cfg, pooled) if cfg.has_classifier else pooled
 
 
 def _classified(g: Graph, cfg: EncoderConfig, pooled: Value) -> Value:
     if "pooler.weight" in g.weights:
-        pooled = g.activation(g.linear(pooled, "pooler"), cfg.head_activation)
+        pooled = g.add(Activation(g.linear(pooled, "pooler"), cfg.head_activation))
     if "head_norm.weight" in g.weights:
         pooled = g.layer_norm(pooled, "head_norm", cfg.norm_eps)
     return g.linear(pooled, "classifier")
@@ -207,8 +209,8 @@ def _attention(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
         q, k = (g.layer_norm(y, f"{p}{part}_norm", cfg.norm_eps) for part, y in (("q", q), ("k", k)))
     rope = cfg.ropes[layer]
     if rope is not None:
-        q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
-    mixed = g.encoder_attention(q, k, v, cfg.attention_params(layer))
+        q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
+    mixed = g.add(EncoderAttention(q, k, v, cfg.attention_params(layer)))
     return g.linear(mixed, p + "o_proj")
 
 
@@ -216,9 +218,9 @@ def _mlp(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
     up = g.linear(x, f"layers.{layer}.mlp.up_proj")
     if cfg.is_gated:
         gate = g.linear(x, f"layers.{layer}.mlp.gate_proj")
-        inner = g.add_operation(GatedActivation(gate, up, cfg.activation))
+        inner = g.add(GatedActivation(gate, up, cfg.activation))
     else:
-        inner = g.activation(up, cfg.activation)
+        inner = g.add(Activation(up, cfg.activation))
     return g.linear(inner, f"layers.{layer}.mlp.down_proj")
 
 

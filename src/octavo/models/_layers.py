@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import GatedActivation
+from octavo.graph.ops.attention import Rope
+from octavo.graph.ops.rowwise import Activation, GatedActivation
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
 
@@ -22,7 +23,7 @@ def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, *, centered: b
         q, k = (norm(y, f"{p}{n}_norm", cfg.norm_eps) for n, y in (("q", q), ("k", k)))
     rope = cfg.rope_params(layer)
     if rope is not None:
-        q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
+        q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
     sinks = p + "sinks" if cfg.attention.sinks else None
     return g.linear(g.attention(q, k, v, cfg.attention_params(layer), sinks), p + "o_proj")
 
@@ -30,12 +31,12 @@ def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, *, centered: b
 def gated_mlp(g: Graph, x: Value, stem: str, kind: str = "silu") -> Value:
     """down(kind(gate(x)) * up(x)) of the weights under `stem`."""
     gate, up = (g.linear(x, f"{stem}.{n}_proj") for n in ("gate", "up"))
-    return g.linear(g.add_operation(GatedActivation(gate, up, kind)), f"{stem}.down_proj")
+    return g.linear(g.add(GatedActivation(gate, up, kind)), f"{stem}.down_proj")
 
 
 def plain_mlp(g: Graph, x: Value, stem: str, kind: str) -> Value:
     """down(kind(up(x))) of the weights under `stem`."""
-    return g.linear(g.activation(g.linear(x, f"{stem}.up_proj"), kind), f"{stem}.down_proj")
+    return g.linear(g.add(Activation(g.linear(x, f"{stem}.up_proj"), kind)), f"{stem}.down_proj")
 
 
 def plain_decoder(g: Graph, cfg: DecoderConfig, kind: str) -> Value:
@@ -61,5 +62,5 @@ def mlp(g: Graph, x: Value, cfg: DecoderConfig, layer: int) -> Value:
         return routed
     if part.shared == "plain":
         return routed + gated_mlp(g, x, f"{stem}.shared_experts")
-    gate = g.activation(g.linear(x, f"{stem}.shared_expert_gate"), "sigmoid")  # one column
-    return routed + g.mul(gated_mlp(g, x, f"{stem}.shared_expert"), gate)
+    gate = g.add(Activation(g.linear(x, f"{stem}.shared_expert_gate"), "sigmoid"))  # one column
+    return routed + gated_mlp(g, x, f"{stem}.shared_expert") * gate

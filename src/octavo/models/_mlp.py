@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.graph.ops import Routing
+from octavo.graph.ops.moe import Routing
 from octavo.models._reading import MAX_WIDTH, ConfigReader
 
 # Experts that every token takes: `mlp.shared_experts` as one MLP, or `mlp.shared_expert` with a gate of its own.

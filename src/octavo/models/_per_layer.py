@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.rowwise import GatedActivation
+from octavo.graph.ops.streams import Columns
 from octavo.graph.values import Value
 from octavo.models import gemma2
 from octavo.models._attention import Windows
@@ -51,8 +53,8 @@ def gated_input(g: Graph, x: Value, inputs: Value, layer: int, cfg: Config) -> V
     """The input of a layer, multiplied by a gate of x and projected: [TOKENS, hidden]."""
     p = f"layers.{layer}."
     gate = g.linear(x, p + "per_layer_input_gate")
-    own = g.columns(inputs, layer * cfg.input_width, cfg.input_width)
-    gated = g.gelu_mul(gate, own, approximate=True)
+    own = g.add(Columns(inputs, layer * cfg.input_width, cfg.input_width))
+    gated = g.add(GatedActivation(gate, own, "gelu_tanh"))
     return g.rms_norm(g.linear(gated, p + "per_layer_projection"), p + "post_per_layer_input_norm", cfg.norm_eps)
 
 

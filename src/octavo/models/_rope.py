@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from octavo.batch import Float64
-from octavo.graph.ops import RopeParams
+from octavo.graph.ops.attention import RopeParams
 from octavo.models._reading import ConfigReader
 
 _LONG_ROPE = ("longrope", "su")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octavo.graph.ops import Routing
+from octavo.graph.ops.moe import Routing
 from octavo.models._reading import ConfigReader
 
 _GATING = {1: "softmax", 2: "sigmoid"}  # expert_gating_func of GGUF files

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import RopeParams, Routing
+from octavo.graph.ops.attention import Rope, RopeParams
+from octavo.graph.ops.latent_attention import LatentAttention
+from octavo.graph.ops.moe import Routing
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, checked_columns
 from octavo.models._layers import mlp
@@ -244,9 +246,9 @@ def _attention(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
     q = x
     if p + "q_a_proj.weight" in g.weights:
         q = g.rms_norm(g.linear(x, p + "q_a_proj"), p + "q_a_layernorm", _LATENT_EPS)
-    q_rope = g.rope(g.linear(q, p + "q_rope_proj"), cfg.rope_dim, cfg.rope.params)
+    q_rope = g.add(Rope(g.linear(q, p + "q_rope_proj"), cfg.rope_dim, cfg.rope.params))
     q_latent = g.head_linear(g.linear(q, p + "q_nope_proj"), p + "k_b_proj")
     latent = g.rms_norm(g.linear(x, p + "kv_a_proj"), p + "kv_a_layernorm", _LATENT_EPS)
-    k_rope = g.rope(g.linear(x, p + "k_rope_proj"), cfg.rope_dim, cfg.rope.params)
-    mixed = g.latent_attention((q_latent, q_rope), (latent, k_rope), cfg.attention_params(layer))
+    k_rope = g.add(Rope(g.linear(x, p + "k_rope_proj"), cfg.rope_dim, cfg.rope.params))
+    mixed = g.add(LatentAttention(q_latent, q_rope, latent, k_rope, cfg.attention_params(layer)))
     return g.linear(g.head_linear(mixed, p + "v_b_proj"), p + "o_proj")

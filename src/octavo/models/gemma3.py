@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo.graph.ops import RopeParams
+from octavo.graph.ops.attention import RopeParams
 from octavo.models import gemma2
 from octavo.models._attention import AttentionConfig, windows_from_gguf, windows_from_hf
 from octavo.models._decoder import hf_rope

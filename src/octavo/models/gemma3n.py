@@ -13,7 +13,9 @@ from statistics import NormalDist
 import numpy as np
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AddToStreams, MatchMagnitude, MixStreams, SideBySide, Sparsify
+from octavo.graph.ops.attention import Rope
+from octavo.graph.ops.rowwise import Activation, GatedActivation
+from octavo.graph.ops.streams import AddToStreams, Columns, MatchMagnitude, MixStreams, SideBySide, Sparsify
 from octavo.graph.values import Value
 from octavo.models import _per_layer, gemma3
 from octavo.models._attention import AttentionConfig, windows_from_gguf, windows_from_hf
@@ -153,9 +155,9 @@ def build(g: Graph, cfg: Config) -> Value:
     inputs = _per_layer.inputs_of_layers(g, h, cfg)
     copies = h
     for _ in range(cfg.num_streams - 2):
-        copies = g.add_operation(SideBySide(copies, h))
-    others = g.add_operation(MatchMagnitude(g.head_linear(copies, "altup_projections"), h, _FLOOR))
-    streams = g.add_operation(SideBySide(h, others))
+        copies = g.add(SideBySide(copies, h))
+    others = g.add(MatchMagnitude(g.head_linear(copies, "altup_projections"), h, _FLOOR))
+    streams = g.add(SideBySide(h, others))
     for i in range(cfg.num_layers):
         streams = _layer(g, cfg, streams, inputs, i)
     h = g.rms_norm(_joined(g, cfg, g.select_rows(streams)), "norm", cfg.norm_eps)
@@ -165,11 +167,11 @@ def build(g: Graph, cfg: Config) -> Value:
 def _joined(g: Graph, cfg: Config, streams: Value) -> Value:
     """The mean of the first stream and the others' projections of its magnitude."""
     width, count = cfg.hidden_size, cfg.num_streams - 1
-    first = g.columns(streams, 0, width)
-    projected = g.head_linear(g.columns(streams, width, count * width), "altup_unembed_projections")
-    others = g.add_operation(MatchMagnitude(projected, first, _FLOOR))
+    first = g.add(Columns(streams, 0, width))
+    projected = g.head_linear(g.add(Columns(streams, width, count * width)), "altup_unembed_projections")
+    others = g.add(MatchMagnitude(projected, first, _FLOOR))
     for i in range(count):
-        first = first + g.columns(others, i * width, width)
+        first = first + g.add(Columns(others, i * width, width))
     return first * (1.0 / cfg.num_streams)
 
 
@@ -181,14 +183,14 @@ def _layer(g: Graph, cfg: Config, streams: Value, inputs: Value, layer: int) -> 
         return g.rms_norm(x, p + name, cfg.norm_eps)
 
     def active(x: Value) -> Value:
-        return g.columns(x, cfg.active * cfg.hidden_size, cfg.hidden_size)
+        return g.add(Columns(x, cfg.active * cfg.hidden_size, cfg.hidden_size))
 
     def modalities(x: Value) -> Value:
         routed = norm(x, "altup.router_norm") * (1.0 / cfg.hidden_size)
-        return g.activation(g.linear(routed, p + "altup.modality_router"), "tanh")
+        return g.add(Activation(g.linear(routed, p + "altup.modality_router"), "tanh"))
 
     mixed = g.linear(modalities(active(streams)), p + "altup.prediction_coefs")
-    predicted = g.add_operation(MixStreams(streams, mixed))
+    predicted = g.add(MixStreams(streams, mixed))
     h = active(predicted)
     x = norm(h, "input_layernorm")
     laurel = g.linear(g.linear(x, p + "laurel.linear_left"), p + "laurel.linear_right")
@@ -200,21 +202,21 @@ def _layer(g: Graph, cfg: Config, streams: Value, inputs: Value, layer: int) -> 
     factors = g.linear(modalities(activated), p + "altup.correction_coefs")
     innovation = activated + active(predicted) * -1.0
     ones = (1.0,) * cfg.num_streams
-    corrected = g.add_operation(AddToStreams(predicted, innovation, factors, ones))
+    corrected = g.add(AddToStreams(predicted, innovation, factors, ones))
     first = active(corrected)
     if cfg.scales_corrected:
         first = g.scale_columns(first, p + "altup.correct_output_scale")
     added = _per_layer.gated_input(g, first, inputs, layer, cfg)
-    return g.add_operation(AddToStreams(corrected, added, None, (0.0, *ones[1:])))
+    return g.add(AddToStreams(corrected, added, None, (0.0, *ones[1:])))
 
 
 def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
     p, rope = f"layers.{layer}.self_attn.", cfg.rope_params(layer)
     assert rope is not None
-    q = g.rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), cfg.head_dim, rope)
+    q = g.add(Rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), cfg.head_dim, rope))
     k = v = None
     if cfg.sources[layer] == layer:
-        k = g.rope(g.rms_norm(g.linear(x, p + "k_proj"), p + "k_norm", cfg.norm_eps), cfg.head_dim, rope)
+        k = g.add(Rope(g.rms_norm(g.linear(x, p + "k_proj"), p + "k_norm", cfg.norm_eps), cfg.head_dim, rope))
         v = g.rms_norm(g.linear(x, p + "v_proj"), None, cfg.norm_eps, cfg.head_dim)
     return g.linear(g.attention(q, k, v, cfg.attention_params(layer)), p + "o_proj")
 
@@ -223,5 +225,5 @@ def _mlp(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
     stem, deviations = f"layers.{layer}.mlp", cfg.deviations[layer]
     gate, up = (g.linear(x, f"{stem}.{n}_proj") for n in ("gate", "up"))
     if deviations is not None:
-        gate = g.add_operation(Sparsify(gate, deviations))
-    return g.linear(g.gelu_mul(gate, up, approximate=True), f"{stem}.down_proj")
+        gate = g.add(Sparsify(gate, deviations))
+    return g.linear(g.add(GatedActivation(gate, up, "gelu_tanh")), f"{stem}.down_proj")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, Routing
+from octavo.graph.ops.attention import AttentionParams, Rope
+from octavo.graph.ops.moe import Routing
 from octavo.graph.values import Value
 from octavo.models import _per_layer
 from octavo.models._attention import AttentionConfig, Windows, windows_from_gguf, windows_from_hf
@@ -220,11 +221,11 @@ def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
     p, params = f"layers.{layer}.self_attn.", cfg.attention_params(layer)
     dim, rope = params.head_dim, cfg.rope_params(layer)
     assert rope is not None
-    q = g.rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), dim, rope)
+    q = g.add(Rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), dim, rope))
     k = v = None
     if cfg.sources[layer] == layer:
         k = g.linear(x, p + "k_proj")
         v = g.linear(x, p + "v_proj") if p + "v_proj.weight" in g.weights else k
-        k = g.rope(g.rms_norm(k, p + "k_norm", cfg.norm_eps), dim, rope)
+        k = g.add(Rope(g.rms_norm(k, p + "k_norm", cfg.norm_eps), dim, rope))
         v = g.rms_norm(v, None, cfg.norm_eps, dim)
     return g.linear(g.attention(q, k, v, params), p + "o_proj")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import EncoderAttentionParams
+from octavo.graph.ops.attention import Rope
+from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool
 from octavo.graph.values import Value
 from octavo.models import gemma2, gemma3
 from octavo.models._encoder import EncoderConfig, is_classifier, pooling_of_gguf
@@ -76,11 +77,11 @@ def build(g: Graph, cfg: Config) -> Value:
         q, k = (g.rms_norm(y, f"{p}{part}_norm", cfg.norm_eps) for part, y in (("q", q), ("k", k)))
         rope = cfg.ropes[layer]
         if rope is not None:
-            q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
-        return g.linear(g.encoder_attention(q, k, v, cfg.attention_params(layer)), p + "o_proj")
+            q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
+        return g.linear(g.add(EncoderAttention(q, k, v, cfg.attention_params(layer))), p + "o_proj")
 
     h = g.rms_norm(gemma2.layers(g, cfg, attend), "norm", cfg.norm_eps)
-    pooled = g.mean_pool(h) if cfg.pooling == "mean" else g.select_rows(h)
+    pooled = g.add(MeanPool(h)) if cfg.pooling == "mean" else g.select_rows(h)
     for stem in _DENSE:
         if f"{stem}.weight" in g.weights:
             pooled = g.linear(pooled, stem)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Routing
+from octavo.graph.ops.moe import Routing
 from octavo.graph.values import Value
 from octavo.models._attention import AttentionConfig, Windows, windows_of_pattern, windows_of_types
 from octavo.models._decoder import DecoderConfig, hf_rope

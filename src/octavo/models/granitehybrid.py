@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import ScanHeads
+from octavo.graph.ops.recurrence import ScanHeads
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import Value
 from octavo.models import granite
 from octavo.models._attention import AttentionConfig, same_windows
@@ -169,4 +170,4 @@ def mamba2(g: Graph, x: Value, heads: ScanHeads, stem: str, eps: float) -> Value
     z, xbc, dt = (g.linear(x, f"{stem}.{part}_proj") for part in ("z", "xbc", "dt"))
     out = g.selective_scan(g.short_conv(xbc, f"{stem}.conv1d", "silu"), dt, stem, heads)
     group = heads.num_heads * heads.head_dim // heads.num_groups
-    return g.linear(g.rms_norm(g.silu_mul(z, out), f"{stem}.norm", eps, group), f"{stem}.out_proj")
+    return g.linear(g.rms_norm(g.add(GatedActivation(z, out, "silu")), f"{stem}.norm", eps, group), f"{stem}.out_proj")

@@ -81,4 +81,4 @@ def build(g: Graph, cfg: Config) -> Value:
 def gated_conv(g: Graph, x: Value, stem: str) -> Value:
     """out(out_gate(x) * conv(in_gate(x) * x_proj(x))) of the weights under `stem`."""
     in_gate, out_gate, values = (g.linear(x, f"{stem}.{part}") for part in ("in_gate", "out_gate", "x_proj"))
-    return g.linear(g.mul(out_gate, g.short_conv(g.mul(in_gate, values), f"{stem}.conv")), f"{stem}.out_proj")
+    return g.linear(out_gate * g.short_conv(in_gate * values, f"{stem}.conv"), f"{stem}.out_proj")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, Routing
+from octavo.graph.ops.attention import AttentionParams, Rope
+from octavo.graph.ops.moe import Routing
 from octavo.graph.values import Value
 from octavo.models._attention import AttentionConfig, QueryGrowth, Windows
 from octavo.models._decoder import DecoderConfig, gguf_rope, hf_rope
@@ -161,5 +162,5 @@ def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
     if (rope := cfg.rope_params(layer)) is not None:
         if cfg.attention.qk_norm:
             q, k = (g.rms_norm(y, None, cfg.norm_eps, cfg.head_dim) for y in (q, k))
-        q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
+        q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
     return g.linear(g.attention(q, k, v, cfg.attention_params(layer)), p + "o_proj")

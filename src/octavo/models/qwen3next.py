@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import DeltaHeads, GatedActivation
+from octavo.graph.ops.attention import Rope
+from octavo.graph.ops.recurrence import DeltaHeads
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import Value
 from octavo.models import qwen2moe
 from octavo.models._attention import AttentionConfig, same_windows
@@ -197,7 +199,9 @@ def delta_net(g: Graph, x: Value, cfg: Config, stem: str) -> Value:
     qkv, z, beta, alpha = (g.linear(x, f"{stem}.in_proj_{part}") for part in ("qkv", "z", "b", "a"))
     qkv = g.short_conv(qkv, f"{stem}.conv1d", "silu")
     out = g.gated_delta_rule(qkv, beta, alpha, stem, cfg.delta)
-    return g.linear(g.silu_mul(z, g.rms_norm(out, f"{stem}.norm", cfg.norm_eps)), f"{stem}.out_proj")
+    return g.linear(
+        g.add(GatedActivation(z, g.rms_norm(out, f"{stem}.norm", cfg.norm_eps), "silu")), f"{stem}.out_proj"
+    )
 
 
 def gated_attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
@@ -205,6 +209,6 @@ def gated_attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
     p = f"layers.{layer}.self_attn."
     q, k, v, gate = (g.linear(x, f"{p}{part}_proj") for part in ("q", "k", "v", "gate"))
     q, k = (g.rms_norm(y, f"{p}{part}_norm", cfg.norm_eps) for part, y in (("q", q), ("k", k)))
-    q, k = (g.rope(y, cfg.head_dim, cfg.rope.params) for y in (q, k))
+    q, k = (g.add(Rope(y, cfg.head_dim, cfg.rope.params)) for y in (q, k))
     out = g.attention(q, k, v, cfg.attention_params(layer))
-    return g.linear(g.add_operation(GatedActivation(gate, out, "sigmoid")), p + "o_proj")
+    return g.linear(g.add(GatedActivation(gate, out, "sigmoid")), p + "o_proj")

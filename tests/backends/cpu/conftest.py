@@ -14,7 +14,7 @@ from octavo.backends.cpu.lowering import lower
 from octavo.backends.cpu.packing import pack
 from octavo.backends.cpu.threads import plan_threads
 from octavo.batch import Batch
-from octavo.graph.ops import Evaluation, LayerCache, Op
+from octavo.graph.ops.base import Evaluation, LayerCache, Op
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 from octavo.quantization.packed import Weight
 from tests.support.guarded import guard_arrays, guarded

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.config import KVDtype
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.ops.attention import AttentionParams, RopeParams
 from tests.backends.cpu.conftest import available_isas
 from tests.support.native_attention import (
     Extras,

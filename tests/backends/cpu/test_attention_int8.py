@@ -9,7 +9,7 @@ import pytest
 
 from octavo.backends.cpu.compiler import layer_bytes_per_token
 from octavo.config import CPU_KV_DTYPES, KVDtype
-from octavo.graph.ops import AttentionParams
+from octavo.graph.ops.attention import AttentionParams
 from octavo.graph.ops.kv_rounding import round_values
 from tests.backends.cpu.conftest import available_isas
 from tests.backends.cpu.test_attention import (

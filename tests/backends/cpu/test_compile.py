@@ -14,7 +14,9 @@ from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import LayerFormat
-from octavo.graph.ops import AttentionParams, RopeParams, StepSizes
+from octavo.graph.ops.attention import AttentionParams, Rope, RopeParams
+from octavo.graph.ops.base import StepSizes
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
 from tests.backends.cpu.conftest import available_isas
 from tests.support.batches import Request, step
@@ -52,10 +54,10 @@ def tiny_llama() -> Graph:
         p = f"layers.{i}."
         x = g.rms_norm(h, p + "norm", 1e-5)
         q, k, v = (g.linear(x, p + n) for n in "qkv")
-        q, k = g.rope(q, 16, HEADS), g.rope(k, 16, HEADS)
+        q, k = g.add(Rope(q, 16, HEADS)), g.add(Rope(k, 16, HEADS))
         h = h + g.linear(g.attention(q, k, v, AttentionParams(i, 4, 2, 16, 0.25)), p + "o")
         x = g.rms_norm(h, p + "mlp_norm", 1e-5)
-        h = h + g.linear(g.silu_mul(g.linear(x, p + "gate"), g.linear(x, p + "up")), p + "down")
+        h = h + g.linear(g.add(GatedActivation(g.linear(x, p + "gate"), g.linear(x, p + "up"), "silu")), p + "down")
     g.output = g.logits(g.select_rows(g.rms_norm(h, "norm", 1e-5)), "embed")
     return g
 

@@ -5,7 +5,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
-from octavo.graph.ops import EncoderAttention, EncoderAttentionParams, MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool, TokenTypeEmbedding
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 

@@ -12,7 +12,9 @@ import pytest
 from octavo.backends import sampling
 from octavo.backends.cpu import _native, _native_tests
 from octavo.batch import StepOutput
-from octavo.graph.ops import AttentionParams, Embedding, FusedLinear, Linear, Logits, MoE, Rope, RopeParams, Routing
+from octavo.graph.ops.attention import AttentionParams, Rope, RopeParams
+from octavo.graph.ops.linear import Embedding, FusedLinear, Linear, Logits
+from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, Weight

@@ -13,7 +13,8 @@ from octavo.backends.cpu.compiler import compile as compile_graph
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import lower
 from octavo.backends.cpu.packing import pack
-from octavo.graph.ops import FusedLinear, Op
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.models import build_graph, load_architecture
 from octavo.models._reading import ConfigReader

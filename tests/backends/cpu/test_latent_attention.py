@@ -7,7 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from octavo.graph.ops import AttentionParams, HeadLinear, Linear
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.latent_attention import HeadLinear
+from octavo.graph.ops.linear import Linear
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.backends.cpu.test_attention import ISAS, one_by_one, outputs_of, run

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.cpu import _native
-from octavo.graph.ops import Linear
+from octavo.graph.ops.linear import Linear
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, GGMLWeight

@@ -5,7 +5,8 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
-from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
+from octavo.graph.ops.linear import Embedding, FusedLinear, Linear
+from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import CodebookWeight, DenseWeight, Weight
 from tests.backends.cpu.conftest import assert_agrees

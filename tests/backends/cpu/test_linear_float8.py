@@ -10,7 +10,8 @@ from octavo.backends import PackCacheOptions
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.cpu.weights import load_matrices
-from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
+from octavo.graph.ops.linear import Embedding, FusedLinear, Linear
+from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, Float8Weight, Weight
 from octavo.quantization.packed.float8 import e4m3

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from octavo.backends.cpu import _native
-from octavo.graph.ops import Embedding, FusedLinear, GatedActivation, Linear, Logits, PositionEmbedding, RMSNorm
+from octavo.graph.ops.linear import Embedding, FusedLinear, Linear, Logits, PositionEmbedding
+from octavo.graph.ops.rowwise import GatedActivation, RMSNorm
 from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.backends.cpu.conftest import AMX_ERROR, assert_agrees

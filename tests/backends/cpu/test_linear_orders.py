@@ -9,7 +9,8 @@ from octavo.backends import PackCacheOptions
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.cpu.weights import load_matrices
-from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
+from octavo.graph.ops.linear import Embedding, FusedLinear, Linear
+from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
 from tests.backends.cpu.conftest import AMX_ERROR, assert_agrees

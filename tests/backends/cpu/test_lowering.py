@@ -10,17 +10,10 @@ import pytest
 from octavo.backends.cpu.lowering import KINDS, lower
 from octavo.errors import GraphError
 from octavo.graph.layer_formats import LayerFormat
-from octavo.graph.ops import (
-    Attention,
-    AttentionParams,
-    FusedAttention,
-    FusedLinear,
-    GatedActivation,
-    Linear,
-    Op,
-    Rope,
-    RopeParams,
-)
+from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import FusedLinear, Linear
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import TOKENS, Parameter, Value
 
 KERNEL_H = Path(__file__).parents[3] / "csrc" / "kernel.h"

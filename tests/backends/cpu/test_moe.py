@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.cpu import _native
-from octavo.graph.ops import MoE, Routing
+from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.backends.cpu.conftest import AMX_ERROR, assert_agrees, available_isas

@@ -11,7 +11,7 @@ import pytest
 from octavo.backends import get_backend
 from octavo.backends.cpu import _native
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Op
+from octavo.graph.ops.base import Op
 from octavo.graph.values import TOKENS
 from octavo.quantization.packed import DenseWeight
 from tests.backends.test_operations import ALL_OPS, GRAPHS, LIMITS, SHAPES

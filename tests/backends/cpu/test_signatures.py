@@ -11,23 +11,19 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import Operands, lower
-from octavo.graph import ops
-from octavo.graph.ops import (
-    Attention,
-    AttentionParams,
-    EncoderAttention,
-    EncoderAttentionParams,
-    FusedAttention,
-    FusedLinear,
-    LatentAttention,
-    MoE,
-    Op,
-    Rope,
-    RopeParams,
-    Routing,
-    recurrence,
-)
+from octavo.graph.ops import recurrence
+from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams
+from octavo.graph.ops.latent_attention import LatentAttention
+from octavo.graph.ops.linear import FusedLinear
+from octavo.graph.ops.moe import MoE, Routing
+from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
+from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
+from octavo.graph.ops.stages import BORDERS
+from octavo.graph.ops.streams import AddToStreams
 from octavo.graph.values import TOKENS, Parameter, Value
+from tests.support.operations import operations
 
 X = Value(0, TOKENS, 64)
 W = Parameter("w", (32, 64))
@@ -38,22 +34,15 @@ NESTED: dict[type, Any] = {
     FusedAttention: FusedAttention(X, PARAMS, RopeParams((1.0, 0.5))),
     LatentAttention: LatentAttention(X, X, X, X, PARAMS),
     FusedLinear: FusedLinear(X, None, (W,), (None,)),
-    ops.GatedDeltaRule: ops.GatedDeltaRule(X, X, X, W, W, ops.DeltaHeads(1, 2, 8, 8), 1),
-    ops.GroupSums: ops.GroupSums(X, X, ops.NormColumns(32, 0, 2), 2),
-    ops.SpanningNorm: ops.SpanningNorm(X, X, X, W, W, 1e-5, ops.NormColumns(32, 0, 2)),
-    ops.SelectiveScan: ops.SelectiveScan(X, X, W, W, W, ops.ScanHeads(2, 8, 1, 8), 1),
+    GatedDeltaRule: GatedDeltaRule(X, X, X, W, W, DeltaHeads(1, 2, 8, 8), 1),
+    GroupSums: GroupSums(X, X, NormColumns(32, 0, 2), 2),
+    SpanningNorm: SpanningNorm(X, X, X, W, W, 1e-5, NormColumns(32, 0, 2)),
+    SelectiveScan: SelectiveScan(X, X, W, W, W, ScanHeads(2, 8, 1, 8), 1),
     MoE: MoE(X, W, W, W, W, Routing(1)),
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),
-    ops.AddToStreams: ops.AddToStreams(X, X, X, (1.0, 0.5)),
+    AddToStreams: AddToStreams(X, X, X, (1.0, 0.5)),
 }
-KERNELS = {
-    cls
-    for cls in vars(ops).values()
-    if isinstance(cls, type)
-    and issubclass(cls, Op)
-    and not issubclass(cls, ops.BORDERS)
-    and cls not in (Op, ops.Collective)
-}
+KERNELS = {cls for cls in operations() if not issubclass(cls, BORDERS)}
 
 
 def example(cls: type[Op]) -> Op:

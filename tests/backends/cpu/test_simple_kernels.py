@@ -6,19 +6,9 @@ import numpy as np
 import pytest
 
 from octavo.backends.cpu import _native
-from octavo.graph.ops import (
-    Activation,
-    Add,
-    Clip,
-    GatedActivation,
-    LayerNorm,
-    Mul,
-    Op,
-    RMSNorm,
-    Scale,
-    SelectRows,
-    Softcap,
-)
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import SelectRows
+from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 

@@ -14,7 +14,7 @@ from octavo.backends.cpu import CompileOptions
 from octavo.backends.cpu import compile as compile_native
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
-from octavo.graph.ops import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
+from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
 from octavo.graph.values import Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
@@ -58,7 +58,7 @@ def delta(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> Cas
         qkv, beta, alpha = (g.linear(x, name) for name in widths)
         decay, dt = (Parameter(name, (value_heads,)) for name in ("a.decay", "a.dt"))
         heads = DeltaHeads(key_heads, value_heads, key_dim, value_dim, is_tiled=key_heads == 3)
-        return g.add_operation(GatedDeltaRule(qkv, beta, alpha, decay, dt, heads, 0))
+        return g.add(GatedDeltaRule(qkv, beta, alpha, decay, dt, heads, 0))
 
     return Case(32, shapes, build, 2e-5)
 
@@ -71,7 +71,7 @@ def scan(heads: int, head_dim: int, groups: int, state_dim: int) -> Case:
     def build(g: Graph, x: Value) -> Value:
         xbc, dt = (g.linear(x, name) for name in widths)
         parameters = (Parameter(name, (heads,)) for name in vectors)
-        return g.add_operation(SelectiveScan(xbc, dt, *parameters, ScanHeads(heads, head_dim, groups, state_dim), 0))
+        return g.add(SelectiveScan(xbc, dt, *parameters, ScanHeads(heads, head_dim, groups, state_dim), 0))
 
     return Case(32, shapes, build, 2e-5)
 

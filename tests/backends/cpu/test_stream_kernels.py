@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.graph import ops
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.rowwise import RMSNorm
+from octavo.graph.ops.streams import (
+    AddToStreams,
+    Columns,
+    MatchMagnitude,
+    MixStreams,
+    ScaleColumns,
+    SideBySide,
+    Sparsify,
+)
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.backends.cpu.conftest import available_isas
@@ -14,23 +24,23 @@ SIZES = [(1, 16), (3, 17), (33, 64), (7, 5), (64, 96)]  # rows, columns of a str
 STREAMS = 4
 
 
-def operations(width: int) -> dict[str, tuple[ops.Op, tuple[Value, ...]]]:
+def operations(width: int) -> dict[str, tuple[Op, tuple[Value, ...]]]:
     """Each with its inputs."""
     x, y = Value(0, TOKENS, STREAMS * width), Value(1, TOKENS, width)
     square, each = Value(2, TOKENS, STREAMS**2), Value(3, TOKENS, STREAMS)
     weight, one = Parameter("weight", (STREAMS * width,)), Parameter("one", (1,))
     offsets = (1.0, 0.0, -0.5, 1.0)
     return {
-        "columns": (ops.Columns(x, width, 2 * width - 1), (x,)),
-        "side by side": (ops.SideBySide(x, y), (x, y)),
-        "mix": (ops.MixStreams(x, square), (x, square)),
-        "add": (ops.AddToStreams(x, y, each, offsets), (x, y, each)),
-        "add without coefficients": (ops.AddToStreams(x, y, None, offsets), (x, y)),
-        "match": (ops.MatchMagnitude(x, y, 1e-5), (x, y)),
-        "scale": (ops.ScaleColumns(x, weight), (x,)),
-        "scale by one": (ops.ScaleColumns(x, one), (x,)),
-        "sparsify": (ops.Sparsify(x, 0.4), (x,)),
-        "norm of groups": (ops.RMSNorm(x, weight, 1e-6, width), (x,)),
+        "columns": (Columns(x, width, 2 * width - 1), (x,)),
+        "side by side": (SideBySide(x, y), (x, y)),
+        "mix": (MixStreams(x, square), (x, square)),
+        "add": (AddToStreams(x, y, each, offsets), (x, y, each)),
+        "add without coefficients": (AddToStreams(x, y, None, offsets), (x, y)),
+        "match": (MatchMagnitude(x, y, 1e-5), (x, y)),
+        "scale": (ScaleColumns(x, weight), (x,)),
+        "scale by one": (ScaleColumns(x, one), (x,)),
+        "sparsify": (Sparsify(x, 0.4), (x,)),
+        "norm of groups": (RMSNorm(x, weight, 1e-6, width), (x,)),
     }
 
 

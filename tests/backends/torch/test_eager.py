@@ -14,8 +14,11 @@ from octavo.backends.cpu.lowering import PASSES
 from octavo.backends.torch import eager
 from octavo.backends.torch.operations import FORMS
 from octavo.errors import GraphError, UsageError
-from octavo.graph import ops
 from octavo.graph.builder import Graph
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.collective import AllGather, AllReduce
+from octavo.graph.ops.linear import Embedding
+from octavo.graph.ops.stages import Send
 from octavo.graph.passes import optimize
 from octavo.graph.segments import cut
 from octavo.graph.values import TOKENS, Parameter, Part
@@ -39,7 +42,7 @@ def expected(graph: Graph, weights: Mapping[str, Weight], inputs: tuple[np.ndarr
     return executor.submit(batch).wait().logits
 
 
-def graph_of(op: type[ops.Op]) -> tuple[Graph, dict[str, Weight]]:
+def graph_of(op: type[Op]) -> tuple[Graph, dict[str, Weight]]:
     rng = np.random.default_rng(0)
     weights = {n: DenseWeight(rng.normal(0, s[-1] ** -0.5, s).astype(np.float32)) for n, s in SHAPES.items()}
     g = Graph(SHAPES)
@@ -54,7 +57,7 @@ def inputs_of(graph: Graph) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.__name__)
-def test_operation(op: type[ops.Op]) -> None:
+def test_operation(op: type[Op]) -> None:
     graph, weights = graph_of(op)
     source, inputs = eager.dequantized(weights, dtype=torch.float64), inputs_of(graph)
     (logits,) = eager.outputs_of(graph, source, eager.Texts.of(TEXTS), [torch.from_numpy(x).double() for x in inputs])
@@ -62,7 +65,7 @@ def test_operation(op: type[ops.Op]) -> None:
 
 
 @pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.__name__)
-def test_gradients(op: type[ops.Op]) -> None:
+def test_gradients(op: type[Op]) -> None:
     """Against differences of the function itself, along a random direction of all weights and inputs."""
     graph, weights = graph_of(op)
     source = eager.dequantized(weights, dtype=torch.float64)
@@ -79,12 +82,12 @@ def test_gradients(op: type[ops.Op]) -> None:
 
 
 def test_a_part_of_a_table_gives_zeros_for_the_ids_of_others() -> None:
-    _, weights = graph_of(ops.Embedding)
+    _, weights = graph_of(Embedding)
     parts = []
     for begin, end in ((0, 20), (20, 50)):
         g = Graph(SHAPES)
         table = Parameter("embed.weight", (end - begin, WIDTH), Part(0, begin, end))
-        g.output = g.select_rows(g.add_operation(ops.Embedding(table, first=begin, total=50)))
+        g.output = g.select_rows(g.add(Embedding(table, first=begin, total=50)))
         (part,) = eager.outputs_of(g, eager.dequantized(weights, dtype=torch.float64), eager.Texts.of(TEXTS))
         np.testing.assert_array_equal(part.numpy(), expected(g, weights))
         parts.append(part.numpy())
@@ -93,7 +96,7 @@ def test_a_part_of_a_table_gives_zeros_for_the_ids_of_others() -> None:
 
 
 def test_every_operation_has_a_form() -> None:
-    assert set(FORMS) == {*ALL_OPS, ops.AllReduce, ops.AllGather, ops.Send}
+    assert set(FORMS) == {*ALL_OPS, AllReduce, AllGather, Send}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

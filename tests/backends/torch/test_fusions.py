@@ -13,7 +13,8 @@ from octavo.backends.torch.plain import ProductEnd, linear
 from octavo.backends.torch.quantized import whole
 from octavo.backends.torch.weights import DeviceWeights, plain_types, products_of
 from octavo.graph.builder import Graph
-from octavo.graph.ops import FusedLinear
+from octavo.graph.ops.linear import FusedLinear
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.support.batches import Request, step
@@ -33,7 +34,7 @@ def gated(types: tuple[str, str]) -> tuple[Graph, dict[str, Weight]]:
         weights[f"{name}.weight"] = random_grouped((64, 256), seed) if grouped else random_weight(kind, (64, 256), seed)
     g = Graph({name: w.shape for name, w in weights.items()})
     x = g.embedding("embed")
-    g.output = g.select_rows(g.silu_mul(g.linear(x, "gate"), g.linear(x, "up")))
+    g.output = g.select_rows(g.add(GatedActivation(g.linear(x, "gate"), g.linear(x, "up"), "silu")))
     return optimize(g, PASSES), weights
 
 

@@ -19,7 +19,8 @@ from octavo.backends.torch.quantized import dequantized, matrix_of, product, who
 from octavo.backends.torch.weights import held_type
 from octavo.engine.loading.weight_notes import unpacking_notes
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Routing
+from octavo.graph.ops.moe import Routing
+from octavo.graph.ops.rowwise import Scale
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import CodebookWeight, DenseWeight, Float8Weight, GGMLWeight, GroupedWeight, Weight
@@ -140,7 +141,7 @@ def test_a_step_with_quantized_weights(type_name: str) -> None:
     weights |= {f"moe.experts.{n}_proj.weight": random(4, 256, 256) for n in ("gate", "up", "down")}
     g = Graph({n: w.shape for n, w in weights.items()})
     x = g.embedding("embed")
-    x = g.scale(x + g.moe(g.linear(x, "square"), "moe", Routing(2)), 0.1)
+    x = g.add(Scale(x + g.moe(g.linear(x, "square"), "moe", Routing(2)), 0.1))
     g.output = g.logits(g.select_rows(x), "head")
     limits, found = ExecutorLimits(16, 1, 16, 16), []
     for backend in (get_backend("torch:cpu"), reference):

@@ -17,7 +17,7 @@ from octavo.backends.parameters import column_step
 from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.errors import EngineDeadError, GraphError
-from octavo.graph.ops import AllGather, AllReduce
+from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.shard import shard
 from tests.support.batches import Request, step
 from tests.support.host_waits import refuse_waits

@@ -15,7 +15,8 @@ from octavo.backends.torch import executor as executor_module
 from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.operations import evaluate
 from octavo.backends.torch.workspace import value_types
-from octavo.graph.ops import AllReduce, GroupSums
+from octavo.graph.ops.collective import AllReduce
+from octavo.graph.ops.spanning_norm import GroupSums
 from octavo.graph.shard import shard
 from tests.support.batches import Request, step
 from tests.support.spanning import SPAN, spanning_graph

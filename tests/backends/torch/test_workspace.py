@@ -19,7 +19,7 @@ from octavo.backends.torch.step import TorchStep
 from octavo.backends.torch.workspace import Workspace, unplaced_bytes
 from octavo.graph.builder import Graph, Node
 from octavo.graph.memory_plan import MemoryPlan, plan
-from octavo.graph.ops import FusedLinear
+from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.values import TOKENS, Parameter, Value
 from tests.support.batches import Request, step
 from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph

@@ -28,7 +28,8 @@ from octavo.graph.cache import CacheSizes, KVCache, StateCache
 from octavo.graph.feeds import fed_products
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
-from octavo.graph.ops import BORDERS, Embedding, FusedLinear
+from octavo.graph.ops.linear import Embedding, FusedLinear
+from octavo.graph.ops.stages import BORDERS
 from octavo.graph.passes import Pass, optimize
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter
 

@@ -16,7 +16,7 @@ from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import EngineDeadError, UsageError
 from octavo.graph.cost import Cost, node_cost
-from octavo.graph.ops import BORDERS, Send
+from octavo.graph.ops.stages import BORDERS, Send
 from octavo.graph.segments import check_inputs
 from octavo.graph.values import LOGITS, TOKENS
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from octavo.batch import Batch, Float32, Int32
     from octavo.graph.builder import Graph
     from octavo.graph.cache import CacheSizes
-    from octavo.graph.ops import StepSizes
+    from octavo.graph.ops.base import StepSizes
     from octavo.graph.values import Parameter, Value
 
 

@@ -33,7 +33,7 @@ from octavo.errors import GraphError
 from octavo.graph import passes
 from octavo.graph.cache import KVCache
 from octavo.graph.layer_formats import LayerFormat
-from octavo.graph.ops import Op
+from octavo.graph.ops.base import Op
 from octavo.graph.values import Parameter, Value
 
 # The passes over a graph for the kernels, in their order.

@@ -14,7 +14,7 @@ from octavo.backends import Paging
 from octavo.backends.rates import read_rate
 from octavo.graph.builder import Graph
 from octavo.graph.cost import weight_bytes_read
-from octavo.graph.ops import StepSizes
+from octavo.graph.ops.base import StepSizes
 from octavo.graph.values import Parameter
 
 _AHEAD_BYTES = 64 << 20

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.backends.torch.step import constant
-from octavo.graph.ops import AttentionParams, EncoderAttentionParams
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.encoder import EncoderAttentionParams
 
 
 def scaled_queries(q: Tensor, p: AttentionParams, positions: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import FusedAttention, FusedLinear
+from octavo.graph.ops.attention import FusedAttention
+from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.values import Parameter
 
 _AT = 4.0

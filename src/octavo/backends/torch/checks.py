@@ -11,7 +11,7 @@ from octavo.backends.torch.step_arrays import seen_blocks
 from octavo.batch import Batch
 from octavo.errors import UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Embedding
+from octavo.graph.ops.linear import Embedding
 from octavo.graph.ops.recurrence import check_states
 from octavo.graph.segments import check_inputs
 

@@ -23,7 +23,7 @@ from octavo.backends.torch.step import StepRows, TorchStep
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import StateCache
-from octavo.graph.ops import AttentionParams
+from octavo.graph.ops.attention import AttentionParams
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
 

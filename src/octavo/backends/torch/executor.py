@@ -34,7 +34,8 @@ from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
 from octavo.graph.feeds import fed_products
 from octavo.graph.memory_plan import MemoryPlan
-from octavo.graph.ops import AllGather, RopeParams
+from octavo.graph.ops.attention import RopeParams
+from octavo.graph.ops.collective import AllGather
 from octavo.graph.values import LOGITS, OUTPUTS
 
 logger = logging.getLogger(__name__)

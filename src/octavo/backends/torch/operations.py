@@ -17,13 +17,32 @@ from octavo.backends.torch.plain import ACTIVATIONS, rotate, wide
 from octavo.backends.torch.recurrence import delta_rule, selective_scan, short_conv
 from octavo.backends.torch.step import TorchStep, constant
 from octavo.errors import GraphError
-from octavo.graph import ops
 from octavo.graph.builder import Node
+from octavo.graph.ops.attention import Attention, FusedAttention, Rope
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.collective import AllGather, AllReduce
+from octavo.graph.ops.encoder import EncoderAttention, MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
+from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding, SelectRows
+from octavo.graph.ops.moe import MoE, Routing
+from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
+from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
+from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
+from octavo.graph.ops.stages import Receive, Send
+from octavo.graph.ops.streams import (
+    AddToStreams,
+    Columns,
+    MatchMagnitude,
+    MixStreams,
+    ScaleColumns,
+    SideBySide,
+    Sparsify,
+)
 from octavo.graph.values import TOKENS, Parameter
 
-OpType = TypeVar("OpType", bound=ops.Op)
+OpType = TypeVar("OpType", bound=Op)
 Form = Callable[[OpType, TorchStep], Tensor | CodedRows]
-FORMS: dict[type[ops.Op], Form[Any]] = {}
+FORMS: dict[type[Op], Form[Any]] = {}
 
 
 def evaluate(node: Node, step: TorchStep) -> None:
@@ -64,19 +83,19 @@ def softcap(x: Tensor, cap: float, out: Tensor | None = None) -> Tensor:
     return torch.mul(torch.tanh(torch.div(x, cap, out=out), out=out), cap, out=out)
 
 
-@_form(ops.Send)
-def _send(op: ops.Send, step: TorchStep) -> Tensor:
+@_form(Send)
+def _send(op: Send, step: TorchStep) -> Tensor:
     return step.values[op.x]
 
 
-@_form(ops.Receive)
-@_form(ops.Input)
-def _input(op: ops.Input, step: TorchStep) -> Tensor:
+@_form(Receive)
+@_form(Input)
+def _input(op: Input, step: TorchStep) -> Tensor:
     return step.inputs[op.slot]  # which `evaluate` copies, in the type of values
 
 
-@_form(ops.Embedding)
-def _embedding(op: ops.Embedding, step: TorchStep) -> Tensor:
+@_form(Embedding)
+def _embedding(op: Embedding, step: TorchStep) -> Tensor:
     ids = step.rows.token_ids
     if not op.has_all:
         ids = torch.where(ids < op.num_rows, ids, 0)
@@ -88,32 +107,32 @@ def _embedding(op: ops.Embedding, step: TorchStep) -> Tensor:
     return torch.where(is_here[:, None], found, 0.0)
 
 
-@_form(ops.PositionEmbedding)
-def _position_embedding(op: ops.PositionEmbedding, step: TorchStep) -> Tensor:
+@_form(PositionEmbedding)
+def _position_embedding(op: PositionEmbedding, step: TorchStep) -> Tensor:
     positions = step.rows.positions + op.offset if op.offset else step.rows.positions
     return step.embed(positions, op.weight, step.out)
 
 
-@_form(ops.TokenTypeEmbedding)
-def _token_type_embedding(op: ops.TokenTypeEmbedding, step: TorchStep) -> Tensor:
+@_form(TokenTypeEmbedding)
+def _token_type_embedding(op: TokenTypeEmbedding, step: TorchStep) -> Tensor:
     types = step.rows.token_types
     return step.embed(torch.zeros_like(step.rows.token_ids) if types is None else types, op.weight, step.out)
 
 
-@_form(ops.Linear)
-def _plain_linear(op: ops.Linear, step: TorchStep) -> Tensor:
+@_form(Linear)
+def _plain_linear(op: Linear, step: TorchStep) -> Tensor:
     return step.linear(step.rows_of(op.x), (op.weight,), (op.bias,), out=step.out)
 
 
-@_form(ops.HeadLinear)
-def _head_linear(op: ops.HeadLinear, step: TorchStep) -> Tensor:
+@_form(HeadLinear)
+def _head_linear(op: HeadLinear, step: TorchStep) -> Tensor:
     heads, out_features, in_features = op.weight.shape
     x = step.values[op.x].reshape(-1, heads, in_features)
     return step.stacked_product(x, op.weight).reshape(-1, heads * out_features)
 
 
-@_form(ops.Logits)
-def _logits(op: ops.Logits, step: TorchStep) -> Tensor:
+@_form(Logits)
+def _logits(op: Logits, step: TorchStep) -> Tensor:
     x, out = step.values[op.x], step.out
     dtype = torch.promote_types(x.dtype, torch.float32)
     logits = step.linear(x, (op.weight,), (op.bias,), dtype=dtype, out=out)
@@ -121,13 +140,13 @@ def _logits(op: ops.Logits, step: TorchStep) -> Tensor:
     return logits if op.softcap is None else softcap(logits, op.softcap, out)
 
 
-@_form(ops.SelectRows)
-def _select_rows(op: ops.SelectRows, step: TorchStep) -> Tensor:
+@_form(SelectRows)
+def _select_rows(op: SelectRows, step: TorchStep) -> Tensor:
     return torch.index_select(step.values[op.x], 0, step.rows.wanted, out=step.out)
 
 
-@_form(ops.FusedLinear)
-def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor | CodedRows:
+@_form(FusedLinear)
+def _fused_linear(op: FusedLinear, step: TorchStep) -> Tensor | CodedRows:
     x = step.rows_of(op.x)
     if op.norm is not None:
         x = step.normed_for(step.values[op.x], op.norm, op.eps, op.weights)
@@ -142,49 +161,49 @@ def _fused_linear(op: ops.FusedLinear, step: TorchStep) -> Tensor | CodedRows:
     return torch.add(found, residual, out=step.out)
 
 
-@_form(ops.Add)
-def _add(op: ops.Add, step: TorchStep) -> Tensor:
+@_form(Add)
+def _add(op: Add, step: TorchStep) -> Tensor:
     return torch.add(step.values[op.a], step.values[op.b], out=step.out)
 
 
-@_form(ops.Mul)
-def _mul(op: ops.Mul, step: TorchStep) -> Tensor:
+@_form(Mul)
+def _mul(op: Mul, step: TorchStep) -> Tensor:
     return torch.mul(step.values[op.a], step.values[op.b], out=step.out)
 
 
-@_form(ops.Scale)
-def _scale(op: ops.Scale, step: TorchStep) -> Tensor:
+@_form(Scale)
+def _scale(op: Scale, step: TorchStep) -> Tensor:
     return torch.mul(step.values[op.x], op.factor, out=step.out)
 
 
-@_form(ops.Activation)
-def _activation(op: ops.Activation, step: TorchStep) -> Tensor:
+@_form(Activation)
+def _activation(op: Activation, step: TorchStep) -> Tensor:
     return step.activated(step.values[op.x], op.kind, step.out)
 
 
-@_form(ops.GatedActivation)
-def _gated_activation(op: ops.GatedActivation, step: TorchStep) -> Tensor | CodedRows:
+@_form(GatedActivation)
+def _gated_activation(op: GatedActivation, step: TorchStep) -> Tensor | CodedRows:
     return step.gated(step.values[op.gate], step.values[op.up], op, step.out)
 
 
-@_form(ops.Softcap)
-def _softcap(op: ops.Softcap, step: TorchStep) -> Tensor:
+@_form(Softcap)
+def _softcap(op: Softcap, step: TorchStep) -> Tensor:
     return softcap(step.values[op.x], op.cap, step.out)
 
 
-@_form(ops.Clip)
-def _clip(op: ops.Clip, step: TorchStep) -> Tensor:
+@_form(Clip)
+def _clip(op: Clip, step: TorchStep) -> Tensor:
     return torch.clamp(step.values[op.x], -op.limit, op.limit, out=step.out)
 
 
-@_form(ops.RMSNorm)
-def _rms_norm(op: ops.RMSNorm, step: TorchStep) -> Tensor:
+@_form(RMSNorm)
+def _rms_norm(op: RMSNorm, step: TorchStep) -> Tensor:
     weight = None if op.weight is None else step.weight(op.weight)
     return step.normed(step.values[op.x], weight, op.columns, op.eps, step.out)
 
 
-@_form(ops.LayerNorm)
-def _layer_norm(op: ops.LayerNorm, step: TorchStep) -> Tensor:
+@_form(LayerNorm)
+def _layer_norm(op: LayerNorm, step: TorchStep) -> Tensor:
     x, weight = step.values[op.x], step.weight(op.weight)
     bias = None if op.bias is None else step.weight(op.bias)
     if op.columns == op.x.cols:
@@ -203,53 +222,53 @@ class _Groups(NamedTuple):
     after: int
 
     @classmethod
-    def of(cls, span: ops.NormColumns, cols: int) -> _Groups:
+    def of(cls, span: NormColumns, cols: int) -> _Groups:
         end = span.begin + cols
         first, last = span.begin // span.group, (end - 1) // span.group
         return cls(first, last, span.begin - first * span.group, (last + 1) * span.group - end)
 
 
-def _of_columns(of_groups: Tensor, span: ops.NormColumns, cols: int) -> Tensor:
+def _of_columns(of_groups: Tensor, span: NormColumns, cols: int) -> Tensor:
     """The number of each column's group, of those of all groups [rows, num_groups]."""
     found = _Groups.of(span, cols)
     own = of_groups[:, found.first : found.last + 1, None].expand(-1, -1, span.group)
     return own.flatten(1)[:, found.before : found.before + cols]
 
 
-def _centered(op: ops.GroupSums | ops.SpanningNorm, step: TorchStep) -> Tensor:
+def _centered(op: GroupSums | SpanningNorm, step: TorchStep) -> Tensor:
     """x without its mean over all ranks, in float32 or wider."""
     x = wide(step.values[op.x])
     return x if op.sums is None else x - _of_columns(step.values[op.sums], op.span, op.x.cols) / op.span.group
 
 
-@_form(ops.GroupSums)
-def _group_sums(op: ops.GroupSums, step: TorchStep) -> Tensor:
+@_form(GroupSums)
+def _group_sums(op: GroupSums, step: TorchStep) -> Tensor:
     # No additions by index: on a GPU they come in any order.
     x, found = _centered(op, step), _Groups.of(op.span, op.x.cols)
     whole = functional.pad(x**op.power, (found.before, found.after)).reshape(len(x), -1, op.span.group)
     return functional.pad(step.sums(whole)[..., 0], (found.first, op.span.num_groups - found.last - 1))
 
 
-@_form(ops.SpanningNorm)
-def _spanning_norm(op: ops.SpanningNorm, step: TorchStep) -> Tensor:
+@_form(SpanningNorm)
+def _spanning_norm(op: SpanningNorm, step: TorchStep) -> Tensor:
     squares = _of_columns(step.values[op.squares], op.span, op.x.cols)
     out = _centered(op, step) * torch.rsqrt(squares / op.span.group + op.eps)
     out = out if op.weight is None else out * wide(step.weight(op.weight))
     return (out if op.bias is None else out + wide(step.weight(op.bias))).to(step.values[op.x].dtype)
 
 
-@_form(ops.Columns)
-def _columns(op: ops.Columns, step: TorchStep) -> Tensor:
+@_form(Columns)
+def _columns(op: Columns, step: TorchStep) -> Tensor:
     return step.values[op.x][:, op.begin : op.begin + op.count]
 
 
-@_form(ops.SideBySide)
-def _side_by_side(op: ops.SideBySide, step: TorchStep) -> Tensor:
+@_form(SideBySide)
+def _side_by_side(op: SideBySide, step: TorchStep) -> Tensor:
     return torch.cat([step.values[op.a], step.values[op.b]], dim=1, out=step.out)
 
 
-@_form(ops.MixStreams)
-def _mix_streams(op: ops.MixStreams, step: TorchStep) -> Tensor:
+@_form(MixStreams)
+def _mix_streams(op: MixStreams, step: TorchStep) -> Tensor:
     x, coefficients = step.values[op.x], step.values[op.coefficients]
     n = math.isqrt(op.coefficients.cols)
     streams, factors = x.reshape(len(x), n, -1), coefficients.reshape(len(x), n, n)
@@ -260,8 +279,8 @@ def _mix_streams(op: ops.MixStreams, step: TorchStep) -> Tensor:
     return reduce(torch.add, products, streams).reshape(x.shape)
 
 
-@_form(ops.AddToStreams)
-def _add_to_streams(op: ops.AddToStreams, step: TorchStep) -> Tensor:
+@_form(AddToStreams)
+def _add_to_streams(op: AddToStreams, step: TorchStep) -> Tensor:
     x = step.values[op.x]
     factors = constant(op.offsets, x.dtype, x.device)
     if op.coefficients is not None:
@@ -270,8 +289,8 @@ def _add_to_streams(op: ops.AddToStreams, step: TorchStep) -> Tensor:
     return x + added.reshape(x.shape)
 
 
-@_form(ops.MatchMagnitude)
-def _match_magnitude(op: ops.MatchMagnitude, step: TorchStep) -> Tensor:
+@_form(MatchMagnitude)
+def _match_magnitude(op: MatchMagnitude, step: TorchStep) -> Tensor:
     x, target = wide(step.values[op.x]), wide(step.values[op.target])
     streams = x.reshape(len(x), -1, target.shape[1])
     own = step.mean(streams.square()).clamp(min=op.floor)
@@ -279,34 +298,34 @@ def _match_magnitude(op: ops.MatchMagnitude, step: TorchStep) -> Tensor:
     return (streams * wanted.sqrt() / own.sqrt()).reshape(x.shape).to(step.values[op.x].dtype)
 
 
-@_form(ops.ScaleColumns)
-def _scale_columns(op: ops.ScaleColumns, step: TorchStep) -> Tensor:
+@_form(ScaleColumns)
+def _scale_columns(op: ScaleColumns, step: TorchStep) -> Tensor:
     x = step.values[op.x]
     return torch.mul(x, step.weight(op.weight).to(x.dtype), out=step.out)
 
 
-@_form(ops.Sparsify)
-def _sparsify(op: ops.Sparsify, step: TorchStep) -> Tensor:
+@_form(Sparsify)
+def _sparsify(op: Sparsify, step: TorchStep) -> Tensor:
     x = wide(step.values[op.x])
     centre = step.mean(x)
     spread = step.mean((x - centre).square()).sqrt()
     return functional.relu(x - (centre + op.deviations * spread)).to(step.values[op.x].dtype)
 
 
-@_form(ops.Rope)
-def _rope(op: ops.Rope, step: TorchStep) -> Tensor:
+@_form(Rope)
+def _rope(op: Rope, step: TorchStep) -> Tensor:
     return step.rotated(step.values[op.x], op.head_dim, op.rope)
 
 
-@_form(ops.Attention)
-def _attention(op: ops.Attention, step: TorchStep) -> Tensor:
+@_form(Attention)
+def _attention(op: Attention, step: TorchStep) -> Tensor:
     k, v = (None if x is None else step.values[x] for x in (op.k, op.v))
     sinks = None if op.sinks is None else step.weight(op.sinks)
     return step.attend(step.values[op.q], k, v, op.params, sinks, step.out)
 
 
-@_form(ops.FusedAttention)
-def _fused_attention(op: ops.FusedAttention, step: TorchStep) -> Tensor:
+@_form(FusedAttention)
+def _fused_attention(op: FusedAttention, step: TorchStep) -> Tensor:
     p, qkv = op.params, step.values[op.qkv]
     sinks = None if op.sinks is None else step.weight(op.sinks)
     if (queries := step.prepared_queries(op, qkv)) is not None:
@@ -326,8 +345,8 @@ def _fused_attention(op: ops.FusedAttention, step: TorchStep) -> Tensor:
     return step.attend(q, k, v, p, sinks, step.out)
 
 
-@_form(ops.LatentAttention)
-def _latent_attention(op: ops.LatentAttention, step: TorchStep) -> Tensor:
+@_form(LatentAttention)
+def _latent_attention(op: LatentAttention, step: TorchStep) -> Tensor:
     heads = op.params.num_heads
     q, q_rope = (step.values[x].reshape(-1, heads, x.cols // heads) for x in (op.q, op.q_rope))
     latent, dim = step.values[op.latent], op.params.head_dim
@@ -336,14 +355,14 @@ def _latent_attention(op: ops.LatentAttention, step: TorchStep) -> Tensor:
     return step.attend(q, key, key[:, :0], op.params, None, step.out)
 
 
-@_form(ops.EncoderAttention)
-def _encoder_attention(op: ops.EncoderAttention, step: TorchStep) -> Tensor:
+@_form(EncoderAttention)
+def _encoder_attention(op: EncoderAttention, step: TorchStep) -> Tensor:
     q, k, v = (step.values[x] for x in (op.q, op.k, op.v))
     return torch.cat([attend_text(q[rows], k[rows], v[rows], op.params) for rows in step.rows.spans], out=step.out)
 
 
-@_form(ops.MeanPool)
-def _mean_pool(op: ops.MeanPool, step: TorchStep) -> Tensor:
+@_form(MeanPool)
+def _mean_pool(op: MeanPool, step: TorchStep) -> Tensor:
     x, rows = wide(step.values[op.x]), step.rows
     if step.repeats:
         of_texts = torch.stack([x[span].mean(dim=0) for span in rows.spans])
@@ -354,8 +373,8 @@ def _mean_pool(op: ops.MeanPool, step: TorchStep) -> Tensor:
     return means[rows.sequences[rows.wanted]].to(step.values[op.x].dtype)
 
 
-@_form(ops.MoE)
-def _moe(op: ops.MoE, step: TorchStep) -> Tensor:
+@_form(MoE)
+def _moe(op: MoE, step: TorchStep) -> Tensor:
     x = step.values[op.x]
     router_x = x if op.router_x is None else step.values[op.router_x]
     logits = step.linear(router_x, (op.router,), (op.router_bias,))
@@ -381,7 +400,7 @@ def _moe(op: ops.MoE, step: TorchStep) -> Tensor:
     return out
 
 
-def _expert(op: ops.MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int) -> Tensor:
+def _expert(op: MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int) -> Tensor:
     """The share of one expert in the output of the rows x that have chosen it with these weights."""
 
     def product(x: Tensor, matrix: Parameter, bias: Parameter | None) -> Tensor:
@@ -397,7 +416,7 @@ def _expert(op: ops.MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int
     return y if op.routing.on_input else weight * y
 
 
-def choose_experts(routing: ops.Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def choose_experts(routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """See `octavo.graph.ops.Routing.choose`: experts and weights, both [rows, top_k]."""
     scores = torch.softmax(logits, dim=-1) if routing.scoring == "softmax" else torch.sigmoid(logits)
     rank = scores if bias is None else scores + bias
@@ -414,18 +433,18 @@ def choose_experts(routing: ops.Routing, logits: Tensor, bias: Tensor | None) ->
     return chosen, weights * routing.scale
 
 
-@_form(ops.AllReduce)
-def _all_reduce(op: ops.AllReduce, step: TorchStep) -> Tensor:
+@_form(AllReduce)
+def _all_reduce(op: AllReduce, step: TorchStep) -> Tensor:
     return step.values[op.x] if op.size == 1 else step.sum_over_ranks(op)
 
 
-@_form(ops.AllGather)
-def _all_gather(op: ops.AllGather, step: TorchStep) -> Tensor:
+@_form(AllGather)
+def _all_gather(op: AllGather, step: TorchStep) -> Tensor:
     return step.values[op.x] if op.size == 1 else step.side_by_side_of_ranks(op)
 
 
-@_form(ops.ShortConv)
-def _short_conv(op: ops.ShortConv, step: TorchStep) -> Tensor:
+@_form(ShortConv)
+def _short_conv(op: ShortConv, step: TorchStep) -> Tensor:
     if (advanced := step.advanced(op)) is not None:
         return advanced
     bias = None if op.bias is None else step.weight(op.bias)
@@ -435,8 +454,8 @@ def _short_conv(op: ops.ShortConv, step: TorchStep) -> Tensor:
     return out if op.kind is None else ACTIVATIONS[op.kind](out)
 
 
-@_form(ops.GatedDeltaRule)
-def _gated_delta_rule(op: ops.GatedDeltaRule, step: TorchStep) -> Tensor:
+@_form(GatedDeltaRule)
+def _gated_delta_rule(op: GatedDeltaRule, step: TorchStep) -> Tensor:
     if (advanced := step.advanced(op)) is not None:
         return advanced
     h, x = op.heads, step.values[op.qkv]
@@ -455,8 +474,8 @@ def _gated_delta_rule(op: ops.GatedDeltaRule, step: TorchStep) -> Tensor:
     return delta_rule(step, op.cache, (q, k, v, gates, amounts)).to(x.dtype)
 
 
-@_form(ops.SelectiveScan)
-def _selective_scan(op: ops.SelectiveScan, step: TorchStep) -> Tensor:
+@_form(SelectiveScan)
+def _selective_scan(op: SelectiveScan, step: TorchStep) -> Tensor:
     if (advanced := step.advanced(op)) is not None:
         return advanced
     h, xbc = op.heads, step.values[op.xbc]

@@ -25,20 +25,13 @@ from octavo.backends.torch.workspace import Workspace
 from octavo.batch import SamplingBatch
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import StateCache
-from octavo.graph.ops import (
-    AllGather,
-    AllReduce,
-    AttentionParams,
-    FusedAttention,
-    FusedLinear,
-    GatedActivation,
-    GatedDeltaRule,
-    MoE,
-    Op,
-    RopeParams,
-    SelectiveScan,
-    ShortConv,
-)
+from octavo.graph.ops.attention import AttentionParams, FusedAttention, RopeParams
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.collective import AllGather, AllReduce
+from octavo.graph.ops.linear import FusedLinear
+from octavo.graph.ops.moe import MoE
+from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import TOKENS, Parameter
 
 

@@ -17,19 +17,12 @@ from octavo.backends.torch.plain import ACTIVATIONS, rms_norm, rotate, wide
 from octavo.errors import GraphError
 from octavo.graph.builder import Node
 from octavo.graph.cache import StateCache
-from octavo.graph.ops import (
-    AllGather,
-    AllReduce,
-    AttentionParams,
-    FusedAttention,
-    FusedLinear,
-    GatedActivation,
-    GatedDeltaRule,
-    MoE,
-    RopeParams,
-    SelectiveScan,
-    ShortConv,
-)
+from octavo.graph.ops.attention import AttentionParams, FusedAttention, RopeParams
+from octavo.graph.ops.collective import AllGather, AllReduce
+from octavo.graph.ops.linear import FusedLinear
+from octavo.graph.ops.moe import MoE
+from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
+from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import Parameter, Value
 
 

@@ -35,16 +35,9 @@ from octavo.backends.torch.step import constant
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays, sent
 from octavo.batch import SAMPLING_ROW, SamplingBatch, SamplingRows
 from octavo.graph.builder import Graph
-from octavo.graph.ops import (
-    AttentionParams,
-    FusedAttention,
-    GatedDeltaRule,
-    MoE,
-    Rope,
-    RopeParams,
-    SelectiveScan,
-    ShortConv,
-)
+from octavo.graph.ops.attention import AttentionParams, FusedAttention, Rope, RopeParams
+from octavo.graph.ops.moe import MoE
+from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 
 HeadTensors = tuple[Tensor | None, Tensor | None, Tensor | None]
 

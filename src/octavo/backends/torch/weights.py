@@ -25,7 +25,10 @@ from octavo.backends.torch.storages import Layout
 from octavo.backends.torch.stream import StreamedLayers
 from octavo.config import LoadProgress
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import Embedding, FusedLinear, HeadLinear, Linear, MoE, PositionEmbedding, TokenTypeEmbedding
+from octavo.graph.ops.encoder import TokenTypeEmbedding
+from octavo.graph.ops.latent_attention import HeadLinear
+from octavo.graph.ops.linear import Embedding, FusedLinear, Linear, PositionEmbedding
+from octavo.graph.ops.moe import MoE
 from octavo.graph.values import Parameter
 from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
 from octavo.quantization.packed import (

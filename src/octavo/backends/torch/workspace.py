@@ -19,22 +19,15 @@ from octavo.backends.torch.coded import coded_bytes
 from octavo.graph.builder import Graph, Node
 from octavo.graph.feeds import fed_products
 from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
-from octavo.graph.ops import (
-    AllReduce,
-    Attention,
-    AttentionParams,
-    Columns,
-    FusedAttention,
-    FusedLinear,
-    GatedActivation,
-    GroupSums,
-    LatentAttention,
-    Linear,
-    Logits,
-    MoE,
-    Op,
-    Rope,
-)
+from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.collective import AllReduce
+from octavo.graph.ops.latent_attention import LatentAttention
+from octavo.graph.ops.linear import FusedLinear, Linear, Logits
+from octavo.graph.ops.moe import MoE
+from octavo.graph.ops.rowwise import GatedActivation
+from octavo.graph.ops.spanning_norm import GroupSums
+from octavo.graph.ops.streams import Columns
 from octavo.graph.values import LOGITS, Parameter, Value
 
 MANY_ROWS = 33  # from here on a matrix of some codes is written out (`kernels.linear.most_rows`)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops import Attention, GatedActivation, LayerNorm, Linear, RMSNorm
+from octavo.graph.ops.attention import Attention
+from octavo.graph.ops.linear import Linear
+from octavo.graph.ops.rowwise import GatedActivation, LayerNorm, RMSNorm
 from octavo.graph.values import Parameter, Value
 from octavo.quantization.ggml_blocks import Floats
 

@@ -16,7 +16,7 @@ from octavo.engine.loading.rank_needs import RankNeeds, rank_needs
 from octavo.engine.loading.weight_notes import size_notes
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cost import ExpertCost, expert_cost, graph_cost
-from octavo.graph.ops import StepSizes
+from octavo.graph.ops.base import StepSizes
 from octavo.loader.checkpoint import Checkpoint
 
 _DEFAULTS = EngineConfig()

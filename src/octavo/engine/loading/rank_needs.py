@@ -8,7 +8,8 @@ from octavo.config import EngineConfig
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.engine.loading.model_graph import model_graph, model_sizes, steps_of
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AllGather, Collective, MoE
+from octavo.graph.ops.collective import AllGather, Collective
+from octavo.graph.ops.moe import MoE
 from octavo.graph.values import LOGITS, RowDomain
 from octavo.loader.checkpoint import Checkpoint
 

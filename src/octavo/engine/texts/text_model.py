@@ -11,7 +11,8 @@ from octavo.batch import Array, Float32
 from octavo.errors import UsageError
 from octavo.generation_request import Pooling, PoolingParams
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Logits, MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.encoder import MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.linear import Logits
 from octavo.graph.ops.rowwise import softcap
 from octavo.loader.pooling_config import PoolingConfig
 

@@ -11,8 +11,7 @@ import torch
 from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.graph.cache import first_visible
-from octavo.graph.ops import AttentionParams
-from octavo.graph.ops.attention import _attend
+from octavo.graph.ops.attention import AttentionParams, _attend
 
 _PLAIN = AttentionParams(0, 4, 2, 64, 0.125)
 

@@ -12,8 +12,9 @@ from octavo.backends.torch.kernels.common import INTERPRETED
 from octavo.backends.torch.kernels.gate import activated, coded_rows, gated
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
 from octavo.backends.torch.kernels.rope import HeadSteps, prepare_heads, rotate, write_cache
-from octavo.graph.ops import AttentionParams, RopeParams, rowwise
 from octavo.graph.ops import attention as attention_ops
+from octavo.graph.ops import rowwise
+from octavo.graph.ops.attention import AttentionParams, RopeParams
 from octavo.quantization.packed.float8 import e4m3, e4m3_values
 from tests.support.rounded_inputs import coded_inputs, rounded_inputs
 

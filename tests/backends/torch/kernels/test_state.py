@@ -11,8 +11,8 @@ import torch
 
 from octavo.backends.torch.kernels.recurrence import StateRows, delta_rule, selective_scan, short_conv
 from octavo.batch import Batch
-from octavo.graph.ops import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.ops.base import Evaluation
+from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.values import TOKENS, Parameter, Value
 
 _COUNTS = (3, 1, 0, 6)

@@ -17,7 +17,8 @@ from octavo.backends.torch.compile import PASSES, TorchBackend
 from octavo.batch import token_mask
 from octavo.config import KVDtype
 from octavo.graph.builder import Graph
-from octavo.graph.ops import MoE
+from octavo.graph.ops.moe import MoE
+from octavo.graph.ops.rowwise import Activation, GatedActivation
 from octavo.graph.passes import optimize
 from octavo.graph.values import Part
 from octavo.quantization.packed import DenseWeight, Weight
@@ -198,7 +199,7 @@ def test_layer_norms_and_activations(backend: TorchBackend) -> None:
     shapes = {"embed.weight": (96, 48), "norm.weight": (48,), "norm.bias": (48,)}
     weights: dict[str, Weight] = {n: DenseWeight(rng.standard_normal(s).astype(np.float32)) for n, s in shapes.items()}
     g = Graph(shapes)
-    g.output = g.select_rows(g.activation(g.layer_norm(g.embedding("embed"), "norm", 1e-5), "gelu_tanh"))
+    g.output = g.select_rows(g.add(Activation(g.layer_norm(g.embedding("embed"), "norm", 1e-5), "gelu_tanh")))
     assert assert_same(backend, optimize(g, ()), weights, 1e-5) == {"layernormed", "activated"}
 
 
@@ -217,7 +218,7 @@ def test_gate_and_up_of_few_rows_are_one_launch(type_name: str, rows: int, backe
     }
     g = Graph({name: weight.shape for name, weight in (weights | biases).items()})
     x = g.embedding("embed")
-    g.output = g.select_rows(g.silu_mul(g.linear(x, "gate"), g.linear(x, "up")))
+    g.output = g.select_rows(g.add(GatedActivation(g.linear(x, "gate"), g.linear(x, "up"), "silu")))
     graph = optimize(g, PASSES)
     found = []
     for calls in (None, Mock(wraps=triton_calls)):

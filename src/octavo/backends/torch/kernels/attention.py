@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.backends.torch.kernels.cache_view import CacheView, cache_operands, loaded
 from octavo.backends.torch.kernels.common import INTERPRETED, operand, power_of_two, require_columns, tanh
-from octavo.graph.ops import AttentionParams
+from octavo.graph.ops.attention import AttentionParams
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _PART_TOKENS = (128, 512)  # of the cache that one program of a decode step reads, least and most

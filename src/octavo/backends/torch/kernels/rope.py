@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.backends.torch.kernels.cache_view import CacheView, cache_operands
 from octavo.backends.torch.kernels.common import code_scale, coded, power_of_two, require_columns, tile, to_e4m3
-from octavo.graph.ops import AttentionParams
+from octavo.graph.ops.attention import AttentionParams
 
 _TILE = tile({"num_warps": 2})
 
