@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from octavo.graph.ops.moe import MoE
 from octavo.graph.segments import layer_borders
 from octavo.loader.checkpoint import open_checkpoint
 from tests.backends.test_shared_caches import four_layers
-from tests.models.test_steps import LIMITS, in_chunks
+from tests.models.test_steps import BLOCKS, LIMITS, in_chunks, paged
+from tests.models.test_steps import TOKENS as PROMPT
+from tests.support.batches import Request
 from tests.support.engine_answers import answers
 from tests.support.processes import octavo_here
 from tests.support.small_device import SmallDevice
@@ -161,6 +163,22 @@ def test_every_cut_gives_the_logits_of_the_device(name: str) -> None:
         found = logits_of(backend_with(1 << 40, gpu_layers=device_layers).compile(graph, weights, LIMITS))
         # The CPU's products are of int8 activations.
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2", "deepseek3"])
+def test_hidden_states_beside_logits_in_every_cut(name: str) -> None:
+    graph, weights = tiny_graph(name)
+    for device_layers in range(len(layer_borders(graph)) + 1):
+        executor = backend_with(1 << 40, gpu_layers=device_layers).compile(graph, weights, LIMITS)
+        executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16, 32)
+        everything, nothing = np.arange(30, dtype=np.int32), np.zeros(0, np.int32)
+        found = []
+        for wanted, hidden in ((everything, nothing), (nothing, everything), (everything[:9], everything[5:])):
+            batch = paged([(Request(PROMPT, BLOCKS), 30)])
+            found.append(executor.submit(replace(batch, logits_indices=wanted, hidden_indices=hidden)).wait())
+        executor.close()
+        np.testing.assert_allclose(found[2].logits, found[0].logits[:9], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found[2].hidden_states, found[1].hidden_states[5:], rtol=0, atol=1e-4)
 
 
 def test_auto_takes_what_fits_and_leaves_experts_to_the_cpu_first() -> None:

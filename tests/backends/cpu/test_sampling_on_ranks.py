@@ -228,15 +228,17 @@ def test_a_part_outside_the_vocabulary() -> None:
         )
 
 
+@pytest.mark.parametrize("num_hidden", [0, 3])
 @pytest.mark.parametrize("return_logits", [False, True])
-def test_steps_of_ranks(return_logits: bool) -> None:
-    """Executors take candidates unless the logits are wanted, in turns of a few rows as well."""
+def test_steps_of_ranks(return_logits: bool, num_hidden: int) -> None:
+    """Executors take candidates unless the logits are wanted, in turns of a few rows, beside hidden states as well."""
     graph, weights = tiny_graph("llama")
     limits = replace(LIMITS, max_logits_rows=2)
     first = steps()[0]
     batch = replace(
         first,
         logits_indices=np.arange(6, dtype=np.int32),
+        hidden_indices=np.arange(1, 1 + num_hidden, dtype=np.int32),
         sampling=sampling_batch(6, temperature=[0, 1, 1, 0, 1, 1], top_k=[0, 5, 0, 0, 9, 0], num_logprobs=2, seed=7),
         return_logits=return_logits,
     )
@@ -257,6 +259,9 @@ def test_steps_of_ranks(return_logits: bool) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         (found, more), _ = pool.map(run, range(2))
+    if num_hidden:
+        assert expected.hidden_states is not None
+        np.testing.assert_allclose(found.hidden_states, expected.hidden_states, atol=2e-3)
     np.testing.assert_array_equal(found.token_ids, expected.token_ids)
     assert_same_reports(found, expected)
     assert more == 0 if return_logits else more < 0
