@@ -242,7 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.specs, "not every request finishes"
         while self.engine.has_work:
             self.round()
-        assert not self.engine.scheduler.running
+        assert not self.engine.admission.running
         assert self.engine.scheduler.kv_cache.pool.num_used_blocks == 0
 
 

@@ -138,7 +138,7 @@ def test_more_choices_than_seats_wait_for_their_turn() -> None:
     choices = add(engine, "choices", 6, n=5, max_tokens=3).sequences
     while engine.has_work:
         step(engine)
-        assert len(engine.scheduler.running) <= 2
+        assert len(engine.admission.running) <= 2
     assert [choice.num_output_tokens for choice in choices] == [3] * 5
 
 

@@ -122,7 +122,7 @@ def test_beams_are_those_of_transformers(name: str, backend: str, preempted_at: 
         for output in engine.step():
             found[output.request_id] = output
         if next(steps) == preempted_at:
-            engine.scheduler._preempt(engine.scheduler.queue.running[-1], Schedule(0, 0, 0))
+            engine.admission.preempt(engine.admission.queue.running[-1], Schedule(0, 0, 0))
         check_integrity(engine.scheduler)
     model = tiny_model(name).double()
     model.generation_config.eos_token_id = None

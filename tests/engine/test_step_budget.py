@@ -111,7 +111,7 @@ def test_streams_slower_than_max_itl_keep_a_third_of_their_speed(monkeypatch: py
     run(engine, 10)
     since, num_tokens = 0.0, 0
     for i in range(120):
-        if len(engine.scheduler.queue.waiting) == 0:
+        if len(engine.admission.queue.waiting) == 0:
             add(engine, f"short{i}", text_of(60, i), max_tokens=1)
         [(counts, seconds)] = run(engine, 1)
         since += seconds
@@ -129,7 +129,7 @@ def test_many_streams_do_not_keep_new_ones_out(monkeypatch: pytest.MonkeyPatch) 
     for i in range(10):
         add(engine, f"new{i}", text_of(100, i), max_tokens=2)
         waited = 0.0
-        while len(engine.scheduler.queue.waiting) or len(engine.scheduler.running) > 15:
+        while len(engine.admission.queue.waiting) or len(engine.admission.running) > 15:
             waited += run(engine, 1)[0][1]
         assert waited < 1.5
 
@@ -280,7 +280,7 @@ def test_nobody_is_admitted_beside_so_many_that_a_step_of_theirs_was_never_measu
     add(engine, "long", text_of(900, 3))
     used = engine.scheduler.kv_cache.pool.num_used_blocks
     assert len(run(engine, 1)[0][0]) == 5
-    assert len(engine.scheduler.queue.waiting) == 1
+    assert len(engine.admission.queue.waiting) == 1
     assert engine.scheduler.kv_cache.pool.num_used_blocks == used
     assert run(engine, 1)[0][0]["long"] >= MIN_PREFILL_TOKENS
 
@@ -326,7 +326,7 @@ def test_a_flood_of_short_prompts_does_not_stop_the_streams(monkeypatch: pytest.
     run(engine, 10)
     since, gap, num_tokens = 0.0, 0.0, 0
     for i in range(80):
-        if len(engine.scheduler.queue.waiting) < 5:
+        if len(engine.admission.queue.waiting) < 5:
             for j in range(10):
                 add(engine, f"short{i}-{j}", text_of(40, 10 * i + j), max_tokens=3)
         [(counts, seconds)] = run(engine, 1)

@@ -15,7 +15,8 @@ def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) ->
 
     in_flight: the steps whose results are not taken yet. They hold slots for the states that they keep.
     """
-    running = scheduler.running
+    admission = scheduler.admission
+    running = admission.running
     check_pool(scheduler.kv_cache.pool, (table.held for sequence in running for table in sequence.block_tables))
     if scheduler.kv_cache.states is not None:
         slots = ([sequence.state_slot] for sequence in running if sequence.state_slot >= 0)
@@ -23,9 +24,9 @@ def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) ->
         kept = ([item.snapshot.slot] for item in items if item.snapshot is not None)
         check_pool(scheduler.kv_cache.states.pool, [*slots, *kept])
     rows = [sequence.row for sequence in running]
-    if sorted(rows + scheduler.free_rows) != list(range(scheduler.max_num_seqs)):
-        raise AssertionError(f"rows {rows} run and {scheduler.free_rows} are free, of {scheduler.max_num_seqs}")
-    queue = scheduler.queue
+    if sorted(rows + admission.free_rows) != list(range(admission.max_num_seqs)):
+        raise AssertionError(f"rows {rows} run and {admission.free_rows} are free, of {admission.max_num_seqs}")
+    queue = admission.queue
     if queue.num_seats_taken != sum(group.num_seats for group in queue.running):
         raise AssertionError(f"{queue.num_seats_taken} seats are taken by {len(queue.running)} groups")
     if queue.num_texts_waiting != sum(group.is_text for group in queue.waiting):

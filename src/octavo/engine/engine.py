@@ -14,6 +14,7 @@ import numpy as np
 from octavo.backends import Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
+from octavo.engine.admission import GroupAdmission
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
 from octavo.engine.kv.cache_identity import CacheIdentity
@@ -93,16 +94,11 @@ class Engine:
             identity,
         )
         self._kv_cache, self._is_asleep = kv_cache, False
-        self.scheduler = Scheduler(
-            kv_cache,
-            limits,
-            self.metrics,
-            takes_whole_texts=texts.takes_whole_texts,
-            num_stages=executor.num_stages,
-        )
+        self.admission = GroupAdmission(kv_cache, limits.max_num_seqs, self.metrics, executor.num_stages)
+        self.scheduler = Scheduler(self.admission, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
         self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
-        self._publisher = Publisher(tokenizer, self.scheduler, self.metrics)
+        self._publisher = Publisher(tokenizer, self.admission, self.metrics)
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[_Step] = deque()  # the oldest first
         self._last_ended_at = 0.0
@@ -159,7 +155,7 @@ class Engine:
                 code="invalid_value",
             )
         self.wake_up()
-        self.scheduler.add(request)
+        self.admission.add(request)
         self._requests[request.request_id] = request
         if request.is_measured:
             self.metrics.num_requests_total += 1
@@ -230,7 +226,7 @@ class Engine:
                 self._submit(schedule, batch, started_at)
             else:
                 self._prepared = schedule, batch
-        elif takes_two and can_be_foreseen(last.schedule) and not self.scheduler.would_preempt:
+        elif takes_two and can_be_foreseen(last.schedule) and not self.admission.would_preempt:
             self._submit_ahead(last.schedule, started_at)
 
     def _submit_ahead(self, last: Schedule, started_at: float) -> None:
@@ -274,14 +270,14 @@ class Engine:
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
         self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at))
-        self.scheduler.stages.begin(schedule)
+        self.admission.stages.begin(schedule)
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
         """Puts the tokens of the step before into a prepared one.
 
         False: that is not the next step, because a request has come or gone or a token ends its sequence.
         """
-        if self._ended is None or not isinstance(self._ended.result, StepOutput) or self.scheduler.may_admit:
+        if self._ended is None or not isinstance(self._ended.result, StepOutput) or self.admission.may_admit:
             return False
         batch.token_ids = self._ended.result.token_ids
         pairs = zip(schedule.scheduled, batch.token_ids.tolist(), strict=True)
@@ -292,7 +288,7 @@ class Engine:
         step, self._ended = self._ended, None
         if step is None:
             return
-        self.scheduler.stages.end(step.schedule)
+        self.admission.stages.end(step.schedule)
         if isinstance(step.result, SamplingError):
             later = [] if self.executor.num_stages > 1 else self._drop_in_flight()
             self._failures += self._fail_rows(step.schedule, step.result)
@@ -336,9 +332,9 @@ class Engine:
         if outcome.finish is not None:
             for member in group.members:
                 member.finish_reason = outcome.finish
-            self.scheduler.finish(group)
+            self.admission.finish(group)
         elif outcome.members is not None:
-            self.scheduler.replace_members(group, outcome.members)
+            self.admission.replace_members(group, outcome.members)
 
     def _settle(self, request: Request) -> None:
         """Processes the last step's results for a request."""
@@ -357,7 +353,7 @@ class Engine:
         del self._requests[request.request_id]
         output: Output | None = self._publisher.build(request, finished=True)
         self.metrics.observe_request(request)
-        self.scheduler.observe_state()
+        self.admission.observe_state()
         request.release()
         return output
 

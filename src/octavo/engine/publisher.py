@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from octavo.batch import StepOutput
+from octavo.engine.admission import GroupAdmission
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import FinishReason, Request, Sequence
-from octavo.engine.scheduler import Scheduler
 from octavo.outputs import CompletionOutput, Logprob, OutputDelta, PoolingOutput, RequestMetrics
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenizer.stop_strings import StopStrings
@@ -50,9 +50,9 @@ class TextStream:
 class Publisher:
     """Processes the new tokens of sequences and builds the outputs of requests."""
 
-    def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler, metrics: EngineMetrics) -> None:
+    def __init__(self, tokenizer: Tokenizer, admission: GroupAdmission, metrics: EngineMetrics) -> None:
         self._tokenizer = tokenizer
-        self._scheduler = scheduler
+        self._admission = admission
         self._metrics = metrics
 
     def settle(self, request: Request) -> None:
@@ -77,7 +77,7 @@ class Publisher:
             if sequence.finish_reason is None:
                 sequence.finish_reason = reason
                 self._settle_end(sequence, reason)
-        self._scheduler.finish_request(request)
+        self._admission.finish_request(request)
 
     def build(self, request: Request, finished: bool) -> OutputDelta | PoolingOutput | None:
         """The part of a settled request since the last call; None for one that is wanted at its end only."""
@@ -117,7 +117,7 @@ class Publisher:
                 sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, stop
                 request.num_generated_tokens -= len(sequence.token_ids) - (position + 1)
                 del sequence.token_ids[position + 1 :]
-                self._scheduler.finish(sequence.group)
+                self._admission.finish(sequence.group)
                 return
 
     def _settle_end(self, sequence: Sequence, reason: FinishReason) -> None:

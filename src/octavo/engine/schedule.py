@@ -1,18 +1,13 @@
-"""One step, with the rows of output that are wanted of it, and the queue that its sequences come from."""
+"""One step, with the rows of output that are wanted of it."""
 
 from __future__ import annotations
 
-import sys
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import attrgetter
 
 from octavo.engine.consumers.row_consumer import RowKind, RowUse
-from octavo.engine.request import RequestStatus, Sequence, SequenceGroup
-
-_by_key = attrgetter("key")
+from octavo.engine.request import Sequence, SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,80 +104,3 @@ class Schedule:
         item = self.scheduled.pop(sequence)
         self.num_tokens_left += item.num_tokens
         self.num_rows_left += item.num_rows
-
-
-class ServiceQueue:
-    """The groups that wait and run, both in order of service, and the seats that are taken."""
-
-    def __init__(self) -> None:
-        self.waiting: list[SequenceGroup] = []
-        self.running: list[SequenceGroup] = []
-        self.num_seats_taken = 0
-        self.num_texts_waiting = 0
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The running sequences, in order of service."""
-        return [member for group in self.running for member in group.members]
-
-    def wait(self, group: SequenceGroup) -> None:
-        insort(self.waiting, group, key=_by_key)
-        self.num_texts_waiting += group.is_text
-
-    def enter(self, group: SequenceGroup) -> None:
-        """Moves a group to the running ones."""
-        self._stop_waiting(group)
-        insort(self.running, group, key=_by_key)
-        self.num_seats_taken += group.num_seats
-        for member in group.members:
-            member.status = RequestStatus.RUNNING
-
-    def leave(self, group: SequenceGroup, status: RequestStatus) -> None:
-        """Removes a group."""
-        if group.status is RequestStatus.RUNNING:
-            _discard(self.running, group)
-            self.num_seats_taken -= group.num_seats
-        self._stop_waiting(group)
-        for member in group.members:
-            member.status = status
-
-    def _stop_waiting(self, group: SequenceGroup) -> None:
-        self.num_texts_waiting -= group.is_text * _discard(self.waiting, group)
-
-
-class Stages:
-    """The steps in flight of a pipeline: a group is in one of them at most, and each has its share of the groups.
-
-    busy: the groups that are in one. Without a pipeline nothing is noted.
-    """
-
-    def __init__(self, num_stages: int) -> None:
-        self._num_stages = num_stages
-        self.busy: set[SequenceGroup] = set()
-
-    def begin(self, step: Schedule) -> None:
-        """Notes that a step is in flight."""
-        if self._num_stages > 1:
-            self.busy |= step.groups
-
-    def end(self, step: Schedule) -> None:
-        """Notes that it has ended."""
-        if self._num_stages > 1:
-            self.busy -= step.groups
-
-    def share(self, num_groups: int) -> int:
-        """The most of these groups for one step, so that every stage has some. Without a pipeline there is no limit."""
-        return -(-num_groups // self._num_stages) if self._num_stages > 1 else sys.maxsize
-
-    def last_idle(self, queue: ServiceQueue) -> SequenceGroup | None:
-        """The last running group, in the order of service, that is in no step in flight."""
-        return next((group for group in reversed(queue.running) if group not in self.busy), None)
-
-
-def _discard(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
-    """Removes a group from a list in order of service; False: it is not there."""
-    position = bisect_left(groups, group.key, key=_by_key)
-    is_there = position < len(groups) and groups[position] is group
-    if is_there:
-        del groups[position]
-    return is_there

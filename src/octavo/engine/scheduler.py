@@ -1,9 +1,9 @@
-"""Scheduler: picks the tokens of the next step, and the requests to preempt.
+"""Scheduler: picks the tokens of the next step.
 
 There is no prefill or decode mode: a sequence has token_ids, the first num_computed_tokens of them are in the cache,
 and a step computes some of the rest. Sequences that need one token go first; the remaining token budget is filled with
-chunks of longer ones. Only for a short prompt do they wait a step, within limits. When blocks run out, the last in the
-order of service (priority, then arrival) is preempted: its blocks are freed and its tokens computed again later.
+chunks of longer ones. Only for a short prompt do they wait a step, within limits. When blocks run out, groups are
+preempted (`admission`).
 
 An executor of several stages computes as many steps at once. A group is in one of them at most, and until that ends it
 is neither scheduled nor preempted. A step takes no more groups than its share, so that the others have some, too.
@@ -18,11 +18,11 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
+from octavo.engine.admission import GroupAdmission
 from octavo.engine.consumers.row_consumer import RowKind, RowUse
-from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.request import Request, RequestStatus, Sequence, SequenceGroup
-from octavo.engine.schedule import Schedule, ScheduledSequence, ServiceQueue, Stages
+from octavo.engine.request import RequestStatus, Sequence, SequenceGroup
+from octavo.engine.schedule import Schedule, ScheduledSequence
 from octavo.engine.step_budget import StepBudget
 
 if TYPE_CHECKING:
@@ -32,76 +32,29 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """A queue of waiting and running groups of sequences over one KV cache. It counts steps in the metrics.
+    """Makes one step after another of the groups that `admission` has and lets in. It counts steps in the metrics.
 
-    There are max_num_seqs seats. step_budget: limits the time of steps, if given; it never changes an answer.
+    step_budget: limits the time of steps, if given; it never changes an answer.
     """
 
     def __init__(
         self,
-        kv_cache: KVCacheManager,
+        admission: GroupAdmission,
         limits: EngineLimits,
         metrics: EngineMetrics,
         *,
         takes_whole_texts: bool = False,
-        num_stages: int = 1,
     ) -> None:
-        """takes_whole_texts: all tokens of a text are computed in one step. num_stages: steps in flight at once."""
+        """takes_whole_texts: all tokens of a text are computed in one step."""
         self._takes_whole_texts = takes_whole_texts
-        self.kv_cache = kv_cache
+        self.admission = admission
+        self.kv_cache = admission.kv_cache
         self.metrics = metrics
         self.step_budget = StepBudget(limits.max_itl_s) if limits.max_itl_s else None
-        self.max_num_seqs = limits.max_num_seqs
         self._max_num_tokens = limits.max_num_batched_tokens
         self._max_num_outputs = limits.max_num_outputs
         self._has_refused_drafts = False
-        self.queue = ServiceQueue()
-        self.stages = Stages(num_stages)
-        self.free_rows = list(range(self.max_num_seqs - 1, -1, -1))  # of the batch builder's table: `Sequence.row`
-
-    @property
-    def running(self) -> list[Sequence]:
-        """Sequences with a seat, in order of service."""
-        return self.queue.sequences
-
-    @property
-    def would_preempt(self) -> bool:
-        """True if a waiting group is of better priority than a running one."""
-        waiting, running = self.queue.waiting, self.queue.running
-        return bool(waiting and running) and _priority(waiting[0]) < _priority(running[-1])
-
-    @property
-    def may_admit(self) -> bool:
-        """False: no waiting group gets a seat before a running one gives up its own."""
-        if not self.queue.waiting:
-            return False
-        return self.queue.num_seats_taken + self.queue.waiting[0].num_seats <= self.max_num_seqs or self.would_preempt
-
-    # --- requests come and go ---
-
-    def add(self, request: Request) -> None:
-        """Queues a request that fits, see `RequestFactory`."""
-        first, *others = request.groups
-        request.pending_groups = others
-        self.queue.wait(first)
-
-    def finish(self, group: SequenceGroup) -> None:
-        """Ends a group in any state. A step in flight may still write to its blocks: later ones run after it."""
-        self._leave(group, RequestStatus.FINISHED)
-
-    def finish_request(self, request: Request) -> None:
-        """Ends all sequences of a request."""
-        for group in request.groups:
-            self.finish(group)
-        request.pending_groups = []
-
-    def replace_members(self, group: SequenceGroup, members: list[tuple[Sequence, Sequence]]) -> None:
-        """The next members of a running group, as (parent, child): children share their parents' blocks."""
-        for parent, child in members:
-            self.kv_cache.fork(parent, child, parent.num_computed_tokens)
-        self._leave(group, RequestStatus.FINISHED)
-        group.adopt([child for _, child in members])
-        self._enter(group)
+        self._queue, self._stages = admission.queue, admission.stages
 
     # --- a step ---
 
@@ -111,8 +64,8 @@ class Scheduler:
         is_ahead: another one is in flight, its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
         """
         self._cut_drafts()
-        num_groups = min(len(self.queue.running) + len(self.queue.waiting), self.max_num_seqs)
-        step = Schedule(self._max_num_tokens, self._max_num_outputs, self.stages.share(num_groups), is_ahead)
+        num_groups = min(len(self._queue.running) + len(self._queue.waiting), self.admission.max_num_seqs)
+        step = Schedule(self._max_num_tokens, self._max_num_outputs, self._stages.share(num_groups), is_ahead)
         step.skips_decodes = self._schedule_alone(step)
         if not step.skips_decodes:
             behind = self._schedule_decodes(step)
@@ -130,8 +83,8 @@ class Scheduler:
         It may be dropped: it has no copies, and admits nobody.
         """
         count, pool = len(step.scheduled), self.kv_cache.pool
-        is_decode = step.num_decodes == count == len(self.queue.running)
-        if not is_decode or self.may_admit:
+        is_decode = step.num_decodes == count == len(self._queue.running)
+        if not is_decode or self.admission.may_admit:
             return None
         ahead = Schedule(self._max_num_tokens - count, self._max_num_outputs - count, 0, True, num_decodes=count)
         for item in step.scheduled.values():
@@ -149,16 +102,16 @@ class Scheduler:
 
     def _schedule_alone(self, step: Schedule) -> bool:
         """Gives a short prompt a step of its own, if the running sequences may wait for it."""
-        budget, running = self.step_budget, self.running
-        if budget is None or not running or not self.queue.waiting:
+        budget, running = self.step_budget, self.admission.running
+        if budget is None or not running or not self._queue.waiting:
             return False
         # A prompt that is under way is not overtaken.
         if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in running):
             return False
-        first = self.queue.waiting[0]
+        first = self._queue.waiting[0]
         sequence, num_rows = first.members[0], sum(1 + len(other.draft_token_ids) for other in running)
         num_missing = len(sequence.token_ids) - self.kv_cache.num_cached_tokens(sequence, first.max_cached_tokens())
-        if first.is_text or not budget.lets_skip(num_rows, num_missing) or not self._admit(first, step):
+        if first.is_text or not budget.lets_skip(num_rows, num_missing) or not self.admission.admit(first, step):
             return False
         self._schedule_chunk(first, step)
         return step.has_chunks
@@ -205,7 +158,7 @@ class Scheduler:
             return
         running = [item.sequence for item in step.scheduled.values() if item.sequence.status is RequestStatus.RUNNING]
         for group in {sequence.group: None for sequence in running}:
-            self._preempt(group, step)
+            self.admission.preempt(group, step)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
         """Accepts this many drafts of a step as tokens; the cache drops the others."""
@@ -215,12 +168,12 @@ class Scheduler:
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
         """Schedules one token and its drafts for every sequence that needs just one; returns groups that need more."""
         behind: deque[SequenceGroup] = deque()
-        running, has_room, scheduled = self.queue.running, self.kv_cache.has_room, step.scheduled
-        position, num_left = 0, self.stages.share(len(running))
+        running, has_room, scheduled = self._queue.running, self.kv_cache.has_room, step.scheduled
+        position, num_left = 0, self._stages.share(len(running))
         while position < len(running) and num_left > 0:  # preemption shortens the list from its end
             group = running[position]
             position += 1
-            if group in self.stages.busy:
+            if group in self._stages.busy:
                 continue
             members = group.members
             sequence, known = members[0], len(members[0].token_ids)
@@ -246,7 +199,7 @@ class Scheduler:
 
         Also all of them where states could not go back to the token before a wrong one.
         """
-        for sequence in self.running:
+        for sequence in self.admission.running:
             if not sequence.draft_token_ids:
                 continue
             if self.kv_cache.states is not None:
@@ -263,7 +216,7 @@ class Scheduler:
         """One token for each member; for a single sequence also drafts, if all others still get their token."""
         num_drafts = len(group.members[0].draft_token_ids)
         if num_drafts:
-            num_others = sum(len(other.members) for other in self.queue.running) - len(step.scheduled)
+            num_others = sum(len(other.members) for other in self._queue.running) - len(step.scheduled)
             num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
         return [1 + num_drafts] * len(group.members)
 
@@ -271,14 +224,14 @@ class Scheduler:
         """Fills the budget with running groups that are behind, and with waiting ones, in order of service."""
         is_blocked = False
         while step.num_tokens_left > 0 and step.num_groups_left > 0:
-            waiting = self.queue.waiting[0] if self.queue.waiting and not is_blocked else None
+            waiting = self._queue.waiting[0] if self._queue.waiting and not is_blocked else None
             if behind and (waiting is None or behind[0].key < waiting.key):
                 group = behind.popleft()
                 if group.status is RequestStatus.RUNNING and group.members[0] not in step.scheduled:
                     self._schedule_chunk(group, step)
             elif waiting is None or not self._fits_whole(waiting, step):
                 break
-            elif self._admit(waiting, step):
+            elif self.admission.admit(waiting, step):
                 self._schedule_chunk(waiting, step)
             else:
                 is_blocked = True
@@ -327,11 +280,11 @@ class Scheduler:
         """Schedules this many tokens for the first members. False: there are too few blocks and no group to preempt."""
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
-            victim = self.stages.last_idle(self.queue)
+            victim = self._stages.last_idle(self._queue)
             if victim is None or victim is group or step.is_ahead:
                 step.is_starved = True
                 return False
-            self._preempt(victim, step)
+            self.admission.preempt(victim, step)
         for member, count in zip(members, counts, strict=True):
             if count:
                 rows = group.rows(member, count)
@@ -348,86 +301,14 @@ class Scheduler:
             if not request.pending_groups or not item.rows or item.rows[-1].consumer.kind is not RowKind.SAMPLE:
                 continue
             last = item.rows[-1].start
-            count = min(step.num_rows_left, self.max_num_seqs - self.queue.num_seats_taken)
+            count = min(step.num_rows_left, self.admission.num_seats_left)
             for group in request.pending_groups[:count]:
-                self._enter(group)
+                self.admission.enter(group)
                 item.rows.append(RowUse(group.consumers[-1], group.members[0], last, 1))
                 step.num_rows_left -= 1
             for group in request.pending_groups[count:]:
-                self.queue.wait(group)
+                self._queue.wait(group)
             request.pending_groups = []
-
-    # --- room ---
-
-    def _admit(self, group: SequenceGroup, step: Schedule) -> bool:
-        """Admits a waiting group if there are seats, and blocks for all of its tokens.
-
-        Blocks that running groups still need for their known tokens are not given away. For a request of better
-        priority, groups of worse priority are preempted.
-        """
-        request, first, queue = group.request, group.members[0], self.queue
-        worse = [
-            other
-            for other in queue.running
-            if _priority(other) > _priority(group) and not step.is_ahead and other not in self.stages.busy
-        ]
-        if queue.num_seats_taken + group.num_seats - self.max_num_seqs > sum(other.num_seats for other in worse):
-            return False
-        num_cached_tokens = self.kv_cache.match_prefix(first, group.max_cached_tokens())
-        needed = self._num_blocks_missing(group)
-        to_gain = sum(member.num_held_blocks for other in worse for member in other.members)
-        if needed > self._num_blocks_to_spare() + to_gain:
-            self.kv_cache.free(first)
-            return False
-        while True:
-            lacks_seats = queue.num_seats_taken + group.num_seats > self.max_num_seqs
-            if not lacks_seats and needed <= self._num_blocks_to_spare():
-                break
-            victim = self.stages.last_idle(queue)
-            if victim is None or _priority(victim) <= _priority(group):
-                self.kv_cache.free(first)
-                return False
-            self._preempt(victim, step)
-        if group.status is RequestStatus.WAITING and first.index == 0:
-            request.num_cached_tokens = num_cached_tokens
-        if self.kv_cache.enable_prefix_caching:
-            self.metrics.num_prefix_queries_total += len(first.token_ids)
-            self.metrics.num_prefix_hits_total += num_cached_tokens
-        self._enter(group)
-        return True
-
-    def _preempt(self, group: SequenceGroup, step: Schedule) -> None:
-        for member in group.members:
-            step.remove(member)
-        self._leave(group, RequestStatus.PREEMPTED)
-        self.queue.wait(group)
-        self.metrics.num_preemptions_total += 1
-        group.request.num_preemptions += 1
-
-    def _num_blocks_missing(self, group: SequenceGroup) -> int:
-        """Blocks that the group's known tokens still need; unstarted members share the prompt's full blocks."""
-        shared = group.request.num_prompt_tokens
-        return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))
-
-    def _num_blocks_to_spare(self) -> int:
-        promised = sum(self._num_blocks_missing(group) for group in self.queue.running)
-        return self.kv_cache.pool.num_free_blocks - promised
-
-    # --- queues ---
-
-    def _enter(self, group: SequenceGroup) -> None:
-        """Starts a group: it takes its seats, and each sequence a row of the batch builder's table."""
-        self.queue.enter(group)
-        for sequence in group.members:
-            sequence.row = self.free_rows.pop()
-
-    def _leave(self, group: SequenceGroup, status: RequestStatus) -> None:
-        if group.status is RequestStatus.RUNNING:
-            for sequence in group.members:
-                self.kv_cache.free(sequence)
-                self.free_rows.append(sequence.row)
-                sequence.row = -1
-        self.queue.leave(group, status)
 
     # --- metrics ---
 
@@ -442,30 +323,5 @@ class Scheduler:
             metrics.num_steps_total += 1
             metrics.step_s.observe(elapsed_s)
             metrics.batched_tokens.observe(num_tokens)
-            self._observe_slots()
-        self.observe_state()
-
-    def _observe_slots(self) -> None:
-        """Slots of cache blocks, those aside that the next step has already taken."""
-        size, num_ahead, num_wasted = self.kv_cache.block_size, 0, 0
-        for sequence in self.running:
-            num_blocks = -(-sequence.num_computed_tokens // size)
-            for table in sequence.block_tables:
-                num_ahead += len(table.block_ids) - num_blocks
-                num_wasted += num_blocks * size - sequence.num_computed_tokens
-        self.metrics.num_allocated_slots_total += (self.kv_cache.pool.num_used_blocks - num_ahead) * size
-        self.metrics.num_wasted_slots_total += num_wasted
-
-    def observe_state(self) -> None:
-        """Notes the state, also after requests have ended between steps."""
-        metrics, pool = self.metrics, self.kv_cache.pool
-        metrics.num_embedding = sum(group.is_text for group in self.queue.running)
-        metrics.num_running = len(self.running) - metrics.num_embedding
-        metrics.num_embedding_waiting = self.queue.num_texts_waiting
-        metrics.num_waiting = len(self.queue.waiting) - metrics.num_embedding_waiting
-        metrics.num_evictions_total = pool.num_evictions
-        metrics.num_used_blocks = pool.num_used_blocks
-
-
-def _priority(group: SequenceGroup) -> int:
-    return group.request.options.priority
+            self.admission.observe_slots()
+        self.admission.observe_state()

@@ -1,0 +1,260 @@
+"""The groups of sequences that wait and those that run: admission and preemption.
+
+A running group has seats, rows of the batch builder's table and blocks of the cache. When blocks run out, the last in
+the order of service (priority, answers before texts, arrival) is preempted: its blocks are freed, and its tokens are
+computed again later.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, insort
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from octavo.engine.kv.kv_cache import KVCacheManager
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.request import Request, RequestStatus, Sequence, SequenceGroup
+
+if TYPE_CHECKING:
+    from octavo.engine.schedule import Schedule
+
+_by_key = attrgetter("key")
+
+
+class ServiceQueue:
+    """The groups that wait and run, both in order of service, and the seats that are taken."""
+
+    def __init__(self) -> None:
+        self.waiting: list[SequenceGroup] = []
+        self.running: list[SequenceGroup] = []
+        self.num_seats_taken = 0
+        self.num_texts_waiting = 0
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The running sequences, in order of service."""
+        return [member for group in self.running for member in group.members]
+
+    def wait(self, group: SequenceGroup) -> None:
+        insort(self.waiting, group, key=_by_key)
+        self.num_texts_waiting += group.is_text
+
+    def enter(self, group: SequenceGroup) -> None:
+        """Moves a group to the running ones."""
+        self._stop_waiting(group)
+        insort(self.running, group, key=_by_key)
+        self.num_seats_taken += group.num_seats
+        for member in group.members:
+            member.status = RequestStatus.RUNNING
+
+    def leave(self, group: SequenceGroup, status: RequestStatus) -> None:
+        """Removes a group."""
+        if group.status is RequestStatus.RUNNING:
+            _discard(self.running, group)
+            self.num_seats_taken -= group.num_seats
+        self._stop_waiting(group)
+        for member in group.members:
+            member.status = status
+
+    def _stop_waiting(self, group: SequenceGroup) -> None:
+        self.num_texts_waiting -= group.is_text * _discard(self.waiting, group)
+
+
+class Stages:
+    """The steps in flight of a pipeline: a group is in one of them at most, and each has its share of the groups.
+
+    busy: the groups that are in one. Without a pipeline nothing is noted.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self.busy: set[SequenceGroup] = set()
+
+    def begin(self, step: Schedule) -> None:
+        """Notes that a step is in flight."""
+        if self._num_stages > 1:
+            self.busy |= step.groups
+
+    def end(self, step: Schedule) -> None:
+        """Notes that it has ended."""
+        if self._num_stages > 1:
+            self.busy -= step.groups
+
+    def share(self, num_groups: int) -> int:
+        """The most of these groups for one step, so that every stage has some. Without a pipeline there is no limit."""
+        return -(-num_groups // self._num_stages) if self._num_stages > 1 else sys.maxsize
+
+    def last_idle(self, queue: ServiceQueue) -> SequenceGroup | None:
+        """The last running group, in the order of service, that is in no step in flight."""
+        return next((group for group in reversed(queue.running) if group not in self.busy), None)
+
+
+def _discard(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
+    """Removes a group from a list in order of service; False: it is not there."""
+    position = bisect_left(groups, group.key, key=_by_key)
+    is_there = position < len(groups) and groups[position] is group
+    if is_there:
+        del groups[position]
+    return is_there
+
+
+class GroupAdmission:
+    """A queue of waiting and running groups of sequences over one KV cache, with max_num_seqs seats.
+
+    num_stages: steps in flight at once.
+    """
+
+    def __init__(
+        self, kv_cache: KVCacheManager, max_num_seqs: int, metrics: EngineMetrics, num_stages: int = 1
+    ) -> None:
+        self.kv_cache = kv_cache
+        self.max_num_seqs = max_num_seqs
+        self.queue = ServiceQueue()
+        self.stages = Stages(num_stages)
+        self.free_rows = list(range(max_num_seqs - 1, -1, -1))  # of the batch builder's table: `Sequence.row`
+        self._metrics = metrics
+
+    @property
+    def num_seats_left(self) -> int:
+        return self.max_num_seqs - self.queue.num_seats_taken
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences with a seat, in order of service."""
+        return self.queue.sequences
+
+    @property
+    def would_preempt(self) -> bool:
+        """True if a waiting group is of better priority than a running one."""
+        waiting, running = self.queue.waiting, self.queue.running
+        return bool(waiting and running) and _priority(waiting[0]) < _priority(running[-1])
+
+    @property
+    def may_admit(self) -> bool:
+        """False: no waiting group gets a seat before a running one gives up its own."""
+        waiting = self.queue.waiting
+        return bool(waiting) and (waiting[0].num_seats <= self.num_seats_left or self.would_preempt)
+
+    # --- requests come and go ---
+
+    def add(self, request: Request) -> None:
+        """Queues a request that fits, see `RequestFactory`."""
+        first, *others = request.groups
+        request.pending_groups = others
+        self.queue.wait(first)
+
+    def finish(self, group: SequenceGroup) -> None:
+        """Ends a group in any state. A step in flight may still write to its blocks: later ones run after it."""
+        self._leave(group, RequestStatus.FINISHED)
+
+    def finish_request(self, request: Request) -> None:
+        """Ends all sequences of a request."""
+        for group in request.groups:
+            self.finish(group)
+        request.pending_groups = []
+
+    def replace_members(self, group: SequenceGroup, members: list[tuple[Sequence, Sequence]]) -> None:
+        """The next members of a running group, as (parent, child): children share their parents' blocks."""
+        for parent, child in members:
+            self.kv_cache.fork(parent, child, parent.num_computed_tokens)
+        self._leave(group, RequestStatus.FINISHED)
+        group.adopt([child for _, child in members])
+        self.enter(group)
+
+    # --- room ---
+
+    def admit(self, group: SequenceGroup, step: Schedule) -> bool:
+        """Admits a waiting group if there are seats, and blocks for all of its tokens.
+
+        Blocks that running groups still need for their known tokens are not given away. For a request of better
+        priority, groups of worse priority are preempted.
+        """
+        request, first, queue = group.request, group.members[0], self.queue
+        worse = [
+            other
+            for other in queue.running
+            if _priority(other) > _priority(group) and not step.is_ahead and other not in self.stages.busy
+        ]
+        if group.num_seats - self.num_seats_left > sum(other.num_seats for other in worse):
+            return False
+        num_cached_tokens = self.kv_cache.match_prefix(first, group.max_cached_tokens())
+        needed = self._num_blocks_missing(group)
+        to_gain = sum(member.num_held_blocks for other in worse for member in other.members)
+        if needed > self._num_blocks_to_spare() + to_gain:
+            self.kv_cache.free(first)
+            return False
+        while True:
+            if group.num_seats <= self.num_seats_left and needed <= self._num_blocks_to_spare():
+                break
+            victim = self.stages.last_idle(queue)
+            if victim is None or _priority(victim) <= _priority(group):
+                self.kv_cache.free(first)
+                return False
+            self.preempt(victim, step)
+        if group.status is RequestStatus.WAITING and first.index == 0:
+            request.num_cached_tokens = num_cached_tokens
+        if self.kv_cache.enable_prefix_caching:
+            self._metrics.num_prefix_queries_total += len(first.token_ids)
+            self._metrics.num_prefix_hits_total += num_cached_tokens
+        self.enter(group)
+        return True
+
+    def preempt(self, group: SequenceGroup, step: Schedule) -> None:
+        """Takes seats, blocks and its part of a step from a running group, which waits again."""
+        for member in group.members:
+            step.remove(member)
+        self._leave(group, RequestStatus.PREEMPTED)
+        self.queue.wait(group)
+        self._metrics.num_preemptions_total += 1
+        group.request.num_preemptions += 1
+
+    def _num_blocks_missing(self, group: SequenceGroup) -> int:
+        """Blocks that the group's known tokens still need; unstarted members share the prompt's full blocks."""
+        shared = group.request.num_prompt_tokens
+        return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))
+
+    def _num_blocks_to_spare(self) -> int:
+        promised = sum(self._num_blocks_missing(group) for group in self.queue.running)
+        return self.kv_cache.pool.num_free_blocks - promised
+
+    # --- seats ---
+
+    def enter(self, group: SequenceGroup) -> None:
+        """Starts a group: it takes its seats, and each sequence a row of the batch builder's table."""
+        self.queue.enter(group)
+        for sequence in group.members:
+            sequence.row = self.free_rows.pop()
+
+    def _leave(self, group: SequenceGroup, status: RequestStatus) -> None:
+        if group.status is RequestStatus.RUNNING:
+            for sequence in group.members:
+                self.kv_cache.free(sequence)
+                self.free_rows.append(sequence.row)
+                sequence.row = -1
+        self.queue.leave(group, status)
+
+    def observe_slots(self) -> None:
+        """Counts the slots of cache blocks, those aside that the next step has already taken."""
+        size, num_ahead, num_wasted = self.kv_cache.block_size, 0, 0
+        for sequence in self.running:
+            num_blocks = -(-sequence.num_computed_tokens // size)
+            for table in sequence.block_tables:
+                num_ahead += len(table.block_ids) - num_blocks
+                num_wasted += num_blocks * size - sequence.num_computed_tokens
+        self._metrics.num_allocated_slots_total += (self.kv_cache.pool.num_used_blocks - num_ahead) * size
+        self._metrics.num_wasted_slots_total += num_wasted
+
+    def observe_state(self) -> None:
+        """Notes the state, also after requests have ended between steps."""
+        metrics, pool = self._metrics, self.kv_cache.pool
+        metrics.num_embedding = sum(group.is_text for group in self.queue.running)
+        metrics.num_running = len(self.running) - metrics.num_embedding
+        metrics.num_embedding_waiting = self.queue.num_texts_waiting
+        metrics.num_waiting = len(self.queue.waiting) - metrics.num_embedding_waiting
+        metrics.num_evictions_total = pool.num_evictions
+        metrics.num_used_blocks = pool.num_used_blocks
+
+
+def _priority(group: SequenceGroup) -> int:
+    return group.request.options.priority
