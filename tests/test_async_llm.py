@@ -59,8 +59,10 @@ def wait_until_idle(llm: AsyncLLM) -> None:
 
 def test_outputs_come_one_after_another(llm: AsyncLLM) -> None:
     outputs = asyncio.run(collect(llm, "ab"))
-    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 9))
-    assert [output.finished for output in outputs] == [False] * 7 + [True]
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]  # steps that nobody waits for share an output
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == 8
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     delta = SamplingParams(max_tokens=8, ignore_eos=True, seed=3, output_kind=RequestOutputKind.DELTA)
     pieces = asyncio.run(collect(llm, "ab", delta))
     assert "".join(piece.outputs[0].text for piece in pieces) == outputs[-1].outputs[0].text
@@ -73,7 +75,7 @@ def test_stream_gives_deltas_and_beam_search_all_beams(llm: AsyncLLM) -> None:
         return pieces, await llm.beam_search("ab", BeamSearchParams(beam_width=3, max_tokens=5))
 
     pieces, beams = asyncio.run(run())
-    assert len(pieces) == 8
+    assert sum(len(piece.outputs[0].token_ids) for piece in pieces) == 8
     assert "".join(piece.outputs[0].text for piece in pieces) == asyncio.run(collect(llm, "ab"))[-1].outputs[0].text
     assert len(beams.sequences) == 3
     ids = llm.encode("ab")

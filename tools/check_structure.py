@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
         "backends",
         "quantization",
     },
-    "ray": {"llm", "server", "core"},
+    "ray": {"llm", "server", "core", "engine"},
     "__init__": {"llm", "async_llm"},
     "__main__": {"cli"},
 }

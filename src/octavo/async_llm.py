@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Any
 
 from octavo.config import EngineConfig, LoadProgress
+from octavo.engine.local_client import LocalClient
 from octavo.engine.session import Session
-from octavo.errors import OctavoError
 from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
 from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, take_options
 from octavo.outputs import (
@@ -39,6 +39,7 @@ class AsyncLLM(LoadedLLM):
     ) -> None:
         """As `LLM`. Loading takes its time: do it before the loop runs, or in `asyncio.to_thread`."""
         super().__init__(Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat))
+        self._client = LocalClient(self._session)
 
     async def generate(
         self,
@@ -49,7 +50,8 @@ class AsyncLLM(LoadedLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers one prompt: `async for output in llm.generate(...)`; each output holds all so far.
 
-        With `output_kind` DELTA in the parameters it holds what is new, with FINAL_ONLY there is one output.
+        With `output_kind` DELTA in the parameters it holds what is new, with FINAL_ONLY there is one output. Steps that
+        end while the program does something else share an output.
         The request ends when the iterator is closed or its task is cancelled. request_id: unique while it runs.
         options: fields of `RequestOptions`, such as priority.
         Raises UsageError with the numbers if the request is wrong, EngineDeadError if the engine fails.
@@ -64,30 +66,11 @@ class AsyncLLM(LoadedLLM):
         self, prompt: PromptInput, params: Params, request_id: str | None, options: Mapping[str, Any]
     ) -> AsyncGenerator[RequestOutput | PoolingOutput, None]:
         # Tokenizing a book takes a while; other requests of this loop must not wait for it.
-        request = await asyncio.to_thread(
-            self._session.create_request, prompt, params, request_id=request_id, options=RequestOptions(**options)
-        )
-        loop = asyncio.get_running_loop()
+        request = await asyncio.to_thread(self._session.describe, prompt, params, options=RequestOptions(**options))
         builder = OutputBuilder(request.params, request.prompt, request.text)
-        items: asyncio.Queue[OutputDelta | PoolingOutput | OctavoError] = asyncio.Queue()
-
-        def hand_over(item: OutputDelta | PoolingOutput | OctavoError) -> None:
-            # From the engine's thread. On a closed loop this raises RuntimeError, which ends the request.
-            loop.call_soon_threadsafe(items.put_nowait, item)
-
-        self._session.submit(request, hand_over)
-        finished = False
-        try:
-            while not finished:
-                item = await items.get()
-                if isinstance(item, OctavoError):
-                    finished = True
-                    raise item
-                finished = item.finished
+        async with aclosing(await self._client.generate(request, request_id)) as stream:
+            async for item in stream:
                 yield builder.add(item) if isinstance(item, OutputDelta) else item
-        finally:
-            if not finished:
-                self._session.abort(request.request_id)
 
     async def stream(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None, **options: Any

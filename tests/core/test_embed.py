@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
+from octavo.engine.client import EngineClient
 from octavo.errors import UsageError
 from octavo.generation_request import Pooling
 from tests.support.engine_clients import embed, wait_until

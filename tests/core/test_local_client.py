@@ -8,9 +8,9 @@ import os
 import pytest
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineState
 from octavo.core.engine_process import _EngineThread
 from octavo.core.process_client import ProcessClient
+from octavo.engine.client import EngineState
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError, UsageError
 from octavo.sampling_params import SamplingParams
 from tests.support.engine_clients import SOON_S, collect, engine_here, engine_process, request, tokens, wait_until

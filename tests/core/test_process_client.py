@@ -16,9 +16,9 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core import process_client
-from octavo.core.client import EngineState
 from octavo.core.process_client import ProcessClient
 from octavo.core.wire import Abort, Reply, Step, decode, encode, encode_request
+from octavo.engine.client import EngineState
 from octavo.errors import (
     EngineDeadError,
     InsufficientMemoryError,

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineState
 from octavo.core.replicas import ReplicaClient
 from octavo.core.router import BLOCK_TOKENS
+from octavo.engine.client import EngineState
 from octavo.errors import EngineDeadError, OverloadedError, UsageError
 from octavo.sampling_params import SamplingParams
 from tests.support.engine_clients import SOON_S, collect, request, tokens, wait_until

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from octavo.config import EngineConfig
-from octavo.core.client import AnswerStream, EngineState
 from octavo.core.engine_process import EngineProcess
 from octavo.core.process_client import ProcessClient
 from octavo.core.supervisor import MAX_RESTARTS
+from octavo.engine.client import AnswerStream, EngineState
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError
 from octavo.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo.core.client import EngineStatus
+from octavo.engine.client import EngineStatus
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import GenerationTimeoutError, OverloadedError, UsageError
 from octavo.server.admission import Admission, Ticket

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from octavo.core.client import EngineState, EngineStatus
+from octavo.engine.client import EngineState, EngineStatus
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.server.models.served_model import ServedModel

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.core.client import EngineState, EngineStatus
+from octavo.engine.client import EngineState, EngineStatus
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, NumericalError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest

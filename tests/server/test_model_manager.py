@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineState
+from octavo.engine.client import EngineState
 from octavo.engine.loading.model_memory import ModelMemory
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError

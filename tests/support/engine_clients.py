@@ -10,8 +10,8 @@ from typing import Any
 
 from octavo.batch import Float32
 from octavo.config import EngineConfig
-from octavo.core.client import AnswerStream, EngineClient, EngineState
 from octavo.core.process_client import ProcessClient
+from octavo.engine.client import AnswerStream, EngineClient, EngineState
 from octavo.generation_request import GenerationRequest, Params, Pooling, PoolingParams
 from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.prompt import Prompt

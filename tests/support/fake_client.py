@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.core.client import EngineState, EngineStatus, ModelInfo
+from octavo.engine.client import EngineState, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.engine.texts.text_model import TextModel
@@ -53,7 +53,7 @@ class Script:
 
 @dataclass
 class FakeClient:
-    """Implements `octavo.core.client.EngineClient`.
+    """Implements `octavo.engine.client.EngineClient`.
 
     script: the answer to every request, or a function from the request to its answer.
     requests, streams: everything that was asked for and given so far.
@@ -147,7 +147,7 @@ class FakeClient:
 
 
 class FakeStream:
-    """Implements `octavo.core.client.AnswerStream`.
+    """Implements `octavo.engine.client.AnswerStream`.
 
     was_aborted: it was closed before its end. figures: those that its client counts in.
     """

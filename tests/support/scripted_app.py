@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineClient
+from octavo.engine.client import EngineClient
 from octavo.engine.loading.model_memory import ModelMemory
 from octavo.errors import OctavoError
 from octavo.server.admission import Admission

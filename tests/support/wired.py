@@ -14,8 +14,9 @@ import httpx
 
 from octavo.config import EngineConfig
 from octavo.core.process_client import ProcessClient
-from octavo.core.stream import MergedStream
 from octavo.core.wire import Submit, decode, decode_request, encode_request
+from octavo.engine.answer_stream import MergedStream
+from octavo.engine.client import EngineClient
 from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
@@ -46,6 +47,13 @@ class WiredClient(ProcessClient):
 async def wired_app(config: EngineConfig) -> AsyncIterator[tuple[httpx.AsyncClient, WiredClient]]:
     """Every endpoint over the model of `config`, and the client that they ask."""
     client = WiredClient(config)
+    async with app_over(client, config) as http:
+        yield http, client
+
+
+@asynccontextmanager
+async def app_over(client: EngineClient, config: EngineConfig) -> AsyncIterator[httpx.AsyncClient]:
+    """Every endpoint over the engine of a client, which is closed at the end. config: the engine's."""
     await client.wait_ready()
     prompts = PromptEncoder(read_tokenizer(Path(config.model)), client.info.eos_token_id)
     model = ServedModel("model", client, prompts)
@@ -55,7 +63,7 @@ async def wired_app(config: EngineConfig) -> AsyncIterator[tuple[httpx.AsyncClie
     await manager.load(None)
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-            yield http, client
+            yield http
     finally:
         await manager.close()
         prompts.close()

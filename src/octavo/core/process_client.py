@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineState, EngineStatus, ModelInfo, refusal
-from octavo.core.stream import MergedStream
 from octavo.core.supervisor import Supervisor
 from octavo.core.wire import Abort, AskMetrics, EngineMessage, Reply, Sleep, Step, encode, encode_request, to_error
+from octavo.engine.answer_stream import MergedStream
+from octavo.engine.client import EngineState, EngineStatus, ModelInfo, refusal
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
@@ -22,7 +22,7 @@ REST_S = 60.0  # for an engine to fall asleep or wake up: its weights are copied
 
 
 class ProcessClient:
-    """Implements `octavo.core.client.EngineClient`."""
+    """Implements `octavo.engine.client.EngineClient`."""
 
     def __init__(
         self,

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineState, EngineStatus, ModelInfo, refusal
 from octavo.core.process_client import ProcessClient
 from octavo.core.router import RoutedPrompt, Router, Visit
-from octavo.core.stream import MergedStream
 from octavo.core.supervisor import settled
+from octavo.engine.answer_stream import MergedStream
+from octavo.engine.client import EngineState, EngineStatus, ModelInfo, refusal
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest
@@ -63,7 +63,7 @@ class Replica:
 
 
 class ReplicaClient:
-    """Implements `octavo.core.client.EngineClient` for `config.data_parallel_size` engines of one machine."""
+    """Implements `octavo.engine.client.EngineClient` for `config.data_parallel_size` engines of one machine."""
 
     def __init__(
         self, config: EngineConfig, *, stall_timeout_s: float = 30.0, on_progress: LoadProgress | None = None
@@ -234,7 +234,7 @@ class ReplicaClient:
 
 
 class ReplicaStream:
-    """Implements `octavo.core.client.AnswerStream`.
+    """Implements `octavo.engine.client.AnswerStream`.
 
     If its replica dies before the first output, another one begins the request anew: once, because the request itself
     may be the cause.

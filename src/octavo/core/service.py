@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
-from octavo.core.client import ModelInfo
 from octavo.core.liveness import cpu_meter
 from octavo.core.wire import (
     SIZE_BYTES,
@@ -122,7 +122,7 @@ class EngineService:
             gc.collect()
             gc.freeze()  # what was loaded stays; a collection that walked through it would delay a step by milliseconds
         self._session = session
-        self.send(Ready(_model_info(session, phases)))
+        self.send(Ready(replace(session.info, load_seconds=phases)))
         # The view of the vocabulary takes half a second for 150,000 tokens: before anybody streams, not beside them.
         if session.model().engine.texts.generates:
             session.prepare_structured_outputs()
@@ -273,31 +273,3 @@ def _has_grammar(message: Submit) -> bool:
         return message.request["params"].get("structured_outputs") is not None
     except (AttributeError, KeyError, TypeError):
         return False
-
-
-def _model_info(session: Session, load_seconds: dict[str, float]) -> ModelInfo:
-    """load_seconds: engine (start the process), open (find and read the files), weights, cache."""
-    loaded = session.model()
-    executor, limits = loaded.executor, loaded.engine.limits
-    return ModelInfo(
-        model=loaded.name,
-        path=str(loaded.path),
-        architecture=loaded.architecture,
-        max_model_len=limits.max_model_len,
-        vocab_size=limits.vocab_size,
-        eos_token_id=loaded.eos_token_id,
-        hidden_size=loaded.hidden_size,
-        max_num_seqs=limits.max_num_seqs,
-        block_size=limits.block_size,
-        num_blocks=limits.num_blocks,
-        kv_dtype=executor.cache_sizes.format,
-        kv_bytes_per_token=executor.cache_sizes.token_bytes,
-        kv_cache_bytes=limits.num_blocks * executor.cache_sizes.block_bytes(limits.block_size)
-        + limits.num_states * executor.cache_sizes.state_bytes,
-        weight_bytes=executor.weight_bytes,
-        workspace_bytes=executor.workspace_bytes,
-        num_threads=executor.num_threads,
-        load_seconds=load_seconds,
-        sampling_defaults=loaded.sampling_defaults,
-        texts=loaded.engine.texts,
-    )

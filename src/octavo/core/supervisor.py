@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.core.engine_process import EngineProcess
 from octavo.core.liveness import run_queue_meter
 from octavo.core.wire import EngineMessage, Failed, Heartbeat, Loading, Ready, to_error
+from octavo.engine.client import EngineState, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo import errors
 from octavo.config import EngineConfig
-from octavo.core.client import ModelInfo
+from octavo.engine.client import ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams

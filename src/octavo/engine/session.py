@@ -15,7 +15,8 @@ from octavo.backends import Executor
 from octavo.backends.numa import kept_affinity
 from octavo.backends.work_done import work_done
 from octavo.config import EngineConfig, LoadProgress
-from octavo.engine.engine_thread import EngineThread
+from octavo.engine.client import ModelInfo
+from octavo.engine.engine_thread import EngineThread, Sink
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
@@ -30,10 +31,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class Session:
-    """A model, its engine's thread, its tokenizer and its chat template. Thread-safe.
-
-    submit, abort: those of `EngineThread`. encode, render_chat: those of `PromptEncoder`.
-    """
+    """A model, its engine's thread, its tokenizer and its chat template. Thread-safe."""
 
     def __init__(
         self,
@@ -61,10 +59,24 @@ class Session:
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor, self._pid)
         self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)
-        self.submit, self.abort, self.encode = self._engine.submit, self._engine.abort, self._prompts.encode
-        self.render_chat = self._prompts.render_chat
         self._ids = itertools.count()
         self._work, self._worked_at = 0, 0.0  # see `measure_stall`
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """See `EngineThread.submit`."""
+        self._engine.submit(request, sink)
+
+    def abort(self, request_id: str) -> None:
+        """See `EngineThread.abort`."""
+        self._engine.abort(request_id)
+
+    def encode(self, prompt: PromptInput) -> list[int]:
+        """See `PromptEncoder.encode`."""
+        return self._prompts.encode(prompt)
+
+    def render_chat(self, messages: Sequence[Message], **template_arguments: Any) -> str:
+        """See `PromptEncoder.render_chat`."""
+        return self._prompts.render_chat(messages, **template_arguments)
 
     def plan_scores(
         self,
@@ -95,29 +107,77 @@ class Session:
         params: Params,
         *,
         output_kind: RequestOutputKind | None = None,
-        request_id: str | None = None,
         options: RequestOptions,
     ) -> Request:
         """A checked request, not yet submitted. output_kind: instead of that of the parameters.
 
         Raises UsageError with the numbers if prompt or parameters are wrong or the request could never fit.
         """
+        generation = self.describe(prompt, params, output_kind=output_kind, options=options)
+        return self.check(generation)
+
+    def describe(
+        self,
+        prompt: PromptInput,
+        params: Params,
+        *,
+        output_kind: RequestOutputKind | None = None,
+        options: RequestOptions,
+    ) -> GenerationRequest:
+        """The request of a program, with the tokens of its prompt. Raises UsageError."""
         if not isinstance(params, (SamplingParams, BeamSearchParams, PoolingParams)):
             raise UsageError(
                 f"sampling_params must be a SamplingParams, not {params!r:.80}",
                 param="sampling_params",
                 code="invalid_type",
             )
-        model = self.model()
-        generation = GenerationRequest(
+        self.model()
+        return GenerationRequest(
             prompt=self.to_prompt(prompt),
             params=params if output_kind is None else params.with_output_kind(output_kind),
             text=text if isinstance(text := plain_prompt(prompt), str) else None,
             options=options,
         )
-        return model.engine.create_request(
-            request_id if request_id is not None else f"request-{next(self._ids)}", generation
+
+    def check(self, request: GenerationRequest, request_id: str | None = None) -> Request:
+        """The request with all that the engine needs, not yet submitted. Raises what `create_request` raises.
+
+        request_id: unique while it runs; None: one is made up.
+        """
+        name = request_id if request_id is not None else f"request-{next(self._ids)}"
+        return self.model().engine.create_request(name, request)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The description of the model and its engine. Raises UsageError once it is closed."""
+        loaded = self.model()
+        executor, limits = loaded.executor, loaded.engine.limits
+        return ModelInfo(
+            model=loaded.name,
+            path=str(loaded.path),
+            architecture=loaded.architecture,
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            eos_token_id=loaded.eos_token_id,
+            hidden_size=loaded.hidden_size,
+            max_num_seqs=limits.max_num_seqs,
+            block_size=limits.block_size,
+            num_blocks=limits.num_blocks,
+            kv_dtype=executor.cache_sizes.format,
+            kv_bytes_per_token=executor.cache_sizes.token_bytes,
+            kv_cache_bytes=limits.num_blocks * executor.cache_sizes.block_bytes(limits.block_size)
+            + limits.num_states * executor.cache_sizes.state_bytes,
+            weight_bytes=executor.weight_bytes,
+            workspace_bytes=executor.workspace_bytes,
+            num_threads=executor.num_threads,
+            sampling_defaults=loaded.sampling_defaults,
+            texts=loaded.engine.texts,
         )
+
+    @property
+    def is_closed(self) -> bool:
+        """True after `close`."""
+        return self._loaded is None
 
     @property
     def failure(self) -> OctavoError | None:

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineState
+from octavo.engine.client import EngineState
 from octavo.errors import EngineDeadError, UsageError
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig

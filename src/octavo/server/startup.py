@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineState
 from octavo.core.heap import return_large_blocks
+from octavo.engine.client import EngineState
 from octavo.engine.loading.model_memory import MemoryShares, machine_memory
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission

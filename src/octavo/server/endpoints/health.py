@@ -12,7 +12,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from octavo.core.client import EngineState
+from octavo.engine.client import EngineState
 from octavo.server.errors import ApiError
 from octavo.server.models.served_model import ServedModel
 from octavo.server.server_state import state_of

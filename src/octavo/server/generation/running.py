@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.batch import Float32
-from octavo.core.client import AnswerStream
+from octavo.engine.client import AnswerStream
 from octavo.errors import EngineDeadError
 from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
 from octavo.core.replicas import ReplicaClient
+from octavo.engine.client import EngineClient
 from octavo.engine.loading.model_memory import MemoryShares, ModelMemory, ModelPlan
 from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.errors import OctavoError

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineState, ModelInfo
+from octavo.engine.client import EngineState, ModelInfo
 from octavo.engine.loading.model_memory import ModelMemory
 from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.core.client import EngineClient, ModelInfo
+from octavo.engine.client import EngineClient, ModelInfo
 from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.tokenizer.tokenizer import Tokenizer

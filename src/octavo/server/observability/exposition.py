@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from octavo.core.client import EngineState, ModelInfo
+from octavo.engine.client import EngineState, ModelInfo
 from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.server.observability.metrics import (
     CANCEL_PHASES,

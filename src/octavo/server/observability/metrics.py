@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from octavo.core.client import EngineReplica, EngineStatus, ModelInfo
+from octavo.engine.client import EngineReplica, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, UsageError
 from octavo.server.observability.tracing import RequestTracer

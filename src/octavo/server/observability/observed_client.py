@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from itertools import zip_longest
 
-from octavo.core.client import AnswerStream, EngineClient, EngineReplica, ModelInfo
+from octavo.engine.client import AnswerStream, EngineClient, EngineReplica, EngineStatus, ModelInfo
+from octavo.engine.metrics import EngineMetrics
 from octavo.errors import NumericalError, OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
@@ -27,9 +28,6 @@ class ObservedClient:
         self._figures = metrics.models.setdefault(model_name, [])
         self._figures += [ModelFigures() for _ in range(len(self._figures), len(client.replicas))]
         self._serve(client.replicas)
-        self.status, self.wait_ready = client.status, client.wait_ready
-        self.metrics, self.restart = client.metrics, client.restart
-        self.sleep, self.wake_up = client.sleep, client.wake_up
 
     @property
     def replicas(self) -> Sequence[EngineReplica]:
@@ -38,6 +36,24 @@ class ObservedClient:
     @property
     def info(self) -> ModelInfo:
         return self._client.info
+
+    def status(self) -> EngineStatus:
+        return self._client.status()
+
+    async def wait_ready(self) -> None:
+        await self._client.wait_ready()
+
+    async def metrics(self) -> EngineMetrics:
+        return await self._client.metrics()
+
+    async def restart(self) -> None:
+        await self._client.restart()
+
+    async def sleep(self) -> None:
+        await self._client.sleep()
+
+    async def wake_up(self) -> None:
+        await self._client.wake_up()
 
     async def generate(self, request: GenerationRequest) -> AnswerStream:
         is_answered = request.params.is_answered

@@ -11,7 +11,7 @@ from octavo.outputs import OutputDelta, PoolingOutput
 
 
 class MergedStream:
-    """Implements `octavo.core.client.AnswerStream`. Belongs to one event loop.
+    """Implements `octavo.engine.client.AnswerStream`. Belongs to one event loop.
 
     It never holds more than one output: a slow reader costs memory for its answer's text, not for its steps.
     """

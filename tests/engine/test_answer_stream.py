@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from octavo.core.stream import MergedStream
+from octavo.engine.answer_stream import MergedStream
 from octavo.errors import EngineDeadError
 from octavo.outputs import CompletionOutput, Logprob, OutputDelta, RequestMetrics
 from tests.support.engine_clients import request

@@ -1,4 +1,4 @@
-"""The interface between a server and an engine; `process_client` implements it."""
+"""The interface of an engine, whether it is in this process (`LocalClient`) or in another one (`ProcessClient`)."""
 
 from __future__ import annotations
 
