@@ -49,7 +49,7 @@ from load import Limits, Run, Sample, Work, arrivals, closed_loop, figures, open
 from load_client import stream
 from report import commit, machine, spread, table
 
-from octavo.quality.servers import ServerError, ServerProcess, free_port
+from octavo.quality.measured_servers import ServerError, ServerProcess, free_port
 
 PAUSE_SECONDS = 0.5  # the spinning threads of the server whose turn is over go to sleep
 WARMUP_SEED = 1_000_000

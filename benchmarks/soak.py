@@ -32,7 +32,7 @@ import psutil
 from report import commit, machine, table
 from soak_record import Look, Record
 
-from octavo.quality.servers import ServerProcess, free_port
+from octavo.quality.measured_servers import ServerProcess, free_port
 
 CHAT = "/v1/chat/completions"
 RECOVERY_S = 60.0

@@ -22,7 +22,7 @@ from typing import Any
 from load_client import Answer, stream
 from report import commit, machine, spread, table
 
-from octavo.quality.servers import ServerProcess, free_port
+from octavo.quality.measured_servers import ServerProcess, free_port
 
 LIMIT_MS = 250.0
 STREAM_TOKENS = 1500

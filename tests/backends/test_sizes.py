@@ -142,7 +142,7 @@ def test_the_start_refuses_by_packed_weights(
 
 
 def test_the_start_warns(narrow_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "octavo.engine.loading.compile"):
+    with caplog.at_level(logging.WARNING, "octavo.engine.loading.compile_graph"):
         loaded = load_engine(EngineConfig(model=str(narrow_path), kv_cache_memory="16MiB"))
     checkpoint = open_checkpoint(narrow_path)
     assert loaded.executor.weight_bytes == model_sizes(checkpoint, EngineConfig(), 64).weight_bytes

@@ -14,8 +14,8 @@ from octavo.backends.layers import Tokens, Values, run_layer
 from octavo.compress.checkpoints import awq
 from octavo.compress.checkpoints.calibration import read_calibration
 from octavo.compress.checkpoints.methods import Choices, choose_method
-from octavo.compress.checkpoints.plan import QuantizationPlan, plan_quantization
-from octavo.compress.checkpoints.run import LayerQuantizer
+from octavo.compress.checkpoints.quantization_plan import QuantizationPlan, plan_quantization
+from octavo.compress.checkpoints.quantize_layers import LayerQuantizer
 from octavo.compress.checkpoints.workplace import Workplace
 from octavo.compress.checkpoints.write import quantize_checkpoint
 from octavo.loader.atomic_folder import AtomicFolder

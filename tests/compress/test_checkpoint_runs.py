@@ -23,9 +23,9 @@ from octavo.compress.checkpoints.awq import searched_scale
 from octavo.compress.checkpoints.calibration import read_calibration
 from octavo.compress.checkpoints.folding import ColumnFold, smoothing_scale
 from octavo.compress.checkpoints.grids import GridForm, clipped_grid, grouped, nearest, searched_grid
-from octavo.compress.checkpoints.inputs import InputObserver, InputStatistics
+from octavo.compress.checkpoints.input_statistics import InputObserver, InputStatistics
 from octavo.compress.checkpoints.methods import Choices, choose_method
-from octavo.compress.checkpoints.plan import plan_quantization
+from octavo.compress.checkpoints.quantization_plan import plan_quantization
 from octavo.compress.checkpoints.write import quantize_checkpoint
 from octavo.errors import ModelLoadError, ModelWriteError, UsageError
 from octavo.graph.values import Parameter

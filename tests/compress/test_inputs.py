@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.compress.checkpoints.inputs import evened
+from octavo.compress.checkpoints.input_statistics import evened
 
 
 def test_a_share_of_the_weight_is_the_same_for_all_rows() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from octavo.cli import quantize as quantize_module
 from octavo.cli import quantize_checkpoint
-from octavo.compress.checkpoints import run as checkpoint_run
-from octavo.compress.checkpoints.run import LayerQuantizer
+from octavo.compress.checkpoints import quantize_layers
+from octavo.compress.checkpoints.quantize_layers import LayerQuantizer
 from octavo.engine.loading import progress_bar
 from tests.compress.models import write_model
 from tests.compress.test_checkpoint_types import save_source
@@ -103,7 +103,7 @@ def test_lines_have_the_time_left(case: str, folder: Path, tmp_path: Path, monke
 def test_layers_of_an_earlier_run_are_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the time left would be told from those that took none."""
     layers, seen = 4, []
-    monkeypatch.setattr(checkpoint_run, "WorkingWeights", lambda _: SimpleNamespace(changed=set()))
+    monkeypatch.setattr(quantize_layers, "WorkingWeights", lambda _: SimpleNamespace(changed=set()))
     monkeypatch.setattr(LayerQuantizer, "_layer", lambda self, *_: self._step())
     plan = SimpleNamespace(checkpoint=None, layers=[None] * layers, matrices=[["a", "b"]] * layers)
     place = SimpleNamespace(num_finished=lambda: 2, write_layer=lambda *_: None)

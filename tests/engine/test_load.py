@@ -140,7 +140,7 @@ def test_a_model_that_changed_just_now_is_packed_and_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    caplog.set_level(logging.INFO, "octavo.engine.loading.compile")
+    caplog.set_level(logging.INFO, "octavo.engine.loading.compile_graph")
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf())
     load_engine(EngineConfig(model=str(path), pack_cache=True, kv_cache_memory="16MiB")).executor.close()

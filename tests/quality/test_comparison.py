@@ -28,6 +28,7 @@ from octavo.quality.engine_comparison import (
     read_prompts,
 )
 from octavo.quality.evaluation import ReferenceOptions, WindowOptions
+from octavo.quality.measured_servers import ServerError, StreamedAnswer
 from octavo.quality.model_comparison import (
     ComparedModel,
     ComparisonOptions,
@@ -37,7 +38,6 @@ from octavo.quality.model_comparison import (
     recommend,
 )
 from octavo.quality.plots import write_plots
-from octavo.quality.servers import ServerError, StreamedAnswer
 from octavo.quality.speed import Speed
 from octavo.quality.texts import read_text
 from tests.support.processes import octavo_here

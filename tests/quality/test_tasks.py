@@ -16,7 +16,7 @@ from octavo.config import EngineConfig
 from octavo.errors import UsageError
 from octavo.quality.harness import Share, run_task
 from octavo.quality.language_model import LanguageModel
-from octavo.quality.servers import ServerProcess, first_model, free_port
+from octavo.quality.measured_servers import ServerProcess, first_model, free_port
 from octavo.quality.tasks import flexible_answer, is_same_answer, read_task, strict_answer
 from octavo.quality.windows import Window
 from tests.quality.test_text_quality import exact_logprobs

@@ -19,7 +19,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import build_graph
 from octavo.quality.evaluation import ReferenceOptions, WindowOptions, evaluate_text
 from octavo.quality.figures import Perplexity, kl_divergence, log_softmax
-from octavo.quality.reference import ReferenceStore, reference_key
+from octavo.quality.reference_scores import ReferenceStore, reference_key
 from octavo.quality.scorer import Scorer, scorer_config
 from octavo.quality.texts import read_text
 from octavo.quality.windows import Window, chunk_windows, strided_windows

@@ -17,7 +17,7 @@ from octavo.errors import UsageError
 if TYPE_CHECKING:
     from octavo.backends.layers import Tokens
     from octavo.compress.checkpoints.methods import QuantizationMethod
-    from octavo.compress.checkpoints.plan import QuantizationPlan
+    from octavo.compress.checkpoints.quantization_plan import QuantizationPlan
     from octavo.loader.checkpoint import Checkpoint
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -94,7 +94,7 @@ def check_no_checkpoint_options(options: Mapping[str, Any]) -> None:
 def quantize_to_checkpoint(path: Path, keep: list[re.Pattern[str]], options: Mapping[str, Any]) -> None:
     """Writes the folder, or with `--dry-run` only tells what it would have. max_shard_bytes: in `options`."""
     from octavo.compress.checkpoints.methods import choose_method
-    from octavo.compress.checkpoints.plan import plan_quantization
+    from octavo.compress.checkpoints.quantization_plan import plan_quantization
     from octavo.loader.checkpoint import open_checkpoint
 
     for name, flag in _ONLY_GGUF.items():

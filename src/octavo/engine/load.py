@@ -15,7 +15,7 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
 from octavo.engine.loading.cache_plan import plan_cache
-from octavo.engine.loading.compile import compile_graph
+from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_of, has_own_memory, memory_of_rank
 from octavo.engine.loading.larger_than_memory import (
     memory_for_cache,

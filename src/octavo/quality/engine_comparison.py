@@ -18,7 +18,7 @@ from octavo.backends.quantizers import compute_threads
 from octavo.bench import Spread
 from octavo.errors import UsageError
 from octavo.quality.evaluation import Progress
-from octavo.quality.servers import ServerError, ServerProcess, first_model, free_port, stream_completion
+from octavo.quality.measured_servers import ServerError, ServerProcess, first_model, free_port, stream_completion
 from octavo.quality.texts import read_utf8
 
 PAUSE_S = 0.3  # the spinning threads of the engine whose turn is over go to sleep

@@ -19,7 +19,7 @@ from octavo.errors import UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.quality.figures import Divergence, Perplexity
-from octavo.quality.reference import ReferenceScores, ReferenceStore, reference_key
+from octavo.quality.reference_scores import ReferenceScores, ReferenceStore, reference_key
 from octavo.quality.scorer import Scorer, TokenScores, scorer_config
 from octavo.quality.texts import JudgedText
 from octavo.quality.windows import DESCRIPTIONS, Convention, Window, chunk_windows, strided_windows

@@ -11,7 +11,7 @@ from octavo.compress.quantize import TypeOptions, choose_types, parse_mixture, q
 from octavo.compress.source import open_source
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.quality.evaluation import Progress
-from octavo.quality.reference import reference_key
+from octavo.quality.reference_scores import reference_key
 
 
 def make_types(

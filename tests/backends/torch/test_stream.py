@@ -19,8 +19,8 @@ from torch import Tensor
 from octavo.backends import Executor, PackCacheOptions
 from octavo.backends.placement import spread
 from octavo.backends.torch.compile import TorchBackend
+from octavo.backends.torch.layer_ring import FileCopies, FileLayer, HostCopies, LayerRing
 from octavo.backends.torch.storages import Layout
-from octavo.backends.torch.stream import FileCopies, FileLayer, HostCopies, LayerRing
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
 from octavo.backends.torch.weights import DeviceWeights
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError

@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo.backends import PackCacheOptions
 from octavo.backends.kept_files import KeptFile, WrongFileError, padded
 from octavo.backends.parameters import fingerprint_of, parameter_info
-from octavo.backends.torch.stream import FileLayer
+from octavo.backends.torch.layer_ring import FileLayer
 from octavo.backends.torch.weights import DeviceWeights
 from octavo.errors import InsufficientMemoryError, ModelLoadError
 from octavo.graph.values import Parameter

@@ -13,8 +13,7 @@ from torch import Tensor
 from octavo.backends import CHECKING, PackCacheOptions
 from octavo.backends.parameters import parameter_info
 from octavo.backends.torch.layer_file import LayerFile
-from octavo.backends.torch.storages import Layout
-from octavo.backends.torch.stream import (
+from octavo.backends.torch.layer_ring import (
     CopyEngine,
     FileCopies,
     HostCopies,
@@ -22,6 +21,7 @@ from octavo.backends.torch.stream import (
     StreamCopies,
     StreamedLayers,
 )
+from octavo.backends.torch.storages import Layout
 from octavo.backends.torch.weights import DeviceWeights
 from octavo.config import LoadProgress
 from octavo.graph.builder import Graph

@@ -20,9 +20,9 @@ from octavo.backends.memory import PackedType
 from octavo.backends.parameters import parameter_info, release, weight_of
 from octavo.backends.torch.coded import has_products_of
 from octavo.backends.torch.kernels.planes import Planes, joined_rows, planes_of, rows_apart
+from octavo.backends.torch.layer_ring import StreamedLayers
 from octavo.backends.torch.quantized import whole
 from octavo.backends.torch.storages import Layout
-from octavo.backends.torch.stream import StreamedLayers
 from octavo.config import LoadProgress
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops.encoder import TokenTypeEmbedding

@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo.compress.checkpoints.folding import ColumnFold
 from octavo.compress.checkpoints.grids import GridForm, clipped_grid, grid_of, grouped, on_grid
-from octavo.compress.checkpoints.inputs import InputStatistics
+from octavo.compress.checkpoints.input_statistics import InputStatistics
 from octavo.quantization.ggml_blocks import Floats
 from octavo.quantization.packed import GroupedWeight
 

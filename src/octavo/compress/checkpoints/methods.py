@@ -11,7 +11,7 @@ from typing import Any, Literal
 from octavo.compress.checkpoints import awq, gptq
 from octavo.compress.checkpoints.folding import ColumnFold, smoothing_scale
 from octavo.compress.checkpoints.grids import GridForm, nearest
-from octavo.compress.checkpoints.inputs import InputStatistics
+from octavo.compress.checkpoints.input_statistics import InputStatistics
 from octavo.errors import UsageError
 from octavo.quantization import at_load
 from octavo.quantization.checkpoints import awq as awq_layout

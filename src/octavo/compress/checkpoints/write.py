@@ -14,8 +14,8 @@ from typing import Any
 
 from octavo.backends.layers import Tokens
 from octavo.compress.checkpoints.methods import QuantizationMethod
-from octavo.compress.checkpoints.plan import QuantizationPlan
-from octavo.compress.checkpoints.run import LayerQuantizer, StepReport
+from octavo.compress.checkpoints.quantization_plan import QuantizationPlan
+from octavo.compress.checkpoints.quantize_layers import LayerQuantizer, StepReport
 from octavo.compress.checkpoints.workplace import WORK, Workplace
 from octavo.compress.encode import Encoding, encode, plain
 from octavo.errors import ModelWriteError

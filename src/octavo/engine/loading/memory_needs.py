@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.backends.split import SplitBackend, SplitSizes, cache_room
 from octavo.config import EngineConfig
-from octavo.engine.loading.compile import expected_paging
+from octavo.engine.loading.compile_graph import expected_paging
 from octavo.engine.loading.device_needs import DeviceNeeds, device_needs
 from octavo.engine.loading.devices import backend_of, step_tokens
 from octavo.engine.loading.larger_than_memory import disk_problem, part_in_main_memory, resident_bytes

@@ -32,7 +32,7 @@ from octavo.distributed.rank_messages import (
 )
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import address_of, connect
-from octavo.engine.loading.compile import compile_graph
+from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import memory_of_rank
 from octavo.engine.loading.model_graph import executor_limits, model_graph, steps_of
 from octavo.engine.ranks.joining import OTHERS_S, join, settled

@@ -16,7 +16,7 @@ from octavo.distributed.patience import Patience
 from octavo.distributed.rank_messages import Joining, Loaded, Setup
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import accept_ranks, address_of
-from octavo.engine.loading.compile import compile_graph
+from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import of_rank
 from octavo.engine.loading.model_graph import steps_of
 from octavo.engine.ranks.joining import OTHERS_S, join, settled

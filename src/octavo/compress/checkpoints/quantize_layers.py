@@ -11,9 +11,9 @@ import numpy as np
 
 from octavo.backends.layers import Tokens, Values, each_text
 from octavo.compress.checkpoints.folding import ColumnFold, find_folds
-from octavo.compress.checkpoints.inputs import InputObserver, InputStatistics
+from octavo.compress.checkpoints.input_statistics import InputObserver, InputStatistics
 from octavo.compress.checkpoints.methods import QuantizationMethod
-from octavo.compress.checkpoints.plan import QuantizationPlan, WorkingWeights
+from octavo.compress.checkpoints.quantization_plan import QuantizationPlan, WorkingWeights
 from octavo.compress.checkpoints.workplace import Workplace
 from octavo.errors import ModelWriteError
 from octavo.graph.builder import Graph
