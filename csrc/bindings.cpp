@@ -19,8 +19,10 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-using ValueTuple = std::tuple<size_t, int32_t, int>;                          // offset, cols, row symbol
+using ValueTuple = std::tuple<size_t, int32_t, int32_t>;                      // offset, cols, domain
 using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  // tokens ... vocab_size
+using DomainTuple = std::tuple<std::string, int32_t, int32_t, bool>;          // name, rows, components, has_starts
+using IndexTuple = std::tuple<std::string, int32_t, int32_t, int32_t, bool>;  // key, domain, source, width, keeps
 using TimingTuple = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
 
 ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<int, int> spin_us,
@@ -35,18 +37,37 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<i
     std::tie(options.pool.barrier_spin_us, options.pool.idle_spin_us) = spin_us;
     StepLimits& l = options.limits;
     std::tie(l.tokens, l.requests, l.outputs, l.model_len, l.vocab_size) = limits;
+    l.domains = {{"tokens", "query_start_loc", l.tokens, 1, true},
+                 {"output rows", "", l.outputs, 0, false},
+                 {"output rows", "", l.outputs, 0, false}};
+    l.indices = {{"output_indices", "", DOMAIN_OUTPUTS, DOMAIN_TOKENS, 1, false}};
     if (logits_rows < 0) throw std::invalid_argument("logits_rows must not be negative");
     l.logits_rows = logits_rows;
     options.checked = checked;
     return options;
 }
 
+// What the batches of a graph have beside the arrays of every batch.
+void add_domains(StepLimits& limits, const std::vector<DomainTuple>& domains, const std::vector<IndexTuple>& indices,
+                 int32_t token_components) {
+    limits.domains[DOMAIN_TOKENS].components = token_components;
+    for (const auto& [name, rows, components, has_starts] : domains)
+        limits.domains.push_back({name, name + ".starts", rows, components, has_starts});
+    const auto check = [&](int32_t domain) {
+        if (domain < 0 || static_cast<size_t>(domain) >= limits.domains.size())
+            throw std::invalid_argument("an index of rows of no domain");
+    };
+    for (const auto& [key, domain, source, width, keeps] : indices) {
+        check(domain);
+        check(source);
+        if (width < 1) throw std::invalid_argument("an index of no rows");
+        limits.indices.push_back({limits.domains[domain].name + "." + key, key, domain, source, width, keeps});
+    }
+}
+
 std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     std::vector<ProgramValue> values;
-    for (const auto& [offset, cols, rows] : tuples) {
-        if (rows < 0 || rows > 2) throw std::invalid_argument("a row symbol is 0 (tokens), 1 (outputs) or 2 (logits)");
-        values.push_back({offset, cols, static_cast<RowSymbol>(rows)});
-    }
+    for (const auto& [offset, cols, domain] : tuples) values.push_back({offset, cols, domain});
     return values;
 }
 
@@ -66,9 +87,13 @@ class PyPendingStep {
   public:
     // Reads and checks everything but the numbers of the batch, which `Program` has limits for.
     PyPendingStep(nb::object owner, Program& program, nb::handle batch, int32_t result, nb::handle output,
-                  nb::handle errors, const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens)
+                  nb::handle errors, const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens,
+                  const DomainList& rows)
         : owner_(std::move(owner)), arrays_(batch), output_(nb::borrow(output)), errors_(nb::borrow(errors)) {
         pending_.step = arrays_.step();
+        const StepLimits& limits = program.limits();
+        if (limits.domains.size() > FIRST_FURTHER_DOMAIN || limits.indices.size() > 1 || !rows.empty())
+            further_.emplace(rows, limits, pending_.step);
         if (!earlier_tokens.is_none()) {
             sources_.emplace(batch, earlier_tokens, pending_.step);
             pending_.earlier_tokens = sources_->earlier_tokens();
@@ -162,7 +187,7 @@ class PyPendingStep {
 
     void read_sampling(Program& program, nb::handle sampling) {
         const ProgramValue& value = program.values().at(pending_.result);
-        if (value.rows == RowSymbol::tokens) throw nb::value_error("only output rows are sampled");
+        if (!value.is_output()) throw nb::value_error("only output rows are sampled");
         const int32_t rows = pending_.step.num_logits;
         sampling_.emplace(sampling, rows, value.cols);
         kernel_ = sampling_kernel(program.isa(), false);
@@ -184,6 +209,7 @@ class PyPendingStep {
 
     nb::object owner_;
     StepArrays arrays_;
+    std::optional<FurtherRows> further_;
     std::optional<BlockArrays> saves_, loads_;
     std::optional<TokenSources> sources_;
     std::optional<SamplingArrays> sampling_;
@@ -212,9 +238,15 @@ void unzip(const Named<T>& operands, std::vector<std::string>& names, std::vecto
 class PyProgram {
   public:
     PyProgram(const std::string& isa, int num_threads, std::pair<int, int> spin_us, const LimitsTuple& limits,
-              const std::vector<ValueTuple>& values, size_t workspace_bytes, int32_t logits_rows, bool checked)
-        : program_(make_options(isa, num_threads, spin_us, limits, logits_rows, checked), make_values(values),
-                   workspace_bytes) {}
+              const std::vector<ValueTuple>& values, size_t workspace_bytes, int32_t logits_rows, bool checked,
+              const std::vector<DomainTuple>& domains, const std::vector<IndexTuple>& indices, int32_t token_components)
+        : program_(
+              [&] {
+                  ProgramOptions options = make_options(isa, num_threads, spin_us, limits, logits_rows, checked);
+                  add_domains(options.limits, domains, indices, token_components);
+                  return options;
+              }(),
+              make_values(values), workspace_bytes) {}
 
     int32_t add_packed_weight(nb::object weight) {
         const PackedWeight* const packed = packed_weight_of(weight);
@@ -263,12 +295,14 @@ class PyProgram {
 
     // Starts one step: blocks moved and copied, all records that lead to the value `result`, the sampling of
     // `batch.sampling` from it into `output`. `inputs` are values that are written before, `copies` those that are read
-    // afterwards. `earlier_tokens` are those of the step before, for `batch.token_sources`.
+    // afterwards. `earlier_tokens` are those of the step before, for `batch.token_sources`. `rows`: of domains of
+    // which `batch` has no array of its own.
     std::unique_ptr<PyPendingStep> submit(nb::handle batch, int32_t result, nb::handle output, nb::handle errors,
-                                          const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens) {
+                                          const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens,
+                                          const DomainList& rows) {
         if (program_.closed()) throw std::runtime_error("the executor is closed");
         auto step = std::make_unique<PyPendingStep>(nb::find(this), program_, batch, result, output, errors, copies,
-                                                    inputs, earlier_tokens);
+                                                    inputs, earlier_tokens, rows);
         step->submit(program_);
         return step;
     }
@@ -318,10 +352,12 @@ void bind_program(nb::module_& module) {
         .def("wait", &PyPendingStep::wait)
         .def_prop_ro("seconds", &PyPendingStep::seconds);
     nb::class_<PyProgram>(module, "Program")
-        .def(nb::init<const std::string&, int, std::pair<int, int>, const LimitsTuple&, const std::vector<ValueTuple>&,
-                      size_t, int32_t, bool>(),
-             "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
-             "logits_rows"_a = 0, "checked"_a = false)
+        .def(
+            nb::init<const std::string&, int, std::pair<int, int>, const LimitsTuple&, const std::vector<ValueTuple>&,
+                     size_t, int32_t, bool, const std::vector<DomainTuple>&, const std::vector<IndexTuple>&, int32_t>(),
+            "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
+            "logits_rows"_a = 0, "checked"_a = false, "domains"_a = std::vector<DomainTuple>(),
+            "indices"_a = std::vector<IndexTuple>(), "token_components"_a = 1)
         .def("join", &PyProgram::join, "group"_a)
         .def(
             "keep_as_image", [](PyProgram& p, int32_t value) { p.program().keep_as_image(value); }, "value"_a)
@@ -341,7 +377,7 @@ void bind_program(nb::module_& module) {
              [](PyProgram& p) {
                  int32_t widest = 0;  // any value of output rows may be sampled
                  for (const ProgramValue& value : p.program().values())
-                     if (value.rows != RowSymbol::tokens) widest = std::max(widest, value.cols);
+                     if (value.is_output()) widest = std::max(widest, value.cols);
                  const size_t of_ranks = parts_scratch_bytes(widest, p.program().num_ranks());
                  p.program().finish(sampling_scratch_bytes(widest) + of_ranks);
              })
@@ -355,7 +391,8 @@ void bind_program(nb::module_& module) {
             },
             "num_blocks"_a, "block_size"_a, "num_states"_a = 0)
         .def("submit", &PyProgram::submit, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
-             "copies"_a = ArrayList(), "inputs"_a = ArrayList(), "earlier_tokens"_a.none() = nb::none())
+             "copies"_a = ArrayList(), "inputs"_a = ArrayList(), "earlier_tokens"_a.none() = nb::none(),
+             "rows"_a = DomainList())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
         .def("start_profile", &PyProgram::start_profile)
         .def("profile", &PyProgram::profile)

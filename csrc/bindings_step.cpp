@@ -100,6 +100,58 @@ Step StepArrays::step() const {
     return s;
 }
 
+FurtherRows::FurtherRows(const DomainList& rows, const StepLimits& limits, Step& step)
+    : domains_(limits.domains.size() - FIRST_FURTHER_DOMAIN), indices_(limits.indices.size() - 1) {
+    for (const auto& [number, object] : rows) {
+        const std::string& name = limits.domains.at(number).name;
+        const size_t count = nb::cast<size_t>(object.attr("count"));
+        if (count > INT32_MAX) throw nb::value_error((name + " have more than 2^31 - 1 rows").c_str());
+        const nb::object starts = object.attr("starts"), positions = object.attr("positions");
+        DomainRows found{static_cast<int32_t>(count), 0, nullptr, nullptr, 0};
+        if (!positions.is_none() && count > 0) {
+            positions_.emplace_back(positions, (name + ".positions").c_str());
+            if (positions_.back().shape(1) != count || positions_.back().shape(0) > INT32_MAX)
+                throw nb::value_error((name + ".positions must have " + std::to_string(count) + " columns").c_str());
+            found.positions = positions_.back().data();
+            found.components = static_cast<int32_t>(positions_.back().shape(0));
+        }
+        if (number == DOMAIN_TOKENS) {
+            step.token_components = found.positions;
+            step.num_token_components = found.components;
+        } else if (number >= FIRST_FURTHER_DOMAIN) {
+            if (!starts.is_none()) {
+                arrays_.emplace_back(starts, (name + ".starts").c_str());
+                const size_t entries = arrays_.back().shape(0);
+                if (entries == 0 || entries > INT32_MAX) throw nb::value_error((name + ".starts is empty").c_str());
+                found.starts = arrays_.back().data();
+                found.num_sequences = static_cast<int32_t>(entries) - 1;
+            }
+            domains_.at(number - FIRST_FURTHER_DOMAIN) = found;
+        }
+        read_indices(number, object, found.count, limits);
+    }
+    step.further = domains_.data();
+    step.indices = indices_.data();
+}
+
+// The arrays of a domain that the program reads.
+void FurtherRows::read_indices(int32_t domain, nb::handle rows, int32_t count, const StepLimits& limits) {
+    const nb::object arrays = rows.attr("indices");
+    for (size_t i = 1; i < limits.indices.size(); ++i) {
+        const IndexLimits& limit = limits.indices[i];
+        if (limit.domain != domain) continue;
+        const nb::object array = arrays.attr("get")(limit.key);
+        if (array.is_none()) continue;
+        arrays_.emplace_back(array, limit.name.c_str());
+        if (arrays_.back().shape(0) != static_cast<size_t>(count) * limit.width || arrays_.back().size() > INT32_MAX)
+            throw nb::value_error((limit.name + " has " + std::to_string(arrays_.back().shape(0)) +
+                                   " entries, must have " + std::to_string(limit.width) + " for each of " +
+                                   std::to_string(count) + " rows")
+                                      .c_str());
+        indices_[i - 1] = arrays_.back().data();
+    }
+}
+
 TokenSources::TokenSources(nb::handle batch, nb::handle earlier_tokens, Step& step)
     : rows_(read_array<int32_t>(batch, "token_sources", step.num_tokens)),
       output_(nb::borrow(earlier_tokens), "earlier_tokens"),

@@ -25,6 +25,25 @@ class StepArrays {
     Buffer<int32_t, 3> block_tables_;
 };
 
+// The rows of domains, which the step does not have yet: octavo.batch.DomainRows by the number of the domain.
+using DomainList = std::vector<std::pair<int32_t, nanobind::object>>;
+
+// Those rows, kept alive.
+class FurtherRows {
+  public:
+    // Gives them to `step`, whose pointers lead here from now on. Throws ValueError naming the array whose type or
+    // length is wrong.
+    FurtherRows(const DomainList& rows, const StepLimits& limits, Step& step);
+
+  private:
+    void read_indices(int32_t domain, nanobind::handle rows, int32_t count, const StepLimits& limits);
+
+    std::vector<DomainRows> domains_;
+    std::vector<const int32_t*> indices_;
+    std::vector<Buffer<int32_t, 1>> arrays_;
+    std::vector<Buffer<int32_t, 2>> positions_;
+};
+
 // Batch.token_sources and the tokens of the step before, kept alive. That step may still write them.
 class TokenSources {
   public:

@@ -23,7 +23,19 @@ bool has_small_cache();
 // Whether a core needs more than eight chains of 512-bit products to hide their latency, by its maker (isa.cpp).
 bool needs_many_chains();
 
-// The arrays of one step (octavo/batch.py, same names).
+// The rows of a domain in one step (octavo/batch.py, same names).
+struct DomainRows {
+    int32_t count;
+    int32_t num_sequences;
+    const int32_t* starts;     // [num_sequences + 1] or null: none
+    const int32_t* positions;  // [components, count] or null: none
+    int32_t components;        // of tokens 1 stands for all
+};
+
+// Numbers of domains: those that every step has come first. Further ones follow in the order of their programs.
+enum Domain : int32_t { DOMAIN_TOKENS, DOMAIN_OUTPUTS, DOMAIN_LOGITS, FIRST_FURTHER_DOMAIN };
+
+// The arrays of one step (octavo/batch.py, same names). Its functions are inlined, as those of Worker.
 struct Step {
     int32_t num_tokens;
     int32_t num_requests;
@@ -45,6 +57,22 @@ struct Step {
     const int32_t* state_saves;   // [num_requests, 2] tokens and slot, null if none is saved
     const int32_t* state_copies;  // [num_state_copies, 2]
     int32_t num_state_copies;
+    const DomainRows* further;        // those of further domains
+    const int32_t* const* indices;    // index arrays but the first, which is output_indices; null: a step without it
+    const int32_t* token_components;  // [num_token_components, num_tokens] or null: tokens rotate by `positions`
+    int32_t num_token_components;
+
+    __attribute__((always_inline)) DomainRows domain(int32_t number) const {
+        if (number >= FIRST_FURTHER_DOMAIN) return further[number - FIRST_FURTHER_DOMAIN];
+        if (number == DOMAIN_OUTPUTS) return {num_outputs, 0, nullptr, nullptr, 0};
+        if (number == DOMAIN_LOGITS) return {num_logits, 0, nullptr, nullptr, 0};
+        if (token_components)
+            return {num_tokens, num_requests, query_start_loc, token_components, num_token_components};
+        return {num_tokens, num_requests, query_start_loc, positions, 1};
+    }
+    __attribute__((always_inline)) const int32_t* index(int64_t number) const {
+        return number == 0 ? output_indices : indices[number - 1];
+    }
 };
 
 // A float32 matrix [rows, cols] in the workspace, rows contiguous.
@@ -53,6 +81,7 @@ struct View {
     int32_t rows;  // of this step
     int32_t cols;
     bool is_image = false;  // not floats, but what products read: the image of linear_image.h or linear_image_bf16.h
+    int32_t domain = DOMAIN_TOKENS;  // whose rows they are
 };
 
 // So many bytes behind an image may be read.
@@ -87,10 +116,11 @@ struct Weight {
 // declares. A kernel lists their names with OCTAVO_SIGNATURE and reads `args.floats[RmsNorm::eps]`; adding a record
 // compares the names with those of the operation, so that a field that moved is an error and not another operand.
 //   Value                    one input; None: a view with data null
-//   Parameter, tuple[float]  one weight: plain float32 if it has one dimension or is declared plain, else packed
-//                            as [product of the leading dimensions, last dimension]; None: all zero
+//   Parameter, tuple of      one weight: plain float32 if it has one dimension or is declared plain, else packed
+//     floats or ints         as [product of the leading dimensions, last dimension]; None: all zero
 //   tuple of Parameters      one tuple of weights (None among them: all zero)
 //   int, bool                one int; None: 0
+//   IndexArray                 one int, its number for Step::index
 //   float                    one float; None: 0
 //   str                      one int, the index in Kind; None: 0
 //   a nested dataclass       its fields in place; None: as if each of its fields were None

@@ -14,28 +14,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-int32_t count_of(RowSymbol symbol, const Step& step) {
-    if (symbol == RowSymbol::tokens) return step.num_tokens;
-    return symbol == RowSymbol::logits ? step.num_logits : step.num_outputs;
-}
-
-// The largest step: counts only. The block table is as wide as if a block held one token.
-Step largest_step(const StepLimits& limits) {
-    Step step{};
-    step.num_tokens = limits.tokens;
-    step.num_requests = limits.requests;
-    step.num_outputs = step.num_logits = limits.outputs;
-    step.block_table_stride = limits.model_len;
-    return step;
-}
-
 }  // namespace
 
 Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes)
     : options_(options), values_(std::move(values)), workspace_bytes_(workspace_bytes) {
     options_.pool.tiles = uses_tiles(options_.isa);
-    const Step largest = largest_step(options_.limits);
+    const std::vector<DomainLimits>& domains = options_.limits.domains;
+    if (domains.size() < FIRST_FURTHER_DOMAIN) throw std::invalid_argument("a program has tokens, outputs and logits");
+    for (size_t i = FIRST_FURTHER_DOMAIN; i < domains.size(); ++i)
+        most_rows_.push_back({domains[i].rows, 0, nullptr, nullptr, 0});
+    const Step largest = largest_step();
     for (const ProgramValue& value : values_) {
+        if (value.domain < 0 || static_cast<size_t>(value.domain) >= domains.size())
+            throw std::invalid_argument("a value has rows of no domain");
         const size_t bytes = static_cast<size_t>(held_rows(value, largest)) * value.cols * sizeof(float);
         if (value.cols <= 0 || value.offset % 64 != 0 || value.offset > workspace_bytes ||
             bytes > workspace_bytes - value.offset)
@@ -44,6 +35,18 @@ Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values
     }
     if (!options_.checked) workspace_.emplace_back(workspace_bytes + IMAGE_SLACK_BYTES);
     pool_ = std::make_shared<ThreadPool>(options_.pool);
+}
+
+// Counts only. The block table is as wide as if a block held one token.
+Step Program::largest_step() const {
+    const StepLimits& limits = options_.limits;
+    Step step{};
+    step.num_tokens = limits.tokens;
+    step.num_requests = limits.requests;
+    step.num_outputs = step.num_logits = limits.outputs;
+    step.block_table_stride = limits.model_len;
+    step.further = most_rows_.data();
+    return step;
 }
 
 int32_t Program::add_weight(const Weight& weight) {
@@ -56,17 +59,20 @@ float* Program::value_data(int32_t value) const {
     return reinterpret_cast<float*>(workspace_.at(0).data() + values_.at(value).offset);
 }
 
-int32_t Program::value_rows(int32_t value, const Step& step) const { return count_of(values_.at(value).rows, step); }
+int32_t Program::value_rows(int32_t value, const Step& step) const {
+    return step.domain(values_.at(value).domain).count;
+}
 
 // The rows of a value that are in memory at once.
 int32_t Program::held_rows(const ProgramValue& value, const Step& step) const {
-    const int32_t rows = count_of(value.rows, step), most = options_.limits.logits_rows;
-    return value.rows == RowSymbol::logits && most > 0 ? std::min(rows, most) : rows;
+    const int32_t rows = step.domain(value.domain).count, most = options_.limits.logits_rows;
+    return value.domain == DOMAIN_LOGITS && most > 0 ? std::min(rows, most) : rows;
 }
 
 View Program::make_view(int32_t value, int32_t rows) const {
     if (value < 0) return View{};
-    return View{value_data(value), rows, values_.at(value).cols, values_.at(value).is_image};
+    const ProgramValue& found = values_.at(value);
+    return View{value_data(value), rows, found.cols, found.is_image, found.domain};
 }
 
 void Program::keep_as_image(int32_t value) {
@@ -103,13 +109,34 @@ void Program::add_record(const RecordSpec& spec) {
         spec.floats.size() != names.floats.size() || spec.output < 0)
         throw std::invalid_argument(spec.label + ": not every field has an operand");
     check_operands_fit(spec.label, record->args, *record->kernel);
+    if (spec.kernel == "gather" || spec.kernel == "splice") check_row_index(spec);
+    if (spec.kernel == "token_type_embedding") limit_token_types(*record);
     records_.push_back(std::move(record));
+}
+
+// The index of a Gather or a Splice is of the rows of its output, and has rows of its last input.
+void Program::check_row_index(const RecordSpec& spec) const {
+    const auto place = std::find(spec.names.ints.begin(), spec.names.ints.end(), "index") - spec.names.ints.begin();
+    const int64_t number = place < static_cast<int64_t>(spec.ints.size()) ? spec.ints[place] : -1;
+    const std::vector<IndexLimits>& indices = options_.limits.indices;
+    if (number < 0 || number >= static_cast<int64_t>(indices.size()) || spec.inputs.empty() ||
+        values_.at(spec.output).domain != indices[number].domain ||
+        values_.at(spec.inputs.back()).domain != indices[number].source)
+        throw std::invalid_argument(spec.label + ": reads an index of other rows");
+}
+
+// Types have rows in the smallest of their tables.
+void Program::limit_token_types(const Record& record) {
+    const PackedWeight* const table = record.weights.empty() ? nullptr : record.weights[0].packed;
+    if (!table) throw std::invalid_argument(record.spec.label + ": has no table");
+    int32_t& limit = options_.limits.token_types;
+    limit = limit > 0 ? std::min(limit, static_cast<int32_t>(table->n)) : static_cast<int32_t>(table->n);
 }
 
 // Points the record's operands at its own copies, with the largest rows.
 void Program::bind(Record& record) {
     const RecordSpec& spec = record.spec;
-    const Step largest = largest_step(options_.limits);
+    const Step largest = largest_step();
     for (const int32_t input : spec.inputs)
         record.inputs.push_back(make_view(input, input < 0 ? 0 : value_rows(input, largest)));
     Args& args = record.args;
@@ -123,7 +150,7 @@ void Program::bind(Record& record) {
 void Program::finish(size_t scratch_bytes) {
     scratch_bytes_ = scratch_bytes;
     size_t shared = 0;
-    const Step largest = largest_step(options_.limits);
+    const Step largest = largest_step();
     for (const auto& record : records_) {
         if (record->kernel->scratch) {
             const ScratchSizes sizes = record->kernel->scratch(record->args, largest, pool_->count());
@@ -213,15 +240,27 @@ void Program::allocate_states(int32_t num_states) {
 void Program::update_rows(const Step& step) {
     for (const auto& record : records_) {
         const int32_t output = record->spec.output;
-        const bool makes_logits = output >= 0 && values_[output].rows == RowSymbol::logits;
+        const bool makes_logits = output >= 0 && values_[output].domain == DOMAIN_LOGITS;
         for (size_t i = 0; i < record->inputs.size(); ++i) {
             const int32_t input = record->spec.inputs[i];
             if (input < 0) continue;
-            const bool is_selected = makes_logits && values_[input].rows == RowSymbol::outputs;
+            const bool is_selected = makes_logits && values_[input].domain == DOMAIN_OUTPUTS;
             record->inputs[i].rows = is_selected ? step.num_logits : value_rows(input, step);
         }
         if (output >= 0) record->args.output.rows = value_rows(output, step);
     }
+}
+
+// Whether a domain has another number of rows than in the step before.
+bool Program::take_counts(const Step& step) {
+    bool changed = counts_.empty();
+    counts_.resize(options_.limits.domains.size());
+    for (size_t i = 0; i < counts_.size(); ++i) {
+        const int32_t count = step.domain(static_cast<int32_t>(i)).count;
+        changed = changed || counts_[i] != count;
+        counts_[i] = count;
+    }
+    return changed;
 }
 
 void Program::share_threads(const Program& other) {
@@ -243,7 +282,7 @@ const std::optional<Program::GatheredLogits>& Program::gathered_logits(int32_t v
     const auto [place, is_new] = gathered_.try_emplace(value);
     std::optional<GatheredLogits>& found = place->second;
     const size_t end = is_new && group_ ? end_of(value) : 0;
-    if (end == 0 || values_.at(value).rows != RowSymbol::logits) return found;
+    if (end == 0 || values_.at(value).domain != DOMAIN_LOGITS) return found;
     const Record& record = *records_[end - 1];
     if (record.spec.output != value || record.spec.kernel != "all_gather") return found;
     const std::vector<std::string>& names = record.spec.names.ints;
@@ -276,11 +315,7 @@ void Program::submit(PendingStep& pending) {
     if ((!caches_.empty() || options_.limits.has_states) && options_.limits.num_blocks == 0)
         throw std::runtime_error("no cache was allocated");
     // Done by a worker: the records are no longer in the caches of the calling thread.
-    pending.changes_rows_ = pending.step.num_tokens != num_tokens_ || pending.step.num_outputs != num_outputs_ ||
-                            pending.step.num_logits != num_logits_;
-    num_tokens_ = pending.step.num_tokens;
-    num_outputs_ = pending.step.num_outputs;
-    num_logits_ = pending.step.num_logits;
+    pending.changes_rows_ = take_counts(pending.step);
     if (stream_) stream_->begin_step();
     pending.program_ = this;
     pending.end_ = end_of(pending.result);
@@ -289,7 +324,7 @@ void Program::submit(PendingStep& pending) {
     pending.in_turns_ = 0;
     const auto makes_logits = [&](size_t record) {
         const int32_t output = records_[record]->spec.output;
-        return output >= 0 && values_[output].rows == RowSymbol::logits;
+        return output >= 0 && values_[output].domain == DOMAIN_LOGITS;
     };
     if (pending.turn_rows_ > 0)
         while (pending.in_turns_ < pending.end_ && makes_logits(pending.end_ - 1 - pending.in_turns_))
@@ -409,7 +444,7 @@ void Program::transfer_in(const PendingStep& pending, const Worker& worker) cons
 void Program::transfer_out(const PendingStep& pending, const Part& part, const Worker& worker) const {
     for (const Transfer& each : pending.copies) {
         const ProgramValue& value = values_.at(each.value);
-        const bool in_turns = value.rows == RowSymbol::logits;
+        const bool in_turns = value.domain == DOMAIN_LOGITS;
         if (!in_turns && part.is_again) continue;
         const int32_t rows = in_turns ? part.end_row - part.first_row : value_rows(each.value, pending.step);
         const size_t size = static_cast<size_t>(rows) * value.cols;
@@ -440,9 +475,9 @@ void Program::run_record(const PendingStep& pending, const Part& part, Worker& w
     if (!part.is_again) reached(part.record);
     std::vector<View> inputs = record.inputs;
     for (size_t i = 0; i < inputs.size(); ++i) {
-        const RowSymbol rows = inputs[i].data ? values_[record.spec.inputs[i]].rows : RowSymbol::tokens;
-        if (rows == RowSymbol::outputs) inputs[i].data += static_cast<size_t>(part.first_row) * inputs[i].cols;
-        if (rows != RowSymbol::tokens) inputs[i].rows = part.end_row - part.first_row;
+        if (!inputs[i].data || !values_[record.spec.inputs[i]].is_output()) continue;
+        if (inputs[i].domain == DOMAIN_OUTPUTS) inputs[i].data += static_cast<size_t>(part.first_row) * inputs[i].cols;
+        inputs[i].rows = part.end_row - part.first_row;
     }
     Args args = record.args;
     args.inputs = inputs.data();

@@ -20,16 +20,16 @@
 
 namespace octavo {
 
-// Of the rows of logits only StepLimits::logits_rows are held at once: their record is the last and runs in turns.
-// They are made of the first of the selected rows, the outputs.
-enum class RowSymbol : int { tokens, outputs, logits };
-
-// A matrix of the program: where in the workspace, how wide, and which count of the step gives its rows.
+// A matrix of the program: where in the workspace, how wide, and the domain of its rows. Of the rows of logits only
+// StepLimits::logits_rows are held at once: their record is the last and runs in turns. They are made of the first of
+// the selected rows, the outputs.
 struct ProgramValue {
     size_t offset = 0;  // bytes
     int32_t cols = 0;
-    RowSymbol rows = RowSymbol::tokens;
+    int32_t domain = DOMAIN_TOKENS;
     bool is_image = false;
+
+    bool is_output() const { return domain == DOMAIN_OUTPUTS || domain == DOMAIN_LOGITS; }
 };
 
 struct ProgramOptions {
@@ -209,7 +209,11 @@ class Program {
     View make_view(int32_t value, int32_t rows) const;
     int32_t held_rows(const ProgramValue& value, const Step& step) const;
     void bind(Record& record);
+    void limit_token_types(const Record& record);
+    void check_row_index(const RecordSpec& spec) const;
     void update_rows(const Step& step);
+    bool take_counts(const Step& step);
+    Step largest_step() const;
     size_t end_of(int32_t output) const;
     void run(PendingStep& pending, Worker& worker, size_t position);
     void reached(size_t record) {
@@ -258,7 +262,8 @@ class Program {
     };
     std::vector<size_t> block_bytes_of(int32_t block_size) const;
     std::vector<Cache> caches_;
-    int32_t num_tokens_ = -1, num_outputs_ = -1, num_logits_ = -1;  // of the views of all records
+    std::vector<int32_t> counts_;        // rows of each domain, of the views of all records
+    std::vector<DomainRows> most_rows_;  // of the further domains
     // Of one worker and one record, the finale being the last; empty: no profile. Each worker writes its own row.
     struct Clocked {
         int64_t calls = 0, nanoseconds = 0, busy_nanoseconds = 0;

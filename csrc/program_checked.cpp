@@ -15,7 +15,7 @@ void Program::walk_checked(PendingStep& pending, Worker& worker, size_t first) {
         } else {
             const Record& record = *records_[part.record];
             View out = record.args.output;
-            if (out.data && values_[record.spec.output].rows == RowSymbol::logits)
+            if (out.data && values_[record.spec.output].domain == DOMAIN_LOGITS)
                 out.rows = part.end_row - part.first_row;
             if (worker.index == 0) poison(out);
             worker.barrier();

@@ -10,9 +10,9 @@ std::string wrong(const char* what, int32_t index, int64_t value, const char* ru
            " " + std::to_string(limit);
 }
 
-std::string check_range(const char* what, const int32_t* values, int32_t count, int32_t end) {
+std::string check_range(const char* what, const int32_t* values, int32_t count, int32_t end, int32_t first = 0) {
     for (int32_t i = 0; i < count; ++i) {
-        if (values[i] < 0) return wrong(what, i, values[i], "at least", 0);
+        if (values[i] < first) return wrong(what, i, values[i], "at least", first);
         if (values[i] >= end) return wrong(what, i, values[i], "below", end);
     }
     return {};
@@ -24,28 +24,74 @@ std::string check_count(const char* what, int32_t count, int32_t limit) {
            std::to_string(limit);
 }
 
+// Rows of sequences: from 0 on, never falling, to the number of rows.
+std::string check_starts(const char* what, const DomainRows& rows) {
+    if (!rows.starts) return rows.count == 0 ? std::string() : std::string("the step has no ") + what;
+    if (rows.starts[0] != 0) return wrong(what, 0, rows.starts[0], "equal to", 0);
+    for (int32_t i = 0; i < rows.num_sequences; ++i)
+        if (rows.starts[i + 1] < rows.starts[i])
+            return wrong(what, i + 1, rows.starts[i + 1], "at least", rows.starts[i]);
+    const int32_t last = rows.starts[rows.num_sequences];
+    return last == rows.count ? std::string()
+                              : wrong(what, rows.num_sequences, last, "the number of rows,", rows.count);
+}
+
+std::string check_domain(const DomainRows& rows, const DomainLimits& limit, bool is_tokens) {
+    std::string error = check_count(limit.name.c_str(), rows.count, limit.rows);
+    if (error.empty() && limit.has_starts) error = check_starts(limit.starts.c_str(), rows);
+    const int32_t components = rows.positions ? rows.components : 0;
+    const bool is_one = is_tokens && components == 1;
+    if (error.empty() && rows.count > 0 && components < limit.components && !is_one)
+        return limit.name + " have " + std::to_string(components) + " components of a position, the graph reads " +
+               std::to_string(limit.components);
+    return error;
+}
+
+std::string check_index(const Step& s, int32_t number, const IndexLimits& limit) {
+    const int32_t* const values = s.index(number);
+    const int32_t count = s.domain(limit.domain).count * limit.width, end = s.domain(limit.source).count;
+    if (!values) return limit.keeps || count == 0 ? std::string() : "the step has no " + limit.name;
+    if (number > 0) return check_range(limit.name.c_str(), values, count, end, limit.keeps ? -1 : 0);
+    std::string error = check_range("logits_indices", values, s.num_logits, end);
+    return error.empty() ? check_range("hidden_indices", values + s.num_logits, count - s.num_logits, end) : error;
+}
+
+// Every domain and every index array, those that all steps have included.
+std::string check_domains(const Step& s, const StepLimits& limits) {
+    std::string error;
+    for (size_t i = 0; i < limits.domains.size() && error.empty(); ++i)
+        error = check_domain(s.domain(static_cast<int32_t>(i)), limits.domains[i], i == DOMAIN_TOKENS);
+    for (size_t i = 0; i < limits.indices.size() && error.empty(); ++i)
+        error = check_index(s, static_cast<int32_t>(i), limits.indices[i]);
+    return error;
+}
+
+// Of one sequence.
+std::string check_blocks(const Step& s, const StepLimits& limits, int32_t request) {
+    const int64_t table_tokens = static_cast<int64_t>(s.block_table_stride) * limits.block_size;
+    const int32_t length = s.seq_lens[request];
+    if (length > table_tokens)
+        return wrong("seq_lens", request, length, "at most what block_tables hold,", table_tokens);
+    const int32_t blocks = (length + limits.block_size - 1) / limits.block_size;
+    for (int64_t g = 0; g < s.num_cache_groups; ++g) {
+        const int32_t* table = s.block_tables + (g * s.num_requests + request) * s.block_table_stride;
+        std::string error = check_range("block_tables row", table, blocks, limits.num_blocks);
+        if (!error.empty()) return "request " + std::to_string(request) + ": " + error;
+    }
+    return {};
+}
+
 std::string check_requests(const Step& s, const StepLimits& limits) {
-    if (s.query_start_loc[0] != 0) return wrong("query_start_loc", 0, s.query_start_loc[0], "equal to", 0);
-    if (s.query_start_loc[s.num_requests] != s.num_tokens)
-        return wrong("query_start_loc", s.num_requests, s.query_start_loc[s.num_requests], "the number of tokens,",
-                     s.num_tokens);
-    if (s.num_cache_groups < limits.cache_groups)
+    if (limits.num_blocks > 0 && s.num_cache_groups < limits.cache_groups)
         return "block_tables have " + std::to_string(s.num_cache_groups) + " cache groups, the graph takes " +
                std::to_string(limits.cache_groups);
-    const int64_t table_tokens = static_cast<int64_t>(s.block_table_stride) * limits.block_size;
     for (int32_t r = 0; r < s.num_requests; ++r) {
         const int32_t begin = s.query_start_loc[r], end = s.query_start_loc[r + 1];
-        if (end < begin || end > s.num_tokens) return wrong("query_start_loc", r + 1, end, "at least", begin);
         const int32_t length = s.seq_lens[r];
         if (length < end - begin) return wrong("seq_lens", r, length, "at least the request's tokens,", end - begin);
         if (length > limits.model_len) return wrong("seq_lens", r, length, "at most", limits.model_len);
-        if (length > table_tokens) return wrong("seq_lens", r, length, "at most what block_tables hold,", table_tokens);
-        const int32_t blocks = (length + limits.block_size - 1) / limits.block_size;
-        for (int64_t g = 0; g < s.num_cache_groups; ++g) {
-            const int32_t* table = s.block_tables + (g * s.num_requests + r) * s.block_table_stride;
-            std::string error = check_range("block_tables row", table, blocks, limits.num_blocks);
-            if (!error.empty()) return "request " + std::to_string(r) + ": " + error;
-        }
+        std::string error = limits.num_blocks > 0 ? check_blocks(s, limits, r) : std::string();
+        if (!error.empty()) return error;
         for (int32_t t = begin; t < end; ++t)
             if (s.positions[t] != length - (end - t))
                 return wrong("positions", t, s.positions[t],
@@ -79,14 +125,11 @@ std::string check_states(const Step& s, const StepLimits& limits) {
 }  // namespace
 
 std::string check_step(const Step& s, const StepLimits& limits) {
-    std::string error = check_count("tokens", s.num_tokens, limits.tokens);
+    std::string error = check_domains(s, limits);
     if (error.empty()) error = check_count("requests", s.num_requests, limits.requests);
-    if (error.empty()) error = check_count("output rows", s.num_outputs, limits.outputs);
     if (error.empty()) error = check_range("token_ids", s.token_ids, s.num_tokens, limits.vocab_size);
-    if (error.empty()) error = check_range("logits_indices", s.output_indices, s.num_logits, s.num_tokens);
-    if (error.empty())
-        error =
-            check_range("hidden_indices", s.output_indices + s.num_logits, s.num_outputs - s.num_logits, s.num_tokens);
+    if (error.empty() && s.token_types && limits.token_types > 0)
+        error = check_range("token_types", s.token_types, s.num_tokens, limits.token_types);
     if (error.empty()) error = check_range("block_copies", s.block_copies, 2 * s.num_block_copies, limits.num_blocks);
     if (error.empty() && limits.num_blocks > 0) {
         const int64_t slots = static_cast<int64_t>(limits.num_blocks) * limits.block_size;
@@ -94,9 +137,9 @@ std::string check_step(const Step& s, const StepLimits& limits) {
         for (int32_t t = 0; t < count && error.empty(); ++t)
             if (s.slot_mapping[t] < 0 || s.slot_mapping[t] >= slots)
                 error = wrong("slot_mapping", t, s.slot_mapping[t], "from 0 to below", slots);
-        if (error.empty()) error = check_requests(s, limits);
-        if (error.empty() && limits.has_states) error = check_states(s, limits);
     }
+    if (error.empty()) error = check_requests(s, limits);
+    if (error.empty() && limits.num_blocks > 0 && limits.has_states) error = check_states(s, limits);
     return error;
 }
 

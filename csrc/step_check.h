@@ -2,27 +2,50 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "kernel.h"
 
 namespace octavo {
 
+// The rows of a domain: the most of them, and what a step must say of them.
+struct DomainLimits {
+    std::string name;
+    std::string starts;  // the name of that array
+    int32_t rows = 0;
+    int32_t components = 0;  // that a position must have; 0: there need be none
+    bool has_starts = false;
+};
+
+// An index array: `width` rows of `source` for each row of `domain`. keeps: -1 is none, and a step may be without it.
+struct IndexLimits {
+    std::string name;  // for people
+    std::string key;   // in DomainRows::indices of octavo/batch.py
+    int32_t domain = 0;
+    int32_t source = 0;
+    int32_t width = 1;
+    bool keeps = false;
+};
+
 struct StepLimits {
     int32_t tokens = 0;
     int32_t requests = 0;
+    int32_t token_types = 0;  // types are below this; 0: no operation reads them
     int32_t outputs = 0;
     int32_t logits_rows = 0;  // of the logits among `outputs` whose logits are held at once; 0: all
     int32_t model_len = 0;    // largest sequence length
     int32_t vocab_size = 0;   // token ids are below this
     int32_t num_blocks = 0;   // of the paged cache; 0: none allocated
     int32_t block_size = 0;
-    int32_t cache_groups = 0;  // groups of layers, each with its own block tables
-    bool has_states = false;   // operations with a StateCache
-    int32_t num_states = 0;    // slots
+    int32_t cache_groups = 0;           // groups of layers, each with its own block tables
+    bool has_states = false;            // operations with a StateCache
+    int32_t num_states = 0;             // slots
+    std::vector<DomainLimits> domains;  // by their numbers
+    std::vector<IndexLimits> indices;   // likewise; the first is output_indices
 };
 
 // The problem of the step, with array, index, value and limit; empty if there is none.
-// Array lengths have been checked against the counts before.
+// Array lengths but those of DomainRows::starts have been checked against the counts before.
 std::string check_step(const Step& step, const StepLimits& limits);
 
 }  // namespace octavo

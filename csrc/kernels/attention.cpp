@@ -12,7 +12,8 @@ OCTAVO_SIGNATURE(Attention, (q, k, v), (alibi_slopes, query_scales, sinks, key_m
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
                   kv_type),
                  (scale, softcap));
-OCTAVO_SIGNATURE(FusedAttention, (qkv), (alibi_slopes, query_scales, frequencies, sinks, q_norm, k_norm, key_mean),
+OCTAVO_SIGNATURE(FusedAttention, (qkv),
+                 (alibi_slopes, query_scales, frequencies, axes, sinks, q_norm, k_norm, key_mean),
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
                   norms_q, norms_k, norms_v, kv_type),
                  (scale, softcap, attention_factor, eps));
@@ -49,7 +50,7 @@ AttentionTask fused_task(const Args& args) {
     task.in.v = qkv.data + q_cols + k_cols;
     task.in.q_stride = task.in.k_stride = task.in.v_stride = qkv.cols;
     task.in.rope = {frequencies.data, frequencies.data ? static_cast<int32_t>(frequencies.size) : 0,
-                    args.floats[FusedAttention::attention_factor]};
+                    args.floats[FusedAttention::attention_factor], args.weights[FusedAttention::axes].data};
     task.writes = qkv.cols > q_cols;
     task.in.q_norm = {args.ints[FusedAttention::norms_q] != 0, args.weights[FusedAttention::q_norm].data};
     task.in.k_norm = {args.ints[FusedAttention::norms_k] != 0, args.weights[FusedAttention::k_norm].data};
@@ -138,6 +139,7 @@ bool fused_attention_fits(const Args& args) {
     return (has_cols(qkv, heads * dims.key) || has_cols(qkv, (heads + kv_heads) * dims.key + kv_heads * dims.value)) &&
            has_cols(args.output, heads * dims.value) && has_rows_of(qkv, args.output) &&
            is_within(args.weights[F::frequencies].size, 0, dims.key / 2) &&
+           is_vector_or_absent(args.weights[F::axes], args.weights[F::frequencies].size) &&
            is_vector_or_absent(args.weights[F::q_norm], dims.key) &&
            is_vector_or_absent(args.weights[F::k_norm], dims.key) && is_vector_or_absent(args.weights[F::sinks], heads);
 }

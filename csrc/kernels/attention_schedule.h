@@ -64,7 +64,7 @@ inline void begin_pair(const AttentionTask& task, const Step& step, int32_t requ
     const int32_t token = step.query_start_loc[request];
     select_request(step, request, kv_head, block);
     block.first_position = step.positions[token];
-    if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, block.first_position, block.cos_sin);
+    if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.domain(DOMAIN_TOKENS), token, block.cos_sin);
     load_queries<Cache>(task, block, token, 1, block.cos_sin, 0);
     if (write && task.writes && !task.shape.latent)
         write_token<Cache>(task, step, token, kv_head, block.cos_sin, block.cos_sin + 2 * task.in.rope.half);
@@ -157,7 +157,7 @@ inline void write_all(const AttentionTask& task, const Step& step, const Worker&
     for (int64_t t = tokens * worker.index / worker.count; t < end; ++t) {
         const int32_t token = static_cast<int32_t>(t);
         float* cos_sin = shared.cos_sin + t * 2 * task.in.rope.half;
-        if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.positions[t], cos_sin);
+        if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.domain(DOMAIN_TOKENS), t, cos_sin);
         for (int32_t h = 0; task.writes && h < kv_dims(task.shape).heads; ++h)
             write_token<Cache>(task, step, token, h, cos_sin, block.cos_sin + 2 * task.in.rope.half);
     }

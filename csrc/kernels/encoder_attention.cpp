@@ -1,4 +1,5 @@
-// EncoderAttention: every token attends to the tokens of its text in this step, before and after it; no cache.
+// EncoderAttention: every row attends to the rows of its text in this step, before and after it; no cache. A text is a
+// sequence of whatever domain the rows are of.
 //
 // An item of work is a block of queries of one head and one text. It packs the keys and values that it sees, chunk
 // by chunk: chunks begin at fixed places in the text, so a row's bits do not depend on its neighbours.
@@ -192,19 +193,20 @@ void encoder_attention(const Args& args, const Step& step, Worker& worker) {
     const View& v = args.inputs[EncoderAttention::v];
     EncoderScratch scratch;
     place_scratch(s, static_cast<float*>(worker.scratch), &scratch);
+    const DomainRows rows = step.domain(q.domain);
     int64_t total = 0;
-    for (int32_t r = 0; r < step.num_requests; ++r)
-        total += blocks_of(step.query_start_loc[r + 1] - step.query_start_loc[r]) * s.num_heads;
+    for (int32_t r = 0; r < rows.num_sequences; ++r)
+        total += blocks_of(rows.starts[r + 1] - rows.starts[r]) * s.num_heads;
     int64_t begin = 0, end = 0;
     int64_t before = 0;  // items of the texts before `text`
     int32_t text = 0;
     while ((end = worker.take(total, 1, &begin)), begin < total)
         for (int64_t index = begin; index < end; ++index) {
-            int32_t token = step.query_start_loc[text], length = step.query_start_loc[text + 1] - token;
+            int32_t token = rows.starts[text], length = rows.starts[text + 1] - token;
             while (index >= before + blocks_of(length) * s.num_heads) {
                 before += blocks_of(length) * s.num_heads;
-                token = step.query_start_loc[++text];
-                length = step.query_start_loc[text + 1] - token;
+                token = rows.starts[++text];
+                length = rows.starts[text + 1] - token;
             }
             const int32_t block = static_cast<int32_t>((index - before) / s.num_heads);
             const int64_t head = (index - before) % s.num_heads, kv_head = head / s.group;

@@ -11,13 +11,15 @@ struct RopeTable {
     const float* frequencies;  // radians per position; null: no rotation
     int32_t half;              // rotated pairs
     float attention_factor;
+    const float* axes;  // component of the position for each frequency; null: positions have one
 };
 
-// table: cos[half], then sin[half]. The angle is reduced in double: at position 100,000 a float angle is off
-// by 0.004 radians. Taylor polynomials on [-pi/4, pi/4], error below 1e-9.
-inline void compute_cos_sin(const RopeTable& rope, int32_t position, float* table) {
+// table: cos[half], then sin[half]. position: of each frequency. The angle is reduced in double: at position 100,000 a
+// float angle is off by 0.004 radians. Taylor polynomials on [-pi/4, pi/4], error below 1e-9.
+template <typename P>
+inline void compute_cos_sin_by(const RopeTable& rope, P position, float* table) {
     for (int32_t i = 0; i < rope.half; ++i) {
-        const double angle = static_cast<double>(position) * static_cast<double>(rope.frequencies[i]);
+        const double angle = static_cast<double>(position(i)) * static_cast<double>(rope.frequencies[i]);
         const double turns = __builtin_rint(angle * 0.63661977236758134308);  // quarters
         const double r = angle - turns * 1.57079632679489661923, r2 = r * r;
         const double s = r * (1.0 + r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880)))));
@@ -28,6 +30,17 @@ inline void compute_cos_sin(const RopeTable& rope, int32_t position, float* tabl
         const double factor = rope.attention_factor;
         table[i] = static_cast<float>((quadrant == 1 || quadrant == 2 ? -cosine : cosine) * factor);
         table[rope.half + i] = static_cast<float>((quadrant >= 2 ? -sine : sine) * factor);
+    }
+}
+
+// Of one row of a domain.
+inline void compute_cos_sin(const RopeTable& rope, const DomainRows& rows, int64_t row, float* table) {
+    if (rope.axes && rows.components > 1) {
+        const auto component = [&](int32_t i) { return static_cast<int64_t>(rope.axes[i]); };
+        compute_cos_sin_by(rope, [&](int32_t i) { return rows.positions[component(i) * rows.count + row]; }, table);
+    } else {
+        const int32_t position = rows.positions[row];
+        compute_cos_sin_by(rope, [position](int32_t) { return position; }, table);
     }
 }
 

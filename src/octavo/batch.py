@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,17 @@ class SamplingBatch:
         return cls(rows, starts, none, none, starts, none, np.zeros(0, np.float32))
 
 
+@dataclass(frozen=True, slots=True)
+class DomainRows:
+    """The rows of a domain in a step: S sequences, C components of a position. None: the domain has no such array."""
+
+    count: int
+    starts: Int32 | None = None  # [S + 1], where each sequence starts; the last is `count`
+    positions: Int32 | None = None  # [C, count]
+    # By name (`octavo.graph.values.IndexArray`): one row of another domain, or several, for each row [count * width].
+    indices: Mapping[str, Int32] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class BlockBytes:
     """Blocks of the cache, and memory outside it for their bytes: of all layers, as they lie in the cache.
@@ -127,6 +138,9 @@ class Batch:
     # [T], the row of the step before whose token this is, -1: `token_ids` holds it. None: it holds all. That step may
     # still run; only for executors with `max_in_flight` above 1.
     token_sources: Int32 | None = None
+    # Rows of further domains by their names; a domain that is missing has none. Those of `tokens` have only positions,
+    # with which tokens rotate in place of `positions`, and indices. Without them all components are `positions`.
+    domains: Mapping[str, DomainRows] = field(default_factory=dict)
 
     @property
     def output_indices(self) -> Int32:

@@ -10,6 +10,7 @@ import pytest
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import PASSES
+from octavo.batch import DomainRows
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
@@ -17,9 +18,10 @@ from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import Collective
 from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool, TokenTypeEmbedding
 from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
-from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding, SelectRows
+from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
+from octavo.graph.ops.rows import Gather, Splice
 from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
 from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
 from octavo.graph.ops.stages import Receive, Send
@@ -33,7 +35,7 @@ from octavo.graph.ops.streams import (
     Sparsify,
 )
 from octavo.graph.passes import optimize
-from octavo.graph.values import TOKENS, Parameter, Value
+from octavo.graph.values import TOKENS, IndexArray, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 from tests.support.operations import operations
@@ -152,7 +154,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
     EncoderAttention: lambda g, x: g.add(EncoderAttention(x, g.linear(x, "kv"), g.linear(x, "kv"), ENCODER_HEADS)),
     MeanPool: lambda g, x: g.add(MeanPool(x)),
-    SelectRows: lambda g, x: g.select_rows(x),
+    Gather: lambda g, x: g.select_rows(x),
+    Splice: lambda g, x: g.add(Splice(x, x * 2.0, IndexArray(TOKENS, "doubled"))),
     MoE: lambda g, x: g.moe(x, "moe", Routing(2), router_x=x * 0.5),
     GatedDeltaRule: gated_delta_rule,
     SelectiveScan: selective_scan,
@@ -188,6 +191,9 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
         tokens = np.random.default_rng(1).integers(0, 50, 30).tolist()
         scheduled = [(Request(tokens[:19], [3, 5]), 19), (Request(tokens[19:], [6]), 11)]
         batch = step(scheduled, block_size=BLOCK_SIZE)
+        if any(isinstance(node.op, Splice) for node in graph.nodes):
+            doubled = np.where(np.arange(len(tokens)) % 3, -1, np.arange(len(tokens))[::-1]).astype(np.int32)
+            batch.domains = {TOKENS.name: DomainRows(len(tokens), indices={"doubled": doubled})}
         rng = np.random.default_rng(2)
         batch.inputs = tuple(rng.standard_normal((len(tokens), v.cols)).astype(np.float32) for v in graph.inputs)
         results.append(each.submit(batch).wait().logits)

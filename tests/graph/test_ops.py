@@ -15,8 +15,9 @@ from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttentio
 from octavo.graph.ops.base import Evaluation, LayerCache, Op
 from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool, TokenTypeEmbedding
 from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
-from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding, SelectRows
+from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.moe import MoE, Routing
+from octavo.graph.ops.rows import Gather
 from octavo.graph.ops.rowwise import (
     ACTIVATIONS,
     Activation,
@@ -81,7 +82,7 @@ def a(request: pytest.FixtureRequest) -> Arrays:
 def test_names() -> None:
     x = Value(0, TOKENS, 4)
     assert RMSNorm(x, Parameter("w", (4,)), 1e-5).name == "rms_norm"
-    assert SelectRows(x).name == "select_rows"
+    assert Gather(x).name == "gather"
     w = Parameter("w", (2, 2, 4))
     assert MoE(x, w, w, w, w, Routing(1)).name == "moe"
 
@@ -203,7 +204,7 @@ def test_activations_do_not_overflow() -> None:
 def test_select_rows(a: Arrays) -> None:
     x = a.value()
     batch = step([(Request(list(range(a.rows)), [1, 2, 3]), a.rows)], all_logits=False)
-    out = evaluate(SelectRows(x), a.values, a.weights, batch)
+    out = evaluate(Gather(x), a.values, a.weights, batch)
     np.testing.assert_array_equal(out, a.values[x][-1:])
 
 
@@ -395,7 +396,7 @@ WRONG = {
     "mul": (lambda: Mul(X, Value(1, TOKENS, 2)), r"b \[tokens, 2\] is neither .* \[tokens, 8\]"),
     "clip": (lambda: Clip(X, 0.0), "limit 0.0 is not positive"),
     "positions": (lambda: PositionEmbedding(Parameter("p", (4, 8)), 4), "offset 4 of 4 rows"),
-    "select": (lambda: SelectRows(OUT), "one row a token"),
+    "select": (lambda: Gather(OUT), "one row a token"),
     "rope heads": (lambda: Rope(X, 3, RopeParams((1.0,))), "not a multiple of head_dim 3"),
     "rope width": (lambda: Rope(X, 4, RopeParams((1.0,) * 3)), "3 rotary frequencies do not fit head_dim 4"),
     "rope nan": (lambda: Rope(X, 4, RopeParams((float("inf"),))), "not finite"),

@@ -59,7 +59,7 @@ def op_names(graph: Graph) -> list[str]:
 def test_a_llama_layer_is_four_operations_and_mlp_products() -> None:
     graph, _ = tiny_graph("llama")
     layer = ["fused_linear", "fused_attention", "fused_linear", "fused_linear", "fused_linear"]
-    last = ["fused_linear", "fused_attention", "select_rows", "select_rows", *["fused_linear"] * 3]
+    last = ["fused_linear", "fused_attention", "gather", "gather", *["fused_linear"] * 3]
     assert op_names(optimize(graph, PASSES)) == ["embedding", *layer * 2, *last, "rms_norm", "logits"]
 
 

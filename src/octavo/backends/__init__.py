@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
@@ -35,7 +35,8 @@ class ExecutorLimits:
     """The largest step an executor must be able to run; its workspace is planned from this.
 
     max_logits_rows: of max_num_outputs, the rows whose logits may be held at once. A backend with a native program
-    computes and samples more of them in turns; None: it holds all.
+    computes and samples more of them in turns; None: it holds all. further_rows: of the domains of the graph beside
+    tokens and outputs, the largest number of rows.
     """
 
     max_num_batched_tokens: int
@@ -43,13 +44,14 @@ class ExecutorLimits:
     max_num_outputs: int
     max_model_len: int
     max_logits_rows: int | None = None
+    further_rows: Mapping[RowDomain, int] = field(default_factory=dict, hash=False)
 
     @property
     def rows(self) -> dict[RowDomain, int]:
         """The maximum rows of each kind of value in a step."""
         outputs = self.max_num_outputs
         logits = outputs if self.max_logits_rows is None else min(outputs, self.max_logits_rows)
-        return {TOKENS: self.max_num_batched_tokens, OUTPUTS: outputs, LOGITS: logits}
+        return {TOKENS: self.max_num_batched_tokens, OUTPUTS: outputs, LOGITS: logits, **self.further_rows}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ from octavo.config import KVDtype, LoadProgress
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
+from octavo.graph.domain_rows import domain_rows
+from octavo.graph.domains import check_domains, check_limits, check_sequences, domain_needs
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops.base import Evaluation, LayerCache, Observer
 from octavo.graph.ops.collective import Collective
@@ -63,6 +65,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     """
     graph = graph.graph if isinstance(graph, Sizes) else graph
     check_model_len(graph, limits)
+    check_limits(graph, limits.rows)
     dense: dict[Parameter, Array] = {}
     ends = [*accumulate(parameter_info(weights, p).nbytes for p in graph.parameters)]
     for parameter, loaded in zip(graph.parameters, ends, strict=True):
@@ -83,6 +86,7 @@ def sizes(
 ) -> Sizes:
     """See `octavo.backends.Backend`; the sizes of an executor in float32."""
     refuse_fp8_cache(kv_dtype, "reference")
+    check_limits(graph, limits.rows)
     infos = {p: parameter_info(weights, p) for p in graph.parameters}
     packed = {p: 4 * prod(p.shape) for p in infos}
     matrices = {p: PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if p.is_matrix}
@@ -198,6 +202,7 @@ class ReferenceExecutor:
         self.sends = graph.sends
         self._weights = weights
         self._limits = limits
+        self._needs = domain_needs(graph)
         self._kv_dtype = kv_dtype
         self._dtype = np.dtype(dtype)
         self.cache_sizes = _cache_sizes(graph, self._dtype.itemsize)
@@ -239,7 +244,10 @@ class ReferenceExecutor:
         count, has_hidden = len(batch.logits_indices), bool(len(batch.hidden_indices))
         hidden = graph.hidden_states if has_hidden and graph.makes_logits else None
         for node in graph.nodes:
-            if isinstance(node.op, Collective) and node.op.size > 1:
+            rows = node.output.rows
+            if rows in self._limits.further_rows and not domain_rows(batch, rows).count:
+                step.values[node.output] = np.zeros((0, node.output.cols), self._dtype)
+            elif isinstance(node.op, Collective) and node.op.size > 1:
                 step.values[node.output] = yield node.op, step.values[node.op.x]
             else:
                 step.values[node.output] = node.op.evaluate(step)
@@ -300,10 +308,5 @@ class ReferenceExecutor:
         check_token_types(self._graph, batch)
         check_moved_blocks(batch, self._num_blocks, self._moved_bytes)
         limits = self._limits
-        for what, count, limit in (
-            ("tokens", len(batch.token_ids), limits.max_num_batched_tokens),
-            ("requests", len(batch.seq_lens), limits.max_num_seqs),
-            ("outputs", len(batch.output_indices), limits.max_num_outputs),
-        ):
-            if count > limit:
-                raise UsageError(f"a step with {count} {what} exceeds the executor's limit of {limit}")
+        check_domains(self._needs, limits.rows, batch)
+        check_sequences(batch, limits.max_num_seqs, limits.max_model_len)

@@ -166,9 +166,9 @@ def block_influence(
 def _up_to_head(layer: Graph) -> Graph:
     """The segment without what comes after its layers: the choice of rows, the last norm and the head."""
     names = [node.op.name for node in layer.nodes]
-    if "select_rows" not in names:
+    if "gather" not in names:
         return layer
-    at = names.index("select_rows")
+    at = names.index("gather")
     return Graph.from_nodes(layer, layer.nodes[:at], layer.nodes[at].op.inputs)
 
 

@@ -13,13 +13,14 @@ from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather
 from octavo.graph.ops.encoder import TokenTypeEmbedding
 from octavo.graph.ops.latent_attention import HeadLinear
-from octavo.graph.ops.linear import Embedding, Input, Linear, Logits, PositionEmbedding, SelectRows
+from octavo.graph.ops.linear import Embedding, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
+from octavo.graph.ops.rows import Gather
 from octavo.graph.ops.rowwise import Add, LayerNorm, Mul, RMSNorm, Scale
 from octavo.graph.ops.stages import Receive, Send
 from octavo.graph.ops.streams import ScaleColumns
-from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
 _LAYER = re.compile(r"(.*?\.)?\d+(?=\.)")
 
@@ -94,7 +95,7 @@ class Graph:
     @property
     def makes_logits(self) -> bool:
         """True if the only output has rows that are wanted of the step, unlike that of an inner segment."""
-        return len(self.outputs) == 1 and self.outputs[0].rows is not TOKENS
+        return len(self.outputs) == 1 and self.outputs[0].rows in (OUTPUTS, LOGITS)
 
     @property
     def inputs(self) -> list[Value]:
@@ -141,7 +142,7 @@ class Graph:
     @property
     def takes_whole_texts(self) -> bool:
         """True if a step must have all tokens of a sequence, as an operation of the graph sees all of them."""
-        return any(node.op.needs_whole_texts for node in self.nodes)
+        return any(node.op.needs_whole_texts and node.op.inputs[0].rows is TOKENS for node in self.nodes)
 
     @property
     def kv_caches(self) -> list[KVCache]:
@@ -299,7 +300,7 @@ class Graph:
 
     def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
-        return self.add(SelectRows(x))
+        return self.add(Gather(x))
 
     def plus(self, a: Value, b: Value) -> Value:
         """a + b, as the operators of values write it."""

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops.attention import Attention, FusedAttention, Rope, RopeParams
 from octavo.graph.ops.base import Op
-from octavo.graph.ops.linear import FusedLinear, Linear, SelectRows
+from octavo.graph.ops.linear import FusedLinear, Linear
+from octavo.graph.ops.rows import Gather
 from octavo.graph.ops.rowwise import Add, GatedActivation, RMSNorm
-from octavo.graph.values import OUTPUTS, RowDomain, Value
+from octavo.graph.values import OUTPUTS, SELECTED, TOKENS, RowDomain, Value
 
 
 class Body(NamedTuple):
@@ -184,6 +185,10 @@ def fuse_norm(node: Node, view: _View) -> list[Node] | None:
     return [replace(node, op=fused)]
 
 
+def _is_selection(op: Op) -> bool:
+    return isinstance(op, Gather) and op.index == SELECTED
+
+
 def select_rows_early(body: Body) -> Body:
     """Selects rows before the row-wise operations whose outputs are only selected from, and of each value once.
 
@@ -192,9 +197,9 @@ def select_rows_early(body: Body) -> Body:
     view = _View(body)
     whole, moved = set(body.outputs), set[Value]()  # whole: values of which something uses all rows
     for node in reversed(body.nodes):
-        if node.op.row_wise and node.output not in whole:
+        if node.op.row_wise and node.output.rows is TOKENS and node.output not in whole:
             moved.add(node.output)
-        elif not isinstance(node.op, SelectRows):
+        elif not _is_selection(node.op):
             whole.update(node.op.inputs)
 
     nodes: list[Node] = []
@@ -204,12 +209,12 @@ def select_rows_early(body: Body) -> Body:
     def select(value: Value, layer: str) -> Value:
         if value not in selected:
             selected[value] = view.new_value(OUTPUTS, value.cols)
-            nodes.append(Node(SelectRows(value), selected[value], layer))
+            nodes.append(Node(Gather(value), selected[value], layer))
         return selected[value]
 
     for node in body.nodes:
-        if isinstance(node.op, SelectRows):
-            same[node.output] = select(node.op.x, node.layer)
+        if _is_selection(node.op):
+            same[node.output] = select(node.op.inputs[0], node.layer)
         elif node.output in moved:
             op = node.op.with_inputs(partial(select, layer=node.layer))
             selected[node.output] = view.new_value(OUTPUTS, node.output.cols)

@@ -9,9 +9,10 @@ from itertools import pairwise
 from octavo.batch import Batch
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
+from octavo.graph.domain_rows import domain_rows
 from octavo.graph.ops.linear import Input
 from octavo.graph.ops.stages import Receive, Send
-from octavo.graph.values import OUTPUTS, TOKENS, Value
+from octavo.graph.values import Value
 
 
 def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
@@ -77,8 +78,8 @@ def layer_borders(graph: Graph) -> list[int]:
 
 def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> None:
     """Raises UsageError if the batch lacks `inputs`, or asks for tokens of a graph without logits."""
-    counts = {TOKENS: len(batch.token_ids), OUTPUTS: len(batch.output_indices)}
-    wanted, found = [(counts[v.rows], v.cols) for v in inputs], [array.shape for array in batch.inputs]
+    wanted = [(domain_rows(batch, v.rows).count, v.cols) for v in inputs]
+    found = [array.shape for array in batch.inputs]
     if wanted != found:
         raise UsageError(f"the inputs of the step have shapes {found}, the graph takes {wanted}")
     if not makes_logits and (batch.sampling is not None or batch.return_logits):

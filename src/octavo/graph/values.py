@@ -35,6 +35,21 @@ LOGITS = RowDomain("logits")
 
 
 @dataclass(frozen=True, slots=True)
+class IndexArray:
+    """An array of a step with the numbers of other rows, one or several for each row of `rows`.
+
+    name: unique within the domain (`octavo.batch.DomainRows.indices`).
+    """
+
+    rows: RowDomain
+    name: str
+
+
+SELECTED = IndexArray(OUTPUTS, "tokens")
+"""The token of each output row: `Batch.output_indices`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A matrix [rows, cols] that an operation produces. Heads are folded into the columns."""
 

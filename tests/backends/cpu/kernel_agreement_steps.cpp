@@ -164,10 +164,18 @@ void compare_positions(Judge& judge, Random& random) {
         call.cols = 3 * head_dim;
         call.step = batch.step;
         call.inputs = matrices(random_matrix(random, call.rows, call.cols));
-        call.weights = {frequencies};
+        call.weights = {frequencies, Operand{}};
         call.ints = {head_dim};
         call.floats = {1.2f};
         judge.compare(call, std::to_string(head_dim) + " dimensions");
+        const Operand axes = random_vector(random, head_dim / 2 - 3);
+        for (int32_t i = 0; i < head_dim / 2 - 3; ++i) axes.plain->data()[i] = static_cast<float>(i % 2);
+        std::vector<int32_t> components(static_cast<size_t>(2 * call.rows));
+        for (int32_t& component : components) component = random.below(5000);
+        call.step.token_components = components.data();
+        call.step.num_token_components = 2;
+        call.weights = {frequencies, axes};
+        judge.compare(call, std::to_string(head_dim) + " dimensions, two components");
         // The last of the ints is the type of the cache, the last of the weights what int8 takes off keys.
         for (const int32_t block_size : {8, 16, 32}) {
             Call latent;
@@ -191,6 +199,7 @@ void compare_positions(Judge& judge, Random& random) {
                 fused.weights = {Operand{},
                                  random_vector(random, 5),
                                  frequencies,
+                                 Operand{},
                                  random_vector(random, 4),
                                  random_vector(random, head_dim),
                                  random_vector(random, head_dim)};

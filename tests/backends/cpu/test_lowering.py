@@ -54,7 +54,7 @@ def test_every_operand_has_the_name_of_its_field():
 def test_absent_fields_keep_their_places():
     assert lower(Linear(X, W)).weights == [("weight", W), ("bias", None)]
     operands = lower(FusedAttention(X, AttentionParams(0, 2, 1, 16, 0.25), None))
-    names = ["alibi_slopes", "query_scales", "frequencies", "sinks", "q_norm", "k_norm", "key_mean"]
+    names = ["alibi_slopes", "query_scales", "frequencies", "axes", "sinks", "q_norm", "k_norm", "key_mean"]
     assert operands.weights == [(name, None) for name in names]
     assert [value for _, value in operands.ints] == [0, 2, 1, 16, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     assert operands.floats == [("scale", 0.25), ("softcap", 0.0), ("attention_factor", 0.0), ("eps", 0.0)]
@@ -81,7 +81,7 @@ def test_tuples_of_weights_stay_together():
 
 def test_nested_parameters_are_flattened_in_place():
     operands = lower(Rope(X, 16, RopeParams((1.0, 0.1), 1.5)))
-    assert operands.weights == [("frequencies", (1.0, 0.1))]
+    assert operands.weights == [("frequencies", (1.0, 0.1)), ("axes", None)]
     assert (operands.ints, operands.floats) == ([("head_dim", 16)], [("attention_factor", 1.5)])
 
 

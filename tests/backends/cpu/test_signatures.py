@@ -22,7 +22,7 @@ from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, S
 from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
 from octavo.graph.ops.stages import BORDERS
 from octavo.graph.ops.streams import AddToStreams
-from octavo.graph.values import TOKENS, Parameter, Value
+from octavo.graph.values import SELECTED, TOKENS, IndexArray, Parameter, Value
 from tests.support.operations import operations
 
 X = Value(0, TOKENS, 64)
@@ -47,7 +47,7 @@ KERNELS = {cls for cls in operations() if not issubclass(cls, BORDERS)}
 
 def example(cls: type[Op]) -> Op:
     """An operation with something in each field."""
-    by_type = {Value: X, Parameter: W, int: 1, float: 0.5, str: "silu", bool: True}
+    by_type = {Value: X, Parameter: W, IndexArray: SELECTED, int: 1, float: 0.5, str: "silu", bool: True}
     hints = get_type_hints(cls)
     if cls in NESTED:
         return NESTED[cls]
@@ -87,7 +87,7 @@ def changed(instance: Any, change: Any) -> Iterator[Any]:
     for other in change(fields):
         yield rebuilt(instance, other, methods(instance))
     for i, (name, _, value) in enumerate(fields):
-        if dataclasses.is_dataclass(value) and not isinstance(value, (Value, Parameter)):
+        if dataclasses.is_dataclass(value) and not isinstance(value, (Value, Parameter, IndexArray)):
             for inner in changed(value, change):
                 yield rebuilt(instance, [*fields[:i], (name, type(inner), inner), *fields[i + 1 :]], methods(instance))
 
@@ -101,7 +101,7 @@ def reordered(fields: list[tuple[str, Any, Any]]) -> Iterator[list[tuple[str, An
 
 def renamed(fields: list[tuple[str, Any, Any]]) -> Iterator[list[tuple[str, Any, Any]]]:
     for i, (name, kind, value) in enumerate(fields):
-        if not dataclasses.is_dataclass(value) or isinstance(value, (Value, Parameter)):
+        if not dataclasses.is_dataclass(value) or isinstance(value, (Value, Parameter, IndexArray)):
             yield [*fields[:i], (name + "_new", kind, value), *fields[i + 1 :]]
 
 
@@ -112,7 +112,7 @@ def extended(fields: list[tuple[str, Any, Any]]) -> Iterator[list[tuple[str, Any
 
 def shortened(fields: list[tuple[str, Any, Any]]) -> Iterator[list[tuple[str, Any, Any]]]:
     for i, (_, _, value) in enumerate(fields):
-        if not dataclasses.is_dataclass(value) or isinstance(value, (Value, Parameter)):
+        if not dataclasses.is_dataclass(value) or isinstance(value, (Value, Parameter, IndexArray)):
             yield [*fields[:i], *fields[i + 1 :]]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.graph.ops.base import Op
-from octavo.graph.ops.linear import SelectRows
+from octavo.graph.ops.rows import Gather
 from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
@@ -107,12 +107,10 @@ def test_select_rows_takes_repeated_rows_in_any_order(isa, run_op, cpu_batch):
     values = {x: np.random.default_rng(2).standard_normal((9, 37)).astype("f4")}
     for outputs in ([8], [0, 3, 3, 1], list(range(9)), [5] * 20, []):
         batch = cpu_batch(9, outputs)
-        np.testing.assert_array_equal(
-            run_op(SelectRows(x), values, batch=batch, isa=isa, threads=2), values[x][outputs]
-        )
+        np.testing.assert_array_equal(run_op(Gather(x), values, batch=batch, isa=isa, threads=2), values[x][outputs])
     long = {x: np.arange(8191 * 37, dtype=np.float32).reshape(8191, 37)}
     for outputs in ([8190], list(range(8191))):
-        selected = run_op(SelectRows(x), long, batch=cpu_batch(8191, outputs), isa=isa, threads=3)
+        selected = run_op(Gather(x), long, batch=cpu_batch(8191, outputs), isa=isa, threads=3)
         np.testing.assert_array_equal(selected, long[x][outputs])
 
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import Batch, StepOutput
+from octavo.batch import Batch, DomainRows, StepOutput
 
 def detected_isa() -> str:
     """The widest instruction set of processor, operating system and build."""
@@ -169,10 +169,16 @@ class Program:
         *,
         logits_rows: int = 0,
         checked: bool = False,
+        domains: list[tuple[str, int, int, bool]] = ...,
+        indices: list[tuple[str, int, int, int, bool]] = ...,
+        token_components: int = 1,
     ) -> None:
-        """limits: tokens, requests, outputs, model length, vocabulary. values: offset, columns, row symbol.
+        """limits: tokens, requests, outputs, model length, vocabulary. values: offset, columns, number of the domain.
 
         logits_rows: the rows of logits that are held at once; more are computed and sampled in turns. 0: all.
+        domains: those behind tokens, outputs and logits: name, most rows, components of a position, whether sequences
+        start. indices: those behind `logits_indices`: name, numbers of the domains whose rows have entries and whose
+        rows these are, entries a row, whether -1 is one. token_components: of the position of a token.
         """
 
     def share_threads(self, other: Program) -> None:
@@ -221,11 +227,13 @@ class Program:
         copies: list[tuple[int, NDArray[np.float32]]] = ...,
         inputs: list[tuple[int, NDArray[np.float32]]] = ...,
         earlier_tokens: NDArray[np.int32] | None = None,
+        rows: list[tuple[int, DomainRows]] = ...,
     ) -> PendingStep:
         """Starts the block copies, the records that lead to the value `result` (-1: all), and sampling from it if the
         batch asks. inputs: values that are written before; copies: values that are read afterwards.
-        earlier_tokens: of the step before, which may still run, for `batch.token_sources`. Blocks while two steps are
-        in flight. Raises ValueError for a batch that does not fit."""
+        earlier_tokens: of the step before, which may still run, for `batch.token_sources`. rows: of domains by their
+        numbers, beside what the batch has. Blocks while two steps are in flight. Raises ValueError for a batch that
+        does not fit."""
     def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
     def start_profile(self) -> None:
         """Counts from zero from now on."""

@@ -19,19 +19,21 @@ from octavo.backends.cpu.instruction_set import choose_isa
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
 from octavo.backends.cpu.packing import packed_types
 from octavo.backends.cpu.paging import plan_paging
+from octavo.backends.cpu.row_numbers import RowNumbers
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import load_matrices, pack_cache_of, plain_weight
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.parameters import parameter_info
 from octavo.errors import GraphError
 from octavo.graph.cache import CacheSizes, KVCache, StateCache
+from octavo.graph.domains import check_limits
 from octavo.graph.feeds import fed_products
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
 from octavo.graph.ops.linear import Embedding, FusedLinear
 from octavo.graph.ops.stages import BORDERS
 from octavo.graph.passes import Pass, optimize
-from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter
+from octavo.graph.values import LOGITS, IndexArray, Parameter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
     from octavo.quantization.packed import Weight
 
 _ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
-_ROW_SYMBOLS = {TOKENS: 0, OUTPUTS: 1, LOGITS: 2}
-
 _PADDED_TO = 16  # dimensions of a value in the cache, and elements of a state
 _KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
 _SCALE_BYTES = 2
@@ -86,14 +86,15 @@ def compile(  # noqa: A001 - the backend protocol's name
         graph = sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype, passes=passes)
     planned, graph = graph, graph.graph
     threads = plan_threads(num_threads)
-    program = _make_program(graph, limits, isa, threads, checked=options.checked)
+    rows = RowNumbers.of(graph)
+    program = _make_program(graph, limits, isa, threads, rows, checked=options.checked)
     if options.group is not None:
         program.join(options.group)
     matrices = [p for p in graph.parameters if p.is_matrix]
     packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
     if not options.checked:
         _keep_images(program, graph, packed)
-    indices = _add_records(program, planned, weights, packed)
+    indices = _add_records(program, planned, weights, packed, rows.indices)
     program.finish()
     weight_bytes = {p: packed[p].nbytes if p in packed else 4 * math.prod(p.shape) for p in graph.parameters}
     mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
@@ -127,6 +128,7 @@ def sizes(
 ) -> Sizes:
     """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond it."""
     refuse_fp8_cache(kv_dtype, "cpu")
+    check_limits(graph, limits.rows)
     graph = optimize(graph, passes)
     formats = layer_formats(graph, lambda p: plain_weight(weights, p), kv_dtype)
     matrices = {p: _packed_matrix(weights, p) for p in graph.parameters if p.is_matrix}
@@ -194,7 +196,7 @@ def _check_kernels(graph: Graph) -> None:
 
 
 def _make_program(
-    graph: Graph, limits: ExecutorLimits, isa: str, threads: ThreadPlan, *, checked: bool
+    graph: Graph, limits: ExecutorLimits, isa: str, threads: ThreadPlan, rows: RowNumbers, *, checked: bool
 ) -> _native.Program:
     """A program without operations, with the values of the graph in the order of its nodes."""
     memory = plan(graph, limits.rows, _ELEMENT_BYTES)
@@ -212,10 +214,15 @@ def _make_program(
             limits.max_model_len,
             min(tables, default=np.iinfo(np.int32).max),
         ),
-        [(memory.offsets[value.id], value.cols, _ROW_SYMBOLS[value.rows]) for value in values],
+        [(memory.offsets[value.id], value.cols, rows.domains[value.rows]) for value in values],
         memory.total_bytes,
         logits_rows=limits.rows[LOGITS],
         checked=checked,
+        domains=[(n.domain.name, limits.rows[n.domain], n.components, n.starts) for n in rows.further],
+        indices=[
+            (n.index.name, rows.domains[n.index.rows], rows.domains[n.source], n.width, n.keeps) for n in rows.arrays
+        ],
+        token_components=rows.token_components,
     )
 
 
@@ -233,6 +240,7 @@ def _add_records(
     planned: Sizes,
     weights: Mapping[str, Weight],
     packed: Mapping[Parameter, _native.PackedWeight],
+    row_indices: Mapping[IndexArray, int],
 ) -> Mapping[WeightOperand, int]:
     """Adds the operations to a program that has their values. The indices of the weights."""
     layout, nodes = planned.graph.cache_layout, planned.graph.nodes
@@ -252,7 +260,7 @@ def _add_records(
             continue
         cache = node.op.cache
         kv = cache if isinstance(cache, KVCache) else None
-        operands = lower(node.op, None if kv is None else planned.kv_formats[kv.layer])
+        operands = lower(node.op, None if kv is None else planned.kv_formats[kv.layer], row_indices)
         program.add_record(
             node.op.name,
             f"{node.layer}: {node.op.name}",

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.backends import check_token_types
 from octavo.backends.cpu.ceilings import measure_kernel_ceilings
+from octavo.backends.cpu.row_numbers import RowNumbers
 from octavo.backends.profiling import Ceilings, RecordTime
 from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import EngineDeadError, UsageError
 from octavo.graph.cost import Cost, node_cost
+from octavo.graph.domain_rows import domain_rows
+from octavo.graph.domains import check_names
 from octavo.graph.ops.stages import BORDERS, Send
 from octavo.graph.segments import check_inputs
-from octavo.graph.values import LOGITS, TOKENS
 
 if TYPE_CHECKING:
     from octavo.backends import Paging
@@ -92,6 +93,7 @@ class CpuExecutor:
         """
         self._program = program
         self._graph = graph
+        self._rows = RowNumbers.of(graph)
         self._values = {node.output: index for index, node in enumerate(graph.nodes)}
         self._values |= {node.output: self._values[node.op.x] for node in graph.nodes if isinstance(node.op, Send)}
         self._inputs = graph.inputs
@@ -119,7 +121,7 @@ class CpuExecutor:
 
     def submit(self, batch: Batch) -> CpuPendingStep:
         """See `Executor`."""
-        check_token_types(self._graph, batch)
+        check_names(self._rows.needs, batch)
         rows = len(batch.logits_indices)
         num_top = 0 if batch.sampling is None else max(batch.sampling.rows["num_logprobs"].tolist(), default=0)
         output = StepOutput.unsampled(rows, max(num_top, 0))
@@ -128,7 +130,8 @@ class CpuExecutor:
         if self._is_segment or batch.inputs or batch.return_logits or len(batch.hidden_indices):
             result, copies, inputs = self._transfers(batch, output)
         earlier_tokens = None if batch.token_sources is None else self._last_tokens
-        step = self._program.submit(batch, result, output, errors, copies, inputs, earlier_tokens)
+        further = [(self._rows.domains[each], domain_rows(batch, each)) for each in self._rows.described]
+        step = self._program.submit(batch, result, output, errors, copies, inputs, earlier_tokens, further)
         self._last_tokens, num_tokens = output.token_ids, len(batch.token_ids)
         self.max_in_flight = 2 if num_tokens <= self._short_tokens else 1
         return CpuPendingStep(step, output, errors, partial(self._observe, num_tokens), self.guard)
@@ -147,18 +150,18 @@ class CpuExecutor:
         check_inputs(self._inputs, graph.makes_logits, batch)
         inputs = [(self._values[value], array) for value, array in zip(self._inputs, batch.inputs, strict=True)]
         if not graph.makes_logits:
-            output.values = tuple(np.empty((_rows(value, batch), value.cols), np.float32) for value in graph.outputs)
+            output.values = tuple(_array(value, batch) for value in graph.outputs)
             copies = [(self._values[value], array) for value, array in zip(graph.outputs, output.values, strict=True)]
             return -1, copies, inputs
         count, has_hidden = len(batch.logits_indices), bool(len(batch.hidden_indices))
         wanted: dict[Value, Float32] = {}
         if batch.return_logits and (count or not has_hidden):
             value = graph.output
-            wanted[value] = np.empty((_rows(value, batch), value.cols), np.float32)
+            wanted[value] = _array(value, batch)
             output.logits = wanted[value][:count]
         if has_hidden:
             value = graph.hidden_states
-            wanted.setdefault(value, np.empty((_rows(value, batch), value.cols), np.float32))
+            wanted.setdefault(value, _array(value, batch))
             output.hidden_states = wanted[value][count:]
         last = graph.output if count or not has_hidden else graph.hidden_states
         return self._values[last], [(self._values[value], array) for value, array in wanted.items()], inputs
@@ -205,7 +208,5 @@ class CpuExecutor:
         self._program.close()
 
 
-def _rows(value: Value, batch: Batch) -> int:
-    if value.rows is TOKENS:
-        return len(batch.token_ids)
-    return len(batch.logits_indices if value.rows is LOGITS else batch.output_indices)
+def _array(value: Value, batch: Batch) -> Float32:
+    return np.empty((domain_rows(batch, value.rows).count, value.cols), np.float32)

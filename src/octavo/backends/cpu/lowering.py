@@ -8,8 +8,9 @@ and each contributes operands under its name, by the type that it declares.
 | `Value`              | one input                                                                  | an absent input |
 | `Parameter`          | one weight: a packed matrix if `Parameter.is_matrix`, else plain float32   | absent weight   |
 | tuple of Parameters  | one tuple of weights (absent where None)                                   |                 |
-| tuple of floats      | one plain float32 weight                                                   | absent weight   |
+| tuple of floats, ints| one plain float32 weight                                                   | absent weight   |
 | `int`, `bool`        | one int                                                                    | 0               |
+| `IndexArray`         | one int, its number among the index arrays of the program                  |                 |
 | `float`              | one float                                                                  | 0.0             |
 | `str`                | one int, its index in `KINDS`                                              | 0               |
 | a nested dataclass   | its fields, in place                                                       | each as None    |
@@ -25,7 +26,9 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 
 from octavo.config import CPU_KV_DTYPES
@@ -34,7 +37,7 @@ from octavo.graph import passes
 from octavo.graph.cache import KVCache
 from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops.base import Op
-from octavo.graph.values import Parameter, Value
+from octavo.graph.values import SELECTED, IndexArray, Parameter, Value
 
 # The passes over a graph for the kernels, in their order.
 PASSES = (
@@ -47,7 +50,7 @@ PASSES = (
 # enum Kind of csrc/kernel.h
 KINDS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu", "softmax")
 
-WeightOperand = Parameter | tuple[float, ...] | None
+WeightOperand = Parameter | tuple[float, ...] | tuple[int, ...] | None
 _T = TypeVar("_T")
 Named = list[tuple[str, _T]]
 
@@ -61,14 +64,17 @@ class Operands:
     ints: Named[int] = field(default_factory=list)
     floats: Named[float] = field(default_factory=list)
     tuples: Named[tuple[WeightOperand, ...]] = field(default_factory=list)
+    row_indices: Mapping[IndexArray, int] = field(default_factory=dict)  # the number of each index array
 
 
-def lower(op: Op, layer_format: LayerFormat | None = None) -> Operands:
-    """The operands of `op`. layer_format: that of its cache; None: float16.
+def lower(
+    op: Op, layer_format: LayerFormat | None = None, indices: Mapping[IndexArray, int] = MappingProxyType({SELECTED: 0})
+) -> Operands:
+    """The operands of `op`. layer_format: that of its cache; None: float16. indices: the number of each index array.
 
     Raises GraphError for a field of an unsupported type.
     """
-    operands = Operands()
+    operands = Operands(row_indices=indices)
     _flatten(op, type(op), operands, op.name)
     if isinstance(op.cache, KVCache):
         layer_format = layer_format or LayerFormat("float16")
@@ -92,13 +98,15 @@ def _append(value: typing.Any, kind: typing.Any, operands: Operands, op: str, na
         operands.ints.append((name, int(value or 0)))
     elif kind is float:
         operands.floats.append((name, float(value or 0.0)))
+    elif kind is IndexArray:
+        operands.ints.append((name, operands.row_indices[value]))
     elif kind is str:
         if value is not None and value not in KINDS:
             raise GraphError(f"{op}.{name}: {value!r} is none of {', '.join(KINDS)}")
         operands.ints.append((name, KINDS.index(value or "none")))
     elif dataclasses.is_dataclass(kind):
         _flatten(value, typing.cast(type, kind), operands, op)
-    elif typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is float:
+    elif typing.get_origin(kind) is tuple and typing.get_args(kind)[0] in (float, int):
         operands.weights.append((name, value))
     elif typing.get_origin(kind) is tuple and _required(typing.get_args(kind)[0]) is Parameter:
         operands.tuples.append((name, value))

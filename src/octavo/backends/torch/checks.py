@@ -9,8 +9,8 @@ from octavo.backends.moved_blocks import check_moved_blocks
 from octavo.backends.torch.cache import PagedCache
 from octavo.backends.torch.step_arrays import seen_blocks
 from octavo.batch import Batch
-from octavo.errors import UsageError
 from octavo.graph.builder import Graph
+from octavo.graph.domains import check_domains, check_range, check_sequences, domain_needs
 from octavo.graph.ops.linear import Embedding
 from octavo.graph.ops.recurrence import check_states
 from octavo.graph.segments import check_inputs
@@ -21,6 +21,7 @@ class BatchChecks:
 
     def __init__(self, graph: Graph, limits: ExecutorLimits) -> None:
         self._graph, self._limits = graph, limits
+        self._needs, self._rows = domain_needs(graph), limits.rows
         self._inputs, self._makes_logits = graph.inputs, graph.makes_logits
         self._has_states, self._has_keys = bool(graph.state_caches), bool(graph.kv_caches)
         self._groups = graph.cache_layout.groups
@@ -34,28 +35,14 @@ class BatchChecks:
         if self._has_states:
             check_states(batch, cache.num_states)
         check_token_types(self._graph, batch)
-        tokens, requests = len(batch.token_ids), len(batch.seq_lens)
-        for what, count, limit in (
-            ("tokens", tokens, limits.max_num_batched_tokens),
-            ("requests", requests, limits.max_num_seqs),
-            ("outputs", len(batch.output_indices), limits.max_num_outputs),
-        ):
-            if count > limit:
-                raise UsageError(f"a step with {count} {what} exceeds the executor's limit of {limit}")
-        starts = batch.query_start_loc
-        if len(starts) != requests + 1 or starts[0] != 0 or starts[-1] != tokens or (starts[1:] < starts[:-1]).any():
-            raise ValueError(
-                f"query_start_loc {starts.tolist()} does not divide {tokens} tokens among {requests} requests"
-            )
+        check_domains(self._needs, self._rows, batch)
+        check_sequences(batch, limits.max_num_seqs, limits.max_model_len)
         if self._vocab:
-            _in_range("token_ids", batch.token_ids, self._vocab)
+            check_range("token_ids", batch.token_ids, self._vocab)
         if batch.token_sources is not None:
-            _in_range("token_sources", batch.token_sources + 1, limits.max_num_outputs + 1)
-        _in_range("positions", batch.positions, limits.max_model_len)
-        _in_range("seq_lens", batch.seq_lens, limits.max_model_len + 1)
-        _in_range("logits_indices", batch.logits_indices, tokens)
-        _in_range("hidden_indices", batch.hidden_indices, tokens)
-        _in_range("block_copies", batch.block_copies, cache.num_blocks)
+            check_range("token_sources", batch.token_sources + 1, limits.max_num_outputs + 1)
+        check_range("positions", batch.positions, limits.max_model_len)
+        check_range("block_copies", batch.block_copies, cache.num_blocks)
         check_moved_blocks(batch, cache.num_blocks, sum(blocks.shape[1] for blocks in cache.slots))
         if self._has_keys:
             self._check_blocks(batch, cache)
@@ -68,7 +55,7 @@ class BatchChecks:
             raise ValueError(
                 f"slot_mapping and block_tables are not of {groups} groups, {tokens} tokens, {requests} requests"
             )
-        _in_range("slot_mapping", batch.slot_mapping, cache.num_blocks * size)
+        check_range("slot_mapping", batch.slot_mapping, cache.num_blocks * size)
         ends = batch.seq_lens
         if tokens != requests or (batch.query_start_loc != np.arange(requests + 1)).any():
             ends = np.repeat(ends, np.diff(batch.query_start_loc))
@@ -78,12 +65,4 @@ class BatchChecks:
             raise ValueError(f"{tables[2]} blocks do not hold a sequence of {batch.seq_lens.max()} tokens")
         for number, group in enumerate(self._groups):
             seen = seen_blocks(batch, group, number, slice(None), size, whole=True)
-            _in_range("block_tables", seen.tables, cache.num_blocks)
-
-
-def _in_range(name: str, numbers: np.ndarray, end: int) -> None:
-    if not numbers.size:
-        return
-    low, high = np.minimum.reduce(numbers, axis=None), np.maximum.reduce(numbers, axis=None)
-    if not 0 <= low <= high < end:
-        raise ValueError(f"{name} are {low} to {high}; they must be in 0 to {end - 1}")
+            check_range("block_tables", seen.tables, cache.num_blocks)

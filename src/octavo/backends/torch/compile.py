@@ -44,6 +44,7 @@ from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
 from octavo.graph import passes
 from octavo.graph.builder import Graph
+from octavo.graph.domains import check_limits
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import Weight
@@ -139,6 +140,7 @@ class TorchBackend:
         kv_dtype: KVDtype = "float16",
     ) -> Sizes:
         """See `octavo.backends.Backend`."""
+        check_limits(graph, limits.rows)
         graph = optimize(graph, PASSES)
         formats = layer_formats(graph, lambda p: weight_of(weights, p).dequantize(), kv_dtype)
         calls = triton_calls(self.device)

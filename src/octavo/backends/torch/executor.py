@@ -25,6 +25,7 @@ from octavo.backends.torch.paged_step import PagedStep, StepKernels
 from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.rank_sampling import offers_of, sample_together
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
+from octavo.backends.torch.step import NO_FURTHER_ROWS, FurtherRows
 from octavo.backends.torch.step_arrays import HostArrays, SeenBlocks, host_arrays, seen_blocks, sent
 from octavo.backends.torch.weights import DeviceWeights, vector_type
 from octavo.backends.torch.workspace import Workspace, value_types
@@ -32,11 +33,13 @@ from octavo.batch import Batch, StepOutput
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
+from octavo.graph.domain_rows import domain_rows
+from octavo.graph.domains import described, domain_needs
 from octavo.graph.feeds import fed_products
 from octavo.graph.memory_plan import MemoryPlan
 from octavo.graph.ops.attention import RopeParams
 from octavo.graph.ops.collective import AllGather
-from octavo.graph.values import LOGITS, OUTPUTS
+from octavo.graph.values import LOGITS, OUTPUTS, RowDomain
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +153,7 @@ class TorchExecutor:
         self.device = device
         self._graph, self._weights, self._limits = graph, weights, limits
         self._checks = BatchChecks(graph, limits)
+        self._described = described(domain_needs(graph))
         self._layout, self._has_states = graph.cache_layout, bool(graph.state_caches)
         self._numbers, self._capture, self._repeats = numbers, mode.capture, mode.repeats
         self._group, self._widths = mode.group, gathered_widths(graph, mode.group)
@@ -175,7 +179,8 @@ class TorchExecutor:
         with room_for("the KV cache", num_bytes):
             self._cache = self._new_cache(num_blocks, block_size, num_states)
         graph, limits = self._graph, self._limits
-        if self._capture is not None and graph.generates and not graph.inputs and not graph.takes_whole_texts:
+        is_plain = graph.generates and not graph.inputs and not graph.takes_whole_texts and not self._described
+        if self._capture is not None and is_plain:
             most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[LOGITS])
             spare = SpareRows(len(self._layout.groups), num_blocks, block_size, num_states)
             host_of = partial(self._host_arrays, max_tokens=limits.max_model_len)
@@ -226,7 +231,7 @@ class TorchExecutor:
             return self._results([self._sampled(logits, batch, slice(0, len(logits)))], batch)
         host = self._host_arrays(batch)
         inputs = [sent(x, self.device) for x in batch.inputs]
-        step, graph = self._step(host, host.sent(self.device), inputs), self._graph
+        step, graph = self._step(host, host.sent(self.device), inputs, self._further(batch)), self._graph
         self._evaluate(step, self._body)
         count = len(batch.logits_indices)
         if not graph.makes_logits:
@@ -241,6 +246,17 @@ class TorchExecutor:
         size, is_whole = self._cache.block_size, self.calls is not None
         return host_arrays(batch, self._layout, size, spare, max_tokens, whole_tables=is_whole)
 
+    def _further(self, batch: Batch) -> dict[RowDomain, FurtherRows]:
+        """The rows of the domains of which the arrays of the step have not all."""
+        found = {}
+        for domain in self._described:
+            rows = domain_rows(batch, domain)
+            starts = () if rows.starts is None else tuple(rows.starts.tolist())
+            positions = None if rows.positions is None else sent(rows.positions, self.device).long()
+            indices = {name: sent(array, self.device).long() for name, array in rows.indices.items()}
+            found[domain] = FurtherRows(rows.count, starts, positions, indices)
+        return found
+
     def _seen_blocks(self, batch: Batch) -> list[SeenBlocks]:
         """The blocks that all sequences see, by group of layers."""
         size, is_whole = self._cache.block_size, self.calls is not None
@@ -248,7 +264,13 @@ class TorchExecutor:
         return [seen_blocks(batch, group, i, slice(None), size, whole=is_whole) for i, group in groups]
 
     def _step(
-        self, host: HostArrays, flat: Tensor, inputs: Sequence[Tensor] = (), *, avoids_host: bool = False
+        self,
+        host: HostArrays,
+        flat: Tensor,
+        inputs: Sequence[Tensor] = (),
+        further: Mapping[RowDomain, FurtherRows] = NO_FURTHER_ROWS,
+        *,
+        avoids_host: bool = False,
     ) -> PagedStep:
         arrays = host.views(flat.long())
         rows, sources = arrays.rows, arrays.sources
@@ -259,6 +281,7 @@ class TorchExecutor:
         return PagedStep(
             replace(rows, token_ids=token_ids),
             inputs,
+            further,
             avoids_host=avoids_host,
             weights=self._weights,
             cache=self._cache,

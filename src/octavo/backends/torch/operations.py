@@ -23,9 +23,10 @@ from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import EncoderAttention, MeanPool, TokenTypeEmbedding
 from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
-from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding, SelectRows
+from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
+from octavo.graph.ops.rows import Gather, Splice
 from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
 from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
 from octavo.graph.ops.stages import Receive, Send
@@ -38,7 +39,7 @@ from octavo.graph.ops.streams import (
     SideBySide,
     Sparsify,
 )
-from octavo.graph.values import TOKENS, Parameter
+from octavo.graph.values import Parameter
 
 OpType = TypeVar("OpType", bound=Op)
 Form = Callable[[OpType, TorchStep], Tensor | CodedRows]
@@ -51,7 +52,7 @@ def evaluate(node: Node, step: TorchStep) -> None:
     Raises GraphError naming an operation without a torch form.
     """
     check_operation(node)
-    if node.output.rows is not TOKENS and not len(step.rows.wanted):
+    if not step.count_of(node.output.rows):
         # As in every part of a prompt but the last: neither forms nor kernels are made for matrices without rows.
         step.values[node.output] = torch.empty((0, node.output.cols), device=step.rows.wanted.device)
         return
@@ -140,9 +141,22 @@ def _logits(op: Logits, step: TorchStep) -> Tensor:
     return logits if op.softcap is None else softcap(logits, op.softcap, out)
 
 
-@_form(SelectRows)
-def _select_rows(op: SelectRows, step: TorchStep) -> Tensor:
-    return torch.index_select(step.values[op.x], 0, step.rows.wanted, out=step.out)
+@_form(Gather)
+def _gather(op: Gather, step: TorchStep) -> Tensor:
+    index = step.index_of(op.index)
+    assert index is not None
+    if op.width == 1:
+        return torch.index_select(step.values[op.x], 0, index, out=step.out)
+    return step.values[op.x][index].reshape(-1, op.width * op.x.cols)
+
+
+@_form(Splice)
+def _splice(op: Splice, step: TorchStep) -> Tensor:
+    x, index = step.values[op.x], step.index_of(op.index)
+    if index is None or not step.count_of(op.given.rows):
+        return x
+    given = step.values[op.given][index.clamp(min=0)]
+    return torch.where((index >= 0)[:, None], given.to(x.dtype), x)
 
 
 @_form(FusedLinear)
@@ -314,7 +328,7 @@ def _sparsify(op: Sparsify, step: TorchStep) -> Tensor:
 
 @_form(Rope)
 def _rope(op: Rope, step: TorchStep) -> Tensor:
-    return step.rotated(step.values[op.x], op.head_dim, op.rope)
+    return step.rotated(step.values[op.x], op.head_dim, op.rope, op.x.rows)
 
 
 @_form(Attention)
@@ -358,7 +372,8 @@ def _latent_attention(op: LatentAttention, step: TorchStep) -> Tensor:
 @_form(EncoderAttention)
 def _encoder_attention(op: EncoderAttention, step: TorchStep) -> Tensor:
     q, k, v = (step.values[x] for x in (op.q, op.k, op.v))
-    return torch.cat([attend_text(q[rows], k[rows], v[rows], op.params) for rows in step.rows.spans], out=step.out)
+    spans = step.spans_of(op.q.rows)
+    return torch.cat([attend_text(q[rows], k[rows], v[rows], op.params) for rows in spans], out=step.out)
 
 
 @_form(MeanPool)

@@ -32,7 +32,7 @@ from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 from octavo.graph.ops.rowwise import GatedActivation
-from octavo.graph.values import TOKENS, Parameter
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain
 
 
 class StepKernels(Protocol):
@@ -144,7 +144,7 @@ class PagedStep(TorchStep):
     def begin(self, node: Node) -> None:
         value = node.output
         self.workspace.begin(node)
-        count = len(self.rows.token_ids) if value.rows is TOKENS else self.num_outputs
+        count = self.num_outputs if value.rows is OUTPUTS or value.rows is LOGITS else self.count_of(value.rows)
         self.out = self.workspace.place(value, count)
 
     def find(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
@@ -248,9 +248,9 @@ class PagedStep(TorchStep):
                 return done
         return TorchStep.gate_product(self, x, op, out)
 
-    def rotated(self, x: Tensor, head_dim: int, rope: RopeParams) -> Tensor:
-        if self.calls is None:
-            return TorchStep.rotated(self, x, head_dim, rope)
+    def rotated(self, x: Tensor, head_dim: int, rope: RopeParams, domain: RowDomain = TOKENS) -> Tensor:
+        if self.calls is None or domain in self.further:  # the kernel looks up angles of positions that count tokens
+            return TorchStep.rotated(self, x, head_dim, rope, domain)
         # Not in place: threads read what others write.
         is_apart = self.out is not None and self.out.data_ptr() != x.data_ptr()
         out = self.out if is_apart else self.find(tuple(x.shape), x.dtype)
@@ -274,7 +274,7 @@ class PagedStep(TorchStep):
         return TorchStep.activated(self, x, kind) if self.calls is None else self.calls.activated(x, kind, out)
 
     def prepared_queries(self, op: FusedAttention, qkv: Tensor) -> Tensor | None:
-        if self.calls is None:
+        if self.calls is None or (op.rope is not None and TOKENS in self.further):
             return None
         pages = self.cache.layers[op.params.layer]
         norms = [None if p is None else self.weight(p) for p in (op.q_norm, op.k_norm)]

@@ -28,7 +28,7 @@ _SIGN = 0x7FFFFFFF
 _NO_NUMBER = -(1 << 62)  # of a row with a NaN: no offer is this number, whose id no token has
 
 
-class Gather(Protocol):
+class GatherColumns(Protocol):
     """`TorchRankGroup.side_by_side`."""
 
     def __call__(self, x: Tensor, widths: Sequence[int]) -> Tensor: ...
@@ -48,7 +48,7 @@ def offers_of(batch: SamplingBatch) -> int | None:
 
 
 def sample_together(
-    logits: Tensor, batch: SamplingBatch, widths: Sequence[int], rank: int, gather: Gather, offers: int
+    logits: Tensor, batch: SamplingBatch, widths: Sequence[int], rank: int, gather: GatherColumns, offers: int
 ) -> Samples:
     """Chooses a token for each row, the same on all ranks. logits: the columns of this rank [R, part], float32.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 from octavo.graph.ops.rowwise import GatedActivation
-from octavo.graph.values import Parameter, Value
+from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,24 @@ class StepRows:
         return [slice(begin, end) for begin, end in pairwise(self.starts)]
 
 
+@dataclass(frozen=True, slots=True)
+class FurtherRows:
+    """The rows of a domain in a step, on the device and in int64 but for `starts`: see `octavo.batch.DomainRows`."""
+
+    count: int
+    starts: tuple[int, ...] = ()
+    positions: Tensor | None = None
+    indices: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+NO_FURTHER_ROWS: Mapping[RowDomain, FurtherRows] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class TorchStep(ABC):
     """One step. inputs: of a segment of a graph. values: computed, [rows, cols]. codes: in place of those of a product.
 
+    further: the rows of domains of which `rows` has nothing, or not all: several components of the tokens' positions.
     avoids_host: nothing may wait for the device or depend on its numbers, as in a step that is captured.
     repeats: no row may depend on another one, nor on how many there are; libraries are kept out of sums.
     out: where the output of the operation that is evaluated should lie, which may be the memory of an input that the
@@ -62,9 +77,10 @@ class TorchStep(ABC):
 
     rows: StepRows
     inputs: Sequence[Tensor] = ()
+    further: Mapping[RowDomain, FurtherRows] = field(default_factory=dict)
     values: dict[Value, Tensor] = field(default_factory=dict)
     codes: dict[Value, CodedRows] = field(default_factory=dict)
-    rotations: dict[RopeParams, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    rotations: dict[tuple[RopeParams, RowDomain], tuple[Tensor, Tensor]] = field(default_factory=dict)
     avoids_host: bool = False
     repeats: bool = False
     out: Tensor | None = None
@@ -79,6 +95,25 @@ class TorchStep(ABC):
     def rows_of(self, value: Value) -> Tensor | CodedRows:
         """The input of a product, the only one that reads it if it has codes."""
         return self.codes.pop(value) if value in self.codes else self.values[value]
+
+    def count_of(self, domain: RowDomain) -> int:
+        """The rows of a domain in the step."""
+        if domain is TOKENS:
+            return len(self.rows.token_ids)
+        return len(self.rows.wanted) if domain is OUTPUTS or domain is LOGITS else self.further[domain].count
+
+    def spans_of(self, domain: RowDomain) -> list[slice]:
+        """The rows of each sequence of a domain."""
+        if domain is TOKENS:
+            return self.rows.spans
+        return [slice(begin, end) for begin, end in pairwise(self.further[domain].starts)]
+
+    def index_of(self, index: IndexArray) -> Tensor | None:
+        """An index array, [rows * width]; None: the step has none."""
+        if index == SELECTED:
+            return self.rows.wanted
+        found = self.further.get(index.rows)
+        return None if found is None else found.indices.get(index.name)
 
     @abstractmethod
     def weight(self, parameter: Parameter) -> Tensor:
@@ -195,9 +230,9 @@ class TorchStep(ABC):
         gate, up = torch.chunk(self.linear(x, op.weights, op.biases, out=memory), 2, dim=-1)
         return self.gated(gate, up, op, out)
 
-    def rotated(self, x: Tensor, head_dim: int, rope: RopeParams) -> Tensor:
+    def rotated(self, x: Tensor, head_dim: int, rope: RopeParams, domain: RowDomain = TOKENS) -> Tensor:
         """x [rows, heads * head_dim] with the rotary embedding of each row's position."""
-        return rotate(x, head_dim, self.rotation(rope, x.dtype))
+        return rotate(x, head_dim, self.rotation(rope, x.dtype, domain))
 
     def gated(
         self, gate: Tensor, up: Tensor, op: FusedLinear | GatedActivation, out: Tensor | None = None
@@ -229,15 +264,22 @@ class TorchStep(ABC):
         """These rows of a table."""
         return torch.index_select(self.weight(parameter), 0, index, out=out)
 
-    def rotation(self, rope: RopeParams, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all tokens [tokens, 1, rotated pairs], computed once a step."""
-        if rope not in self.rotations:
+    def rotation(self, rope: RopeParams, dtype: torch.dtype, domain: RowDomain = TOKENS) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all rows [rows, 1, rotated pairs], computed once a step."""
+        if (rope, domain) not in self.rotations:
             frequencies = constant(rope.frequencies, torch.float64, self.rows.positions.device)
             # In float64: at position 100,000 a float32 angle is off by 0.004 radians.
-            angles = self.rows.positions.to(torch.float64)[:, None, None] * frequencies
+            angles = self._positions_of(rope, domain).to(torch.float64)[:, None] * frequencies
             factor = rope.attention_factor
-            self.rotations[rope] = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
-        return self.rotations[rope]
+            self.rotations[rope, domain] = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+        return self.rotations[rope, domain]
+
+    def _positions_of(self, rope: RopeParams, domain: RowDomain) -> Tensor:
+        """[rows, rotated pairs], or [rows, 1] if all of them have one position."""
+        further = self.further.get(domain)
+        if further is None or further.positions is None:
+            return self.rows.positions[:, None]
+        return further.positions[list((rope.axes if len(further.positions) > 1 else None) or (0,))].T
 
 
 @cache  # never evicted: captured steps read a constant at its address

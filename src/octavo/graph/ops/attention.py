@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from octavo.batch import Array
 from octavo.graph.cache import KVCache, first_visible
 from octavo.graph.cuts import Cut, Groups
+from octavo.graph.domain_rows import domain_rows
 from octavo.graph.head_cuts import AttentionHeads
-from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
+from octavo.graph.ops.base import Evaluation, Op, RowNeed, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import rms_norm, softcap
-from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,18 @@ class RopeParams:
 
     frequencies: radians per position for each rotated pair [rotary_dim / 2].
     attention_factor: multiplies cos and sin (yarn, long-rope), else 1.
+    axes: of each frequency, the component of the position that it multiplies; None: positions have one.
     Column i rotates with column i + rotary_dim / 2.
     """
 
     frequencies: tuple[float, ...]
     attention_factor: float = 1.0
+    axes: tuple[int, ...] | None = None
+
+    @property
+    def components(self) -> int:
+        """Components that a position has at least."""
+        return 1 if self.axes is None else max(self.axes) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +83,26 @@ class Rope(Op):
 
     cut: ClassVar[Cut[Any]] = Groups("head_dim")
 
-    x: Value  # [TOKENS, heads * head_dim]; the first 2 * len(frequencies) columns of a head rotate
+    x: Value  # [rows, heads * head_dim]; the first 2 * len(frequencies) columns of a head rotate
     head_dim: int
     rope: RopeParams
 
     def infer_shape(self) -> tuple[RowDomain, int]:
-        require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
+        require(self.x.rows not in (OUTPUTS, LOGITS), f"x {describe(self.x)}: such rows have no positions")
         require(self.x.cols % self.head_dim == 0, f"x {describe(self.x)} is not a multiple of head_dim {self.head_dim}")
         require_rope(self.rope, self.head_dim)
         return self.x.rows, self.x.cols
 
     def flops(self, sizes: StepSizes) -> int:
         heads = self.x.cols // self.head_dim
-        return sizes.tokens * (heads * 6 + 3) * len(self.rope.frequencies)
+        return sizes.rows(self.x.rows) * (heads * 6 + 3) * len(self.rope.frequencies)
+
+    @property
+    def row_needs(self) -> tuple[RowNeed, ...]:
+        return (RowNeed(self.x.rows, self.rope.components),)
 
     def evaluate(self, step: Evaluation) -> Array:
-        return rotate(step.values[self.x], self.head_dim, self.rope, step.batch.positions)
+        return rotate(step.values[self.x], self.head_dim, self.rope, positions_of(step, self.x.rows, self.rope))
 
     @property
     def in_place(self) -> tuple[Value, ...]:
@@ -211,11 +223,21 @@ class FusedAttention(Op):
         head_dim = self.params.head_dim
         if is_normed:
             x = rms_norm(x, None if weight is None else step.weights[weight], head_dim, self.eps)
-        return x if self.rope is None else rotate(x, head_dim, self.rope, step.batch.positions)
+        return x if self.rope is None else rotate(x, head_dim, self.rope, positions_of(step, self.qkv.rows, self.rope))
+
+    @property
+    def row_needs(self) -> tuple[RowNeed, ...]:
+        return () if self.rope is None else (RowNeed(self.qkv.rows, self.rope.components),)
 
     @property
     def owns_cache(self) -> bool:
         return self.qkv.cols != self.params.widths[0]
+
+
+def positions_of(step: Evaluation, rows: RowDomain, rope: RopeParams) -> NDArray[np.int32]:
+    """[components, rows]; without rows there need be none."""
+    positions = domain_rows(step.batch, rows).positions
+    return np.zeros((rope.components, 0), np.int32) if positions is None else positions
 
 
 def require_rope(rope: RopeParams, head_dim: int) -> None:
@@ -223,6 +245,11 @@ def require_rope(rope: RopeParams, head_dim: int) -> None:
     require(
         0 < 2 * len(rope.frequencies) <= head_dim,
         f"{len(rope.frequencies)} rotary frequencies do not fit head_dim {head_dim}",
+    )
+    axes = (0,) if rope.axes is None else rope.axes
+    require(
+        min(axes, default=-1) >= 0 and (rope.axes is None or len(axes) == len(rope.frequencies)),
+        f"axes {rope.axes} are not one component for each of {len(rope.frequencies)} rotary frequencies",
     )
     require(bool(np.isfinite([*rope.frequencies, rope.attention_factor]).all()), "a rotary frequency is not finite")
 
@@ -266,10 +293,12 @@ def _chunked_pairs(tokens: float, length: int) -> float:
 
 
 def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int32]) -> Array:
-    """x [tokens, heads * head_dim], positions [tokens] -> the same shape."""
+    """x [rows, heads * head_dim], positions [components, rows] or [rows], in place of all -> the same shape."""
     half = len(rope.frequencies)
+    given = np.atleast_2d(positions)
+    components = given[list((rope.axes if len(given) > 1 else None) or (0,) * half)]
     # The angles are taken in float64: at position 100,000 a float32 angle is off by 0.004 radians.
-    angles = positions.astype(np.float64)[:, None] * np.asarray(rope.frequencies)
+    angles = components.T.astype(np.float64) * np.asarray(rope.frequencies)
     cos, sin = ((f(angles) * rope.attention_factor).astype(x.dtype)[:, None] for f in (np.cos, np.sin))
     out: Array = x.reshape(x.shape[0], -1, head_dim).copy()
     a, b = out[..., :half].copy(), out[..., half : 2 * half].copy()

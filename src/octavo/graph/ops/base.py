@@ -19,7 +19,7 @@ from octavo.errors import GraphError
 from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.cuts import WHOLE, Cut
 from octavo.graph.ops.kv_rounding import round_keys, round_values
-from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, IndexArray, Parameter, RowDomain, Value
 
 Observer = Callable[[Parameter, Array, int | None], None]
 """Called with a matrix, the rows [rows, in] that it multiplies, and of a stack of matrices the number of the one."""
@@ -34,6 +34,7 @@ class StepSizes:
     context: mean number of tokens a request has in the cache after the step, the new ones included.
     kv_element_bytes: bytes of one number in the cache, with its share of a scale if there are any.
     element_bytes: bytes of one number of a value; a backend that computes in float32 has 4.
+    further_rows: of domains beside the tokens and the outputs.
     """
 
     tokens: int
@@ -42,9 +43,37 @@ class StepSizes:
     context: int
     kv_element_bytes: float = 2
     element_bytes: int = 4
+    further_rows: Mapping[RowDomain, int] = dataclasses.field(default_factory=dict, hash=False)
 
     def rows(self, rows: RowDomain) -> int:
-        return self.tokens if rows is TOKENS else self.outputs
+        if rows is TOKENS:
+            return self.tokens
+        return self.outputs if rows is OUTPUTS or rows is LOGITS else self.further_rows.get(rows, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RowNeed:
+    """The arrays that an operation reads of the rows of a domain (`octavo.batch.DomainRows`).
+
+    components: of each position; 0: it reads none. starts: it reads where sequences start.
+    """
+
+    domain: RowDomain
+    components: int = 0
+    starts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IndexNeed:
+    """The index array that an operation reads: `width` rows of `source` for each row.
+
+    keeps: -1 stands for no row, and a step without the array has none.
+    """
+
+    index: IndexArray
+    source: RowDomain
+    width: int = 1
+    keeps: bool = False
 
 
 @dataclass(slots=True)
@@ -168,6 +197,11 @@ class Op(ABC):
     def owns_cache(self) -> bool:
         """False for an operation that reads what another one has written to its cache in the same step."""
         return self.cache is not None
+
+    @property
+    def row_needs(self) -> tuple[RowNeed | IndexNeed, ...]:
+        """The arrays of domains that it reads beside its inputs."""
+        return ()
 
     @property
     def in_place(self) -> tuple[Value, ...]:

@@ -13,9 +13,10 @@ import numpy as np
 
 from octavo.batch import Array
 from octavo.graph.cuts import Cut
+from octavo.graph.domain_rows import domain_rows
 from octavo.graph.head_cuts import AttentionHeads
-from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
-from octavo.graph.values import OUTPUTS, TOKENS, Parameter, RowDomain, Value
+from octavo.graph.ops.base import Evaluation, Op, RowNeed, StepSizes, describe, require
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class EncoderAttentionParams:
 
 @dataclass(frozen=True, slots=True)
 class EncoderAttention(Op):
-    """Each token attends to the tokens of its text in this step, before it and after it. Nothing is cached.
+    """Each row attends to the rows of its sequence in this step, before it and after it. Nothing is cached.
+
+    Sequences are those of a domain (`octavo.batch.DomainRows.starts`): texts of tokens, images or windows of patches.
 
     Vaswani et al., arXiv 1706.03762; local windows: Beltagy et al., arXiv 2004.05150.
     """
@@ -44,9 +47,9 @@ class EncoderAttention(Op):
     needs_whole_texts: ClassVar[bool] = True
     cut: ClassVar[Cut[Any]] = AttentionHeads(("q",), ("k", "v"))
 
-    q: Value  # [TOKENS, num_heads * head_dim]
-    k: Value  # [TOKENS, num_kv_heads * head_dim]
-    v: Value  # [TOKENS, num_kv_heads * head_dim]; -> [TOKENS, num_heads * head_dim]
+    q: Value  # [rows, num_heads * head_dim]
+    k: Value  # [rows, num_kv_heads * head_dim]
+    v: Value  # [rows, num_kv_heads * head_dim]; -> [rows, num_heads * head_dim]
     params: EncoderAttentionParams
 
     def infer_shape(self) -> tuple[RowDomain, int]:
@@ -56,24 +59,32 @@ class EncoderAttention(Op):
         require(p.window is None or p.window > 0, f"window {p.window} is not positive")
         slopes = p.num_heads if p.alibi_slopes is None else len(p.alibi_slopes)
         require(slopes == p.num_heads, f"{slopes} slopes do not fit {p.num_heads} heads")
+        rows = self.q.rows
+        require(rows not in (OUTPUTS, LOGITS), f"q {describe(self.q)}: such rows are of no sequences")
         for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
             value: Value = getattr(self, name)
             require(
-                value.rows is TOKENS and value.cols == heads * p.head_dim,
-                f"{name} {describe(value)} is not [tokens, {heads} heads * {p.head_dim}]",
+                value.rows is rows and value.cols == heads * p.head_dim,
+                f"{name} {describe(value)} is not [{rows.name}, {heads} heads * {p.head_dim}]",
             )
-        return TOKENS, p.num_heads * p.head_dim
+        return rows, p.num_heads * p.head_dim
 
     def flops(self, sizes: StepSizes) -> int:
         p = self.params
-        length = sizes.tokens / max(sizes.requests, 1)
+        rows = sizes.rows(self.q.rows)
+        length = rows / max(sizes.requests, 1)
         seen = length if p.window is None else min(length, 2 * p.window + 1)
-        return int(sizes.tokens * seen * p.num_heads * (4 * p.head_dim + 5))
+        return int(rows * seen * p.num_heads * (4 * p.head_dim + 5))
+
+    @property
+    def row_needs(self) -> tuple[RowNeed, ...]:
+        return (RowNeed(self.q.rows, starts=True),)
 
     def evaluate(self, step: Evaluation) -> Array:
         q, k, v = (step.values[x] for x in (self.q, self.k, self.v))
         out = np.empty_like(q)
-        for begin, end in _texts(step):
+        starts = domain_rows(step.batch, self.q.rows).starts
+        for begin, end in pairwise([] if starts is None else starts.tolist()):
             out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], self.params)
         return out
 
@@ -117,12 +128,6 @@ class MeanPool(Op):
         texts = np.searchsorted(starts, step.batch.output_indices, side="right") - 1
         means = [x[starts[text] : starts[text + 1]].mean(axis=0) for text in texts]
         return np.array(means, x.dtype).reshape(len(texts), self.x.cols)
-
-
-def _texts(step: Evaluation) -> list[tuple[int, int]]:
-    """The tokens of each text: [begin, end)."""
-    starts = step.batch.query_start_loc.tolist()
-    return list(pairwise(starts))
 
 
 def _attend(q: Array, k: Array, v: Array, p: EncoderAttentionParams) -> Array:

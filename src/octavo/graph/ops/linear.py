@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from octavo.batch import Array
-from octavo.graph.cuts import COLUMNWISE, Cut
+from octavo.graph.cuts import Cut
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, rms_norm, softcap
 from octavo.graph.product_cuts import Contracts, OutputRows, TableRows
@@ -148,22 +148,6 @@ class Logits(Op):
         x = step.values[self.x][: len(step.batch.logits_indices)]
         logits = linear(step, x, self.weight, self.bias) * self.scale
         return logits if self.softcap is None else softcap(logits, self.softcap)
-
-
-@dataclass(frozen=True, slots=True)
-class SelectRows(Op):
-    """Keeps the rows of `Batch.output_indices`: [TOKENS, cols] -> [OUTPUTS, cols]."""
-
-    cut: ClassVar[Cut[Any]] = COLUMNWISE
-
-    x: Value
-
-    def infer_shape(self) -> tuple[RowDomain, int]:
-        require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
-        return OUTPUTS, self.x.cols
-
-    def evaluate(self, step: Evaluation) -> Array:
-        return step.values[self.x][step.batch.output_indices]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,39 @@
+"""The numbers of the domains and the index arrays of a graph in its native program (csrc/kernel.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.graph.builder import Graph
+from octavo.graph.domains import DomainNeeds, described, domain_needs
+from octavo.graph.ops.base import IndexNeed
+from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, RowDomain
+
+
+@dataclass(frozen=True, slots=True)
+class RowNumbers:
+    """domains, indices: the numbers; those that every program has come first.
+
+    further: the needs of the domains behind them, in their order. arrays: the index arrays behind that of SELECTED.
+    described: domains of which a batch has more than its own fields.
+    """
+
+    needs: tuple[DomainNeeds, ...]
+    domains: Mapping[RowDomain, int]
+    indices: Mapping[IndexArray, int]
+    further: tuple[DomainNeeds, ...]
+    arrays: tuple[IndexNeed, ...]
+    described: tuple[RowDomain, ...]
+    token_components: int
+
+    @classmethod
+    def of(cls, graph: Graph) -> RowNumbers:
+        """The numbers of a graph."""
+        needs = domain_needs(graph)
+        further = tuple(need for need in needs if need.domain not in (TOKENS, OUTPUTS))
+        arrays = tuple(index for need in needs for index in need.indices if index.index != SELECTED)
+        domains = {d: i for i, d in enumerate((TOKENS, OUTPUTS, LOGITS, *(need.domain for need in further)))}
+        indices = {index: i for i, index in enumerate((SELECTED, *(array.index for array in arrays)))}
+        components = next(need.components for need in needs if need.domain is TOKENS)
+        return cls(needs, domains, indices, further, arrays, described(needs), components)

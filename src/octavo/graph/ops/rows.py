@@ -1,0 +1,95 @@
+"""Rows of one domain in another one: taken by an index, or put in place of some."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from octavo.batch import Array
+from octavo.graph.cuts import Columnwise, Cut, Made, Wish
+from octavo.graph.domain_rows import domain_rows
+from octavo.graph.ops.base import Evaluation, IndexNeed, Op, describe, require
+from octavo.graph.values import LOGITS, SELECTED, TOKENS, IndexArray, RowDomain, Value
+
+if TYPE_CHECKING:
+    from octavo.graph.shard import RankGraph
+    from octavo.graph.shard_wishes import Wishes
+
+
+class _SingleRows(Columnwise["Gather"]):
+    """Columns stay what they are, unless rows lie side by side."""
+
+    def asks(self, op: Gather, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
+        return super().asks(op, output, wishes) if op.width == 1 else []
+
+    def same_columns(self, op: Gather) -> tuple[Value, ...]:
+        return super().same_columns(op) if op.width == 1 else ()
+
+    def part(self, op: Gather, output: Value, rank: RankGraph) -> Made | None:
+        return super().part(op, output, rank) if op.width == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Gather(Op):
+    """Rows of x by an index, `width` of them side by side: [rows of x, cols] -> [index.rows, width * cols].
+
+    SELECTED takes the tokens whose logits are wanted. A width merges neighbours, such as the patches of a square.
+    """
+
+    cut: ClassVar[Cut[Any]] = _SingleRows()
+
+    x: Value
+    index: IndexArray = SELECTED
+    width: int = 1
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.width > 0, f"width {self.width} is not positive")
+        require(self.x.rows is not LOGITS, f"x {describe(self.x)}: logits are not held at once")
+        if self.index == SELECTED:
+            require(self.x.rows is TOKENS, f"x {describe(self.x)} must have one row a token")
+            require(self.width == 1, f"{self.width} tokens for each output row")
+        return self.index.rows, self.width * self.x.cols
+
+    @property
+    def row_needs(self) -> tuple[IndexNeed, ...]:
+        return (IndexNeed(self.index, self.x.rows, self.width),)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        found = domain_rows(step.batch, self.index.rows)
+        rows = found.indices.get(self.index.name, np.zeros(0, np.int32))
+        out: Array = step.values[self.x][rows].reshape(found.count, self.width * self.x.cols)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Splice(Op):
+    """x, but rows of `given` where the index has a number and not -1: the rows of an image among embedded tokens."""
+
+    x: Value
+    given: Value  # [another domain, cols of x]
+    index: IndexArray  # of the rows of x
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.index.rows is self.x.rows, f"the index of {self.index.rows.name} is none of x {describe(self.x)}")
+        require(self.given.cols == self.x.cols, f"given {describe(self.given)} does not fit x {describe(self.x)}")
+        require(LOGITS not in (self.x.rows, self.given.rows), "logits are not held at once")
+        return self.x.rows, self.x.cols
+
+    @property
+    def row_needs(self) -> tuple[IndexNeed, ...]:
+        return (IndexNeed(self.index, self.given.rows, keeps=True),)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x: Array = step.values[self.x]
+        index = domain_rows(step.batch, self.x.rows).indices.get(self.index.name)
+        if index is None:
+            return x
+        out: Array = x.copy()
+        out[index >= 0] = step.values[self.given][index[index >= 0]]
+        return out
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        return (self.x,)
