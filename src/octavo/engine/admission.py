@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from octavo.engine.kv.block_tier import BlockLoad
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request, RequestStatus, Sequence, SequenceGroup
@@ -112,6 +113,7 @@ class GroupAdmission:
         self.max_num_seqs = max_num_seqs
         self.queue = ServiceQueue()
         self.stages = Stages(num_stages)
+        self.arriving: dict[SequenceGroup, BlockLoad] = {}  # those whose blocks are being loaded, not in the queue
         self.free_rows = list(range(max_num_seqs - 1, -1, -1))  # of the batch builder's table: `Sequence.row`
         self._metrics = metrics
 
@@ -133,6 +135,7 @@ class GroupAdmission:
     @property
     def may_admit(self) -> bool:
         """False: no waiting group gets a seat before a running one gives up its own."""
+        self.take_arrived()
         waiting = self.queue.waiting
         return bool(waiting) and (waiting[0].num_seats <= self.num_seats_left or self.would_preempt)
 
@@ -142,7 +145,25 @@ class GroupAdmission:
         """Queues a request that fits, see `RequestFactory`."""
         first, *others = request.groups
         request.pending_groups = others
-        self.queue.wait(first)
+        tier = self.kv_cache.tier
+        keys = self.kv_cache.stored_keys(first.members[0], first.max_cached_tokens())
+        if tier is None or not keys:
+            self.queue.wait(first)
+            return
+        self.arriving[first] = tier.load(keys)
+        for member in first.members:
+            member.status = RequestStatus.ARRIVING
+
+    def take_arrived(self, timeout_s: float = 0.0) -> None:
+        """Queues the groups whose blocks have arrived, or will not. timeout_s: to wait for one of them."""
+        for group, load in list(self.arriving.items()) if self.arriving else ():
+            found, timeout_s = load.wait(timeout_s), 0.0
+            if found is not None:
+                del self.arriving[group]
+                group.members[0].arrived = found
+                for member in group.members:
+                    member.status = RequestStatus.WAITING
+                self.queue.wait(group)
 
     def finish(self, group: SequenceGroup) -> None:
         """Ends a group in any state. A step in flight may still write to its blocks: later ones run after it."""
@@ -196,7 +217,9 @@ class GroupAdmission:
             request.num_cached_tokens = num_cached_tokens
         if self.kv_cache.enable_prefix_caching:
             self._metrics.num_prefix_queries_total += len(first.token_ids)
-            self._metrics.num_prefix_hits_total += num_cached_tokens
+            size = self.kv_cache.block_size
+            num_blocks = min((each.position for each in first.loads), default=num_cached_tokens // size)
+            self._metrics.num_prefix_hits_total += num_blocks * size  # those of a store are none
         self.enter(group)
         return True
 
@@ -232,6 +255,7 @@ class GroupAdmission:
                 self.kv_cache.free(sequence)
                 self.free_rows.append(sequence.row)
                 sequence.row = -1
+        self.arriving.pop(group, None)
         self.queue.leave(group, status)
 
     def observe_slots(self) -> None:
@@ -251,7 +275,7 @@ class GroupAdmission:
         metrics.num_embedding = sum(group.is_text for group in self.queue.running)
         metrics.num_running = len(self.running) - metrics.num_embedding
         metrics.num_embedding_waiting = self.queue.num_texts_waiting
-        metrics.num_waiting = len(self.queue.waiting) - metrics.num_embedding_waiting
+        metrics.num_waiting = len(self.queue.waiting) + len(self.arriving) - metrics.num_embedding_waiting
         metrics.num_evictions_total = pool.num_evictions
         metrics.num_used_blocks = pool.num_used_blocks
 

@@ -17,6 +17,7 @@ from octavo.batch import Batch, StepOutput
 from octavo.engine.admission import GroupAdmission
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
+from octavo.engine.kv.block_tier import BlockStore, BlockTier
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.limits import EngineLimits
@@ -35,6 +36,8 @@ from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_ARRIVAL_S = 0.005  # to wait for blocks of a store while there is nothing else to do; then callers are heard again
 
 
 class RequestFailure(NamedTuple):
@@ -55,6 +58,7 @@ class _Step:
     batch: Batch
     pending: PendingStep
     started_at: float
+    saved: list[bytes]  # keys of the blocks that it saves
     result: StepOutput | SamplingError | None = None
     ended_at: float = 0.0
 
@@ -76,8 +80,12 @@ class Engine:
         texts: TextModel = ANSWERS_ONLY,
         heads: TextHeads = NO_HEADS,
         identity: CacheIdentity | None = None,
+        store: BlockStore | None = None,
     ) -> None:
-        """texts: the abilities of the model. heads: the steps after pooling. identity: see `KVCacheManager`."""
+        """texts: the abilities of the model. heads: the steps after pooling. identity: see `KVCacheManager`.
+
+        store: for blocks that are evicted. A model with states has none: a prefix is of no use without its states.
+        """
         self.executor = executor
         self.texts = texts
         self.limits = limits
@@ -94,6 +102,9 @@ class Engine:
             identity,
         )
         self._kv_cache, self._is_asleep = kv_cache, False
+        if store is not None and kv_cache.states is None:
+            moved_bytes = executor.cache_sizes.moved_bytes(limits.block_size)
+            kv_cache.tier = BlockTier(store, kv_cache.pool, moved_bytes)
         self.admission = GroupAdmission(kv_cache, limits.max_num_seqs, self.metrics, executor.num_stages)
         self.scheduler = Scheduler(self.admission, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
         self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
@@ -204,6 +215,9 @@ class Engine:
                 break
             self._submit(schedule, self._batch_builder.build(schedule), started_at)
         if self._requests and not (self._in_flight or self._accepted or self._failures):
+            if self.admission.arriving:
+                self.admission.take_arrived(_ARRIVAL_S)
+                return
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def prepare(self) -> None:
@@ -245,6 +259,8 @@ class Engine:
         except SamplingError as error:
             step.result = error
         step.ended_at = time.perf_counter()
+        if step.saved and self._kv_cache.tier is not None:
+            self._kv_cache.tier.end_step(step.batch, step.saved)
         step.started_at = max(step.started_at, self._last_ended_at)  # while another ran, it waited
         self._last_ended_at = step.ended_at
         self._ended = step
@@ -269,7 +285,10 @@ class Engine:
         return outputs
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
-        self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at))
+        tier, saved = self._kv_cache.tier, []
+        if tier is not None:
+            saved = tier.begin_step(batch, [each for item in schedule.scheduled.values() for each in item.loads])
+        self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at, saved))
         self.admission.stages.begin(schedule)
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:

@@ -15,11 +15,13 @@ from octavo.prompt import Prompt
 
 if TYPE_CHECKING:
     from octavo.batch import Float32, StepOutput
+    from octavo.engine.kv.block_tier import BlockRow, LoadedBlock
     from octavo.engine.publisher import TextStream
     from octavo.engine.texts.constrained import GrammarState
 
 
 class RequestStatus(enum.Enum):
+    ARRIVING = "arriving"  # its blocks are being loaded; then it waits
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -74,6 +76,8 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained
     row: int = -1  # where the batch builder keeps its arrays; -1: nowhere
     num_synced_blocks: int = 0  # entries of block_tables that the batch builder has seen
+    arrived: dict[bytes, BlockRow] = field(default_factory=dict)  # from a store: bytes of blocks by their keys
+    loads: list[LoadedBlock] = field(default_factory=list)  # blocks of the tables that its next step is to load
     state_slot: int = -1  # of its states after num_computed_tokens; -1: none
     cumulative_logprob: float | None = None  # None: not asked for
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for

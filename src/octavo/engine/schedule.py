@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from octavo.engine.consumers.row_consumer import RowKind, RowUse
+from octavo.engine.kv.block_tier import LoadedBlock
 from octavo.engine.request import Sequence, SequenceGroup
 
 
@@ -33,6 +34,7 @@ class ScheduledSequence:
     copies: Iterable[tuple[int, int]] = ()  # cache blocks to copy before the step: source, destination
     state_copy: tuple[int, int] | None = None  # the same for the slot of its states
     snapshot: StateSnapshot | None = None
+    loads: list[LoadedBlock] = field(default_factory=list)  # blocks that come from a store
 
     @property
     def num_rows(self) -> int:

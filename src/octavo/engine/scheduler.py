@@ -64,6 +64,7 @@ class Scheduler:
         is_ahead: another one is in flight, its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
         """
         self._cut_drafts()
+        self.admission.take_arrived()
         num_groups = min(len(self._queue.running) + len(self._queue.waiting), self.admission.max_num_seqs)
         step = Schedule(self._max_num_tokens, self._max_num_outputs, self._stages.share(num_groups), is_ahead)
         step.skips_decodes = self._schedule_alone(step)
@@ -145,6 +146,8 @@ class Scheduler:
             if not is_running:
                 continue
             end = min(sequence.num_computed_tokens + item.num_tokens, len(sequence.token_ids))
+            if item.loads:
+                self.kv_cache.register_loads(sequence, item.loads)
             self.kv_cache.mark_computed(sequence, end)
             for use in item.rows:
                 if use.sequence is not sequence:
@@ -291,6 +294,7 @@ class Scheduler:
                 start, copies = member.num_computed_tokens, self.kv_cache.append(member, count)
                 item = ScheduledSequence(member, start, count, rows, copies)
                 self.kv_cache.prepare_states(item)
+                item.loads, member.loads = member.loads, []
                 step.add(item)
         return True
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from octavo.engine.kv.block_pool import BlockPool
+from octavo.engine.kv.block_tier import BlockTier, LoadedBlock
 from octavo.engine.kv.cache_identity import CacheIdentity, block_key
 from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
 from octavo.graph.cache import CacheLayout, cache_layout
+
+_ARRIVED = -1  # in a block table: the bytes of this block have come from a store, and it has no place yet
 
 
 class KVCacheManager:
@@ -36,6 +39,7 @@ class KVCacheManager:
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.identity = identity or CacheIdentity.unique()
+        self.tier: BlockTier | None = None  # only without states
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.layout = layout or cache_layout(())
@@ -118,12 +122,18 @@ class KVCacheManager:
         return [(table, block_id) for table, block_id in lasts if self.pool.is_shared(block_id)]
 
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
-        """Puts the longest cached prefix of at most max_tokens tokens into empty block tables."""
-        num_blocks = self._find_prefix(sequence, max_tokens)
+        """Puts the longest cached prefix of at most max_tokens tokens into empty block tables.
+
+        Blocks that have arrived from a store get a place, and are in `Sequence.loads`. Nothing is taken if there are
+        too few free blocks for them: then there are too few for the sequence.
+        """
+        num_blocks = self._find_prefix(sequence, max_tokens, sequence.arrived)
         sequence.num_computed_tokens = num_blocks * self.block_size
         if num_blocks:
             hashes = sequence.block_hashes[:num_blocks]
             sequence.block_tables = [self._take_cached(hashes, index) for index in range(len(self.layout.groups))]
+            if sequence.arrived and not self._place_arrived(sequence, hashes):
+                self.free(sequence)
             if self.states is not None:
                 self.states.take_snapshot(sequence, hashes[-1])
         return sequence.num_computed_tokens
@@ -133,17 +143,61 @@ class KVCacheManager:
         table = BlockTable([0] * first, first)
         for block_hash in hashes[first:]:
             block_id = self._find(block_hash, index)
-            assert block_id is not None
+            if block_id is None:
+                table.block_ids.append(_ARRIVED)
+                continue
             self.pool.share(block_id)
             table.block_ids.append(block_id)
         return table
 
+    def _place_arrived(self, sequence: Sequence, hashes: list[bytes]) -> bool:
+        """Allocates the blocks of a prefix that come from a store. False: too few are free, and it has none of them."""
+        wanted = [
+            (index, table, position)
+            for index, table in enumerate(sequence.block_tables)
+            for position in range(table.num_passed, len(hashes))
+            if table.block_ids[position] == _ARRIVED
+        ]
+        if len(wanted) > self.pool.num_free_blocks:
+            for table in sequence.block_tables:
+                held = [block_id for block_id in table.held if block_id != _ARRIVED]
+                table.block_ids[table.num_passed :] = held
+            return False
+        for index, table, position in wanted:
+            block_id, key = self.pool.allocate(), self._group_hash(hashes[position], index)
+            table.block_ids[position] = block_id
+            sequence.loads.append(LoadedBlock(block_id, position, key, sequence.arrived[key]))
+        return True
+
+    def stored_keys(self, sequence: Sequence, max_tokens: int) -> list[bytes]:
+        """The blocks that a store could give, so that the cached prefix of at most max_tokens tokens is longer."""
+        if self.tier is None or not self.enable_prefix_caching:
+            return []
+        self._extend_hashes(sequence, max_tokens // self.block_size)
+        hashes, groups = sequence.block_hashes, range(len(self.layout.groups))
+        keys = [self._group_hash(each, index) for each in hashes for index in groups]
+        stored = {key for key in keys if self.pool.find(key) is None and self.tier.has(key)}
+        num_tokens = self._find_prefix(sequence, max_tokens, stored) * self.block_size
+        firsts = [group.first_block(num_tokens, self.block_size) for group in self.layout.groups]
+        needed = (
+            self._group_hash(hashes[position], index)
+            for index in groups
+            for position in range(firsts[index], num_tokens // self.block_size)
+        )
+        return [key for key in needed if key in stored]
+
+    def register_loads(self, sequence: Sequence, loads: Iterable[LoadedBlock]) -> None:
+        """Makes blocks findable that a step has loaded."""
+        for each in loads:
+            self.pool.register(each.block_id, each.key)
+        sequence.arrived = {}
+
     def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
         """The number of tokens that `match_prefix` would find now."""
-        return self._find_prefix(sequence, max_tokens) * self.block_size
+        return self._find_prefix(sequence, max_tokens, sequence.arrived) * self.block_size
 
-    def _find_prefix(self, sequence: Sequence, max_tokens: int) -> int:
-        """Blocks of the longest cached prefix of at most max_tokens tokens.
+    def _find_prefix(self, sequence: Sequence, max_tokens: int, also: Container[bytes] = ()) -> int:
+        """Blocks of the longest cached prefix of at most max_tokens tokens. also: keys of blocks that count as cached.
 
         A group with a window needs only those blocks of it that the next token sees. Where there are states, the prefix
         ends where a snapshot of them does.
@@ -154,12 +208,12 @@ class KVCacheManager:
         hashes, num_blocks = sequence.block_hashes, max_tokens // self.block_size
         for index, group in enumerate(self.layout.groups):
             if group.window is None:
-                uncached = (i for i in range(num_blocks) if self._find(hashes[i], index) is None)
+                uncached = (i for i in range(num_blocks) if not self._has(hashes[i], index, also))
                 num_blocks = next(uncached, num_blocks)
         windows = [(index, group) for index, group in enumerate(self.layout.groups) if group.window is not None]
         while num_blocks:
             firsts = ((i, group.first_block(num_blocks * self.block_size, self.block_size)) for i, group in windows)
-            missing = (self._last_missing(hashes[:num_blocks], i, first) for i, first in firsts)
+            missing = (self._last_missing(hashes[:num_blocks], i, first, also) for i, first in firsts)
             shorter = next((position for position in missing if position is not None), num_blocks)
             if self.states is not None:
                 shorter = self.states.longest_snapshot(hashes[:shorter])
@@ -168,10 +222,13 @@ class KVCacheManager:
             num_blocks = shorter  # it must end before a block that is missing, perhaps much earlier
         return num_blocks
 
-    def _last_missing(self, hashes: list[bytes], index: int, first: int) -> int | None:
+    def _last_missing(self, hashes: list[bytes], index: int, first: int, also: Container[bytes]) -> int | None:
         """The last block from `first` on that the group's cache lacks."""
         positions = range(len(hashes) - 1, first - 1, -1)
-        return next((position for position in positions if self._find(hashes[position], index) is None), None)
+        return next((position for position in positions if not self._has(hashes[position], index, also)), None)
+
+    def _has(self, block_hash: bytes, index: int, also: Container[bytes]) -> bool:
+        return self._find(block_hash, index) is not None or (bool(also) and self._group_hash(block_hash, index) in also)
 
     def _find(self, block_hash: bytes, index: int) -> int | None:
         return self.pool.find(self._group_hash(block_hash, index))
@@ -270,7 +327,10 @@ class KVCacheManager:
 
         This includes their cached prefix: if the damage is in it, every request with the same prefix would fail.
         """
+        groups = range(len(self.layout.groups))
         for sequence in sequences:
+            if self.tier is not None:
+                self.tier.discard(self._group_hash(each, i) for each in sequence.block_hashes for i in groups)
             for block_hash in sequence.block_hashes:
                 for index in range(len(self.layout.groups)):
                     block_id = self._find(block_hash, index)
@@ -282,6 +342,8 @@ class KVCacheManager:
     def discard_all(self) -> None:
         """Forgets all cached prefixes, because the content of blocks and states is lost. No sequence has any."""
         self.pool.discard_all()
+        if self.tier is not None:
+            self.tier.forget_losses()
         if self.states is not None:
             self.states.pool.discard_all()
 
@@ -293,5 +355,6 @@ class KVCacheManager:
         if self.states is not None:
             self.states.free(sequence)
         sequence.block_tables = []
+        sequence.loads = []
         sequence.num_computed_tokens = 0
         sequence.num_synced_blocks = 0

@@ -1,0 +1,234 @@
+"""Blocks in a store beyond the cache: the bits of computing them, whatever the store does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from octavo.backends import ExecutorLimits, get_backend
+from octavo.engine.engine import Engine
+from octavo.engine.kv import block_tier
+from octavo.engine.kv.block_tier import opened, sealed
+from octavo.engine.kv.cache_identity import CacheIdentity
+from octavo.engine.limits import EngineLimits
+from octavo.engine.request import RequestStatus
+from octavo.outputs import OutputDelta
+from octavo.sampling_params import SamplingParams
+from tests.engine.test_model_runs import VOCAB_SIZE, Tokenizer
+from tests.support.fake_executor import create_request
+from tests.support.integrity import check_integrity
+from tests.support.tiny_models import tiny_graph
+
+PROMPT = [i * 7 % 90 for i in range(1, 46)]
+PARAMS = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True)
+IDENTITY = CacheIdentity(b"tiny", b"layout")
+
+
+class MemoryStore:
+    """Records in a dictionary. is_slow: nothing arrives."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, bytes] = {}
+        self.is_slow = False
+        self.num_loaded = 0
+
+    def has(self, key: bytes) -> bool:
+        return key in self.records
+
+    def load(self, keys: Sequence[bytes]) -> MemoryArrival:
+        self.num_loaded += len(keys)
+        return MemoryArrival(self, keys)
+
+    def save(self, key: bytes, record: bytes) -> None:
+        self.records[key] = record
+
+    def discard(self, key: bytes) -> None:
+        self.records.pop(key, None)
+
+
+class MemoryArrival:
+    def __init__(self, store: MemoryStore, keys: Sequence[bytes]) -> None:
+        self._store, self._keys = store, keys
+
+    def wait(self, timeout_s: float) -> list[bytes | None] | None:  # noqa: ARG002 - a protocol's
+        return None if self._store.is_slow else [self._store.records.get(key) for key in self._keys]
+
+
+def make_engine(
+    model: str,
+    store: MemoryStore | None = None,
+    *,
+    identity: CacheIdentity | None = IDENTITY,
+    kv_dtype: str = "float16",
+    backend: str = "cpu",
+    num_blocks: int = 64,
+) -> Engine:
+    graph, weights = tiny_graph(model)
+    limits = ExecutorLimits(16, 4, 8, 64)
+    executor = get_backend(backend).compile(graph, weights, limits, num_threads=2, kv_dtype=kv_dtype)  # type: ignore[arg-type]
+    executor.allocate_cache(num_blocks, 8)
+    engine_limits = EngineLimits(64, 4, 16, 8, 8, num_blocks, VOCAB_SIZE)
+    return Engine(executor, Tokenizer(), engine_limits, identity=identity, store=store)
+
+
+def run(engine: Engine, *prompts: list[int]) -> list[OutputDelta]:
+    for i, prompt in enumerate(prompts):
+        engine.add_request(create_request(engine, str(i), prompt, PARAMS))
+    return finish(engine)
+
+
+def finish(engine: Engine) -> list[OutputDelta]:
+    outputs: dict[str, OutputDelta] = {}
+    while engine.has_work:
+        for output in engine.step():
+            assert isinstance(output, OutputDelta)
+            if output.request_id in outputs:
+                outputs[output.request_id].add(output)
+            else:
+                outputs[output.request_id] = output
+    check_integrity(engine.scheduler)
+    return [outputs[key] for key in sorted(outputs)]
+
+
+def cached(output: OutputDelta) -> int:
+    assert output.metrics is not None
+    return output.metrics.num_cached_tokens
+
+
+def bits(output: OutputDelta) -> object:
+    choice = output.outputs[0]
+    assert choice.logprobs
+    return choice.token_ids, [[(k, v.logprob) for k, v in row.items()] for row in choice.logprobs]
+
+
+def filled_store(model: str, **options: str) -> MemoryStore:
+    """The blocks that an engine with few of them has evicted after PROMPT."""
+    store = MemoryStore()
+    groups = 7 if model == "gemma3" else 1
+    engine = make_engine(model, store, num_blocks=9 * groups, **options)  # type: ignore[arg-type]
+    run(engine, PROMPT)
+    run(engine, [89, 88, 87, *PROMPT[3:]])
+    run(engine, [79, 78, 77, *PROMPT[3:]])
+    assert store.records
+    return store
+
+
+CASES = [
+    ("llama", {}),
+    ("llama", {"kv_dtype": "int8"}),
+    ("gemma3", {}),
+    ("llama", {"backend": "torch:cpu"}),
+]
+
+
+@pytest.mark.parametrize(("model", "options"), CASES, ids=str)
+def test_a_prefix_moves_through_bytes_to_another_engine(model: str, options: dict[str, str]) -> None:
+    store = filled_store(model, **options)
+    [expected] = run(make_engine(model, **options), PROMPT)  # type: ignore[arg-type]
+    assert cached(expected) == 0
+    engine = make_engine(model, store, **options)  # type: ignore[arg-type]
+    [found] = run(engine, PROMPT)
+    assert cached(found) == 40
+    assert bits(found) == bits(expected)
+    assert engine.metrics.num_prefix_hits_total == 0  # the cache itself had nothing
+    num_loaded = store.num_loaded
+    [again] = run(engine, PROMPT)
+    assert bits(again) == bits(expected)
+    assert store.num_loaded == num_loaded  # now the blocks are in the cache
+
+
+def test_another_identity_salt_or_prompt_never_matches() -> None:
+    store = filled_store("llama")
+    for identity in (None, replace(IDENTITY, model=b"x"), replace(IDENTITY, layout=b"x")):
+        [found] = run(make_engine("llama", store, identity=identity), PROMPT)
+        assert cached(found) == 0
+    engine = make_engine("llama", store)
+    engine.add_request(create_request(engine, "salted", PROMPT, PARAMS, cache_salt="s"))
+    assert cached(finish(engine)[0]) == 0
+    assert cached(run(engine, [89, *PROMPT[1:]])[0]) == 0
+    assert store.num_loaded == 0
+
+
+def flip(record: bytes) -> bytes:
+    return record[:-1] + bytes([record[-1] ^ 1])
+
+
+@pytest.mark.parametrize("damage", [flip, lambda r: r[:-1], lambda r: r + b"x", lambda _: b""], ids=str)
+def test_damage_costs_time_and_never_an_answer(damage: Callable[[bytes], bytes]) -> None:
+    store = filled_store("llama")
+    [expected] = run(make_engine("llama"), PROMPT)
+    engine = make_engine("llama", store)
+    engine.add_request(create_request(engine, "0", PROMPT, PARAMS))
+    [(group, _)] = engine.admission.arriving.items()
+    keys = engine.scheduler.kv_cache.stored_keys(group.members[0], 44)
+    assert len(keys) == 5
+    store.records[keys[2]] = damage(store.records[keys[2]])
+    [found] = finish(engine)
+    assert bits(found) == bits(expected)
+    assert cached(found) == 16
+    assert keys[2] not in store.records
+    # A record of another block is damage, too.
+    store.records[keys[2]] = store.records[keys[1]]
+    [found] = run(make_engine("llama", store), PROMPT)
+    assert bits(found) == bits(expected)
+
+
+def test_a_sequence_that_waits_for_its_blocks_keeps_no_other_and_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = filled_store("llama")
+    engine = make_engine("llama", store)
+    store.is_slow = True
+    arriving = create_request(engine, "0", PROMPT, PARAMS)
+    engine.add_request(arriving)
+    assert arriving.sequences[0].status is RequestStatus.ARRIVING
+    engine.add_request(create_request(engine, "1", [5, 6, 7], PARAMS))
+    [(other, output)] = [(o.request_id, o) for _ in range(20) for o in engine.step() if getattr(o, "finished", False)]
+    assert (other, isinstance(output, OutputDelta)) == ("1", True)
+    assert arriving.sequences[0].num_computed_tokens == 0
+    store.is_slow = False
+    [found] = finish(engine)
+    assert cached(found) == 40
+    # Too late: it is computed.
+    store.is_slow = True
+    monkeypatch.setattr(block_tier, "_PATIENCE_S", 0.0)
+    [late] = run(make_engine("llama", store), PROMPT)
+    assert (cached(late), bits(late)) == (0, bits(found))
+    # Aborted on the way.
+    monkeypatch.undo()
+    engine = make_engine("llama", store)
+    engine.add_request(create_request(engine, "0", PROMPT, PARAMS))
+    engine.abort("0")
+    assert not engine.admission.arriving
+    assert not engine.has_work
+
+
+def test_more_requests_than_there_are_blocks_for() -> None:
+    """Preemption and eviction beside loading; every answer is that of an engine without a store."""
+    prompts = [[*PROMPT[:32], i, *PROMPT[32:40]] for i in range(6)] + [[i, *PROMPT[:30]] for i in range(6)]
+    expected = [bits(run(make_engine("llama"), prompt)[0]) for prompt in prompts]
+    store = MemoryStore()
+    for _ in range(3):
+        engine = make_engine("llama", store, num_blocks=14)
+        assert [bits(found) for found in run_in_order(engine, prompts)] == expected
+    assert store.num_loaded > 0
+
+
+def run_in_order(engine: Engine, prompts: list[list[int]]) -> list[OutputDelta]:
+    for i, prompt in enumerate(prompts):
+        engine.add_request(create_request(engine, f"{i:02}", prompt, PARAMS))
+    return finish(engine)
+
+
+def test_a_record_opens_only_for_its_key_and_size() -> None:
+    import numpy as np
+
+    data = np.arange(64, dtype=np.uint8)
+    record = sealed(b"key", data)
+    assert (opened(b"key", record, 64) == data).all()  # type: ignore[union-attr]
+    assert opened(b"other", record, 64) is None
+    assert opened(b"key", record, 63) is None
+    for i in range(len(record)):
+        assert opened(b"key", record[:i] + bytes([record[i] ^ 64]) + record[i + 1 :], 64) is None
