@@ -93,6 +93,7 @@ class RequestFactory:
         """The grammar compiler; created on first use, because it imports a library."""
         with self._grammar_lock:
             if self._grammar_compiler is None:
+                # Loads llguidance, which a start without grammars need not wait for.
                 from octavo.engine.texts.constrained import GrammarCompiler
 
                 self._grammar_compiler = GrammarCompiler(self._tokenizer, self._limits.vocab_size)
