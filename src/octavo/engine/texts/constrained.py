@@ -160,7 +160,7 @@ class GrammarState:
         """
         ends = self.filler.eos_token_ids
         before_end = next((i for i, token_id in enumerate(drafts) if token_id in ends), len(drafts))
-        return self.matcher.validate_tokens(drafts[:before_end])
+        return self.matcher.deep_copy().validate_tokens(drafts[:before_end])
 
     def check(self) -> None:
         """Sets `error` if the grammar is stuck."""
@@ -217,7 +217,8 @@ class MaskFiller:
         plain = [(answer.state.matcher, start) for answer, start in found if not answer.drafts]
         if plain:
             self._executor.unsafe_compute_mask_ptr(plain, *target)
-        drafting = [(answer.state.matcher, start, answer.drafts) for answer, start in found if answer.drafts]
+        # Of a copy, which takes a microsecond: a matcher that meets its limits behind a wrong draft stays in error.
+        drafting = [(each.state.matcher.deep_copy(), start, each.drafts) for each, start in found if each.drafts]
         if drafting:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafting, *target)
 
