@@ -18,6 +18,7 @@ from octavo.engine.consumers.row_consumer import RowKind
 from octavo.engine.overlap import UNKNOWN_TOKEN
 from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
+from octavo.engine.span_rows import add_spans
 
 if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits
@@ -129,6 +130,8 @@ class BatchBuilder:
         self._owners: list[Sequence | None] = [None] * num_rows
         self._states: list[SamplingState | None] = [None] * num_rows
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
+        # Of a step without spans, for a graph that takes some.
+        self._inputs = (np.zeros((0, limits.span_width), np.float32),) if limits.span_width else ()
 
     def build(self, step: Schedule, sources: Mapping[Sequence, int] | None = None) -> Batch:
         """The arrays of the step; output rows are in the order of the sequences and their `rows`.
@@ -169,7 +172,10 @@ class BatchBuilder:
             block_copies=np.array([pair for item in scheduled for pair in item.copies], np.int32).reshape(-1, 2),
             sampling=None if len(hidden_indices) and not len(logits_indices) else self._sampling(wanted),
             token_types=_token_types(scheduled, query_start_loc) if len(hidden_indices) else None,
+            inputs=self._inputs,
         )
+        if self._inputs:
+            add_spans(batch, scheduled)
         if scheduled[0].sequence.state_slot >= 0:
             _add_states(batch, scheduled)
         if sources:
@@ -207,6 +213,7 @@ class BatchBuilder:
             slot_mapping=slots,
             logits_indices=batch.logits_indices,
             sampling=replace(sampling, rows=options),
+            inputs=self._inputs,
         )
 
     def _tables_of(self, rows: Int32, seq_lens: Int32) -> Int32:

@@ -27,6 +27,7 @@ from octavo.engine.texts.text_heads import text_heads
 from octavo.engine.texts.text_model import text_model
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.builder import Graph
+from octavo.graph.spans import span_width
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.loader.hub import resolve_model
@@ -152,6 +153,7 @@ def _load(
             enable_prefix_caching=config.enable_prefix_caching and not graph.takes_whole_texts,
             longer_context=_longer_context(model_len, plan.max_model_len, trained),
             max_itl_s=config.max_itl / 1e3 if graph.generates else 0.0,
+            span_width=span_width(graph),
         )
         vocabulary = tokenizer.result()
         texts = text_model(graph, checkpoint.pooling, vocabulary)

@@ -11,6 +11,7 @@ from octavo.engine.loading.held_weights import held_weights
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.shard_wishes import Steps
+from octavo.graph.spans import SPANS, span_width
 from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.tensor_files import Weights
 from octavo.models import build_graph
@@ -31,12 +32,14 @@ def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
 def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
     """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
     step, outputs = step_tokens(config), config.max_num_seqs + _EXTRA_OUTPUTS
+    tokens = max(step, model_len) if graph.takes_whole_texts else step
     return ExecutorLimits(
-        max_num_batched_tokens=max(step, model_len) if graph.takes_whole_texts else step,
+        max_num_batched_tokens=tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_outputs=max(step, outputs) if graph.generates else outputs,
         max_model_len=model_len,
         max_logits_rows=min(outputs, _MAX_LOGITS_ROWS),
+        further_rows={SPANS: tokens} if span_width(graph) else {},
     )
 
 
