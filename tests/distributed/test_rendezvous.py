@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from octavo.batch import BlockBytes
 from octavo.distributed import rank_messages, rendezvous
 from octavo.distributed.connection import Connection, ConnectionEndedError
 from octavo.distributed.rank_messages import (
@@ -28,6 +29,7 @@ from octavo.distributed.rank_messages import (
     decode,
     encode,
     hello,
+    moved_tensors,
     step_message,
 )
 from octavo.distributed.rendezvous import HELLO_BYTES, accept_ranks, address_of, connect
@@ -235,3 +237,20 @@ def test_ranks_that_cannot_come_are_not_waited_for() -> None:
     with pytest.raises(EngineDeadError, match="Ray says so"):
         accept_ranks(("127.0.0.1", 0), "token", [1], 60, check=check)
     assert time.monotonic() - start < 5
+
+
+def test_moved_blocks_of_a_step() -> None:
+    """A rank gets its part, which may be narrower than its room."""
+    data = np.arange(24, dtype=np.uint8).reshape(2, 12)
+    batch = step([(Request([1, 2, 3], [0]), 3)], block_size=16, num_groups=1)
+    batch = replace(batch, block_loads=BlockBytes(np.array([4, 2], np.int32), data))
+    message = msgspec.structs.replace(step_message(1, batch), moved=moved_tensors(batch, 6, 12))
+    received = decode(encode(message))
+    assert isinstance(received, RunStep)
+    found = batch_of(received, (), 5)
+    assert found.block_loads is not None
+    assert found.block_loads.block_ids.tolist() == [4, 2]
+    np.testing.assert_array_equal(found.block_loads.data, data[:, 6:11])
+    for block_bytes, moved in ((7, received.moved), (5, received.moved[1:])):
+        with pytest.raises(MalformedRankMessageError):
+            batch_of(msgspec.structs.replace(received, moved=moved), (), block_bytes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from octavo import LLM
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.engine.engine import Engine
 from octavo.engine.kv import block_tier
@@ -19,6 +21,7 @@ from octavo.sampling_params import SamplingParams
 from tests.engine.test_model_runs import VOCAB_SIZE, Tokenizer
 from tests.support.fake_executor import create_request
 from tests.support.integrity import check_integrity
+from tests.support.text_models import save_decoder
 from tests.support.tiny_models import tiny_graph
 
 PROMPT = [i * 7 % 90 for i in range(1, 46)]
@@ -232,3 +235,34 @@ def test_a_record_opens_only_for_its_key_and_size() -> None:
     assert opened(b"key", record, 63) is None
     for i in range(len(record)):
         assert opened(b"key", record[:i] + bytes([record[i] ^ 64]) + record[i + 1 :], 64) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"backend": "torch:cpu", "gpu_layers": 1}],
+    ids=str,
+)
+def test_each_part_of_a_model_moves_its_own_part_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    model = save_decoder(tmp_path)
+    stores: list[MemoryStore | None] = [MemoryStore()]
+    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
+    monkeypatch.setattr("octavo.engine.load.Engine", lambda *args: Engine(*args, store=stores[0]))
+    text, others = "one two three four five six seven", [f"{i} eight nine ten eleven twelve thirteen" for i in range(4)]
+
+    def answer(prompts: list[str], memory: int) -> list[object]:
+        sizes = {"max_model_len": 96, "max_num_seqs": 2, "num_threads": 1, "block_size": 16}
+        with LLM(str(model), kv_cache_memory=memory, **sizes, **options) as llm:  # type: ignore[arg-type]
+            params = SamplingParams(temperature=0, max_tokens=8, logprobs=1, ignore_eos=True)
+            outputs = [llm.generate(prompt, params)[0] for prompt in prompts]
+            return [(each.outputs[0].token_ids, each.outputs[0].logprobs, each.num_cached_tokens) for each in outputs]
+
+    few = (28 if "gpu_layers" in options else 14) << 10  # a rank has half of a block's bytes
+    answer([text, *others], few)
+    assert stores[0] is not None
+    assert stores[0].records
+    [(tokens, logprobs, cached_tokens)] = answer([text], 1 << 20)  # type: ignore[misc]
+    assert cached_tokens >= 16
+    stores[0] = None
+    assert answer([text], 1 << 20) == [(tokens, logprobs, 0)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo.backends.moved_blocks import check_moved_blocks, with_part
 from octavo.backends.work_done import WatchedExecutor
 from octavo.distributed.pipeline import Pipeline, PipelinedStep
-from octavo.distributed.rank_messages import Allocate, Allocated, step_message
+from octavo.distributed.rank_messages import Allocate, Allocated, SavedBlocks, moved_tensors, step_message
 from octavo.errors import EngineDeadError
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class GroupExecutor:
         """
         self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
         self._number = 0
+        self._num_blocks = self._block_size = 0
         self.num_stages = ranks.pipeline_parallel
         self._pipeline = Pipeline(local, leader, ranks, self.outcome) if self.num_stages > 1 else None
         self.cache_sizes = cache_sizes
@@ -55,6 +58,7 @@ class GroupExecutor:
             leader.on_failure = group.fail
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
+        self._num_blocks, self._block_size = num_blocks, block_size
         self._leader.send(Allocate(num_blocks, block_size, num_states))
         self._local.allocate_cache(num_blocks, block_size, num_states)
         for rank in range(1, self._ranks.count):
@@ -63,14 +67,41 @@ class GroupExecutor:
 
     def submit(self, batch: Batch) -> PendingStep:
         self._leader.check()
+        check_moved_blocks(batch, self._num_blocks, self.cache_sizes.moved_bytes(self._block_size))
+        own = with_part(batch, 0, self._local.cache_sizes.moved_bytes(self._block_size))
+        gather = partial(self._gather, batch, self._number + 1)
         if self._pipeline is not None:
-            staged = PipelinedStep(self._number + 1, batch)
+            staged = PipelinedStep(self._number + 1, own, gather)
             self._tell(batch)
             self._pipeline.submit(staged)
             return staged
-        step = self._local.submit(batch)  # which checks it
+        step = self._local.submit(own)  # which checks it
         self._tell(batch)
-        return _GroupStep(self, step.wait)
+        return _GroupStep(self, partial(self._end, step, gather))
+
+    def _end(self, step: PendingStep, gather: Callable[[int], None]) -> StepOutput:
+        try:
+            return step.wait()
+        finally:  # also if a row has no outcome
+            for rank in range(1, self._ranks.count):
+                gather(rank)
+
+    def _gather(self, batch: Batch, number: int, rank: int) -> None:
+        """Takes the part of a rank of the blocks that a step has saved. Raises the failure."""
+        saves = batch.block_saves
+        if saves is None or not len(saves.block_ids):
+            return
+        saved, (begin, end) = self._leader.receive(rank, SavedBlocks), self._part(rank)
+        data = saved.data.array()
+        if saved.number != number or data.ndim != 2 or len(data) != len(saves.data) or data.shape[1] > end - begin:
+            self._leader.fail(rank, f"it saved {data.shape} bytes at step {saved.number}, not those of step {number}")
+            self._leader.check()
+        saves.data[:, begin : begin + data.shape[1]] = data
+
+    def _part(self, rank: int) -> tuple[int, int]:
+        """The bytes of each block that are a rank's: all have as much room as the largest."""
+        width = self.cache_sizes.block_token_bytes * self._block_size
+        return rank * width, (rank + 1) * width
 
     def _tell(self, batch: Batch) -> None:
         """Sends the step to all ranks. Those of the last stage, which sample together, get the sampling options."""
@@ -81,6 +112,11 @@ class GroupExecutor:
         message = step_message(self._number, batch, with_sampling=is_sampled)
         last = self._ranks.of_stage(self.num_stages - 1)
         earlier = range(last.stop, self._ranks.count)
+        if batch.block_saves is not None or batch.block_loads is not None:  # another message to each
+            for rank in (*earlier, *last[1:]):
+                sampling, moved = message.sampling if rank in last else [], moved_tensors(batch, *self._part(rank))
+                self._leader.send(msgspec.structs.replace(message, sampling=sampling, moved=moved), [rank])
+            return
         if earlier:
             self._leader.send(msgspec.structs.replace(message, sampling=[]), earlier)
         self._leader.send(message, last[1:])

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 class PipelinedStep:
     """A step that the first stage has been told of. Implements `octavo.backends.PendingStep`."""
 
-    def __init__(self, number: int, batch: Batch) -> None:
+    def __init__(self, number: int, batch: Batch, gather: Callable[[int], None]) -> None:
+        """batch: of the rank here. gather: takes from another rank the blocks that the step has saved, if any."""
         self.number = number
         self.batch = batch
+        self.gather = gather
         self._ended = threading.Event()
         self._output: StepOutput | None = None
         self._error: BaseException | None = None
@@ -82,7 +84,7 @@ class Pipeline:
     def _move(self, step: PipelinedStep, stage: int) -> bool:
         """False: the step has ended with an error."""
         try:
-            values = self._values(stage, step.number)
+            values = self._values(stage, step)
             if stage == len(self._queues) - 1:
                 step.end(self._outcome(lambda: self._end(step, values)))
         except BaseException as error:
@@ -90,9 +92,10 @@ class Pipeline:
             return False
         return True
 
-    def _values(self, stage: int, number: int) -> StageValues:
+    def _values(self, stage: int, step: PipelinedStep) -> StageValues:
         """The values of the stage; ranks of the next one that are elsewhere have them then, too."""
-        first = self._ranks.of_stage(stage)[0]
+        first, number = self._ranks.of_stage(stage)[0], step.number
+        step.gather(first)
         values = self._leader.receive(first, StageValues)
         if values.number != number:
             self._leader.fail(first, f"it is at step {values.number} instead of {number}")
@@ -102,4 +105,10 @@ class Pipeline:
 
     def _end(self, step: PipelinedStep, values: StageValues) -> StepOutput:
         inputs = tuple(tensor.array() for tensor in values.arrays)
-        return self._local.submit(replace(step.batch, inputs=inputs)).wait()
+        senders = {self._ranks.of_stage(stage)[0] for stage in range(len(self._queues))}
+        try:
+            return self._local.submit(replace(step.batch, inputs=inputs)).wait()
+        finally:  # also if a row has no outcome
+            for rank in range(1, self._ranks.count):
+                if rank not in senders:
+                    step.gather(rank)

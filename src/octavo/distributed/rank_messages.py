@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import __version__
-from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch
+from octavo.batch import SAMPLING_ROW, Batch, BlockBytes, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 8
+PROTOCOL = 9
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
@@ -125,12 +125,21 @@ class RunStep(_Message):
     """A step: its number, which counts up by one, and the arrays of its batch.
 
     sampling: the rows as bytes and the other arrays of the options, for ranks that sample together.
+    moved: the blocks to save, those to load, and the rank's part of the bytes of these; empty if there are none.
     """
 
     number: int
     arrays: list[Tensor]
     optional: list[Tensor | None]
     sampling: list[Tensor] = []
+    moved: list[Tensor] = []
+
+
+class SavedBlocks(_Message):
+    """A rank's part of the blocks that a step has saved. It comes before the values of the step."""
+
+    number: int
+    data: Tensor
 
 
 class StageValues(_Message):
@@ -159,7 +168,18 @@ class RankFailed(_Message):
 
 
 RankMessage: TypeAlias = (
-    Challenge | Hello | Setup | Joining | Loaded | Allocate | Allocated | RunStep | StageValues | Alive | RankFailed
+    Challenge
+    | Hello
+    | Setup
+    | Joining
+    | Loaded
+    | Allocate
+    | Allocated
+    | RunStep
+    | SavedBlocks
+    | StageValues
+    | Alive
+    | RankFailed
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -209,15 +229,40 @@ def _sampling_of(tensors: list[Tensor]) -> SamplingBatch | None:
     return SamplingBatch(rows.view(SAMPLING_ROW)[:, 0] if len(rows) else np.zeros(0, SAMPLING_ROW), **fields)
 
 
-def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...]) -> Batch:
-    """The batch of a rank."""
+def moved_tensors(batch: Batch, begin: int, end: int) -> list[Tensor]:
+    """`RunStep.moved` for the rank with these bytes of each block."""
+    saves, loads = batch.block_saves, batch.block_loads
+    if saves is None and loads is None:
+        return []
+    none = np.zeros(0, np.int32)
+    data = np.zeros((0, end - begin), np.uint8) if loads is None else loads.data[:, begin:end]
+    ids = [none if moved is None else moved.block_ids for moved in (saves, loads)]
+    return [*map(Tensor.of, ids), Tensor.of(data)]
+
+
+def _moved_of(tensors: list[Tensor], block_bytes: int) -> dict[str, Any]:
+    if not tensors:
+        return {}
+    if len(tensors) != 3:
+        raise MalformedRankMessageError("moved blocks with other arrays")
+    saves, loads, data = (tensor.array() for tensor in tensors)
+    if data.ndim != 2 or data.shape[1] < block_bytes:
+        raise MalformedRankMessageError(f"bytes of shape {data.shape} are no blocks of {block_bytes} bytes")
+    return {
+        "block_saves": BlockBytes(saves, np.empty((len(saves), block_bytes), np.uint8)),
+        "block_loads": BlockBytes(loads, data[:, :block_bytes]),
+    }
+
+
+def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...], block_bytes: int = 0) -> Batch:
+    """The batch of a rank. block_bytes: of its part of a block."""
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
         raise MalformedRankMessageError("a step with other arrays")
     found: dict[str, Any] = {name: tensor.array() for name, tensor in zip(_BATCH, message.arrays, strict=True)}
     for name, tensor in zip(_OPTIONAL, message.optional, strict=True):
         found[name] = None if tensor is None else tensor.array()
     found["sampling"] = _sampling_of(message.sampling)
-    return Batch(**found, inputs=inputs)
+    return Batch(**found, inputs=inputs, **_moved_of(message.moved, block_bytes))
 
 
 def proof_of(token: str, challenge: bytes) -> bytes:

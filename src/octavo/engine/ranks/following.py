@@ -25,6 +25,7 @@ from octavo.distributed.rank_messages import (
     RankFailed,
     RankMessage,
     RunStep,
+    SavedBlocks,
     Setup,
     StageValues,
     Tensor,
@@ -179,9 +180,11 @@ class Follower:
                 if values.number != number:
                     raise OctavoError(f"this rank is at step {number}, the values are of step {values.number}")
                 inputs = tuple(tensor.array() for tensor in values.arrays)
-            batch = batch_of(step, inputs)
+            batch = batch_of(step, inputs, sizes.moved_bytes(allocate.block_size))
             self._is_in_step = True
             output = executor.submit(batch).wait()
             self._is_in_step = False
+            if batch.block_saves is not None and len(batch.block_saves.block_ids):
+                self._connection.send(SavedBlocks(number, Tensor.of(batch.block_saves.data)))
             if graph.sends:
                 self._connection.send(StageValues(number, [Tensor.of(value) for value in output.values]))

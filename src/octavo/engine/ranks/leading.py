@@ -56,6 +56,7 @@ def lead(
             block_token_bytes=max([sizes.block_token_bytes, *(each.block_token_bytes for each in loaded)]),
             token_bytes=max([sizes.token_bytes, *(each.token_bytes for each in loaded)]),
             state_bytes=max([sizes.state_bytes, *(each.state_bytes for each in loaded)]),
+            num_parts=ranks.count,
         )
         weight_bytes = local.weight_bytes + sum(each.weight_bytes for each in loaded)
         available_bytes = min(each.available_bytes for each in loaded)
