@@ -17,7 +17,10 @@ from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, RowDomain
 if TYPE_CHECKING:
     from octavo.graph.builder import Graph
 
-_NAMES = {(TOKENS, "starts"): "query_start_loc", (OUTPUTS, SELECTED.name): "output_indices"}  # of fields of `Batch`
+_NAMES = {
+    (TOKENS, "starts"): "query_start_loc",
+    (OUTPUTS, SELECTED.name): "logits_indices and hidden_indices",
+}  # of fields of `Batch`
 
 
 @dataclass(frozen=True, slots=True)

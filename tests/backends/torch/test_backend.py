@@ -93,11 +93,11 @@ def test_logits_beyond_the_rows_that_are_held_are_made_in_turns() -> None:
         ("token_ids", 96, "token_ids are 5 to 96; they must be in 0 to 95"),
         ("positions", -1, "positions are -1 to 21"),
         ("slot_mapping", 32, "slot_mapping are 0 to 32; they must be in 0 to 31"),
-        ("logits_indices", 22, "logits_indices are 0 to 22"),
+        ("logits_indices", 22, "logits_indices and hidden_indices are 0 to 22"),
         ("block_tables", 4, "block_tables are 0 to 4; they must be in 0 to 3"),
-        ("query_start_loc", 5, "does not divide 22 tokens among 1 requests"),
+        ("query_start_loc", 5, "must rise from 0 to the number of rows, 22"),
         ("seq_lens", 65, "seq_lens are 65 to 65"),
-        ("seq_lens", 3, "a position is not before the end of its sequence"),
+        ("seq_lens", 3, "seq_lens .* are less than the tokens of the step"),
     ],
 )
 def test_a_wrong_number_of_a_batch_is_refused_before_anything_runs(name: str, value: int, reason: str) -> None:
