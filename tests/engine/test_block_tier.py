@@ -158,7 +158,10 @@ def flip(record: bytes) -> bytes:
     return record[:-1] + bytes([record[-1] ^ 1])
 
 
-@pytest.mark.parametrize("damage", [flip, lambda r: r[:-1], lambda r: r + b"x", lambda _: b""], ids=str)
+DAMAGES = {"flipped": flip, "cut": lambda r: r[:-1], "longer": lambda r: r + b"x", "empty": lambda _: b""}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
 def test_damage_costs_time_and_never_an_answer(damage: Callable[[bytes], bytes]) -> None:
     store = filled_store("llama")
     [expected] = run(make_engine("llama"), PROMPT)

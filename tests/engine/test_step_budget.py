@@ -143,7 +143,7 @@ def test_a_tiny_prompt_goes_with_the_streams(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_streams_fall_behind_by_a_bounded_time() -> None:
-    budget = StepBudget(0.2)
+    budget = StepBudget(0.2, StepTimes())
     for _ in range(100):
         budget.observe(4, 0, 0, 0.05)
     budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
@@ -162,7 +162,7 @@ def test_streams_fall_behind_by_a_bounded_time() -> None:
 
 
 def test_who_skips_a_step_waits_a_second_at_most() -> None:
-    budget = StepBudget(0.2)
+    budget = StepBudget(0.2, StepTimes())
     assert not budget.lets_skip(4, 1)  # nothing is known yet
     for _ in range(100):
         budget.observe(4, 0, 0, 0.05)
@@ -178,7 +178,7 @@ def test_who_skips_a_step_waits_a_second_at_most() -> None:
 
 
 def test_who_skips_steps_is_not_too_far_behind() -> None:
-    budget = StepBudget(0.2)
+    budget = StepBudget(0.2, StepTimes())
     for _ in range(100):
         budget.observe(4, 0, 0, 0.05)
     budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
@@ -192,7 +192,7 @@ def test_who_skips_steps_is_not_too_far_behind() -> None:
 
 def test_short_is_what_has_little_to_compute() -> None:
     """Of 3,000 tokens all but 100 were in the cache; then the same prompt without it."""
-    budget = StepBudget(0.2)
+    budget = StepBudget(0.2, StepTimes())
     for _ in range(100):
         budget.observe(4, 0, 0, 0.1)
     budget.observe(4, 40, 2900, 0.1 + 40 * 0.003)
@@ -400,7 +400,7 @@ def test_drafts_in_every_step_do_not_starve_a_prompt(monkeypatch: pytest.MonkeyP
     assert without <= 9
     assert max(elapsed for _, elapsed in steps) < 1.15 * 0.2
     assert all(counts[f"stream{i}"] >= 2 for counts, _ in steps for i in range(3))
-    times = engine.scheduler.step_budget.times  # type: ignore[union-attr]
+    times = engine.scheduler.times
     rows_s = [times.step_s(num_rows) or 0.0 for num_rows in (6, 15)]
     assert rows_s[0] < rows_s[1] < 0.03 + 3 * 0.002 + 12 * 0.004 + 0.02
     # What drafts cost is not taken for the price of prompt tokens.
@@ -437,8 +437,16 @@ def test_texts_to_embed_do_not_stop_the_streams_either(monkeypatch: pytest.Monke
     assert engine.metrics.num_running == 1
 
 
+def test_steps_are_timed_without_a_limit_on_their_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, 0.0)
+    add(engine, "stream", [5, 6, 7])
+    run(engine, 4)
+    assert engine.scheduler.step_budget is None
+    assert (engine.scheduler.times.step_s(1) or 0.0) > 0
+
+
 def test_one_slow_step_changes_nothing() -> None:
-    budget = StepBudget(0.2)
+    budget = StepBudget(0.2, StepTimes())
     for _ in range(5):
         budget.observe(4, 0, 0, 0.05)
         budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
@@ -450,7 +458,7 @@ def test_one_slow_step_changes_nothing() -> None:
 
 
 def test_what_was_not_measured_is_guessed_small() -> None:
-    budget = StepBudget(0.2)
+    budget = StepBudget(0.2, StepTimes())
     assert budget.lets_in(0)
     assert not budget.lets_in(3)  # first a step of the streams alone
     budget.observe(3, 0, 0, 0.05)

@@ -24,6 +24,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import RequestStatus, Sequence, SequenceGroup
 from octavo.engine.schedule import Schedule, ScheduledSequence
 from octavo.engine.step_budget import StepBudget
+from octavo.engine.step_times import StepTimes
 
 if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits
@@ -34,7 +35,8 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Makes one step after another of the groups that `admission` has and lets in. It counts steps in the metrics.
 
-    step_budget: limits the time of steps, if given; it never changes an answer.
+    times: of the steps so far, which drafts and batches ask as well. step_budget: limits the time of steps, if given;
+    it never changes an answer.
     """
 
     def __init__(
@@ -50,7 +52,8 @@ class Scheduler:
         self.admission = admission
         self.kv_cache = admission.kv_cache
         self.metrics = metrics
-        self.step_budget = StepBudget(limits.max_itl_s) if limits.max_itl_s else None
+        self.times = StepTimes()
+        self.step_budget = StepBudget(limits.max_itl_s, self.times) if limits.max_itl_s else None
         self._max_num_tokens = limits.max_num_batched_tokens
         self._max_num_outputs = limits.max_num_outputs
         self._has_refused_drafts = False
@@ -320,9 +323,11 @@ class Scheduler:
         """Counts a step that has ended. elapsed_s: from the start of scheduling until its tokens were taken."""
         metrics, budget = self.metrics, self.step_budget
         num_tokens, start = self._max_num_tokens - step.num_tokens_left, step.chunk_start
+        num_rows = step.num_decode_rows
         if budget is not None:
-            num_rows = step.num_decode_rows
             budget.observe(num_rows, num_tokens - num_rows, start, elapsed_s, skips_decodes=step.skips_decodes)
+        else:
+            self.times.observe(num_rows, num_tokens - num_rows, start, elapsed_s)
         if any(not sequence.group.is_text for sequence in step.scheduled):
             metrics.num_steps_total += 1
             metrics.step_s.observe(elapsed_s)

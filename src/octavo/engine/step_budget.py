@@ -29,12 +29,13 @@ _AIM = 0.9  # of the limit, because steps scatter
 class StepBudget:
     """The limit on the prompt tokens of steps. max_itl_s: seconds between two tokens of a stream, above 0.
 
+    times: those of the steps so far, to which `observe` adds.
     num_rows: in all methods the rows of the streams' next tokens, with one more for each draft.
     """
 
-    def __init__(self, max_itl_s: float) -> None:
+    def __init__(self, max_itl_s: float, times: StepTimes) -> None:
         self._max_itl_s = max_itl_s
-        self.times = StepTimes()
+        self.times = times
         # How much later all tokens may come before a stream is too far behind, and for how long streams wait already.
         self._slack_s = MAX_TOKENS_BEHIND * max_itl_s
         self._skipped_s = 0.0
