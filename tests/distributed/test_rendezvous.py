@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from octavo.batch import BlockBytes
+from octavo.batch import BlockBytes, DomainRows
 from octavo.distributed import rank_messages, rendezvous
 from octavo.distributed.connection import Connection, ConnectionEndedError
 from octavo.distributed.rank_messages import (
     Challenge,
+    DomainTensors,
     Joining,
     MalformedRankMessageError,
     RankFailed,
@@ -200,6 +201,35 @@ def test_sampling_options_of_a_step() -> None:
     for wrong in (message.sampling[:-2], message.sampling[1:]):
         with pytest.raises(MalformedRankMessageError):
             batch_of(msgspec.structs.replace(message, sampling=wrong), ())
+
+
+def test_rows_of_domains_of_a_step() -> None:
+    batch = step([(Request([1, 2, 3], [0]), 3)], block_size=16, num_groups=1)
+    values, index = np.arange(8, dtype=np.float32).reshape(2, 4), np.array([-1, 1, 0], np.int32)
+    patches = DomainRows(2, np.array([0, 2], np.int32), np.array([[3, 4], [5, 6]], np.int32))
+    domains = {"patches": patches, "tokens": DomainRows(3, indices={"soft": index})}
+    message = decode(encode(step_message(1, replace(batch, inputs=(values,), domains=domains))))
+    assert isinstance(message, RunStep)
+    found = batch_of(message, None)
+    np.testing.assert_array_equal(found.inputs, [values])
+    assert batch_of(message, ()).inputs == ()  # a later stage has those of the one before
+    for name, rows in domains.items():
+        for field in ("count", "starts", "positions"):
+            np.testing.assert_array_equal(getattr(found.domains[name], field), getattr(rows, field))
+    np.testing.assert_array_equal(found.domains["tokens"].indices["soft"], index)
+    flat, floats = Tensor.of(index), Tensor.of(values)
+    for wrong in (
+        DomainTensors(-1, None, None, {}),
+        DomainTensors(2**31, None, None, {}),
+        DomainTensors(3, floats, None, {}),
+        DomainTensors(3, None, flat, {}),
+        DomainTensors(3, None, None, {"soft": floats}),
+        DomainTensors(3, None, None, {"soft": Tensor("int32", (4,), flat.data)}),
+    ):
+        with pytest.raises(MalformedRankMessageError):
+            batch_of(msgspec.structs.replace(message, domains={"tokens": wrong}), None)
+    with pytest.raises(MalformedRankMessageError):
+        batch_of(msgspec.structs.replace(message, inputs=[flat]), None)
 
 
 def test_messages_of_any_size_in_both_directions() -> None:

@@ -19,6 +19,7 @@ from octavo.graph.ops.attention import Attention, AttentionParams
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.linear import Logits
 from octavo.graph.ops.moe import MoE
+from octavo.graph.ops.rows import Gather, Splice
 from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.ops.spanning_norm import SpanningNorm
 from octavo.graph.ops.stages import Send
@@ -26,6 +27,7 @@ from octavo.graph.segments import as_stage, cut
 from octavo.graph.shard import shard
 from octavo.graph.splits import split_heads
 from octavo.quantization.packed import DenseWeight, Weight
+from tests.backends import test_domains as images
 from tests.support.batches import Request, step
 from tests.support.canonical import random_grouped
 from tests.support.quantize import random_weight
@@ -59,10 +61,10 @@ def logits_of(
     whole_experts: bool = False,
 ) -> list[Array]:
     groups = []
-    for segment in [graph] if stages is None else cut(graph, stages):
+    for number, segment in enumerate([graph] if stages is None else cut(graph, stages)):
         graphs = ranks_of(segment, weights, size, whole_experts=whole_experts)
         if stages is not None:
-            graphs = [as_stage(each, sends=part == 0) for part, each in enumerate(graphs)]
+            graphs = [as_stage(each, receives=number > 0, sends=part == 0) for part, each in enumerate(graphs)]
         executors = [reference.compile(g, weights, LIMITS, dtype=dtype) for g in graphs]
         for executor in executors:
             executor.allocate_cache(8 * NUM_CACHE_GROUPS, 16, 8)
@@ -321,11 +323,33 @@ def test_stages_send_and_receive() -> None:
     assert [(value.rows, value.cols) for value in found[1, 1].inputs] == [(op.x.rows, op.x.cols) for op in sent]
     assert [op.slot for op in sent] == list(range(len(sent)))
 
+    """Products before and after them are cut: patches through a block, four side by side, in place of tokens."""
+    """Products before and after them are cut: patches through a block, four side by side, in place of tokens."""
+    graph, weights, batch = images.whole_graph(), images.weights(), images.batch_of()
+    expected = images.logits(reference.compile(graph, weights, images.LIMITS), batch)
+    for size in (2, 4):
+        parts = ranks_of(graph, weights, size)
+        for part in parts:
+            rows = [node for node in part.nodes if isinstance(node.op, Splice | Gather)]
+            assert [(node.output.rows.name, node.output.cols) for node in rows] == [
+                ("merged", 4 * images.WIDTH),
+                ("tokens", images.WIDTH),
+                ("outputs", images.WIDTH),
+            ]
+            assert any(p.part is not None for p in part.parameters)
+        executors = [reference.compile(part, weights, images.LIMITS) for part in parts]
+        for executor in executors:
+            executor.allocate_cache(4, 16)
+        for output in reference.ReferenceGroup(executors).run(batch):
+            assert output.logits is not None
+            assert_same([output.logits], expected)
+
 
 def test_two_ranks_of_a_stage_cannot_send() -> None:
     graph, weights = tiny_graph("llama")
     first, last = (
-        [as_stage(g, sends=True) for g in ranks_of(s, weights, 2)] for s in cut(graph, [range(1), range(1, 3)])
+        [as_stage(g, receives=number > 0, sends=True) for g in ranks_of(s, weights, 2)]
+        for number, s in enumerate(cut(graph, [range(1), range(1, 3)]))
     )
     group = reference.ReferenceGroup(*([reference.compile(g, weights, LIMITS) for g in each] for each in (first, last)))
     for executor in (executor for ranks in group._stages for executor in ranks):

@@ -428,7 +428,7 @@ class SplitExecutor:
 
     def submit(self, batch: Batch) -> PendingStep:
         check_moved_blocks(batch, self._num_blocks, self._moved_bytes)
-        values: dict[Value, Float32] = {}
+        values = dict(zip(self.sizes.parts[0].graph.inputs, batch.inputs, strict=False))  # the part checks their number
         first = self.executors[0].submit(self._batch(0, batch, values))  # which checks the numbers
         return _SplitStep(self._thread.submit(self._run, first, batch, values))
 

@@ -104,22 +104,26 @@ class GroupExecutor:
         return rank * width, (rank + 1) * width
 
     def _tell(self, batch: Batch) -> None:
-        """Sends the step to all ranks. Those of the last stage, which sample together, get the sampling options."""
+        """Sends the step to all ranks.
+
+        Those of the first stage get the inputs, those of the last one, which sample together, the sampling options.
+        """
         self._number += 1
         if self._leader.patience is not None:
             self._leader.patience.begin(batch)
         is_sampled = self._group is not None and not batch.return_logits
         message = step_message(self._number, batch, with_sampling=is_sampled)
-        last = self._ranks.of_stage(self.num_stages - 1)
-        earlier = range(last.stop, self._ranks.count)
-        if batch.block_saves is not None or batch.block_loads is not None:  # another message to each
-            for rank in (*earlier, *last[1:]):
-                sampling, moved = message.sampling if rank in last else [], moved_tensors(batch, *self._part(rank))
-                self._leader.send(msgspec.structs.replace(message, sampling=sampling, moved=moved), [rank])
-            return
-        if earlier:
-            self._leader.send(msgspec.structs.replace(message, sampling=[]), earlier)
-        self._leader.send(message, last[1:])
+        moves = batch.block_saves is not None or batch.block_loads is not None
+        for stage in range(self.num_stages):
+            sampling = message.sampling if stage == self.num_stages - 1 else []
+            part = msgspec.structs.replace(message, sampling=sampling, inputs=[] if stage else message.inputs)
+            ranks = [rank for rank in self._ranks.of_stage(stage) if rank > 0]
+            if not moves:
+                self._leader.send(part, ranks)
+                continue
+            for rank in ranks:
+                moved = moved_tensors(batch, *self._part(rank))
+                self._leader.send(msgspec.structs.replace(part, moved=moved), [rank])
 
     def outcome(self, compute: Callable[[], StepOutput]) -> StepOutput:
         """The result of `compute`. Raises EngineDeadError if a rank is gone."""

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import __version__
-from octavo.batch import SAMPLING_ROW, Batch, BlockBytes, SamplingBatch
+from octavo.batch import SAMPLING_ROW, Batch, BlockBytes, DomainRows, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 9
+PROTOCOL = 10
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
@@ -61,6 +61,15 @@ class Tensor(msgspec.Struct, array_like=True):
         if dtype is None or any(n < 0 for n in self.shape) or prod(self.shape) * dtype.itemsize != len(self.data):
             raise MalformedRankMessageError(f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
         return np.frombuffer(self.data, dtype).reshape(self.shape)
+
+    def array_of(self, dtype: type[np.generic], ndim: int) -> NDArray[Any]:
+        """The array, of this type and so many dimensions. Raises MalformedRankMessageError."""
+        array = self.array()
+        if array.dtype != dtype or array.ndim != ndim:
+            raise MalformedRankMessageError(
+                f"{array.dtype} of shape {array.shape} is no {np.dtype(dtype)} of {ndim} dimensions"
+            )
+        return array
 
 
 class Challenge(_Message):
@@ -121,11 +130,35 @@ class Allocated(_Message):
     """The cache is there."""
 
 
+class DomainTensors(msgspec.Struct, array_like=True):
+    """The rows of a domain in a step: the fields of `octavo.batch.DomainRows`."""
+
+    count: int
+    starts: Tensor | None
+    positions: Tensor | None
+    indices: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, rows: DomainRows) -> DomainTensors:
+        starts, positions = (None if each is None else Tensor.of(each) for each in (rows.starts, rows.positions))
+        return cls(rows.count, starts, positions, {name: Tensor.of(array) for name, array in rows.indices.items()})
+
+    def rows(self) -> DomainRows:
+        """The rows, whose numbers the executor checks. Raises MalformedRankMessageError for other arrays."""
+        if not 0 <= self.count < 2**31:
+            raise MalformedRankMessageError(f"a domain cannot have {self.count} rows")
+        starts = None if self.starts is None else self.starts.array_of(np.int32, 1)
+        positions = None if self.positions is None else self.positions.array_of(np.int32, 2)
+        indices = {name: tensor.array_of(np.int32, 1) for name, tensor in self.indices.items()}
+        return DomainRows(self.count, starts, positions, indices)
+
+
 class RunStep(_Message):
     """A step: its number, which counts up by one, and the arrays of its batch.
 
     sampling: the rows as bytes and the other arrays of the options, for ranks that sample together.
     moved: the blocks to save, those to load, and the rank's part of the bytes of these; empty if there are none.
+    inputs: for the first stage; the others receive theirs as `StageValues`.
     """
 
     number: int
@@ -133,6 +166,8 @@ class RunStep(_Message):
     optional: list[Tensor | None]
     sampling: list[Tensor] = []
     moved: list[Tensor] = []
+    inputs: list[Tensor] = []
+    domains: dict[str, DomainTensors] = {}
 
 
 class SavedBlocks(_Message):
@@ -206,6 +241,8 @@ def step_message(number: int, batch: Batch, *, with_sampling: bool = False) -> R
         [Tensor.of(getattr(batch, name)) for name in _BATCH],
         [None if array is None else Tensor.of(array) for array in optional],
         _sampling_tensors(batch.sampling) if with_sampling and batch.sampling is not None else [],
+        inputs=[Tensor.of(array) for array in batch.inputs],
+        domains={name: DomainTensors.of(rows) for name, rows in batch.domains.items()},
     )
 
 
@@ -254,14 +291,17 @@ def _moved_of(tensors: list[Tensor], block_bytes: int) -> dict[str, Any]:
     }
 
 
-def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...], block_bytes: int = 0) -> Batch:
-    """The batch of a rank. block_bytes: of its part of a block."""
+def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...] | None, block_bytes: int = 0) -> Batch:
+    """The batch of a rank. inputs: values of the stage before; None: those of the step. block_bytes: of its part."""
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
         raise MalformedRankMessageError("a step with other arrays")
     found: dict[str, Any] = {name: tensor.array() for name, tensor in zip(_BATCH, message.arrays, strict=True)}
     for name, tensor in zip(_OPTIONAL, message.optional, strict=True):
         found[name] = None if tensor is None else tensor.array()
     found["sampling"] = _sampling_of(message.sampling)
+    found["domains"] = {name: rows.rows() for name, rows in message.domains.items()}
+    if inputs is None:
+        inputs = tuple(tensor.array_of(np.float32, 2) for tensor in message.inputs)
     return Batch(**found, inputs=inputs, **_moved_of(message.moved, block_bytes))
 
 

@@ -75,4 +75,6 @@ def rank_graph(graph: Graph, ranks: Ranks, rank: int, steps: Steps) -> Graph:
         segment = segments[ranks.stage(rank)]
     part, size = ranks.part(rank), ranks.tensor_parallel
     sharded = shard(segment, part, size, steps, whole_experts=ranks.whole_experts)
-    return as_stage(sharded, sends=part == 0) if ranks.pipeline_parallel > 1 else sharded
+    if ranks.pipeline_parallel == 1:
+        return sharded
+    return as_stage(sharded, receives=ranks.stage(rank) > 0, sends=part == 0)

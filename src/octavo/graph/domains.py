@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -84,7 +84,8 @@ def check_limits(graph: Graph, limits: Mapping[RowDomain, int]) -> None:
 
 def check_domains(needs: Iterable[DomainNeeds], limits: Mapping[RowDomain, int], batch: Batch) -> None:
     """Raises UsageError for too many rows of a domain, and ValueError for an array that is missing or wrong."""
-    check_names(needs, batch)
+    if batch.domains:
+        check_names([domain.name for domain in limits], batch)
     for need in needs:
         rows = domain_rows(batch, need.domain)
         if rows.count > limits[need.domain]:
@@ -102,13 +103,13 @@ def check_domains(needs: Iterable[DomainNeeds], limits: Mapping[RowDomain, int],
             _check_index(need.name(index.index.name), index, rows, domain_rows(batch, index.source).count)
 
 
-def check_names(needs: Iterable[DomainNeeds], batch: Batch) -> None:
-    """Raises UsageError if the batch has rows of a domain that the graph does not have."""
-    if not batch.domains:
-        return
-    known = sorted(need.domain.name for need in needs)
-    if unknown := sorted(set(batch.domains).difference(known)):
-        raise UsageError(f"the step has rows of {', '.join(unknown)}; the graph has {', '.join(known)}")
+def check_names(known: Collection[str], batch: Batch) -> None:
+    """Raises UsageError if the batch has rows of a domain that is not known.
+
+    known: the names of those of the executor's limits. A part of a model gets the batch of the whole.
+    """
+    if batch.domains and (unknown := sorted(set(batch.domains).difference(known))):
+        raise UsageError(f"the step has rows of {', '.join(unknown)}; the graph has {', '.join(sorted(known))}")
 
 
 def _check_starts(name: str, rows: DomainRows) -> None:

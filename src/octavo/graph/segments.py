@@ -33,13 +33,15 @@ def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
     return segments
 
 
-def as_stage(segment: Graph, *, sends: bool) -> Graph:
-    """The graph of a rank of a stage: it receives the inputs of `segment` and, if `sends`, sends its outputs.
+def as_stage(segment: Graph, *, receives: bool, sends: bool) -> Graph:
+    """The graph of a rank of a stage: it sends the outputs of `segment` if `sends`. The last one has none to send.
 
-    The last stage, which makes logits, sends nothing.
+    receives: the inputs come from the stage before; those of the first stage are of the step, such as rows of spans.
     """
     nodes = [
-        replace(node, op=Receive(node.op.slot, node.op.rows, node.op.cols)) if isinstance(node.op, Input) else node
+        replace(node, op=Receive(node.op.slot, node.op.rows, node.op.cols))
+        if receives and isinstance(node.op, Input)
+        else node
         for node in segment.nodes
     ]
     outputs = segment.outputs

@@ -99,6 +99,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     weight_bytes = {p: packed[p].nbytes if p in packed else 4 * math.prod(p.shape) for p in graph.parameters}
     mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
     executor = CpuExecutor(program, graph, weight_bytes, mapped_bytes, planned.cache, isa, threads.count)
+    executor.domain_names = frozenset(domain.name for domain in limits.rows)
     executor.guard = next((weight.guard for weight in packed.values()), None)  # one file holds all of them
     if pack_cache is not None and pack_cache.resident_bytes is not None:
         paged = plan_paging(graph, planned.weights, pack_cache.resident_bytes)

@@ -94,6 +94,7 @@ class CpuExecutor:
         self._program = program
         self._graph = graph
         self._rows = RowNumbers.of(graph)
+        self.domain_names: frozenset[str] = frozenset()  # those that a batch may have, of other parts of a model too
         self._values = {node.output: index for index, node in enumerate(graph.nodes)}
         self._values |= {node.output: self._values[node.op.x] for node in graph.nodes if isinstance(node.op, Send)}
         self._inputs = graph.inputs
@@ -121,7 +122,7 @@ class CpuExecutor:
 
     def submit(self, batch: Batch) -> CpuPendingStep:
         """See `Executor`."""
-        check_names(self._rows.needs, batch)
+        check_names(self.domain_names, batch)
         rows = len(batch.logits_indices)
         num_top = 0 if batch.sampling is None else max(batch.sampling.rows["num_logprobs"].tolist(), default=0)
         output = StepOutput.unsampled(rows, max(num_top, 0))

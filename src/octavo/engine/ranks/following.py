@@ -174,7 +174,7 @@ class Follower:
             if step.number != number + 1:
                 raise OctavoError(f"the leader is at step {step.number}, this rank at {number + 1}")
             number = step.number
-            inputs: tuple[Array, ...] = ()
+            inputs: tuple[Array, ...] | None = None
             if graph.receives:
                 values = self._values.get()
                 if values.number != number:
