@@ -323,7 +323,8 @@ def test_stages_send_and_receive() -> None:
     assert [(value.rows, value.cols) for value in found[1, 1].inputs] == [(op.x.rows, op.x.cols) for op in sent]
     assert [op.slot for op in sent] == list(range(len(sent)))
 
-    """Products before and after them are cut: patches through a block, four side by side, in place of tokens."""
+
+def test_rows_that_are_merged_and_spliced_are_whole_on_every_rank() -> None:
     """Products before and after them are cut: patches through a block, four side by side, in place of tokens."""
     graph, weights, batch = images.whole_graph(), images.weights(), images.batch_of()
     expected = images.logits(reference.compile(graph, weights, images.LIMITS), batch)
