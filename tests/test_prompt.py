@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -67,9 +67,10 @@ def test_wrong_spans_are_refused(fields: dict[str, Any], message: str) -> None:
         ([5, 0], [Span(1, 2, b"a")], "covers positions 1 to 2, but the prompt has 2 tokens"),
         ([5, 0, 7], [Span(1, 2, b"a")], "token ids of span 0 are not all 0"),
         ([5, 0], ["image"], "holds 'image'; it holds only Span"),
+        ([5, 0], 5, "spans of a prompt is 5; it is a list of Span"),
     ],
 )
-def test_spans_lie_in_their_prompt(token_ids: list[int], spans: list[Any], message: str) -> None:
+def test_spans_lie_in_their_prompt(token_ids: list[int], spans: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Prompt(token_ids, spans)
 
@@ -109,6 +110,11 @@ def test_a_prompt_cannot_be_changed() -> None:
     np.testing.assert_array_equal(values, VALUES)
     assert not values.flags.writeable
     assert Span(1, 2, b"key", values).values is values  # frozen ones are not copied again
+    view, mine[:] = mine.view(), VALUES
+    view.flags.writeable = False
+    span = Span(1, 2, b"key", view)
+    mine[:] = 7  # what the view shows
+    np.testing.assert_array_equal(cast(np.ndarray, span.values), VALUES)
     assert prompt.token_ids == (5, 0, 0)
     assert {type(token_id) for token_id in prompt.token_ids} == {int}
     assert prompt == Prompt((5, 0, 0), [Span(1, 2, b"key")])  # the key names the content

@@ -67,7 +67,10 @@ class Prompt:
     def __init__(self, token_ids: Iterable[int], spans: Iterable[Span] = ()) -> None:
         """token_ids: integers of 32 bits; a model checks whether it has them. Raises UsageError."""
         object.__setattr__(self, "token_ids", _plain_ids(token_ids))
-        object.__setattr__(self, "spans", tuple(spans))
+        try:
+            object.__setattr__(self, "spans", tuple(spans))
+        except TypeError:
+            raise _wrong(f"spans of a prompt is {spans!r:.80}; it is a list of Span") from None
         if self.spans:
             self._check_spans()
 
@@ -185,10 +188,22 @@ def _frozen(values: Float32, length: int) -> Float32:
         raise _wrong(f"values of a span are {list(values.shape)}; a span of length {length} has [{length}, width]")
     if not np.isfinite(values).all():
         raise _wrong("values of a span hold infinity or NaN; give finite numbers")
-    if values.flags.writeable or not values.flags.c_contiguous:
+    if not values.flags.c_contiguous or _is_writeable(values):
         values = values.copy()
         values.flags.writeable = False
     return values
+
+
+def _is_writeable(values: Float32) -> bool:
+    """True if it can be changed, also through an array of which it is a view."""
+    import numpy as np
+
+    owner: object = values
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return True
+        owner = owner.base
+    return False
 
 
 def _end_of(span: Span) -> int:
