@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from octavo.engine.engine import Engine, Output, RequestFailure
 from octavo.engine.step_budget import MIN_PREFILL_TOKENS, StepBudget
+from octavo.engine.step_times import StepTimes
 from octavo.errors import UsageError
 from octavo.generation_request import Params, PoolingParams
 from octavo.outputs import OutputDelta, PoolingOutput
@@ -73,7 +74,7 @@ class AnyBudget(StepBudget):
     """Bounds the chunks of each step as it likes."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(0.2)
+        super().__init__(0.2, StepTimes())
         self._random = random.Random(seed)
 
     def lets_in(self, num_decodes: int) -> bool:

@@ -104,8 +104,9 @@ def test_a_batch_that_is_refused_is_told_to_nobody(ops: list[Op]) -> None:
         raise ValueError("too many tokens")
 
     sizes = {"weight_bytes": 0, "mapped_bytes": 0, "workspace_bytes": 0, "num_threads": 1}
-    local = SimpleNamespace(submit=refuse, **sizes)
-    executor = GroupExecutor(local, leader, Ranks(1), None, None, 0, 0)  # type: ignore[arg-type]
+    cache_sizes = SimpleNamespace(moved_bytes=lambda _: 0)
+    local = SimpleNamespace(submit=refuse, cache_sizes=cache_sizes, **sizes)
+    executor = GroupExecutor(local, leader, Ranks(1), None, cache_sizes, 0, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="too many"):
         executor.submit(step(1))
     assert not planned

@@ -199,15 +199,21 @@ def _without_layers(model: _Model, texts: Sequence[Tokens], count: int, report: 
     for key, value in model.metadata.items():
         if key.startswith(prefix) and isinstance(value, np.ndarray) and len(value) == total:
             keys[key.removeprefix(prefix)] = value[kept]
-    fields: dict[str, Any] = {"num_layers": len(kept)}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, tuple) and len(value) == total:
-            fields[field.name] = tuple(value[i] for i in kept)
+    fields: dict[str, Any] = {"num_layers": len(kept), **_fields_of_layers(config, total, kept)}
+    for part in ("attention", "rope"):
+        if changed := _fields_of_layers(getattr(config, part), total, kept):
+            fields[part] = replace(getattr(config, part), **changed)
     model.removed.append(
         f"layers {', '.join(map(str, gone))}: block influence {', '.join(f'{influence[i]:.4f}' for i in gone)}"
     )
     return model.with_config(weights, keys, **fields)
+
+
+def _fields_of_layers(config: Any, total: int, kept: Sequence[int]) -> dict[str, tuple[Any, ...]]:
+    """The fields of a configuration that have a value for each layer, with those of the layers that are kept."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    of_layers = {name: value for name, value in values.items() if isinstance(value, tuple) and len(value) == total}
+    return {name: tuple(value[i] for i in kept) for name, value in of_layers.items()}
 
 
 def _without_columns(model: _Model, texts: Sequence[Tokens], options: PruneOptions, report: WorkReport) -> _Model:
@@ -215,7 +221,7 @@ def _without_columns(model: _Model, texts: Sequence[Tokens], options: PruneOptio
     squares = _mean_squares(model, texts, ("self_attn.o_proj", "mlp.down_proj"), report)
     groups = config.num_kv_heads
     heads_kept = groups - round(options.heads * groups)
-    width = config.intermediate_size
+    width = config.mlp.intermediate_size
     ffn_kept = max(round((1 - options.ffn) * width / options.multiple), 0) * options.multiple if options.ffn else width
     if not 0 < heads_kept <= groups or not 0 < ffn_kept <= width:
         raise UsageError(
@@ -248,13 +254,13 @@ def _without_columns(model: _Model, texts: Sequence[Tokens], options: PruneOptio
             "attention.head_count_kv": np.uint32(heads_kept),
             "attention.key_length": np.uint32(config.head_dim),
             "attention.value_length": np.uint32(config.value_dim),
-            "rope.dimension_count": np.uint32(config.rotary_dim),
+            "rope.dimension_count": np.uint32(config.rope.rotary_dim),
         }
         model.removed.append(
             f"heads: {fields['num_heads']} of {config.num_heads} stay in each layer, {heads_kept} of keys"
         )
     if options.ffn:
-        fields["intermediate_size"] = ffn_kept
+        fields["mlp"] = replace(config.mlp, intermediate_size=ffn_kept)
         keys["feed_forward_length"] = np.uint32(ffn_kept)
         model.removed.append(f"feed-forward columns: {ffn_kept} of {width} stay in each layer")
     return model.with_config(weights, keys, **fields)
