@@ -88,6 +88,11 @@ class DomainRows:
     positions: Int32 | None = None  # [C, count]
     # By name (`octavo.graph.values.IndexArray`): one row of another domain, or several, for each row [count * width].
     indices: Mapping[str, Int32] = field(default_factory=dict)
+    # Of a domain with caches (`octavo.graph.cache.KVCache.domain`): the rows of each sequence of the step in the cache
+    # after it [N], also where the step has none; and where keys and values of each row are written [G, count], as
+    # `Batch.slot_mapping` has it, of which only the groups of this domain are read.
+    lengths: Int32 | None = None
+    slots: Int32 | None = None
 
 
 @dataclass(slots=True)
@@ -115,7 +120,8 @@ class Batch:
     query_start_loc: Int32  # [N + 1], where each request's tokens start
     seq_lens: Int32  # [N], tokens in the cache after this step
     block_tables: Int32  # [G, N, max_blocks]; entries beyond a sequence's blocks or before its window are not read
-    slot_mapping: Int32  # [G, T], block_id * block_size + offset where each token's K and V are written
+    slot_mapping: Int32  # [G, T], block_id * block_size + offset where each token's K and V are written; not read of
+    # groups of another domain (`DomainRows.slots`)
     logits_indices: Int32  # [R], index into the T tokens
     # [H], the same for hidden states: the input of the output head, which is skipped if no logits are wanted
     hidden_indices: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -211,11 +211,12 @@ class ReferenceExecutor:
         self._caches: dict[int, LayerCache] = {}
         self._states: dict[int, list[Array]] = {}
         self._num_states = 0
-        self._num_blocks = 0
+        self._num_blocks, self._block_size = 0, 0
         self._moved_bytes = 0  # of a block
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self._num_blocks, self._moved_bytes = num_blocks, self.cache_sizes.moved_bytes(block_size)
+        self._num_blocks, self._block_size = num_blocks, block_size
+        self._moved_bytes = self.cache_sizes.moved_bytes(block_size)
         kv_dtype = self._kv_dtype
         formats = layer_formats(self._graph, lambda p: self._weights[p], kv_dtype) if kv_dtype is not None else {}
         for kv in self._graph.kv_caches:
@@ -308,5 +309,5 @@ class ReferenceExecutor:
         check_token_types(self._graph, batch)
         check_moved_blocks(batch, self._num_blocks, self._moved_bytes)
         limits = self._limits
-        check_domains(self._needs, limits.rows, batch)
+        check_domains(self._needs, limits.rows, batch, (self._num_blocks, self._block_size))
         check_sequences(batch, limits.max_num_seqs, limits.max_model_len)

@@ -6,7 +6,9 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from octavo.graph.values import TOKENS, RowDomain
 
 STATES_PER_SEAT = 2  # slots for states, for each of the sequences that may run at once
 
@@ -24,9 +26,9 @@ def first_visible(position: int, window: int | None, *, chunked: bool = False) -
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of every token, in the blocks of its sequence.
+    """Keys and values of every token, or of every row of another domain, in the blocks of its sequence.
 
-    layer: unique within a graph. window, chunked: see `first_visible`.
+    layer: unique within a graph. window, chunked: see `first_visible`. domain: of the rows that fill it.
     """
 
     layer: int
@@ -35,6 +37,7 @@ class KVCache:
     value_dim: int  # 0: values are columns of the keys
     window: int | None = None
     chunked: bool = False
+    domain: RowDomain = TOKENS
 
     @property
     def elements_per_token(self) -> int:
@@ -60,12 +63,15 @@ class StateCache:
 class CacheGroup:
     """Layers whose tokens lie in the same blocks: a sequence has one block table for each group.
 
-    Blocks of all groups come from one pool and are of one size, that of `CacheLayout.slots` layers.
+    domain: of the rows that take the place of tokens. Blocks of all groups come from one pool and are of one size, that
+    of `CacheLayout.slots` layers.
     """
 
     window: int | None  # of all its layers
     layers: tuple[int, ...]
     chunked: bool = False  # and this, too
+    # Not in the text from which names of blocks are made: operations name their domains there.
+    domain: RowDomain = field(default=TOKENS, repr=False)
 
     def max_blocks(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
         """Blocks that a sequence of so many tokens holds at once, at most; a step computes up to max_step_tokens.
@@ -86,7 +92,7 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The groups of a graph's layers, at least one. Without windows, or with the same everywhere, there is one."""
+    """The groups of a graph's layers, at least one. With the same window and domain everywhere there is one."""
 
     groups: tuple[CacheGroup, ...]
 
@@ -112,15 +118,15 @@ class CacheLayout:
 
 
 def cache_layout(caches: Sequence[KVCache]) -> CacheLayout:
-    """Groups layers by their windows, in groups of one size, so that blocks of all groups are alike.
+    """Groups layers by their windows and domains, in groups of one size, so that blocks of all groups are alike.
 
     The size is that which leaves few slots empty and makes few groups: the 4 global and 22 local layers of Gemma 3 1B
     become one group and six of up to 4 layers.
     """
-    kinds: dict[tuple[int | None, bool], list[int]] = {}
+    kinds: dict[tuple[int | None, bool, RowDomain], list[int]] = {}
     for cache in caches:
-        kinds.setdefault((cache.window, cache.chunked), []).append(cache.layer)
-    kinds = kinds or {(None, False): []}
+        kinds.setdefault((cache.window, cache.chunked, cache.domain), []).append(cache.layer)
+    kinds = kinds or {(None, False, TOKENS): []}
     counts = [max(len(layers), 1) for layers in kinds.values()]
 
     def cost(size: int) -> int:
@@ -130,8 +136,8 @@ def cache_layout(caches: Sequence[KVCache]) -> CacheLayout:
     size = min(range(1, min(counts) + 1), key=cost)
     return CacheLayout(
         tuple(
-            CacheGroup(window, tuple(layers[begin : begin + size]), chunked)
-            for (window, chunked), layers in kinds.items()
+            CacheGroup(window, tuple(layers[begin : begin + size]), chunked, domain)
+            for (window, chunked, domain), layers in kinds.items()
             for begin in range(0, max(len(layers), 1), size)
         )
     )

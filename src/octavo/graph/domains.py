@@ -25,12 +25,13 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class DomainNeeds:
-    """The arrays that a graph reads of the rows of a domain: see `RowNeed`."""
+    """The arrays that a graph reads of the rows of a domain: see `RowNeed`. groups: those of its caches, by number."""
 
     domain: RowDomain
     components: int = 0
     starts: bool = False
     indices: tuple[IndexNeed, ...] = ()
+    groups: tuple[int, ...] = ()
 
     def name(self, array: str) -> str:
         """The name of an array, for people: `patches.starts`."""
@@ -50,19 +51,21 @@ def domain_needs(graph: Graph) -> tuple[DomainNeeds, ...]:
         for domain in (node.output.rows, *(value.rows for value in node.op.inputs)):
             if domain is not LOGITS:
                 found.setdefault(domain, DomainNeeds(domain))
-        _add_needs(found, node.op)
+        _add_needs(graph, found, node.op)
     names = [domain.name for domain in (*found, LOGITS)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise GraphError(f"several domains of rows have the name {', '.join(sorted(twice))}; declare each domain once")
     return tuple(found.values())
 
 
-def _add_needs(found: dict[RowDomain, DomainNeeds], op: Op) -> None:
+def _add_needs(graph: Graph, found: dict[RowDomain, DomainNeeds], op: Op) -> None:
     for need in op.row_needs:
         if not isinstance(need, IndexNeed):
-            known = found[need.domain]
+            known = found.setdefault(need.domain, DomainNeeds(need.domain))
             components, starts = max(known.components, need.components), known.starts or need.starts
-            found[need.domain] = replace(known, components=components, starts=starts)
+            layout = enumerate(graph.cache_layout.groups) if need.cached else ()
+            groups = tuple(number for number, group in layout if group.domain is need.domain) or known.groups
+            found[need.domain] = replace(known, components=components, starts=starts, groups=groups)
             continue
         known = found.setdefault(need.index.rows, DomainNeeds(need.index.rows))
         same = [each for each in known.indices if each.index == need.index]
@@ -82,8 +85,13 @@ def check_limits(graph: Graph, limits: Mapping[RowDomain, int]) -> None:
             )
 
 
-def check_domains(needs: Iterable[DomainNeeds], limits: Mapping[RowDomain, int], batch: Batch) -> None:
-    """Raises UsageError for too many rows of a domain, and ValueError for an array that is missing or wrong."""
+def check_domains(
+    needs: Iterable[DomainNeeds], limits: Mapping[RowDomain, int], batch: Batch, cache: tuple[int, int] = (0, 0)
+) -> None:
+    """Raises UsageError for too many rows of a domain, and ValueError for an array that is missing or wrong.
+
+    cache: its blocks and the tokens of each, for graphs with caches of further domains.
+    """
     if batch.domains:
         check_names([domain.name for domain in limits], batch)
     for need in needs:
@@ -101,6 +109,8 @@ def check_domains(needs: Iterable[DomainNeeds], limits: Mapping[RowDomain, int],
                 raise ValueError(f"{need.name('positions')} are {list(shape)}, not [{need.components}, {rows.count}]")
         for index in need.indices:
             _check_index(need.name(index.index.name), index, rows, domain_rows(batch, index.source).count)
+        if need.groups:
+            _check_cached(need, rows, batch, *cache)
 
 
 def check_names(known: Collection[str], batch: Batch) -> None:
@@ -130,6 +140,26 @@ def _check_index(name: str, need: IndexNeed, rows: DomainRows, end: int) -> None
     if array.shape != (rows.count * need.width,) or array.dtype != np.int32:
         raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, not int32 [{rows.count * need.width}]")
     check_range(name, array, end, first=-1 if need.keeps else 0)
+
+
+def _check_cached(need: DomainNeeds, rows: DomainRows, batch: Batch, num_blocks: int, block_size: int) -> None:
+    tables, lengths, slots, sequences = batch.block_tables, rows.lengths, rows.slots, len(batch.seq_lens)
+    if tables.ndim != 3 or len(tables) <= max(need.groups) or tables.shape[1] != sequences:
+        shape = f"[{max(need.groups) + 1} or more, {sequences}, blocks]"
+        raise ValueError(f"block_tables are {list(tables.shape)}, not {shape}")
+    if lengths is None or lengths.shape != (sequences,) or lengths.dtype != np.int32:
+        found = "missing" if lengths is None else f"{lengths.dtype} {list(lengths.shape)}"
+        raise ValueError(f"{need.name('lengths')} are {found}, not int32 [{sequences}]")
+    check_range(need.name("lengths"), lengths, tables.shape[2] * block_size + 1)
+    for number in need.groups:
+        read = np.arange(tables.shape[2]) * block_size < lengths[:, None]
+        check_range(f"block_tables of {need.name('cache')}", tables[number][read], num_blocks)
+    if not rows.count:
+        return
+    if slots is None or slots.shape != (len(tables), rows.count) or slots.dtype != np.int32:
+        found = "missing" if slots is None else f"{slots.dtype} {list(slots.shape)}"
+        raise ValueError(f"{need.name('slots')} are {found}, not int32 [{len(tables)}, {rows.count}]")
+    check_range(need.name("slots"), slots[list(need.groups)], num_blocks * block_size)
 
 
 def check_sequences(batch: Batch, max_sequences: int, max_length: int) -> None:

@@ -14,7 +14,7 @@ from octavo.backends.cpu.lowering import Operands, lower
 from octavo.graph.ops import recurrence
 from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
 from octavo.graph.ops.base import Op
-from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams
+from octavo.graph.ops.encoder import CrossAttention, EncoderAttention, EncoderAttentionParams
 from octavo.graph.ops.latent_attention import LatentAttention
 from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.ops.moe import MoE, Routing
@@ -42,7 +42,7 @@ NESTED: dict[type, Any] = {
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),
     AddToStreams: AddToStreams(X, X, X, (1.0, 0.5)),
 }
-KERNELS = {cls for cls in operations() if not issubclass(cls, BORDERS)}
+KERNELS = {cls for cls in operations() if not issubclass(cls, (*BORDERS, CrossAttention))}
 
 
 def example(cls: type[Op]) -> Op:

@@ -12,6 +12,7 @@ from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.shard_wishes import Steps
 from octavo.graph.spans import SPANS, span_width
+from octavo.graph.values import TOKENS
 from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.tensor_files import Weights
 from octavo.models import build_graph
@@ -21,12 +22,22 @@ _MAX_LOGITS_ROWS = 128  # rows of logits that are held at once: a step of log-pr
 
 
 def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
-    """The model for sequences of at most so many tokens. Raises ModelLoadError if its weights do not fit it."""
+    """The model for sequences of at most so many tokens.
+
+    Raises ModelLoadError if its weights do not fit it, or if it has caches that the engine cannot fill.
+    """
     config, classifies = checkpoint.config.for_length(context), checkpoint.pooling.is_classifier
     try:
-        return build_graph(checkpoint.architecture, config, checkpoint.weights.shapes, classifies=classifies)
+        graph = build_graph(checkpoint.architecture, config, checkpoint.weights.shapes, classifies=classifies)
     except GraphError as error:  # a weight is missing or has another shape than the configuration says
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
+    for cache in graph.kv_caches:
+        if cache.domain is not TOKENS:
+            raise ModelLoadError(
+                f"{checkpoint.path}: layer {cache.layer} has a cache of {cache.domain.name}; the engine allocates "
+                "blocks for tokens only. Run the graph on an executor, with lengths and slots of your own"
+            )
+    return graph
 
 
 def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:

@@ -55,12 +55,14 @@ class StepSizes:
 class RowNeed:
     """The arrays that an operation reads of the rows of a domain (`octavo.batch.DomainRows`).
 
-    components: of each position; 0: it reads none. starts: it reads where sequences start.
+    components: of each position; 0: it reads none. starts: it reads where sequences start. cached: it reads and writes
+    a cache of the domain, with its lengths and slots.
     """
 
     domain: RowDomain
     components: int = 0
     starts: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Operations of encoders: attention both ways without a cache, token types, the mean of a text.
+"""Operations of encoders, and attention to their rows: both ways without a cache, token types, the mean of a text.
 
 All tokens of a text are in one step; the engine sees to it (`octavo.graph.builder.Graph.takes_whole_texts`).
 """
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from octavo.batch import Array
+from octavo.graph.cache import KVCache
 from octavo.graph.cuts import Cut
 from octavo.graph.domain_rows import domain_rows
 from octavo.graph.head_cuts import AttentionHeads
@@ -54,19 +55,14 @@ class EncoderAttention(Op):
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
-        require(min(p.num_heads, p.num_kv_heads, p.head_dim) > 0, f"heads and head_dim must be positive: {p}")
-        require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
+        _require_heads(p)
         require(p.window is None or p.window > 0, f"window {p.window} is not positive")
         slopes = p.num_heads if p.alibi_slopes is None else len(p.alibi_slopes)
         require(slopes == p.num_heads, f"{slopes} slopes do not fit {p.num_heads} heads")
         rows = self.q.rows
         require(rows not in (OUTPUTS, LOGITS), f"q {describe(self.q)}: such rows are of no sequences")
         for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
-            value: Value = getattr(self, name)
-            require(
-                value.rows is rows and value.cols == heads * p.head_dim,
-                f"{name} {describe(value)} is not [{rows.name}, {heads} heads * {p.head_dim}]",
-            )
+            _require_rows(name, getattr(self, name), rows, heads, p.head_dim)
         return rows, p.num_heads * p.head_dim
 
     def flops(self, sizes: StepSizes) -> int:
@@ -86,6 +82,72 @@ class EncoderAttention(Op):
         starts = domain_rows(step.batch, self.q.rows).starts
         for begin, end in pairwise([] if starts is None else starts.tolist()):
             out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], self.params)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention(Op):
+    """Writes k and v of the rows of a domain into its cache; then each token sees all that its sequence has there.
+
+    A token of a sequence with nothing in the cache gets zeros. Without k and v it reads what another operation has
+    written to the cache of `layer`. The rows come once: a later step has none of them, and reads what is in the cache.
+
+    Vaswani et al., arXiv 1706.03762.
+    """
+
+    cut: ClassVar[Cut[Any]] = AttentionHeads(("q",), ("k", "v"))
+
+    q: Value  # [TOKENS, num_heads * head_dim]
+    k: Value | None  # [domain, num_kv_heads * head_dim]
+    v: Value | None  # [domain, num_kv_heads * head_dim]; -> [TOKENS, num_heads * head_dim]
+    params: EncoderAttentionParams  # without window and slopes: tokens and rows have no distance
+    layer: int
+    domain: RowDomain
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        p = self.params
+        _require_heads(p)
+        require(p.window is None and p.alibi_slopes is None, "a window, or slopes, between rows of two domains")
+        require(self.domain not in (TOKENS, OUTPUTS, LOGITS), f"a cache of {self.domain.name} is none of other rows")
+        require((self.k is None) == (self.v is None), "k and v are given both or neither")
+        _require_rows("q", self.q, TOKENS, p.num_heads, p.head_dim)
+        for name, value in (("k", self.k), ("v", self.v)):
+            if value is not None:
+                _require_rows(name, value, self.domain, p.num_kv_heads, p.head_dim)
+        return TOKENS, p.num_heads * p.head_dim
+
+    def flops(self, sizes: StepSizes) -> int:
+        # The rows of a step stand for those in the cache, of which the sizes have no number.
+        p, seen = self.params, sizes.rows(self.domain) / max(sizes.requests, 1)
+        return int(sizes.tokens * seen * p.num_heads * (4 * p.head_dim + 5))
+
+    @property
+    def cache(self) -> KVCache:
+        p = self.params
+        return KVCache(self.layer, p.num_kv_heads, p.head_dim, p.head_dim, domain=self.domain)
+
+    @property
+    def owns_cache(self) -> bool:
+        return self.k is not None
+
+    @property
+    def row_needs(self) -> tuple[RowNeed, ...]:
+        return (RowNeed(self.domain, cached=True),)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        p, batch, cache, rows = self.params, step.batch, step.caches[self.layer], domain_rows(step.batch, self.domain)
+        if self.k is not None and self.v is not None and rows.slots is not None:
+            k, v = (step.values[x].reshape(-1, p.num_kv_heads, p.head_dim) for x in (self.k, self.v))
+            cache.write(rows.slots[cache.group], k, v)
+        q, starts = step.values[self.q], batch.query_start_loc.tolist()
+        out = np.zeros_like(q)
+        for table, length, (begin, end) in zip(
+            batch.block_tables[cache.group], [] if rows.lengths is None else rows.lengths, pairwise(starts), strict=True
+        ):
+            if length:
+                slots = cache.slots(table, 0, length)
+                keys, values = (x[slots].reshape(length, -1) for x in (cache.keys, cache.values))
+                out[begin:end] = _attend(q[begin:end], keys, values, p)
         return out
 
 
@@ -130,13 +192,28 @@ class MeanPool(Op):
         return np.array(means, x.dtype).reshape(len(texts), self.x.cols)
 
 
+def _require_heads(p: EncoderAttentionParams) -> None:
+    require(min(p.num_heads, p.num_kv_heads, p.head_dim) > 0, f"heads and head_dim must be positive: {p}")
+    require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
+
+
+def _require_rows(name: str, value: Value, rows: RowDomain, heads: int, head_dim: int) -> None:
+    require(
+        value.rows is rows and value.cols == heads * head_dim,
+        f"{name} {describe(value)} is not [{rows.name}, {heads} heads * {head_dim}]",
+    )
+
+
 def _attend(q: Array, k: Array, v: Array, p: EncoderAttentionParams) -> Array:
-    """One text: q [t, num_heads * head_dim], k and v [t, num_kv_heads * head_dim]."""
-    group, length = p.num_heads // p.num_kv_heads, q.shape[0]
-    heads = q.reshape(length, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
+    """One sequence: q [rows, num_heads * head_dim], k and v [keys, num_kv_heads * head_dim].
+
+    With a window or slopes, rows and keys are the same.
+    """
+    group, rows, length = p.num_heads // p.num_kv_heads, q.shape[0], k.shape[0]
+    heads = q.reshape(rows, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
     keys, values = (x.reshape(length, p.num_kv_heads, p.head_dim) for x in (k, v))
     scores = heads @ keys.transpose(1, 2, 0)[:, None] * p.scale
-    distance = np.abs(np.arange(length) - np.arange(length)[:, None])
+    distance = np.abs(np.arange(length) - np.arange(rows)[:, None])
     if p.alibi_slopes is not None:
         slopes = np.asarray(p.alibi_slopes, q.dtype).reshape(p.num_kv_heads, group, 1, 1)
         scores = scores - slopes * distance.astype(q.dtype)

@@ -1,0 +1,218 @@
+"""Tokens that see the cached rows of an encoder, a domain of its own: a made-up model, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.backends import ExecutorLimits, get_backend, reference
+from octavo.batch import Batch, DomainRows
+from octavo.engine.loading import model_graph
+from octavo.errors import GraphError, ModelLoadError
+from octavo.graph.builder import Graph
+from octavo.graph.cache import CacheGroup, CacheLayout, KVCache, cache_layout
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.base import StepSizes
+from octavo.graph.ops.encoder import CrossAttention, EncoderAttentionParams
+from octavo.graph.ops.linear import Input
+from octavo.graph.shard import shard
+from octavo.graph.values import TOKENS, RowDomain
+from octavo.quantization.packed import DenseWeight
+from tests.support.batches import Request, step
+
+FRAMES = RowDomain("frames")
+DIM, WIDTH, BLOCK = 8, 16, 4
+HEADS = EncoderAttentionParams(2, 2, DIM, DIM**-0.5)
+LIMITS = ExecutorLimits(32, 4, 32, 64, further_rows={FRAMES: 16})
+NAMES = ("q", "k", "v", "again", "out")
+SHAPES = {"embed.weight": (50, WIDTH), "head.weight": (50, WIDTH)} | {f"{n}.weight": (WIDTH, WIDTH) for n in NAMES}
+LENGTHS = (9, 3)
+FIRST, SECOND = slice(0, 9), slice(9, 12)
+
+
+def weights() -> dict[str, DenseWeight]:
+    rng = np.random.default_rng(0)
+    return {n: DenseWeight(rng.normal(0, s[-1] ** -0.5, s).astype(np.float32)) for n, s in SHAPES.items()}
+
+
+def frames() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(12, WIDTH)).astype(np.float32)
+
+
+def model(*, has_own_cache: bool = False) -> Graph:
+    """A layer that writes the keys of frames and sees them, and another that only sees them."""
+    g = Graph(SHAPES)
+    encoded, h = g.add(Input(0, FRAMES, WIDTH)), g.embedding("embed")
+    if has_own_cache:
+        h = h + g.attention(h, h, h, AttentionParams(0, 2, 2, DIM, DIM**-0.5))
+    q, k, v = g.linear(h, "q"), g.linear(encoded, "k"), g.linear(encoded, "v")
+    h = h + g.linear(g.add(CrossAttention(q, k, v, HEADS, 1, FRAMES)), "out")
+    h = h + g.add(CrossAttention(g.linear(h, "again"), None, None, HEADS, 1, FRAMES))
+    g.output = g.logits(g.select_rows(h), "head")
+    return g
+
+
+def steps(num_groups: int = 1) -> list[Batch]:
+    """The prompts with all frames; then a token of each text in turn, without frames."""
+    blocks = ([5, 2, 7], [3])
+    texts = [Request(list(range(10 * i, 10 * i + 9)), own) for i, own in enumerate(blocks)]
+    slots = [own[i // BLOCK] * BLOCK + i % BLOCK for own, n in zip(blocks, LENGTHS, strict=True) for i in range(n)]
+    batches = []
+    for counts in ((5, 2), (1, 1), (2, 1)):
+        batch = step(list(zip(texts, counts, strict=True)), block_size=BLOCK, num_groups=num_groups)
+        in_group = np.array(slots, np.int32) // BLOCK * num_groups + np.arange(num_groups, dtype=np.int32)[:, None]
+        places = (in_group * BLOCK + np.array(slots, np.int32) % BLOCK).astype(np.int32)
+        lengths = np.array(LENGTHS, np.int32)
+        rows = DomainRows(0, lengths=lengths) if batches else DomainRows(12, lengths=lengths, slots=places)
+        batch.inputs, batch.domains = (frames()[: rows.count],), {"frames": rows}
+        batches.append(batch)
+    return batches
+
+
+def softmax_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    heads = []
+    for columns in (slice(0, DIM), slice(DIM, 2 * DIM)):
+        scores = np.exp(q[:, columns] @ k[:, columns].T * DIM**-0.5)
+        heads.append(scores / scores.sum(axis=1, keepdims=True) @ v[:, columns])
+    return np.concatenate(heads, axis=1)
+
+
+def expected(batch: Batch) -> np.ndarray:
+    w = {name.removesuffix(".weight"): weight.dequantize().astype(np.float64).T for name, weight in weights().items()}
+    h, starts = w["embed"].T[batch.token_ids], batch.query_start_loc
+    for text, rows in enumerate((FIRST, SECOND)):
+        part, k, v = slice(starts[text], starts[text + 1]), frames()[rows] @ w["k"], frames()[rows] @ w["v"]
+        h[part] += softmax_attention(h[part] @ w["q"], k, v) @ w["out"]
+        h[part] += softmax_attention(h[part] @ w["again"], k, v)
+    return h @ w["head"]
+
+
+def executor_of(graph: Graph, num_blocks: int = 8) -> Any:
+    executor = reference.compile(graph, weights(), LIMITS, dtype=np.float64)
+    executor.allocate_cache(num_blocks, BLOCK)
+    return executor
+
+
+def test_later_steps_see_the_frames_in_the_cache() -> None:
+    executor = executor_of(model())
+    for batch in steps():
+        np.testing.assert_allclose(executor.submit(batch).wait().logits, expected(batch), rtol=0, atol=1e-10)
+
+
+def test_frames_lie_beside_the_tokens_in_a_group_of_their_own() -> None:
+    """Slots of the groups of another domain are not read."""
+    graph = model(has_own_cache=True)
+    assert [(group.domain, group.layers) for group in graph.cache_layout.groups] == [(TOKENS, (0,)), (FRAMES, (1,))]
+    found, other = [], []
+    for results, hides in ((found, False), (other, True)):
+        executor = executor_of(graph, 16)
+        for batch in steps(2):
+            if hides:
+                batch.slot_mapping[1] = -1
+                if (slots := batch.domains["frames"].slots) is not None:
+                    slots[0] = -1
+            results.append(executor.submit(batch).wait().logits)
+    assert np.isfinite(found[2]).all()
+    for one, same in zip(found, other, strict=True):
+        np.testing.assert_array_equal(one, same)
+
+
+def test_a_sequence_without_frames_sees_nothing() -> None:
+    executor, (batch, *_) = executor_of(model()), steps()
+    rows = batch.domains["frames"]
+    batch.domains = {"frames": replace(rows, lengths=np.array([9, 0], np.int32))}
+    w = {name.removesuffix(".weight"): weight.dequantize().astype(np.float64) for name, weight in weights().items()}
+    plain = w["embed"][batch.token_ids[5:]] @ w["head"].T
+    np.testing.assert_allclose(executor.submit(batch).wait().logits[5:], plain, rtol=0, atol=1e-12)
+
+
+def test_ranks_have_some_heads_each() -> None:
+    ranks = [shard(model(), rank, 2, lambda _: 1) for rank in range(2)]
+    assert [cache.num_kv_heads for graph in ranks for cache in graph.kv_caches] == [1, 1]
+    executors = [executor_of(graph) for graph in ranks]
+    for batch in steps():
+        (output, _) = reference.ReferenceGroup(executors).run(batch)
+        np.testing.assert_allclose(output.logits, expected(batch), rtol=0, atol=1e-10)
+
+
+def frames_with(**fields: object) -> Callable[[Batch], Batch]:
+    return lambda b: replace(b, domains={"frames": replace(b.domains["frames"], **fields)})
+
+
+def numbers(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+HOSTILE: dict[str, tuple[Callable[[Batch], Batch], str]] = {
+    "no domain": (lambda b: replace(b, domains={}, inputs=(frames()[:0],)), r"frames.lengths are missing"),
+    "no lengths": (frames_with(lengths=None), "frames.lengths are missing"),
+    "a length below zero": (frames_with(lengths=numbers(-1, 3)), "frames.lengths are -1"),
+    "a length beyond the table": (frames_with(lengths=numbers(13, 3)), "frames.lengths are 3 to 13"),
+    "lengths of one sequence": (frames_with(lengths=numbers(9)), "frames.lengths are int32"),
+    "lengths of another type": (frames_with(lengths=np.array([9, 3])), "frames.lengths are int64"),
+    "no slots": (frames_with(slots=None), "frames.slots are missing"),
+    "a slot below zero": (frames_with(slots=np.full((1, 12), -1, np.int32)), "frames.slots are -1"),
+    "a slot beyond the cache": (frames_with(slots=np.full((1, 12), 32, np.int32)), "frames.slots are 32"),
+    "slots of other rows": (frames_with(slots=np.zeros((1, 11), np.int32)), "frames.slots are int32"),
+    "slots of no group": (frames_with(slots=np.zeros((0, 12), np.int32)), "frames.slots are int32"),
+    "a block beyond the cache": (lambda b: replace(b, block_tables=b.block_tables + 1), "block_tables of frames.cache"),
+    "tables of one sequence": (lambda b: replace(b, block_tables=b.block_tables[:, :1]), "block_tables are"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_lengths_and_slots_are_refused_before_anything_runs(case: str) -> None:
+    executor, (batch, *_) = executor_of(model()), steps()
+    change, message = HOSTILE[case]
+    with pytest.raises(ValueError, match=message):
+        executor.submit(change(batch))
+    np.testing.assert_allclose(executor.submit(batch).wait().logits, expected(batch), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["cpu", "torch:cpu"])
+def test_a_backend_without_a_kernel_refuses_the_operation_by_name(name: str) -> None:
+    with pytest.raises(GraphError, match=r"cross_attention: the (cpu|torch) backend has no"):
+        get_backend(name).compile(model(), weights(), LIMITS)
+
+
+def test_the_engine_refuses_a_cache_of_another_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = model()
+    monkeypatch.setattr(model_graph, "build_graph", lambda *_, **__: graph)
+    parts = {"config": SimpleNamespace(for_length=lambda _: None), "weights": SimpleNamespace(shapes={})}
+    checkpoint: Any = SimpleNamespace(
+        path=Path("made-up"), architecture="", pooling=SimpleNamespace(is_classifier=False), **parts
+    )
+    with pytest.raises(ModelLoadError, match=r"layer 1 has a cache of frames; the engine allocates blocks for tokens"):
+        model_graph.model_graph(checkpoint, 64)
+
+
+def test_the_layout_of_tokens_is_as_it_was() -> None:
+    caches = [KVCache(layer, 2, DIM, DIM, window) for layer, window in enumerate((None, 7, 7))]
+    groups = CacheGroup(None, (0,)), CacheGroup(7, (1,)), CacheGroup(7, (2,))
+    assert cache_layout(caches) == CacheLayout(groups)
+    # Blocks on disk are named by this text.
+    assert repr(groups[1]) == "CacheGroup(window=7, layers=(1,), chunked=False)"
+    assert repr(cache_layout([])) == "CacheLayout(groups=(CacheGroup(window=None, layers=(), chunked=False),))"
+
+
+def test_what_a_graph_may_not_do() -> None:
+    g = Graph(SHAPES)
+    encoded, h = g.add(Input(0, FRAMES, WIDTH)), g.embedding("embed")
+    for op, message in (
+        (CrossAttention(h, h, h, HEADS, 0, TOKENS), "a cache of tokens"),
+        (CrossAttention(h, h, h, HEADS, 0, FRAMES), r"k \[tokens, 16\] is not \[frames"),
+        (CrossAttention(encoded, encoded, encoded, HEADS, 0, FRAMES), r"q \[frames, 16\] is not \[tokens"),
+        (CrossAttention(h, encoded, None, HEADS, 0, FRAMES), "both or neither"),
+        (CrossAttention(h, encoded, encoded, replace(HEADS, window=3), 0, FRAMES), "a window"),
+        (CrossAttention(h, None, None, HEADS, 0, FRAMES), "no such cache of layer 0"),
+    ):
+        with pytest.raises(GraphError, match=message):
+            g.add(op)
+    op = CrossAttention(h, encoded, encoded, HEADS, 0, FRAMES)
+    assert op.flops(StepSizes(4, 2, 4, 2, further_rows={FRAMES: 12})) == 4 * 6 * 2 * (4 * DIM + 5)
