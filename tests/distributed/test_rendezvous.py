@@ -207,6 +207,7 @@ def test_rows_of_domains_of_a_step() -> None:
     batch = step([(Request([1, 2, 3], [0]), 3)], block_size=16, num_groups=1)
     values, index = np.arange(8, dtype=np.float32).reshape(2, 4), np.array([-1, 1, 0], np.int32)
     patches = DomainRows(2, np.array([0, 2], np.int32), np.array([[3, 4], [5, 6]], np.int32))
+    patches.lengths, patches.slots = np.array([2], np.int32), np.array([[16, 17]], np.int32)
     domains = {"patches": patches, "tokens": DomainRows(3, indices={"soft": index})}
     message = decode(encode(step_message(1, replace(batch, inputs=(values,), domains=domains))))
     assert isinstance(message, RunStep)
@@ -214,7 +215,7 @@ def test_rows_of_domains_of_a_step() -> None:
     np.testing.assert_array_equal(found.inputs, [values])
     assert batch_of(message, ()).inputs == ()  # a later stage has those of the one before
     for name, rows in domains.items():
-        for field in ("count", "starts", "positions"):
+        for field in ("count", "starts", "positions", "lengths", "slots"):
             np.testing.assert_array_equal(getattr(found.domains[name], field), getattr(rows, field))
     np.testing.assert_array_equal(found.domains["tokens"].indices["soft"], index)
     flat, floats = Tensor.of(index), Tensor.of(values)
@@ -224,6 +225,8 @@ def test_rows_of_domains_of_a_step() -> None:
         DomainTensors(3, floats, None, {}),
         DomainTensors(3, None, flat, {}),
         DomainTensors(3, None, None, {"soft": floats}),
+        DomainTensors(3, None, None, {}, lengths=floats),
+        DomainTensors(3, None, None, {}, slots=flat),
         DomainTensors(3, None, None, {"soft": Tensor("int32", (4,), flat.data)}),
     ):
         with pytest.raises(MalformedRankMessageError):

@@ -137,20 +137,26 @@ class DomainTensors(msgspec.Struct, array_like=True):
     starts: Tensor | None
     positions: Tensor | None
     indices: dict[str, Tensor]
+    lengths: Tensor | None = None
+    slots: Tensor | None = None
 
     @classmethod
     def of(cls, rows: DomainRows) -> DomainTensors:
-        starts, positions = (None if each is None else Tensor.of(each) for each in (rows.starts, rows.positions))
-        return cls(rows.count, starts, positions, {name: Tensor.of(array) for name, array in rows.indices.items()})
+        arrays = (rows.starts, rows.positions, rows.lengths, rows.slots)
+        starts, positions, lengths, slots = (None if each is None else Tensor.of(each) for each in arrays)
+        indices = {name: Tensor.of(array) for name, array in rows.indices.items()}
+        return cls(rows.count, starts, positions, indices, lengths, slots)
 
     def rows(self) -> DomainRows:
         """The rows, whose numbers the executor checks. Raises MalformedRankMessageError for other arrays."""
         if not 0 <= self.count < 2**31:
             raise MalformedRankMessageError(f"a domain cannot have {self.count} rows")
-        starts = None if self.starts is None else self.starts.array_of(np.int32, 1)
-        positions = None if self.positions is None else self.positions.array_of(np.int32, 2)
+        tensors = ((self.starts, 1), (self.positions, 2), (self.lengths, 1), (self.slots, 2))
+        starts, positions, lengths, slots = (
+            None if tensor is None else tensor.array_of(np.int32, ndim) for tensor, ndim in tensors
+        )
         indices = {name: tensor.array_of(np.int32, 1) for name, tensor in self.indices.items()}
-        return DomainRows(self.count, starts, positions, indices)
+        return DomainRows(self.count, starts, positions, indices, lengths, slots)
 
 
 class RunStep(_Message):
