@@ -206,8 +206,9 @@ def test_sampling_options_of_a_step() -> None:
 def test_rows_of_domains_of_a_step() -> None:
     batch = step([(Request([1, 2, 3], [0]), 3)], block_size=16, num_groups=1)
     values, index = np.arange(8, dtype=np.float32).reshape(2, 4), np.array([-1, 1, 0], np.int32)
-    patches = DomainRows(2, np.array([0, 2], np.int32), np.array([[3, 4], [5, 6]], np.int32))
-    patches.lengths, patches.slots = np.array([2], np.int32), np.array([[16, 17]], np.int32)
+    starts, positions = np.array([0, 2], np.int32), np.array([[3, 4], [5, 6]], np.int32)
+    lengths, slots = np.array([2], np.int32), np.array([[16, 17]], np.int32)
+    patches = DomainRows(2, starts, positions, lengths=lengths, slots=slots)
     domains = {"patches": patches, "tokens": DomainRows(3, indices={"soft": index})}
     message = decode(encode(step_message(1, replace(batch, inputs=(values,), domains=domains))))
     assert isinstance(message, RunStep)
