@@ -131,6 +131,36 @@ def test_a_text_waits_behind_answers_of_its_priority_and_shares_their_steps() ->
     assert sizes == [(1, 1), (1, 1), (1, 1)]
 
 
+def test_texts_get_on_while_answers_never_cease_to_wait() -> None:
+    engine = fake_engine(max_num_seqs=2, max_num_batched_tokens=8)
+    answer, order = SamplingParams(max_tokens=2, ignore_eos=True), list[str]()
+    for i in range(12):
+        engine.add_request(create_request(engine, f"answer{i}", PROMPT, answer))
+    for i in range(3):
+        engine.add_request(create_request(engine, f"text{i}", PROMPT, PoolingParams(pooling="last")))
+    count = 12
+    while len(order) < 40:
+        order += [output.request_id for output in engine.step() if getattr(output, "finished", True)]
+        while engine.metrics.num_waiting < 6:
+            engine.add_request(create_request(engine, f"answer{count}", PROMPT, answer))
+            engine.metrics.num_waiting += 1
+            count += 1
+    texts = [i for i, request_id in enumerate(order) if request_id.startswith("text")]
+    assert [order[i] for i in texts] == ["text0", "text1", "text2"]
+    assert all(6 <= i - before <= 12 for before, i in zip([0, *texts], texts, strict=False))
+    # Many texts that came first do not keep an answer waiting: at most those that are admitted already.
+    for i in range(30):
+        engine.add_request(create_request(engine, f"bulk{i}", PROMPT, PoolingParams(pooling="last")))
+    rest: list[str] = []
+    while len(rest) < count - 40:
+        rest += [output.request_id for output in engine.step() if getattr(output, "finished", True)]
+    engine.add_request(create_request(engine, "late", PROMPT, answer))
+    rest.clear()
+    while "late" not in rest:
+        rest += [output.request_id for output in engine.step() if getattr(output, "finished", True)]
+    assert len(rest) <= 5
+
+
 def test_rows_come_in_the_order_of_the_output_with_their_tokens() -> None:
     engine = fake_engine()
     first, second = (

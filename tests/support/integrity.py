@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 
 from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.schedule import Schedule
@@ -31,8 +32,8 @@ def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) ->
         raise AssertionError(f"{queue.num_seats_taken} seats are taken by {len(queue.running)} groups")
     if queue.num_texts_waiting != sum(group.is_text for group in queue.waiting):
         raise AssertionError(f"{queue.num_texts_waiting} texts wait in a queue of {len(queue.waiting)}")
-    for groups in (queue.running, queue.waiting):
-        if groups != sorted(groups, key=lambda group: group.key) or len(set(groups)) < len(groups):
+    for groups, order in ((queue.running, attrgetter("key")), (queue.waiting, attrgetter("turn"))):
+        if groups != sorted(groups, key=order) or len(set(groups)) < len(groups):
             raise AssertionError("groups are out of order")
     if set(queue.running) & set(queue.waiting):
         raise AssertionError("a running group waits")

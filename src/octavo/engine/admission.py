@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.engine.kv.block_tier import BlockLoad
 from octavo.engine.kv.kv_cache import KVCacheManager
@@ -20,17 +21,35 @@ from octavo.engine.request import Request, RequestStatus, Sequence, SequenceGrou
 if TYPE_CHECKING:
     from octavo.engine.schedule import Schedule
 
-_by_key = attrgetter("key")
+_by_key, _by_turn = attrgetter("key"), attrgetter("turn")
+
+ANSWERS_A_TEXT = 8  # that are admitted for each text while both wait
 
 
 class ServiceQueue:
-    """The groups that wait and run, both in order of service, and the seats that are taken."""
+    """The groups that run, in order of service, those that wait, in order of admission, and the seats that are taken.
+
+    Answers are admitted before texts, since thousands of texts may come at once while somebody waits for a first
+    token; but where answers never cease to wait, each ANSWERS_A_TEXT of them let one text pass.
+    """
 
     def __init__(self) -> None:
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self.num_seats_taken = 0
         self.num_texts_waiting = 0
+        # Times of the queue, as in start-time fair queueing (Goyal et al., 1996): of the last group that was admitted,
+        # and of the last answer and the last text that came.
+        self._now = 0
+        self._last = {False: 0, True: 0}
+
+    def take_turn(self, groups: list[SequenceGroup]) -> None:
+        """Gives a new request its place in the order of admission."""
+        is_text = groups[0].is_text
+        time = max(self._now, self._last[is_text]) + (ANSWERS_A_TEXT if is_text else 1)
+        self._last[is_text] = time
+        for group in groups:
+            group.turn = group.turn_at(time)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -38,12 +57,13 @@ class ServiceQueue:
         return [member for group in self.running for member in group.members]
 
     def wait(self, group: SequenceGroup) -> None:
-        insort(self.waiting, group, key=_by_key)
+        insort(self.waiting, group, key=_by_turn)
         self.num_texts_waiting += group.is_text
 
     def enter(self, group: SequenceGroup) -> None:
         """Moves a group to the running ones."""
         self._stop_waiting(group)
+        self._now = max(self._now, group.turn[1])
         insort(self.running, group, key=_by_key)
         self.num_seats_taken += group.num_seats
         for member in group.members:
@@ -52,14 +72,14 @@ class ServiceQueue:
     def leave(self, group: SequenceGroup, status: RequestStatus) -> None:
         """Removes a group."""
         if group.status is RequestStatus.RUNNING:
-            _discard(self.running, group)
+            _discard(self.running, group, _by_key)
             self.num_seats_taken -= group.num_seats
         self._stop_waiting(group)
         for member in group.members:
             member.status = status
 
     def _stop_waiting(self, group: SequenceGroup) -> None:
-        self.num_texts_waiting -= group.is_text * _discard(self.waiting, group)
+        self.num_texts_waiting -= group.is_text * _discard(self.waiting, group, _by_turn)
 
 
 class Stages:
@@ -91,9 +111,9 @@ class Stages:
         return next((group for group in reversed(queue.running) if group not in self.busy), None)
 
 
-def _discard(groups: list[SequenceGroup], group: SequenceGroup) -> bool:
-    """Removes a group from a list in order of service; False: it is not there."""
-    position = bisect_left(groups, group.key, key=_by_key)
+def _discard(groups: list[SequenceGroup], group: SequenceGroup, order: Callable[[SequenceGroup], Any]) -> bool:
+    """Removes a group from a list in this order; False: it is not there."""
+    position = bisect_left(groups, order(group), key=order)
     is_there = position < len(groups) and groups[position] is group
     if is_there:
         del groups[position]
@@ -145,6 +165,7 @@ class GroupAdmission:
         """Queues a request that fits, see `RequestFactory`."""
         first, *others = request.groups
         request.pending_groups = others
+        self.queue.take_turn(request.groups)
         tier = self.kv_cache.tier
         keys = self.kv_cache.stored_keys(first.members[0], first.max_cached_tokens())
         if tier is None or not keys:

@@ -121,12 +121,19 @@ class SequenceGroup:
     num_seats: int = field(init=False)  # beams run in lockstep and need a seat each from the start
     is_text: bool = field(init=False)  # to embed or to score: nobody waits for its first token
     key: tuple[int, bool, int, int] = field(init=False)  # order of service: priority (lowest first), answers, arrival
+    turn: tuple[int, int, bool, int, int] = field(init=False)  # order of admission: see `ServiceQueue.take_turn`
 
     def __post_init__(self) -> None:
         self.num_seats = self.request.params.num_seats
         self.is_text = not self.request.params.is_answered
         self.key = (self.request.options.priority, self.is_text, self.request.arrival, self.members[0].index)
+        self.turn = self.turn_at(0)
         self.adopt(self.members)
+
+    def turn_at(self, time: int) -> tuple[int, int, bool, int, int]:
+        """Its turn if it comes at this time of the queue."""
+        priority, *rest = self.key
+        return (priority, time, *rest)  # type: ignore[return-value]
 
     def adopt(self, members: list[Sequence]) -> None:
         """Replaces the members."""

@@ -9,7 +9,7 @@ An executor of several stages computes as many steps at once. A group is in one 
 is neither scheduled nor preempted. A step takes no more groups than its share, so that the others have some, too.
 
 Texts to embed or to score are prompts without an answer. They wait in the same queue, behind the answers of their
-priority: thousands of them may come at once, while somebody waits for a first token.
+priority, which let one pass after the other (`ServiceQueue`).
 """
 
 from __future__ import annotations
