@@ -47,7 +47,7 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<i
     return options;
 }
 
-// What the batches of a graph have beside the arrays of every batch.
+// The arrays that batches of this graph have in addition to those of every batch.
 void add_domains(StepLimits& limits, const std::vector<DomainTuple>& domains, const std::vector<IndexTuple>& indices,
                  int32_t token_components) {
     limits.domains[DOMAIN_TOKENS].components = token_components;

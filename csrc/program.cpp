@@ -388,7 +388,7 @@ void Program::check_blocks(const char* name, const BlockBytes& moved) const {
                                         std::to_string(options_.limits.num_blocks));
 }
 
-// Each worker moves what lies in its own caches, those of copy_blocks: so it does not wait between the three.
+// Each worker moves only the caches that it copies in copy_blocks, so no barrier is needed between the three.
 void Program::move_blocks(const PendingStep& pending, const Worker& worker) {
     const BlockBytes &saves = pending.block_saves, &loads = pending.block_loads;
     if (saves.count == 0 && loads.count == 0) return;

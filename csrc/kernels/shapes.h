@@ -19,7 +19,7 @@ inline bool is_like(const View& view, const View& other) {
     return has_cols(view, other.cols) && has_rows_of(view, other);
 }
 
-// A plain weight of so many floats.
+// A plain weight with this number of floats.
 inline bool is_vector(const Weight& weight, int64_t size) {
     return !weight.packed && weight.data && weight.size == size;
 }

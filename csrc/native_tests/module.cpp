@@ -59,7 +59,7 @@ void run(CollectiveGroup& group, const char* operation, View x, View out) {
     if (!group.exchange()->met) throw std::runtime_error(group.error());
 }
 
-// Samples rows of which this rank has a part of the logits. For tests; executors do it after the last record of a step.
+// Samples rows from this rank's part of the logits. For tests: executors do it after the last record of a step.
 void sample_part(CollectiveGroup& group, const std::string& isa, Array<float, 2> logits, int32_t first, int32_t vocab,
                  nb::handle sampling, nb::handle output, nb::handle errors) {
     const size_t rows = logits.shape(0);

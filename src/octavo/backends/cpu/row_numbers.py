@@ -16,7 +16,7 @@ class RowNumbers:
     """domains, indices: the numbers; those that every program has come first.
 
     further: the needs of the domains behind them, in their order. arrays: the index arrays behind that of SELECTED.
-    described: domains of which a batch has more than its own fields.
+    described: the domains that a batch describes in `Batch.domains`.
     """
 
     needs: tuple[DomainNeeds, ...]

@@ -247,7 +247,7 @@ class TorchExecutor:
         return host_arrays(batch, self._layout, size, spare, max_tokens, whole_tables=is_whole)
 
     def _further(self, batch: Batch) -> dict[RowDomain, FurtherRows]:
-        """The rows of the domains of which the arrays of the step have not all."""
+        """The rows of the domains that the step's own arrays do not describe in full."""
         found = {}
         for domain in self._described:
             rows = domain_rows(batch, domain)
