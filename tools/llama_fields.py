@@ -132,7 +132,7 @@ EMBED = Route(
     {"input": "Hi"},
     {
         "model": OWN_MODEL,
-        "input": Entry(["Hi", "Ho"], [], f"text, or 1 to {MAX_INPUTS} texts"),
+        "input": Entry(["Hi", "Ho"], [1], f"text, or up to {MAX_INPUTS} texts"),
         "truncate": FLAG,
         "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
         "options": ALL_OPTIONS,

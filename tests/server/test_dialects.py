@@ -74,7 +74,7 @@ def test_other_methods(shell: Shell, path: str, method: str) -> None:
 
 @pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens", "/generate", "/generate_stream", "/"])
 def test_what_the_guard_refuses(shell: Shell, impatient: Shell, path: str) -> None:
-    typed = {**KEY, "Content-Type": "text/plain"}
+    typed = {**KEY, "Content-Type": "text/html"}
     check(path, shell.exchange(request(path, b"{}")), 401)
     check(path, shell.exchange(request(path, b"{}", typed)), 415)
     check(path, shell.exchange(request(path, b"{", KEY)), 400)
@@ -98,6 +98,20 @@ def test_connections_above_the_limit() -> None:
             check(path, shell.exchange(request(path, b"{}")), 503)
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/nothing", "/api/blobs/sha256:0/more", "/api/"])
+def test_all_paths_of_ollama_speak_as_ollama(shell: Shell, path: str) -> None:
+    for reply in (
+        shell.exchange(request(path, b"{}")),  # no key
+        shell.exchange(request(path, b"{}", {**KEY, "Host": "a/?x="})),
+        shell.exchange(request(path, b"{}", {f"X-{i}": "y" for i in range(101)})),
+        shell.exchange(request(path, b"[", KEY)),
+    ):
+        assert reply.status in (400, 401, 404, 431)
+        body = json.loads(reply.body)
+        assert body.keys() == {"error"}
+        assert isinstance(body["error"], str)
+
+
 def test_a_path_speaks_as_what_it_lies_below() -> None:
     mine, root = Dialect(id_header=b"id"), Dialect(id_header=b"root-id")
     routes = [Route("/a", check), Route("/", check), Route("/c", check)]
@@ -105,6 +119,12 @@ def test_a_path_speaks_as_what_it_lies_below() -> None:
     table = RouteTable(routes)
     assert table.dialect("/a") is table.dialect("/a/b/c") is mine
     assert table.dialect("/") is root
+    deep = Dialect(root="/d/")
+    routes.append(Route("/d/e", check))
+    routes[-1].dialect = deep  # type: ignore[attr-defined]
+    rooted = RouteTable(routes)
+    assert rooted.dialect("/d/") is rooted.dialect("/d/f/g") is deep
+    assert rooted.dialect("/d") is DEFAULT_DIALECT
     assert table.dialect("/ab") is table.dialect("") is table.dialect("/b/a/") is table.dialect("/c") is DEFAULT_DIALECT
 
 

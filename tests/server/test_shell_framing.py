@@ -130,6 +130,19 @@ def test_old_http(shell: Shell) -> None:
             pass  # closed after the answer
 
 
+def test_old_http_knows_no_continue(shell: Shell) -> None:
+    """RFC 9110, section 10.1.1: the expectation of a client of HTTP/1.0 is not there."""
+    body = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    for headers, status in ((KEY, b"200"), ({}, b"401")):
+        data, reply = request(CHAT, body, {**headers, "Expect": "100-continue"}), b""
+        with shell.connect() as sock:
+            sock.sendall(data.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            while more := sock.recv(65536):
+                reply += more
+        assert reply.split(b" ")[1] == status
+        assert b"100 Continue" not in reply
+
+
 def test_streams_of_old_http_end_with_the_connection(shell: Shell) -> None:
     """HTTP/1.0 knows no chunks: the events come as they are."""
     body = b'{"messages": [], "stream": true, "num_events": 3}'

@@ -41,6 +41,12 @@ def impatient() -> Iterator[Shell]:
         yield shell
 
 
+@pytest.fixture(scope="module")
+def open_shell() -> Iterator[Shell]:
+    with running_shell() as shell:
+        yield shell
+
+
 @pytest.fixture
 def shell(server: Shell) -> Iterator[Shell]:
     """After every case: a normal request is answered."""
@@ -48,10 +54,12 @@ def shell(server: Shell) -> Iterator[Shell]:
     assert server.post(CHAT, GOOD, KEY).status == 200
 
 
-FORM_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+CURL_TYPES = ("application/x-www-form-urlencoded", "text/plain; charset=utf-8")
 
 
-@pytest.mark.parametrize("kind", [*FORM_TYPES, " ", "json"])
+@pytest.mark.parametrize(
+    "kind", ["multipart/form-data; boundary=a", "text/html", "text/plain; charset=latin-1", " ", "json"]
+)
 def test_content_types_other_than_json(shell: Shell, kind: str) -> None:
     reply = shell.post(CHAT, GOOD, {**KEY, "Content-Type": kind})
     assert reply.error == (415, INVALID, None, "unsupported_content_type")
@@ -66,6 +74,50 @@ def test_a_body_without_a_content_type_is_json(shell: Shell) -> None:
     assert shell.post(CHAT, GOOD, {**KEY, **page}).status == 200
     assert shell.post(CHAT, GOOD, {**untyped, **page}).error == (415, INVALID, None, "unsupported_content_type")
     assert shell.post(CHAT, GOOD, {**untyped, "Origin": "null"}).status == 403
+
+
+@pytest.mark.parametrize("kind", CURL_TYPES)
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "me.localhost"])
+def test_programs_on_this_machine_may_call_json_a_form(open_shell: Shell, kind: str, host: str) -> None:
+    """As curl does: Ollama's examples name no type."""
+    curl = {"Content-Type": kind, "Host": host, "User-Agent": "curl/8.5.0", "Accept": "*/*"}
+    assert open_shell.post(CHAT, GOOD, curl).status == 200
+    assert open_shell.post(CHAT, b"messages=hi", curl).error == (400, INVALID, None, "invalid_json")
+
+
+@pytest.mark.parametrize("kind", CURL_TYPES)
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"Origin": "http://localhost:3000"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Mode": "no-cors"},
+        {"Referer": "http://evil.example/"},
+        {"Cookie": "a=b"},
+        {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"},
+    ],
+    ids=lambda sent: next(iter(sent)),
+)
+def test_no_page_can_post_a_form(open_shell: Shell, kind: str, sent: dict[str, str]) -> None:
+    """A form needs no preflight, so any page that the user looks at could send it."""
+    reply = open_shell.post(CHAT, GOOD, {"Content-Type": kind, **sent})
+    assert reply.error == (415, INVALID, None, "unsupported_content_type")
+    assert open_shell.post(CHAT, GOOD, sent).status == 200
+
+
+@pytest.mark.parametrize("kind", CURL_TYPES)
+def test_no_page_can_post_a_form_under_another_name(open_shell: Shell, shell: Shell, kind: str) -> None:
+    """DNS rebinding: the name is the attacker's, and the address is this machine's."""
+    assert open_shell.post(CHAT, GOOD, {"Content-Type": kind, "Host": "evil.example"}).status == 403
+    reply = shell.post(CHAT, GOOD, {**KEY, "Content-Type": kind, "Host": "evil.example"})
+    assert reply.error == (415, INVALID, None, "unsupported_content_type")
+
+
+@pytest.mark.parametrize("kind", CURL_TYPES)
+def test_beyond_loopback_json_has_its_own_type(kind: str) -> None:
+    with running_shell(host="0.0.0.0", api_key=("sesame",)) as everywhere:
+        reply = everywhere.post(CHAT, GOOD, {**KEY, "Content-Type": kind})
+        assert reply.error == (415, INVALID, None, "unsupported_content_type")
 
 
 def test_charset_is_utf8(shell: Shell) -> None:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -328,8 +329,7 @@ def test_a_text_to_embed_loses_its_end_beyond_the_context(scripted: ollama.Clien
     with pytest.raises(ollama.ResponseError, match="dimensions"):
         scripted.embed("fake", "a", dimensions=7)
     assert len(scripted.embed("fake", ["a", "b"], dimensions=8).embeddings) == 2
-    with pytest.raises(ollama.ResponseError, match="input"):
-        scripted.embed("fake", [])
+    assert scripted.embed("fake", []).embeddings == []
 
 
 def test_the_oldest_turns_of_a_long_conversation_are_left_out_if_asked(fake: ScriptedServer) -> None:
@@ -463,9 +463,39 @@ def test_bodies_without_a_content_type(fake: ScriptedServer, path: str, body: di
     answer = httpx.post(fake.url + path, content=json.dumps({"model": "fake", **body}))
     assert "content-type" not in answer.request.headers
     assert answer.status_code == 200, answer.text
-    page = httpx.post(fake.url + path, content=json.dumps({"model": "fake", **body}), headers={"Origin": fake.url})
-    assert page.status_code == 415
-    assert "content type" in page.json()["error"]
+    curl = {"Content-Type": "application/x-www-form-urlencoded", "User-Agent": "curl/8.5.0"}
+    answer = httpx.post(fake.url + path, content=json.dumps({"model": "fake", **body}), headers=curl)
+    assert answer.status_code == 200, answer.text
+    for headers in ({"Origin": fake.url}, {**curl, "Sec-Fetch-Site": "cross-site"}):
+        page = httpx.post(fake.url + path, content=json.dumps({"model": "fake", **body}), headers=headers)
+        assert page.status_code == 415
+        assert "content type" in page.json()["error"]
+
+
+@pytest.mark.parametrize("nothing", [[], "", None])
+def test_no_texts_have_no_vectors(fake: ScriptedServer, nothing: Any) -> None:
+    answer = fake.post("/api/embed", {"model": "fake", "input": nothing})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert (body["model"], body["embeddings"], body["prompt_eval_count"]) == ("fake", [], 0)
+    unknown = fake.post("/api/embed", {"model": "other", "input": nothing})
+    assert (unknown.status_code, unknown.json().keys()) == (404, {"error"})
+
+
+def test_blobs(server: RunningServer, tmp_path: Path) -> None:
+    """The files of the served models are known; a new file is refused before its bytes are sent."""
+    with httpx.Client(base_url=server.url, timeout=20) as http:
+        digest = http.get("/api/tags").json()["models"][0]["digest"]
+        known, unknown = f"/api/blobs/sha256:{digest}", f"/api/blobs/sha256:{digest[::-1]}"
+        assert (http.head(known).status_code, http.head(unknown).status_code) == (200, 404)
+        assert http.post(known, content=b"GGUF" * 9).status_code == 200
+        assert "sha256" in http.get("/api/blobs/sha256:1").json()["error"]
+        assert http.head("/api/blobs/sha256:1").status_code == 400
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(9 << 20))  # more than any body may have
+    with pytest.raises(ollama.ResponseError, match="octavo serve NAME=FILE") as refused:
+        ollama.Client(host=server.url).create_blob(path)
+    assert refused.value.status_code == 400
 
 
 def test_a_context_is_put_before_the_new_turn(scripted: ollama.Client, fake: ScriptedServer) -> None:

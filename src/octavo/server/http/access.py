@@ -2,6 +2,9 @@
 
 Browsers name their page in Host and Origin. A server on loopback has no key. Foreign pages in the user's browser must
 not reach it, not even under a name that their owner points to 127.0.0.1 (DNS rebinding).
+
+A page can post a form without a preflight, but only with one of three content types, of which JSON is none. Programs
+send JSON under them too: curl does unless it is told otherwise. On loopback such a body is read, but no browser's.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from octavo.server.http.route_table import Headers
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + _HOST.pattern, re.IGNORECASE)
+# All browsers send an Origin with every POST, and a Sec-Fetch-Site to this machine. The others are for old ones: every
+# browser calls itself Mozilla.
+_OF_PAGES = frozenset({b"origin", b"referer", b"cookie"})
+_BROWSER = b"mozilla/"
 
 
 def configured_keys(config: ServerConfig) -> list[str]:
@@ -133,6 +140,12 @@ class OriginRules:
         if not page or (page != host and not (listens_on_loopback and is_loopback(page))):
             raise _forbidden(f"pages of {quote(origin)} may not call this server; --cors-origin allows them")
 
+    def is_program_here(self, headers: Headers) -> bool:
+        """True if this is loopback, under its own name, and the request is not from a browser."""
+        hosts = [_HOST.fullmatch(value.decode("latin-1")) for name, value in headers if name == b"host"]
+        is_here = is_loopback(self.host) and all(match is not None and is_loopback(match[1]) for match in hosts)
+        return is_here and not is_from_browser(headers)
+
     def allows(self, origin: str) -> bool:
         """True if `--cors-origin` names this origin."""
         return "*" in self.cors_origins or origin in self.cors_origins
@@ -163,6 +176,16 @@ class OriginRules:
             (b"access-control-allow-headers", asked or b"authorization, content-type"),
             (b"access-control-max-age", b"600"),
         ]
+
+
+def is_from_browser(headers: Headers) -> bool:
+    """True if a header of the request is one that pages send and programs do not."""
+    return any(
+        name in _OF_PAGES
+        or name.startswith(b"sec-fetch-")
+        or (name == b"user-agent" and value.lower().startswith(_BROWSER))
+        for name, value in headers
+    )
 
 
 def _forbidden(message: str) -> ApiError:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, ClientGoneError, shutting_down, to_api_error
-from octavo.server.http.access import ApiKeys, OriginRules, configured_keys
+from octavo.server.http.access import ApiKeys, OriginRules, configured_keys, is_from_browser
 from octavo.server.http.access_log import AccessRecord, accepted_request_id
 from octavo.server.http.json_body import quote
 from octavo.server.http.route_table import Dialect, Headers, RouteTable
@@ -27,6 +27,7 @@ CLIENT_CLOSED_REQUEST = 499  # only for the log
 NUM_BUFFERED_BODIES = 32
 
 _LINGER_S = 2.0
+_PLAIN_TYPES = (b"application/x-www-form-urlencoded", b"text/plain")  # of JSON from curl, see `access`
 _CLOSE = {"Connection": "close"}
 
 RequestCounter: TypeAlias = Callable[["str | None", str, int, "str | None"], None]  # route, method, status, error code
@@ -88,14 +89,16 @@ class Guard:
         state["tenant"] = "" if self._routes.is_public(scope["method"], route) else self._keys.tenant(headers)
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
-        state["body"] = await self._read_body(exchange) if exchange.has_more else b""
+        reads = exchange.has_more and self._routes.reads_body(route)
+        state["body"] = await self._read_body(exchange) if reads else b""
         if scope["method"] == "HEAD":  # the same as GET; the web server drops the body (RFC 9110, section 9.3.2)
             scope = {**scope, "method": "GET"}
         await self._app(scope, exchange.receive, exchange.send)
 
     async def _read_body(self, exchange: _Exchange) -> bytes:
         """Reads the whole body. Raises ApiError 408, 413, 415 or 503."""
-        _check_type(exchange.headers)
+        given = list(exchange.headers.items())
+        _check_type(exchange.headers, is_from_browser(given), self._origins.is_program_here(given))
         config = self._config
         limit = config.max_body_bytes
         too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large", headers=_CLOSE)
@@ -178,20 +181,20 @@ class _Exchange:
             await self.send({"type": "http.response.body", "body": b""})
 
 
-def _check_type(headers: dict[bytes, bytes]) -> None:
+def _check_type(headers: dict[bytes, bytes], is_from_browser: bool, is_program_here: bool) -> None:
     """Raises ApiError 415 unless the body is plain JSON.
 
-    Clients written for Ollama name no type. Pages must: a form of a foreign page cannot name this one, and browsers
-    send an Origin with every POST.
+    Clients written for Ollama name no type, and curl that of a form. Pages must name JSON, which no form can.
     """
     content_type = headers.get(b"content-type")
-    if content_type is None and b"origin" in headers:
+    if content_type is None and is_from_browser:
         message = "there is no content type; pages must send application/json"
         raise ApiError(415, message, code="unsupported_content_type")
     if content_type is not None:
         kind, _, parameters = content_type.partition(b";")
         charset = parameters.lower().replace(b" ", b"").replace(b'"', b"")
-        if kind.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8"):
+        types = (b"application/json", *(_PLAIN_TYPES if is_program_here else ()))
+        if kind.strip().lower() not in types or charset not in (b"", b"charset=utf-8"):
             message = f"the content type must be application/json, not {quote(content_type.decode('latin-1'))}"
             raise ApiError(415, message, code="unsupported_content_type")
     encoding = headers.get(b"content-encoding", b"")

@@ -168,7 +168,11 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._check_version(self.parser.get_http_version())
+        version = self.parser.get_http_version()
+        self._check_version(version)
+        if version == "1.0":  # it has no 100 Continue (RFC 9110, section 10.1.1)
+            self.expect_100_continue = False
+            self.headers[:] = [header for header in self.headers if header[0] != b"expect"]
         if self.parser.should_upgrade():
             return  # the parser skips the body now; the whole request is parsed once more
         self._check_codings()

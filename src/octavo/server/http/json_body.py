@@ -74,7 +74,9 @@ class JsonRoute(APIRoute):
             return handler
 
         async def handle(request: Request) -> Response:
-            strict = _ParsedRequest(request.scope, request.receive)
+            # It is JSON whatever type a client has named; FastAPI would not hand over the body of a form.
+            headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+            strict = _ParsedRequest({**request.scope, "headers": headers}, request.receive)
             strict.parsed = parse_object(request.scope["state"].pop("body"))  # its memory is free now
             return await handler(strict)
 

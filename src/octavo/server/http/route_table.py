@@ -16,10 +16,14 @@ Headers: TypeAlias = "list[tuple[bytes, bytes]]"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """error_body: makes the body from an error and the request's id. id_header: besides x-request-id, in lower case."""
+    """error_body: makes the body from an error and the request's id. id_header: besides x-request-id, in lower case.
+
+    root: the beginning of all paths of the protocol, known or not, if no other protocol has it.
+    """
 
     error_body: Callable[[ApiError, str], dict[str, Any]] = lambda error, _request_id: error.body()
     id_header: bytes | None = None
+    root: str | None = None
 
     def id_headers(self, request_id: str) -> Headers:
         """The headers that tell a client the id."""
@@ -40,13 +44,15 @@ class RouteTable:
     """The paths of an application. Another spelling of a path is another path.
 
     public: paths that may be read without a key. One that ends in `/` stands for everything below it.
+    bodiless: paths that answer without reading a body, whatever it is.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute], public: Iterable[str] = ()) -> None:
+    def __init__(self, routes: Iterable[BaseRoute], public: Iterable[str] = (), bodiless: Iterable[str] = ()) -> None:
         self._fixed: set[str] = set()
         self._patterns: list[Route] = []
         self._dialects: dict[str, Dialect] = {}
-        self._public = frozenset(public)
+        self._roots: dict[str, Dialect] = {}
+        self._public, self._bodiless = frozenset(public), frozenset(bodiless)
         self._public_folders = tuple(path for path in self._public if path.endswith("/") and path != "/")
         for route in routes:
             if not isinstance(route, Route):
@@ -57,6 +63,8 @@ class RouteTable:
                 self._fixed.add(route.path)
             if isinstance(dialect := getattr(route, "dialect", None), Dialect):
                 self._dialects[route.path] = dialect
+                if dialect.root is not None:
+                    self._roots[dialect.root] = dialect
 
     def find(self, path: str, raw_path: bytes) -> str | None:
         """The route's path, such as `/v1/models/{name}`. path: decoded; raw_path: as the client sent it."""
@@ -74,7 +82,14 @@ class RouteTable:
         is_listed = route is not None and (route in self._public or route.startswith(self._public_folders))
         return is_listed and method in ("GET", "HEAD")
 
+    def reads_body(self, route: str) -> bool:
+        """True if a body of this route is read before it answers."""
+        return route not in self._bodiless
+
     def dialect(self, path: str) -> Dialect:
         """The dialect of a path, known or not. A path below one that has its own dialect speaks the same."""
-        below = (dialect for known, dialect in self._dialects.items() if known != "/" and path.startswith(f"{known}/"))
-        return self._dialects.get(path) or next(below, DEFAULT_DIALECT)
+        if (dialect := self._dialects.get(path)) is not None:
+            return dialect
+        below = [dialect for known, dialect in self._dialects.items() if known != "/" and path.startswith(f"{known}/")]
+        below += [dialect for root, dialect in self._roots.items() if path.startswith(root)]
+        return below[0] if below else DEFAULT_DIALECT

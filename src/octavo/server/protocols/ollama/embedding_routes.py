@@ -19,7 +19,14 @@ from octavo.server.protocols.answer_schemas import (
     whole_answer,
 )
 from octavo.server.protocols.answering import name_ignored
-from octavo.server.protocols.embedding import MAX_INPUTS, EmbeddingJob, check_dimensions, embed_inputs, unit_vector
+from octavo.server.protocols.embedding import (
+    MAX_INPUTS,
+    Embedded,
+    EmbeddingJob,
+    check_dimensions,
+    embed_inputs,
+    unit_vector,
+)
 from octavo.server.protocols.ollama.answer import nanoseconds
 from octavo.server.protocols.ollama.errors import OLLAMA
 from octavo.server.protocols.ollama.request import KeepAlive, Options, find_ignored_options
@@ -31,10 +38,11 @@ router = OLLAMA.router({"prompt": "input"})
 
 
 class EmbedRequest(OptionFields):
-    """truncate: None is true: an input beyond the context loses its end."""
+    """input: nothing, an empty text or an empty list gives no vectors. truncate: None is true: an input beyond the
+    context loses its end."""
 
     model: Text | None = None
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
+    input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS)] | None = None
     truncate: bool | None = None
     dimensions: Int | None = None
     options: Options | None = None
@@ -53,7 +61,7 @@ class EmbeddingsRequest(OptionFields):
 @router.post("/api/embed", responses=whole_answer(OLLAMA_EMBEDDINGS))
 async def create_embeddings(request: Request, body: EmbedRequest) -> Response:
     """One vector of length 1 for each input."""
-    inputs = [body.input] if isinstance(body.input, str) else body.input
+    inputs = [body.input] if isinstance(body.input, str) and body.input else body.input or []
     truncate_to = None if body.truncate is False else -1
     return await _embed(request, body, EmbeddingJob(inputs, read_options(body), None, truncate_to, "right"))
 
@@ -74,7 +82,9 @@ async def _embed(request: Request, body: EmbedRequest | EmbeddingsRequest, job: 
         load_s = time.monotonic() - began_s
         if isinstance(body, EmbedRequest):
             check_dimensions(body.dimensions, model)
-        found = await run_unless_gone(request, embed_inputs(request, model, job))
+        found = Embedded([], 0, 0)
+        if job.inputs:
+            found = await run_unless_gone(request, embed_inputs(request, model, job))
         if isinstance(body, EmbeddingsRequest):
             content: dict[str, Any] = {"embedding": list(map(float, found.vectors[0]))}
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ from starlette.responses import JSONResponse, Response
 from octavo import __version__
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ApiError
 from octavo.server.generation.infill import supports_infill
-from octavo.server.http.json_body import Text
+from octavo.server.http.json_body import Text, quote
 from octavo.server.models.model_files import ModelFiles, read_model_files, short_count
 from octavo.server.models.model_manager import ModelEntry
 from octavo.server.protocols.answer_schemas import (
@@ -34,6 +36,8 @@ from octavo.server.server_state import state_of
 API_VERSION = "0.12.11"
 # The end of a stay without an end, as Ollama's clients know it: the longest time of Go, 2^63 ns.
 _FOR_EVER = timedelta(seconds=2**63 // 10**9)
+_DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
+BODILESS_PATHS = ("/api/blobs/{digest}",)
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 _SAMPLING |= {"typical_p": "typical_p", "repetition_penalty": "repeat_penalty"}
 _SAMPLING |= {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
@@ -123,6 +127,35 @@ async def pull_model(request: Request, body: PullRequest) -> Response:
     return JSONResponse(
         {"status": "success"}, media_type="application/json" if body.stream is False else "application/x-ndjson"
     )
+
+
+@router.get("/api/blobs/{digest}", include_in_schema=False)
+async def find_blob(request: Request, digest: str) -> Response:
+    """An empty answer if a model of the server has this digest, as in `/api/tags`. Clients ask with HEAD."""
+    if not await _is_known(request, digest):
+        raise ApiError(404, f"there is no blob {quote(digest, 80)}", code="not_found")
+    return Response()
+
+
+@router.post("/api/blobs/{digest}", include_in_schema=False)
+async def refuse_blob(request: Request, digest: str) -> Response:
+    """Does nothing for a known blob. A new one could only go into a new model, so its bytes are not read."""
+    if await _is_known(request, digest):
+        return Response()
+    raise UsageError(
+        "/api/blobs takes no files: the models are those that the server was started with; start it with "
+        "`octavo serve NAME=FILE`"
+    )
+
+
+async def _is_known(request: Request, digest: str) -> bool:
+    """Raises UsageError for what is no digest."""
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise UsageError(f"the digest is {quote(digest, 80)}; it must be sha256: and 64 hexadecimal digits")
+    entries = state_of(request).models.entries
+    files = await run_sync(lambda: [read_model_files(entry) for entry in entries])
+    return any(found is not None and found.digest == match[1].lower() for found in files)
 
 
 @router.post("/api/create", include_in_schema=False)
