@@ -28,13 +28,37 @@ def test_ps_and_stop(smollm2_path: Path, tmp_path: Path) -> None:
     with running_server(smollm2_path, env=env) as server:
         [facts] = listed(tmp_path)
         assert (facts["pid"], facts["url"], facts["state"]) == (server.process.pid, server.url, "ready")
-        assert (facts["models"], facts["requests"]) == ([str(smollm2_path)], 0)
+        assert (facts["models"], facts["requests"]) == ([smollm2_path.stem], 0)
         assert server.url in octavo("ps", env=env).stdout
         assert "no server of this user matches 'other'" in octavo("stop", "other", env=env).stderr
         stopped = octavo("stop", server.url.rpartition(":")[2], env=env)  # its port
         assert stopped.stdout.startswith(f"stopped {server.process.pid} ")
         assert server.wait() == 0
     assert listed(tmp_path) == []
+
+
+def test_the_names_of_a_model(smollm2_path: Path, tmp_path: Path) -> None:
+    """A file is served under its stem; its path, an alias and `default` mean it too."""
+    env = {"OCTAVO_CACHE": str(tmp_path)}
+    body = {"prompt": "a", "max_tokens": 1}
+    with running_server(smollm2_path, env=env) as server, server.client as client:
+        [card] = client.get("/v1/models").json()["data"]
+        assert (card["id"], card["aliases"], card["root"]) == (smollm2_path.stem, [], str(smollm2_path))
+        for name in (None, smollm2_path.stem, str(smollm2_path), "default"):
+            answer = client.post("/v1/completions", json={**body, "model": name}).json()
+            assert answer["model"] == smollm2_path.stem
+        assert client.get(f"/v1/models/{smollm2_path}").json()["id"] == smollm2_path.stem
+        assert client.post("/v1/completions", json={**body, "model": "gpt-4o"}).status_code == 404
+        stopped = octavo("stop", str(smollm2_path), env=env)
+        assert stopped.stdout.startswith(f"stopped {server.process.pid} ")
+    with running_server(smollm2_path, "--alias", "gpt-4o, small", "-a", "other", env=env) as server:
+        [card] = server.client.get("/v1/models").json()["data"]
+        assert (card["id"], card["aliases"]) == ("gpt-4o", ["small", "other"])
+        for name in ("gpt-4o", "small", "other", str(smollm2_path), "default"):
+            answer = server.client.post("/v1/completions", json={**body, "model": name}).json()
+            assert answer["model"] == "gpt-4o"
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "stream": False, "options": {"num_predict": 1}}
+        assert server.client.post("/api/chat", json={**chat, "model": "small:latest"}).json()["model"] == "gpt-4o"
 
 
 def test_a_server_that_loads_and_one_that_was_killed(smollm2_path: Path, tmp_path: Path) -> None:

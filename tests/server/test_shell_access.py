@@ -289,6 +289,24 @@ def test_documentation_loads_nothing_from_elsewhere(open_shell: Shell) -> None:
     assert '"422"' not in document
 
 
+def test_localhost_stands_for_the_pages_of_this_machine() -> None:
+    """llama.cpp's word. A page of any port may read the answers, other pages may not."""
+    with running_shell(cors_origin=("localhost,https://app.example",)) as shell:
+        for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:1", "https://app.example"):
+            reply = shell.post(CHAT, GOOD, {"Origin": origin})
+            assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            assert shell.exchange(_options(asked)).headers["access-control-allow-origin"] == origin
+        for origin in ("https://localhost.evil.example", "null", "file://localhost", "https://evil.example"):
+            reply = shell.post(CHAT, GOOD, {"Origin": origin})
+            assert "access-control-allow-origin" not in reply.headers, origin
+    with running_shell(host="0.0.0.0", api_key=("sesame",), cors_origin=("localhost",)) as shell:
+        headers = {"Authorization": "Bearer sesame", "Origin": "http://localhost:5173"}
+        assert shell.post(CHAT, GOOD, headers).headers["access-control-allow-origin"] == "http://localhost:5173"
+        evil = {**headers, "Origin": "https://evil.example"}
+        assert "access-control-allow-origin" not in shell.post(CHAT, GOOD, evil).headers
+
+
 @pytest.mark.parametrize("second", ["http://localhost", "https://evil.example"])
 def test_two_origins_are_refused(open_shell: Shell, second: str) -> None:
     """Checks may read the first one and browsers' proxies the last one."""

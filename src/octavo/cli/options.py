@@ -53,6 +53,8 @@ MAX_ANSWER_TOKENS = 4096
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 _SHOWN_DEFAULTS: Options = {**dict.fromkeys(MODEL_DEFAULTS, "the model's"), "max_tokens": MAX_ANSWER_TOKENS}
 _SHORT_FLAGS = {"tensor_parallel_size": ["--tp"], "pipeline_parallel_size": ["--pp"], "data_parallel_size": ["--dp"]}
+# The names that users of llama.cpp and vLLM know.
+_SHORT_FLAGS |= {"alias": ["-a", "--served-model-name"], "cors_origin": ["--cors-origins", "--cors"]}
 _MODEL_OPTIONS = ("revision", "quantization", "dtype", "kv_dtype")
 
 

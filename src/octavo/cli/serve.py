@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ from octavo.config import EngineConfig
 from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
+from octavo.server.models.model_names import read_aliases, served_name, split_names
 
 if TYPE_CHECKING:
     from octavo.server.models.served_model import ServedModel
@@ -30,14 +32,17 @@ if TYPE_CHECKING:
 def serve(*, models: tuple[str, ...], server_options: Options, engine_options: Options) -> None:
     """Serve models over HTTP, with the APIs of OpenAI, Anthropic and others.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]. Several models need names and are loaded on demand.
+    MODEL is a path, a hub id or a short name [default: smollm2]. In requests a file is called by its name without the
+    suffix, or by its path. Several models need names and are loaded on demand.
 
     Exit codes: 2 for an invalid option, 3 if the model cannot be loaded, 4 if the port or the memory is not
     available, 5 if the engine died too often.
     """
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
-    configs = _configs(list(models) or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options})
+    words, options = list(models) or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options}
+    configs = _configs(words, options, config.alias)
+    read_aliases(config.alias, list(configs))  # raises
     _check_replicas(config, list(configs.values()))
     _end_at_once_on_signals()
     helping = [each for each in configs.values() if each.node_rank > 0]
@@ -138,13 +143,17 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _configs(words: list[str], engine_options: Options) -> dict[str, EngineConfig]:
-    """The models by name. Raises UsageError."""
+def _configs(words: list[str], engine_options: Options, aliases: Sequence[str]) -> dict[str, EngineConfig]:
+    """The models by id: the name that it was given, else the first alias, else what `served_name` finds.
+
+    Raises UsageError.
+    """
     configs: dict[str, EngineConfig] = {}
     for word in words:
         name, separator, model = word.partition("=")
         if not separator:
-            name = model = word
+            model, own = word, [name for text in aliases if "=" not in text for name in split_names(text)]
+            name = own[0] if own else served_name(word)
         if not name or not model:
             raise UsageError(f"{word!r} is not NAME=MODEL")
         if len(words) > 1 and not separator:

@@ -19,6 +19,7 @@ import click
 from octavo.cli.terminal import write, write_json, write_table
 from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
+from octavo.server.models.model_names import served_name
 from octavo.server.registry import RunningServer, running_servers
 
 _ASK_S = 2.0
@@ -71,7 +72,8 @@ def _chosen(servers: list[RunningServer], target: str | None, every: bool) -> li
         if len(servers) > 1:
             raise UsageError(f"{len(servers)} servers are running: name one, or give --all: {listed}")
         return servers
-    named = [s for s in servers if target.rstrip("/") in _names(s)]
+    words = {target.rstrip("/"), served_name(target)}
+    named = [server for server in servers if words.intersection(_names(server))]
     if len(named) != 1:
         many = "no server" if not named else f"{len(named)} servers"
         raise UsageError(f"{many} of this user matches {target!r}; there are: {listed}")

@@ -18,6 +18,7 @@ from octavo.engine.client import EngineState
 from octavo.errors import EngineDeadError, UsageError
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
+from octavo.server.models.model_names import served_name, split_names
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import start_schema_threads
 from octavo.server.server_state import ServerState
@@ -118,7 +119,7 @@ class OpenAIServer:
 
     async def _start(self) -> None:
         start_schema_threads()
-        self._state = build_state(self._server, {self._config.model: self._config}, _Quiet())
+        self._state = build_state(self._server, {_id_of(self._config, self._server): self._config}, _Quiet())
         self._app = create_app(self._state)
         await self._state.models.load(None)
 
@@ -126,6 +127,11 @@ class OpenAIServer:
         if self._state is not None:
             await self._state.responses.close()
             await self._state.models.close()
+
+
+def _id_of(config: EngineConfig, server: ServerConfig) -> str:
+    """The id of the model in requests, as `octavo serve` finds it."""
+    return (split_names(",".join(server.alias)) or [served_name(config.model)])[0]
 
 
 class _Healthy:

@@ -13,7 +13,7 @@ from octavo.errors import UsageError
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)?", re.ASCII)
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_ORIGIN = re.compile(r"https?://[^/\s]+|\*")
+_ORIGIN = re.compile(r"https?://[^/\s]+|\*|localhost")
 _MAX_SECONDS = 7 * 24 * 3600.0
 
 
@@ -33,7 +33,16 @@ class ServerConfig:
     protect_health: bool = option(False, "require the API key on the health routes too")
     ssl_certfile: str | None = option(None, "certificate chain in PEM format, to serve https")
     ssl_keyfile: str | None = option(None, "private key of the certificate in PEM format")
-    cors_origin: tuple[str, ...] = option((), "web origin whose pages may call the server; may be given several times")
+    cors_origin: tuple[str, ...] = option(
+        (),
+        "web origin whose pages may call the server and read its answers; localhost: all pages of this machine, "
+        "*: all; several between commas, or given several times",
+    )
+    alias: tuple[str, ...] = option(
+        (),
+        "further names of the model in requests, between commas; the first one is its id if it was given no NAME. "
+        "Of one of several models: NAME=ALIAS. May be given several times",
+    )
     max_queue: int = option(128, "maximum waiting sequences, beside the running ones; further requests get 503")
     max_queued_tokens: int | None = option(None, "maximum waiting prompt tokens; default: eight contexts")
     queue_timeout: float = option(60.0, "maximum time in the queue before the computation begins")
@@ -75,9 +84,17 @@ class ServerConfig:
             check_integer("max_queued_tokens", self.max_queued_tokens, 1, 1 << 40)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise UsageError("ssl_keyfile is given without ssl_certfile; https needs both, or one file with both")
-        for origin in self.cors_origin:
+        origins = tuple(origin.strip() for text in self.cors_origin for origin in text.split(","))
+        object.__setattr__(self, "cors_origin", origins)
+        for origin in origins:
             if not _ORIGIN.fullmatch(origin):
-                raise UsageError(f"cors_origin is {origin!r}; write it as https://example.com, or * for all")
+                raise UsageError(
+                    f"cors_origin is {origin!r}; write it as https://example.com, or localhost for the pages of this "
+                    "machine, or * for all"
+                )
+        for text in self.alias:
+            if not all(name.strip() for name in text.rpartition("=")[2].split(",")):
+                raise UsageError(f"alias is {text!r}, which has an empty name; write names between commas")
         if self.models_memory is not None:
             parse_bytes("models_memory", self.models_memory)
 

@@ -25,6 +25,7 @@ from octavo.server.http.access import configured_keys, is_loopback
 from octavo.server.http.listener import serve
 from octavo.server.models.model_loader import LoadReport, ModelLoader
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.model_names import read_aliases
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
 from octavo.server.protocols.answering import start_schema_threads
@@ -84,6 +85,7 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
         limit=None if shares is None else shares.limit,
         wait_s=config.queue_timeout,
         max_waiting=max(config.max_queue, 1),
+        aliases=read_aliases(config.alias, list(models)),
     )
     return ServerState(config=config, models=manager, admission=Admission(config), metrics=metrics, responses=responses)
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from octavo.sampling_params import SamplingParams
-from octavo.server.models.model_manager import LoadStatus, ModelEntry, ModelState
+from octavo.server.models.model_manager import LoadStatus, ModelManager, ModelState
 from octavo.server.server_state import state_of
 
 router = APIRouter(tags=["models"])
@@ -39,12 +39,13 @@ class DefaultSampling(BaseModel):
 class ModelCard(BaseModel):
     """OpenAI's fields and additional ones, which are null if they are known only after the model was loaded.
 
-    default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
+    aliases: its other names. default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
     loading: only in the state of that name. max_model_len: maximum tokens of a request, prompt and answer. reason: the
     error of the last failed attempt to load the model.
     """
 
     id: str
+    aliases: list[str]
     object: str = "model"
     created: int
     owned_by: str = "octavo"
@@ -74,14 +75,15 @@ class ModelList(BaseModel):
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """All models, loaded or not."""
-    return ModelList(data=[_card(entry) for entry in state_of(request).models.entries])
+    models = state_of(request).models
+    return ModelList(data=[_card(models, entry.name) for entry in models.entries])
 
 
 @router.get("/models/{model_id:path}", include_in_schema=False)
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> ModelCard:
     """One model."""
-    return _card(state_of(request).models.entry(model_id))
+    return _card(state_of(request).models, model_id)
 
 
 @router.post("/v1/models/{model_id:path}/load")
@@ -89,7 +91,7 @@ async def load_model(request: Request, model_id: str) -> ModelCard:
     """Loads a model, after unloading others if there is no room; answers when it is ready."""
     models = state_of(request).models
     await models.load(model_id)
-    return _card(models.entry(model_id))
+    return _card(models, model_id)
 
 
 @router.post("/v1/models/{model_id:path}/unload")
@@ -97,7 +99,7 @@ async def unload_model(request: Request, model_id: str) -> ModelCard:
     """Unloads a model after its running requests; the next request for it loads it again."""
     models = state_of(request).models
     await models.unload(model_id)
-    return _card(models.entry(model_id))
+    return _card(models, model_id)
 
 
 @router.post("/v1/models/{model_id:path}/restart")
@@ -109,10 +111,11 @@ async def restart_model(request: Request, model_id: str) -> ModelCard:
     models = state_of(request).models
     async with models.use(model_id) as model:
         await model.client.restart()
-    return _card(models.entry(model_id))
+    return _card(models, model_id)
 
 
-def _card(entry: ModelEntry) -> ModelCard:
+def _card(models: ModelManager, name: str) -> ModelCard:
+    entry = models.entry(name)
     info, model = entry.info, entry.model
     defaults = None
     if info is not None:
@@ -120,6 +123,7 @@ def _card(entry: ModelEntry) -> ModelCard:
         defaults = DefaultSampling.model_validate(params, from_attributes=True)
     return ModelCard(
         id=entry.name,
+        aliases=models.names.aliases_of(entry.name),
         created=entry.created,
         root=entry.config.model,
         max_model_len=info.max_model_len if info is not None else None,

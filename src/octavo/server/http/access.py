@@ -109,7 +109,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OriginRules:
-    """host: the address that the server listens on. has_keys: a key is required. cors_origins: `*` allows all pages."""
+    """host: the address that the server listens on. has_keys: a key is required.
+
+    cors_origins: `*` allows all pages, `localhost` those of this machine on any port.
+    """
 
     host: str
     has_keys: bool
@@ -147,8 +150,11 @@ class OriginRules:
         return is_here and not is_from_browser(headers)
 
     def allows(self, origin: str) -> bool:
-        """True if `--cors-origin` names this origin."""
-        return "*" in self.cors_origins or origin in self.cors_origins
+        """True if `--cors-origin` names this origin, or is `localhost` and the page is of this machine."""
+        if "*" in self.cors_origins or origin in self.cors_origins:
+            return True
+        match = _ORIGIN.fullmatch(origin) if "localhost" in self.cors_origins else None
+        return match is not None and origin.lower().startswith(("http://", "https://")) and is_loopback(match[1])
 
     def cors_headers(self, headers: Headers) -> Headers:
         """The headers that let a browser's page read the answer; none unless configured."""

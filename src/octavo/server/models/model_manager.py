@@ -17,6 +17,7 @@ from octavo.engine.loading.model_memory import ModelMemory
 from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_loader import ModelLoader
+from octavo.server.models.model_names import ModelNames
 from octavo.server.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class ModelEntry:
 class ModelManager:
     """All models of a server. Belongs to one event loop.
 
-    configs: of the models, by the names that requests use for them; the first one is loaded at the start.
+    configs: of the models, by their ids; the first one is loaded at the start. aliases: further names -> ids.
     limit: of the memory of all loaded models together; None: there is none. wait_s: maximum time that a request waits
     for a model to be loaded. max_waiting: maximum number of requests that wait for one model.
     """
@@ -124,8 +125,10 @@ class ModelManager:
         limit: ModelMemory | None = None,
         wait_s: float = 60.0,
         max_waiting: int = 128,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self._entries = {name: ModelEntry(name, config) for name, config in configs.items()}
+        self.names = ModelNames({name: config.model for name, config in configs.items()}, aliases)
         self._loader = loader
         self._limit = limit
         self._wait_s = wait_s
@@ -153,12 +156,12 @@ class ModelManager:
         return any(entry.residency is not None and entry.residency.num_users for entry in self.entries)
 
     def entry(self, name: str | None) -> ModelEntry:
-        """One model; None: the first one. Raises ApiError (404 model_not_found)."""
-        entry = self._entries.get(self.default_name if name is None else name)
-        if entry is None:
+        """One model by any of its names; None: the first one. Raises ApiError (404 model_not_found)."""
+        found = self.default_name if name is None else self.names.find(name)
+        if found is None:
             message = f"there is no model {name!r:.100}; there is {', '.join(self._entries)}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return entry
+        return self._entries[found]
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:

@@ -63,6 +63,6 @@ async def _answer(request: Request, body: B, writer_class: Callable[..., Any], e
 
 def known_name(models: ModelManager, name: str | None) -> str | None:
     """The name without the tag `latest`, which Ollama's clients add, unless a model has the whole name."""
-    if name is None or any(entry.name == name for entry in models.entries):
+    if name is None or models.names.find(name) is not None:
         return name
     return name.removesuffix(":latest")
