@@ -335,11 +335,6 @@ CONVERSATIONS = {
         "messages[2].tool_call_id",
         "missing_required_parameter",
     ),
-    "arguments": (
-        [USER, {**ASSISTANT, "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "{"}}]}],
-        "messages[1].tool_calls[0].function.arguments",
-        "invalid_value",
-    ),
 }
 
 

@@ -5,9 +5,9 @@ Tokenizing a book takes a while and other requests must go on, so it runs in a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from anyio.to_thread import run_sync
 
@@ -19,9 +19,12 @@ from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.content import check_readable
 from octavo.server.generation.infill import Infill, encode_infill
 from octavo.server.generation.spec import ChatSpec, TextOrIds, TextSpec
+from octavo.server.generation.tool_messages import with_objects
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.turns import fit_turns
+
+T = TypeVar("T")
 
 MAX_PROMPTS = 128  # of one request
 
@@ -97,7 +100,11 @@ async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:
     """The text of a conversation of any length, with the errors of `encode_conversation`."""
     adapted = plan_chat(model, spec)[0]
     with _template_errors():
-        return await run_sync(lambda: model.prompts.render_chat(adapted.messages, **adapted.template_arguments))
+
+        def render(messages: Sequence[Message]) -> str:
+            return model.prompts.render_chat(messages, **adapted.template_arguments)
+
+        return await run_sync(_with_readable_arguments, render, adapted.messages)
 
 
 @contextmanager
@@ -111,12 +118,29 @@ def _template_errors() -> Iterator[None]:
         raise ApiError(500, f"the conversation cannot be rendered: {error}", code="internal_error") from error
 
 
+def _with_readable_arguments(render: Callable[[Sequence[Message]], T], messages: Sequence[Message]) -> T:
+    """The result of `render`. If their template takes no text as the arguments of a call, such as those
+    that were cut off, they become objects. Raises the errors of `render`."""
+    try:
+        return render(messages)
+    except UsageError as error:
+        if (objects := with_objects(messages)) is None:
+            raise
+        try:
+            return render(objects)
+        except UsageError:
+            raise error from None
+
+
 async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) -> tuple[Prompt, int]:
     """The prompt, and the tokens of the turns that were left out so that it has at most `room` tokens."""
     sizes: list[int] = []
 
+    def encode_exactly(messages: Sequence[Message]) -> list[int]:
+        return model.prompts.encode_chat(messages, None, **adapted.template_arguments)
+
     def encode(messages: Sequence[Message]) -> Prompt:
-        prompt = Prompt(model.prompts.encode_chat(messages, None, **adapted.template_arguments))
+        prompt = Prompt(_with_readable_arguments(encode_exactly, messages))
         sizes.append(len(prompt))
         return prompt
 

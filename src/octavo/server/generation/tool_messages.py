@@ -11,6 +11,9 @@ from octavo.server.tool_parsers.answer import Tool
 from octavo.server.tool_parsers.grammar import write_call
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
+MALFORMED = "INVALID_JSON"
+"""The name of arguments that are no object, where only an object will do."""
+
 
 def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> list[dict[str, Any]]:
     """Messages for a template with tools. messages: checked, in OpenAI's shape; they are not modified.
@@ -29,6 +32,20 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
             copy["content"] = copy.get("content") or ""
         converted.append(copy)
     return converted
+
+
+def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """Messages for a template that walks through the arguments of a call: those that are text become an object with
+    that text. None: there are no such arguments."""
+    converted, has_changed = [], False
+    for message in messages:
+        calls = [dict(call) for call in message.get("tool_calls") or ()]
+        for call in calls:
+            if isinstance(text := call["function"]["arguments"], str):
+                call["function"] = {**call["function"], "arguments": {MALFORMED: text}}
+                has_changed = True
+        converted.append({**message, "tool_calls": calls} if calls else dict(message))
+    return converted if has_changed else None
 
 
 def for_plain_template(

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from octavo.errors import UsageError
 from octavo.server.errors import refuse
 from octavo.server.generation.content import MessageContent, joined
 from octavo.server.generation.json_schema import check_tool_choice, check_tools
 from octavo.server.generation.spec import ToolChoice
+from octavo.server.generation.tool_messages import MALFORMED
 
 
 class Conversation:
@@ -34,7 +34,7 @@ class Conversation:
         last["content"] = joined(last["content"], content, separator)
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
-        """arguments: JSON text."""
+        """arguments: JSON text, or what a model wrote instead."""
         self.turn("assistant").setdefault("tool_calls", []).append(chat_call(call_id, name, arguments))
         self._call_ids.add(call_id)
 
@@ -66,21 +66,18 @@ def chat_tools(functions: Iterable[dict[str, Any]], choice: ToolChoice) -> list[
 
 def arguments_object(arguments: str) -> dict[str, Any]:
     """The object of a call's arguments, also of arguments that were cut off. Text that is not an object gets a name
-    that Anthropic's documentation uses for it."""
+    that Anthropic's documentation uses for it; `arguments_text` reads it back."""
     if not arguments:
         return {}
     try:
         value = from_json(arguments, allow_partial=True)
     except ValueError:
         value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+    return value if isinstance(value, dict) else {MALFORMED: arguments}
 
 
-def check_call_arguments(arguments: str, param: str) -> None:
-    """Raises UsageError if the arguments of an earlier call are not empty and not the text of a JSON object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise UsageError(f"{param} must be the text of a JSON object", param=param, code="invalid_value")
+def arguments_text(arguments: object) -> str:
+    """The arguments of an earlier call as the text that the model wrote: that of a value, or a text that is no JSON."""
+    if isinstance(arguments, dict) and arguments.keys() == {MALFORMED}:
+        arguments = arguments[MALFORMED]
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

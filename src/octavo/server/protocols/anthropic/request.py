@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
@@ -24,7 +23,7 @@ from octavo.server.generation.content import (
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
-from octavo.server.protocols.conversation import Conversation, chat_tools
+from octavo.server.protocols.conversation import Conversation, arguments_text, chat_tools
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent
 
 MAX_MESSAGES = 4096
@@ -68,10 +67,12 @@ class MediaBlock(Block):
 
 
 class ToolUseBlock(Block):
+    """input: an object. Anything else is shown to the model as text."""
+
     type: Literal["tool_use"]
     id: Text
     name: Text
-    input: dict[str, Any]
+    input: Any
 
 
 TextContent: TypeAlias = Annotated[
@@ -102,7 +103,7 @@ AnyBlock: TypeAlias = Annotated[TextBlock | MediaBlock | ToolUseBlock | ToolResu
 
 class Message(Historic):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Text | Annotated[list[AnyBlock], Field(min_length=1, max_length=MAX_BLOCKS)], ByType()]
+    content: Annotated[Text | Annotated[list[AnyBlock], Field(max_length=MAX_BLOCKS)], ByType()]
 
 
 class Tool(NullIsAbsent):
@@ -243,6 +244,10 @@ def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock
         if isinstance(message.content, str):
             conversation.add(message.role, plain(message.content), "\n")
             continue
+        if message.role == "assistant":  # an answer may have been empty
+            conversation.turn("assistant")
+        elif not message.content:
+            raise refuse(f"messages[{i}].content", "is an empty list", "empty_array")
         for j, block in enumerate(message.content):
             _add_block(conversation, message.role, block, f"messages[{i}].content[{j}]")
     return conversation.messages
@@ -279,7 +284,7 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
     if isinstance(block, (TextBlock, MediaBlock)):
         conversation.add(role, (_part(block, where),), "\n")
     elif isinstance(block, ToolUseBlock):
-        conversation.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+        conversation.add_call(block.id, block.name, arguments_text(block.input))
     elif isinstance(block, ThinkingBlock):
         conversation.turn("assistant")["reasoning_content"] = block.thinking
     else:

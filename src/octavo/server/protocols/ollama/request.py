@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections import deque
@@ -18,7 +17,7 @@ from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, TextSpec, read_options
 from octavo.server.http.json_body import Int, Number, Text, quote
-from octavo.server.protocols.conversation import chat_call, chat_tools
+from octavo.server.protocols.conversation import arguments_text, chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import OLLAMA, with_ignored
 from octavo.server.protocols.llama_sampling import LlamaSampling
 from octavo.server.protocols.protocol_fields import AnsweredFields, Historic, NullIsAbsent, NumLogprobs
@@ -169,8 +168,10 @@ class GenerateRequest(OllamaRequest):
 
 
 class CalledFunction(Historic):
+    """arguments: an object. A text, such as one that is no JSON, is shown to the model as it is."""
+
     name: Text
-    arguments: dict[str, Any] | None = None
+    arguments: dict[str, Any] | Text | None = None
 
 
 class CalledTool(Historic):
@@ -268,7 +269,7 @@ def _chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if message.role == "assistant" and message.tool_calls:
             calls = [(call.id or f"call_{secrets.token_hex(4)}", call.function) for call in message.tool_calls]
             open_calls.extend((call_id, function.name) for call_id, function in calls)
-            texts = [json.dumps(function.arguments or {}, ensure_ascii=False) for _, function in calls]
+            texts = [arguments_text(function.arguments or {}) for _, function in calls]
             shown["tool_calls"] = [
                 chat_call(call_id, function.name, text) for (call_id, function), text in zip(calls, texts, strict=True)
             ]

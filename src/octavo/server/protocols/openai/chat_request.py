@@ -12,7 +12,7 @@ from octavo.server.errors import refuse
 from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, in_a_row, plain
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Text, quote
-from octavo.server.protocols.conversation import chat_call, chat_tools, check_call_arguments
+from octavo.server.protocols.conversation import chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import CHAT, with_ignored
 from octavo.server.protocols.protocol_fields import ByType, Historic, NullIsAbsent, NumLogprobs
 from octavo.server.protocols.sampling_fields import SamplingFields
@@ -48,7 +48,7 @@ class ContentPart(Historic):
 
 
 class CalledFunction(Historic):
-    """arguments: JSON text."""
+    """arguments: JSON text. What is none, such as arguments that were cut off, is shown to the model as it is."""
 
     name: Text
     arguments: Text
@@ -213,9 +213,7 @@ def _check(message: Message, where: str, known_calls: set[str]) -> None:
         if getattr(message, name) and message.role != owner:
             reason = f"belongs to messages of the {owner}, not of the {message.role}"
             raise refuse(f"{where}.{name}", reason, "invalid_value")
-    for j, call in enumerate(message.tool_calls or ()):
-        check_call_arguments(call.function.arguments, f"{where}.tool_calls[{j}].function.arguments")
-        known_calls.add(call.id)
+    known_calls.update(call.id for call in message.tool_calls or ())
     if message.role != "tool":
         return
     if not known_calls:

@@ -13,7 +13,7 @@ from octavo.server.generation.content import Media, MediaKind, MessageContent, M
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
-from octavo.server.protocols.conversation import Conversation, chat_tools, check_call_arguments
+from octavo.server.protocols.conversation import Conversation, chat_tools
 from octavo.server.protocols.ignored_fields import RESPONSES, with_ignored
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent, NumLogprobs
 
@@ -322,7 +322,6 @@ def _chat_messages(items: Sequence[InputItem], instructions: str | None, num_bef
             texts = [part.text for part in item.content or item.summary or ()]
             conversation.turn("assistant")["reasoning_content"] = "\n".join(texts)
         elif isinstance(item, FunctionCallItem):
-            check_call_arguments(item.arguments, f"input[{i}].arguments")
             conversation.add_call(item.call_id, item.name, item.arguments)
         else:
             conversation.add_result(item.call_id, _content(item.output, f"input[{i}].output"), f"input[{i}].call_id")
