@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,6 +22,18 @@ DistributedExecutor = Literal["processes", "ray"]
 Quantization = Literal["nf4", "fp4", "int8", "int4", "fp8"]
 # Called with (phase, bytes done, bytes in all) while a model is loaded. The phases are in words for people: `packing`.
 LoadProgress: TypeAlias = Callable[[str, int, int], None]
+
+# The sampling that `override_generation_config` may fix, with the names of `SamplingParams`.
+SAMPLING_DEFAULTS: tuple[str, ...] = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+)
+SAMPLING_DEFAULTS += ("frequency_penalty", "seed")
 
 _SIZE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -124,6 +137,9 @@ class EngineConfig:
         "sampling for fields that a request leaves open: auto (what the model's makers recommend), none (neutral "
         "values), or the path of a generation_config.json",
     )
+    override_generation_config: str | None = option(
+        None, f"values in place of those, as a JSON object of some of {', '.join(SAMPLING_DEFAULTS)}"
+    )
 
     def __post_init__(self) -> None:
         for name in ("model", "backend", "generation_config"):
@@ -139,6 +155,9 @@ class EngineConfig:
         ):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("pack_cache", None):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
+        if isinstance(self.override_generation_config, Mapping):  # as vLLM's Python API takes it
+            object.__setattr__(self, "override_generation_config", json.dumps(self.override_generation_config))
+        self.sampling_overrides  # noqa: B018 - raises
         parse_bytes("pack_cache_size", self.pack_cache_size)
         _check_kv_dtype(self.kv_dtype)
         _check_loading(self)
@@ -177,6 +196,11 @@ class EngineConfig:
     def kv_cache_bytes(self) -> int | None:
         """`kv_cache_memory` as a number."""
         return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def sampling_overrides(self) -> dict[str, int | float]:
+        """`override_generation_config` by field of `SamplingParams`, checked."""
+        return {} if self.override_generation_config is None else _read_sampling(self.override_generation_config)
 
     @property
     def num_gpu_layers(self) -> int | None:
@@ -219,6 +243,26 @@ def parse_bytes(name: str, value: int | str) -> int:
             raise UsageError(f"{name} is {value!r}; write a size in bytes, or with a unit, such as '2GiB' or '500MB'")
         return int(number)
     return check_integer(name, value, 1, 2**63 - 1)
+
+
+def _read_sampling(text: str) -> dict[str, int | float]:
+    from octavo.sampling_params import SamplingParams  # here, because most configurations fix nothing
+
+    where = "override_generation_config"
+    try:
+        values = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is {text!r:.80}, which is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f'{where} is {text!r:.80}; write an object, such as {{"temperature": 0.2}}')
+    if unknown := [name for name in values if name not in SAMPLING_DEFAULTS]:
+        raise UsageError(f"{where} has {unknown[0]!r:.80}; it may have {', '.join(SAMPLING_DEFAULTS)}")
+    values = {name: value for name, value in values.items() if value is not None}
+    try:
+        params = SamplingParams(**values)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return {name: getattr(params, name) for name in values}
 
 
 def _check_device(config: EngineConfig) -> None:

@@ -37,7 +37,10 @@ def test_ps_and_stop(smollm2_path: Path, tmp_path: Path) -> None:
     assert listed(tmp_path) == []
 
 
-def test_the_names_of_a_model(smollm2_path: Path, tmp_path: Path) -> None:
+SEEDS: list[dict[str, Any]] = [{}, {}, {"seed": 7}, {"seed": 8}]
+
+
+def test_the_names_and_the_sampling_of_a_model(smollm2_path: Path, tmp_path: Path) -> None:
     """A file is served under its stem; its path, an alias and `default` mean it too."""
     env = {"OCTAVO_CACHE": str(tmp_path)}
     body = {"prompt": "a", "max_tokens": 1}
@@ -51,9 +54,16 @@ def test_the_names_of_a_model(smollm2_path: Path, tmp_path: Path) -> None:
         assert client.post("/v1/completions", json={**body, "model": "gpt-4o"}).status_code == 404
         stopped = octavo("stop", str(smollm2_path), env=env)
         assert stopped.stdout.startswith(f"stopped {server.process.pid} ")
-    with running_server(smollm2_path, "--alias", "gpt-4o, small", "-a", "other", env=env) as server:
+    sampling = ("--temp", "1.5", "--seed", "7", "--override-generation-config", '{"top_k": 40, "seed": 1}')
+    with running_server(smollm2_path, "--alias", "gpt-4o, small", "-a", "other", *sampling, env=env) as server:
         [card] = server.client.get("/v1/models").json()["data"]
         assert (card["id"], card["aliases"]) == ("gpt-4o", ["small", "other"])
+        defaults = card["default_sampling_params"]
+        assert (defaults["temperature"], defaults["seed"], defaults["top_k"]) == (1.5, 7, 40)
+        assert card["default_sampling_source"].endswith("but top_k, seed, temperature of override_generation_config")
+        answers = [server.client.post("/v1/completions", json={"prompt": "a", **seed}).json() for seed in SEEDS]
+        texts = [answer["choices"][0]["text"] for answer in answers]
+        assert texts[0] == texts[1] == texts[2] != texts[3]
         for name in ("gpt-4o", "small", "other", str(smollm2_path), "default"):
             answer = server.client.post("/v1/completions", json={**body, "model": name}).json()
             assert answer["model"] == "gpt-4o"

@@ -88,6 +88,54 @@ def test_wrong_files(text: str | None, said: str, tmp_path: Path) -> None:
     assert (outcome.returncode, said in outcome.stderr) == (2, True), outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("temperature = 9", ("--temperature", "0"), "temperature is 9"),
+        ("temperature = 'warm'", ("--temperature", "0"), "'warm' is not a valid float"),
+        ("max_tokens = 0", ("--max-tokens", "1"), "max-tokens is 0"),
+        ("kv-cache-memory = 'much'", ("--kv-cache-memory", "16MiB"), "kv-cache-memory is 'much'"),
+        ("block-size = 5", ("--block-size", "16"), "block-size is 5"),
+    ],
+)
+def test_wrong_values_are_errors_though_the_command_line_wins(
+    text: str, words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text(f"[run]\n{text}\n")
+    outcome = octavo_here("run", "smollm2", "Hi", "--config", file, *words)
+    assert (outcome.returncode, said in outcome.stderr) == (2, True), outcome.stderr
+    assert "onfiguration" in outcome.stderr or str(file) in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("port = 99999", ("--port", "0"), "port is 99999"),
+        ("drain = 'soon'", ("--drain", "1s"), "drain is 'soon'"),
+        ("cors-origin = ['example.com']", ("--cors-origin", "*"), "cors-origin is 'example.com'"),
+        ("temperature = -1", ("--temp", "0"), "temperature is -1"),
+        ("max_num_seqs = 0", ("--max-num-seqs", "1"), "max-num-seqs is 0"),
+    ],
+)
+def test_wrong_values_of_a_server_are_errors_too(text: str, words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text(f"[serve]\n{text}\n")
+    outcome = octavo_here("serve", tmp_path / "nothing.gguf", "--config", file, *words)
+    assert (outcome.returncode, said in outcome.stderr) == (2, True), outcome.stderr
+
+
+def test_values_that_are_right_only_beside_each_other(tiny: Path, tmp_path: Path) -> None:
+    """Options that need each other may be divided between the file and the command line."""
+    file = tmp_path / "octavo.toml"
+    run = ("run", tiny, "ab", "--raw", "--json", "--max-tokens", "1", "--config", file)
+    file.write_text("[run]\nmax-num-batched-tokens = 32\nmax-num-seqs = 16\n")
+    assert octavo_here(*run, "--max-num-batched-tokens", "64").returncode == 0
+    assert octavo_here(*run, "--max-num-seqs", "32").returncode == 0
+    file.write_text("[run]\nmax-num-batched-tokens = 32\n")
+    assert octavo_here(*run, "--max-num-batched-tokens", "64", "--max-num-seqs", "16").returncode == 0
+
+
 def test_completion(tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "SHELL": "/bin/bash", "OCTAVO_CACHE": str(tmp_path)}
     said = octavo("--install-completion", env=env).stdout

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from octavo import LLM
-from octavo.errors import ModelLoadError
+from octavo.config import EngineConfig
+from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.sampling_params import BeamSearchParams, SamplingParams
@@ -100,3 +101,30 @@ def test_an_llm_without_parameters_takes_them(tmp_path: Path) -> None:
 
 def test_smollm2(smollm2_path: Path) -> None:
     assert defaults_of(smollm2_path).values == {"temperature": 0.2, "top_p": 0.9}
+
+
+def test_values_in_place_of_those_of_the_model(tmp_path: Path) -> None:
+    """vLLM's option, as its command line and its Python API take it."""
+    text = '{"temperature": 0.3, "seed": 5, "top_p": null}'
+    assert EngineConfig(override_generation_config=text).sampling_overrides == {"temperature": 0.3, "seed": 5}
+    found = SamplingDefaults({"temperature": 0.8, "top_k": 9}, "it").overridden({"temperature": 0.3, "seed": 5})
+    assert found.values == {"temperature": 0.3, "top_k": 9, "seed": 5}
+    assert found.source == "it, but temperature, seed of override_generation_config"
+    with LLM(str(gguf(tmp_path)), override_generation_config={"min_p": 0.5}, kv_cache_memory="16MiB") as llm:
+        assert llm.get_default_sampling_params().min_p == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "write an object"),
+        ('{"temprature": 1}', "temprature"),
+        ('{"temperature": 9}', "temperature is 9"),
+        ('{"stop": "a"}', "it may have temperature, top_p"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_wrong_values_in_place_of_the_models(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        EngineConfig(override_generation_config=text)

@@ -18,9 +18,11 @@ DEFAULTS = SamplingDefaults({"temperature": 0.2, "top_p": 0.9, "top_k": 20}, "th
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
-def post(tokenizer: Tokenizer, path: str, body: dict[str, Any]) -> tuple[SamplingParams, Any]:
+def post(
+    tokenizer: Tokenizer, path: str, body: dict[str, Any], defaults: SamplingDefaults = DEFAULTS
+) -> tuple[SamplingParams, Any]:
     """The parameters that reach the engine, and the answer."""
-    client = FakeClient(tokenizer, sampling_defaults=DEFAULTS)
+    client = FakeClient(tokenizer, sampling_defaults=defaults)
 
     async def main() -> Any:
         async with asgi_client(ServerConfig(), [fake_model(tokenizer, client)]) as (http, _):
@@ -54,6 +56,36 @@ def test_open_fields_are_filled_and_explicit_ones_win(
     explicit = {"parameters": {"do_sample": True, **explicit}} if path == "/generate" else explicit
     params, _ = post(smollm2_tokenizer, path, {**body, **explicit})
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 0.5, 20)
+
+
+SEED = SamplingDefaults({"seed": 5}, "a flag")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "nest"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}, None),
+        ("/v1/completions", {"prompt": "Hi"}, None),
+        ("/v1/responses", {"input": "Hi"}, None),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}, None),
+        ("/generate", {"inputs": "Hi"}, "parameters"),
+        ("/completion", {"prompt": "Hi"}, None),
+        ("/api/chat", {"messages": MESSAGES, "stream": False}, "options"),
+    ],
+)
+def test_the_seed_of_a_server(smollm2_tokenizer: Tokenizer, path: str, body: dict[str, Any], nest: str | None) -> None:
+    """For requests without one. A request for a random seed gets a random one."""
+
+    def seed_for(**fields: Any) -> int | None:
+        given = {nest: fields} if nest else fields
+        return post(smollm2_tokenizer, path, {**body, **given}, SEED)[0].seed
+
+    open_field = {"do_sample": True} if path == "/generate" else {}
+    assert seed_for(**open_field) == 5
+    if path not in ("/v1/responses", "/v1/messages"):
+        assert seed_for(**open_field, seed=9) == 9
+    if path in ("/completion", "/api/chat"):
+        assert seed_for(seed=-1) is None
 
 
 def test_tgi_is_greedy_and_beams_are_beams(smollm2_tokenizer: Tokenizer) -> None:

@@ -5,7 +5,8 @@
     port = 9000
     max_num_seqs = 16
 
-Tables are named as the commands, keys as the options, with `-` or `_`. An option on the command line wins.
+Tables are named as the commands, keys as the options, with `-` or `_`. An option on the command line wins, but a wrong
+value of the file is an error all the same.
 """
 
 from __future__ import annotations
@@ -51,7 +52,25 @@ def defaults(path: Path | None, command: click.Command, commands: Collection[str
         if isinstance(value, dict):
             raise UsageError(f"{file}: [{command.name}] {key} must be a value or a list, not a table")
         values[known[name]] = value
+    _check_types(file, command, values)
     return values
+
+
+def _check_types(file: Path, command: click.Command, values: dict[str, Any]) -> None:
+    """Raises UsageError for a value that its option cannot have."""
+    context = click.Context(command, default_map=values)
+    for param in command.params:
+        if param.name in values:
+            try:
+                read_value(context, param)
+            except click.BadParameter as error:
+                raise UsageError(f"{file}: [{command.name}] {param.name}: {error.message}") from None
+
+
+def read_value(context: click.Context, param: click.Parameter) -> Any:
+    """The value of an option in the file, as if the command line had not given it. Raises click.BadParameter."""
+    value, _ = param.consume_value(context, {})
+    return param.type_cast_value(context, value)
 
 
 def _keys(command: click.Command) -> dict[str, str]:

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from octavo.cli.command import HeadedOption
+from octavo.cli.config_file import read_value
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
@@ -54,7 +55,11 @@ MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repeti
 _SHOWN_DEFAULTS: Options = {**dict.fromkeys(MODEL_DEFAULTS, "the model's"), "max_tokens": MAX_ANSWER_TOKENS}
 _SHORT_FLAGS = {"tensor_parallel_size": ["--tp"], "pipeline_parallel_size": ["--pp"], "data_parallel_size": ["--dp"]}
 # The names that users of llama.cpp and vLLM know.
-_SHORT_FLAGS |= {"alias": ["-a", "--served-model-name"], "cors_origin": ["--cors-origins", "--cors"]}
+_SHORT_FLAGS |= {
+    "temperature": ["--temp"],
+    "alias": ["-a", "--served-model-name"],
+    "cors_origin": ["--cors-origins", "--cors"],
+}
 _MODEL_OPTIONS = ("revision", "quantization", "dtype", "kv_dtype")
 
 
@@ -101,6 +106,16 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         name: (known[name][0], text, _SHOWN_DEFAULTS.get(name, known[name][2])) for name, text in _SAMPLING_HELP.items()
     }
     return _with_options(command, "sampling_options", options, "Sampling")
+
+
+def with_default_sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `--temperature` and `--seed` of requests that leave them open; the command gets them as
+    `default_sampling`."""
+    options: dict[str, _Flag] = {
+        "temperature": (float, "temperature of requests that give none", "the model's"),
+        "seed": (int, "seed of requests that give none; default, and -1: a random one each time", None),
+    }
+    return _with_options(command, "default_sampling", options, "Sampling")
 
 
 def first_given(names: Iterable[str]) -> str | None:
@@ -177,14 +192,47 @@ def _with_options(
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
-        values = {name: arguments.pop(name) for name in options}
-        given = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, ())}
+        given = _given({name: arguments.pop(name) for name in options})
+        _check_overruled(given, set(options), _CHECKS[target])
         command(**arguments, **{target: given})
 
     decorated: Callable[..., None] = wrapper
     for name, option in reversed(options.items()):
         decorated = _option(name, *option, heading)(decorated)
     return decorated
+
+
+def _given(values: Options) -> Options:
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, ())}
+
+
+_CHECKS: dict[str, Callable[[Options], object]] = {
+    "engine_options": lambda options: EngineConfig(**options),
+    "server_options": ServerConfig.from_options,
+    "sampling_options": sampling_params,
+    "default_sampling": lambda options: SamplingParams(**options),
+}
+
+
+def _check_overruled(given: Options, names: set[str], check: Callable[[Options], object]) -> None:
+    """Checks the values of the configuration file that the command line overrules, which nothing else looks at.
+
+    A value is wrong if it is so beside the rest of the file and beside what is used instead of it. Raises UsageError.
+    """
+    context = click.get_current_context()
+    file = context.default_map or {}
+    params = [param for param in context.command.params if param.name in names and param.name in file]
+    own = _given({param.name or "": read_value(context, param) for param in params})
+    source = context.get_parameter_source
+    for name in [name for name in own if source(name) is ParameterSource.COMMANDLINE]:
+        for options in ({**given, name: own[name]}, own):
+            try:
+                check(options)
+                break
+            except UsageError as error:
+                reason = error
+        else:
+            raise UsageError(f"the configuration file: {reason}")
 
 
 def _option(

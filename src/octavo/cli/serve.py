@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -14,7 +15,13 @@ import click
 from octavo import __version__, env
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
-from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options, with_server_options
+from octavo.cli.options import (
+    DEFAULT_MODEL,
+    Options,
+    with_default_sampling,
+    with_engine_options,
+    with_server_options,
+)
 from octavo.config import EngineConfig
 from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
@@ -27,9 +34,12 @@ if TYPE_CHECKING:
 
 @click.command(cls=HeadedCommand)
 @click.argument("models", shell_complete=complete_model, nargs=-1, metavar="[MODEL | NAME=MODEL ...]")
+@with_default_sampling
 @with_server_options
 @with_engine_options
-def serve(*, models: tuple[str, ...], server_options: Options, engine_options: Options) -> None:
+def serve(
+    *, models: tuple[str, ...], server_options: Options, engine_options: Options, default_sampling: Options
+) -> None:
     """Serve models over HTTP, with the APIs of OpenAI, Anthropic and others.
 
     MODEL is a path, a hub id or a short name [default: smollm2]. In requests a file is called by its name without the
@@ -41,6 +51,11 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
     words, options = list(models) or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options}
+    if default_sampling.get("seed") == -1:  # llama.cpp's word for a random one
+        del default_sampling["seed"]
+    if default_sampling:
+        fixed = EngineConfig(override_generation_config=options.get("override_generation_config")).sampling_overrides
+        options["override_generation_config"] = json.dumps({**fixed, **default_sampling})
     configs = _configs(words, options, config.alias)
     read_aliases(config.alias, list(configs))  # raises
     _check_replicas(config, list(configs.values()))

@@ -43,7 +43,7 @@ def write_simulation(
     from octavo.engine.loading.devices import backend_name
     from octavo.loader.generation_config import sampling_defaults
 
-    sampling = sampling_defaults(checkpoint, config.generation_config)
+    sampling = sampling_defaults(checkpoint, config.generation_config).overridden(config.sampling_overrides)
     try:
         several = replace(config, tensor_parallel_size=max(config.tensor_parallel_size, 2))
     except UsageError as error:

@@ -78,7 +78,8 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None, *, i
     checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
     try:
         _check_address_space()
-        defaults = sampling_defaults(checkpoint, config.generation_config)  # an error comes before the long work
+        # An error comes before the long work.
+        defaults = sampling_defaults(checkpoint, config.generation_config).overridden(config.sampling_overrides)
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
             tokenizer = _TokenizerInMaking(background, checkpoint, progress)
             return _load(config, checkpoint, tokenizer, defaults)

@@ -46,6 +46,13 @@ class SamplingDefaults:
         """The values of all fields but the given ones."""
         return {name: value for name, value in self.values.items() if name not in given}
 
+    def overridden(self, values: Mapping[str, int | float]) -> SamplingDefaults:
+        """The defaults with other values for some fields."""
+        if not values:
+            return self
+        source = f"{self.source}, but {', '.join(values)} of override_generation_config"
+        return SamplingDefaults({**self.values, **values}, source)
+
 
 def sampling_defaults(checkpoint: Checkpoint, choice: str = "auto") -> SamplingDefaults:
     """The defaults of a model. choice: see `EngineConfig.generation_config`.

@@ -34,6 +34,7 @@ class DefaultSampling(BaseModel):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    seed: int | None
 
 
 class ModelCard(BaseModel):

@@ -68,6 +68,10 @@ class LlamaSampling(with_parameters(OtherSamplers, *_SAME, "seed")):  # type: ig
     penalize_newline: bool | None = None
     penalize_nl: bool | None = None
 
+    def given_names(self, arguments: Mapping[str, Any]) -> frozenset[str]:
+        """The parameters that the request gives, for which no default counts. A random seed is one of them."""
+        return frozenset(arguments) | ({"seed"} if self.seed is not None else set())
+
     def read_sampling(self, where: str = "") -> dict[str, Any]:
         """The arguments for SamplingParams that are given.
 

@@ -101,7 +101,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
             prompts=self.prompts(),
             media=self.media(),
             params=params,
-            given=frozenset(arguments),
+            given=self.given_names(arguments),
             options=read_options(self),
             tenant=tenant,
             constraint_field=constraint_field,

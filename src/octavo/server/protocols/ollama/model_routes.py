@@ -40,7 +40,7 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 BODILESS_PATHS = ("/api/blobs/{digest}",)
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 _SAMPLING |= {"typical_p": "typical_p", "repetition_penalty": "repeat_penalty"}
-_SAMPLING |= {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
+_SAMPLING |= {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty", "seed": "seed"}
 
 router = OLLAMA.router()
 
@@ -220,7 +220,9 @@ def _parameters(entry: ModelEntry) -> str:
     plain = SamplingParams()
     params = dataclasses.asdict(plain.with_defaults(entry.info.sampling_defaults.values))
     changed = {own: params[name] for name, own in _SAMPLING.items() if params[name] != getattr(plain, name)}
-    return "\n".join(f"{name:<30} {value:g}" for name, value in changed.items())
+    return "\n".join(
+        f"{name:<30} {value if isinstance(value, int) else format(value, 'g')}" for name, value in changed.items()
+    )
 
 
 def _template(entry: ModelEntry, files: ModelFiles | None) -> str | None:

@@ -105,7 +105,7 @@ class OllamaRequest(AnsweredFields):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             structured_outputs=self._structured(),
         )
-        return params, frozenset(arguments)
+        return params, options.given_names(arguments)
 
     def read_truncation(self) -> dict[str, Any]:
         """The fields of Common about prompts that are too long."""
