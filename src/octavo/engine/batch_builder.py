@@ -255,14 +255,15 @@ class BatchBuilder:
         indices: list[int] = []
         hidden: list[int] = []
         rows = _Rows([], [], [], [])
+        hidden_kind, logprob_kind = RowKind.HIDDEN, RowKind.LOGPROB
         for use, _, token in step.rows():
-            sequence, count = use.sequence, use.count
-            if use.consumer.kind is RowKind.HIDDEN:
+            sequence, count, kind = use.sequence, use.count, use.consumer.kind
+            if kind is hidden_kind:
                 hidden.extend(range(token, token + count))
                 continue
             indices.extend(range(token, token + count))
             rows.sequences.extend([sequence] * count)
-            if use.consumer.kind is RowKind.LOGPROB:
+            if kind is logprob_kind:
                 rows.targets.extend(sequence.token_ids[use.start + 1 : use.start + 1 + count])
                 rows.counters.extend([0] * count)
                 rows.num_drafts.extend([0] * count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -34,7 +34,7 @@ class ScheduledSequence:
     copies: Iterable[tuple[int, int]] = ()  # cache blocks to copy before the step: source, destination
     state_copy: tuple[int, int] | None = None  # the same for the slot of its states
     snapshot: StateSnapshot | None = None
-    loads: list[LoadedBlock] = field(default_factory=list)  # blocks that come from a store
+    loads: Collection[LoadedBlock] = ()  # blocks that come from a store
 
     @property
     def num_rows(self) -> int:
@@ -82,10 +82,11 @@ class Schedule:
         that row's token in the step.
         """
         num_logits = num_hidden = num_tokens = 0
+        hidden = RowKind.HIDDEN  # looked up once: the members of an enum take long
         for item in self.scheduled.values():
             for use in item.rows:
                 token = num_tokens + use.start - item.start
-                if use.consumer.kind is RowKind.HIDDEN:
+                if use.consumer.kind is hidden:
                     yield use, num_hidden, token
                     num_hidden += use.count
                 else:

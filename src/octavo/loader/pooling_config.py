@@ -16,8 +16,7 @@ from octavo.errors import ModelLoadError
 from octavo.generation_request import Pooling
 from octavo.loader.dense_module import DenseModule, read_dense
 from octavo.loader.json_file import read_json_object
-from octavo.models._encoder import is_classifier
-from octavo.models._reading import ConfigReader
+from octavo.models._reading import ConfigReader, is_classifier
 
 _MAX_BYTES = 1 << 20
 _MAX_MODULES = 16

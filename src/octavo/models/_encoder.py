@@ -17,7 +17,7 @@ from octavo.graph.ops.rowwise import Activation, GatedActivation
 from octavo.graph.values import Value
 from octavo.models._classic import ACTIVATIONS
 from octavo.models._decoder import ModelConfig
-from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader, is_classifier
 from octavo.models._weights import Split
 
 EncoderT = TypeVar("EncoderT", bound="EncoderConfig")
@@ -142,12 +142,6 @@ def pooling_of_gguf(reader: ConfigReader) -> tuple[EncoderPooling, bool]:
     if kind == "rank":
         return "cls", True
     return "mean" if kind == "none" else cast(EncoderPooling, kind), False
-
-
-def is_classifier(reader: ConfigReader) -> bool:
-    """True if config.json names a model with a head of sequence classification."""
-    names = reader.values.get("architectures")
-    return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
 def head_dim_of(reader: ConfigReader, heads: str, width: str) -> int:

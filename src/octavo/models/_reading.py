@@ -131,3 +131,9 @@ class ConfigReader:
         if value is None:
             raise ModelLoadError(f"{self.prefix}{key} is missing")
         return value
+
+
+def is_classifier(reader: ConfigReader) -> bool:
+    """True if config.json names a model with a head of sequence classification."""
+    names = reader.values.get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)

@@ -10,8 +10,8 @@ from octavo.graph.ops.attention import Rope
 from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool
 from octavo.graph.values import Value
 from octavo.models import gemma2, gemma3
-from octavo.models._encoder import EncoderConfig, is_classifier, pooling_of_gguf
-from octavo.models._reading import ConfigReader
+from octavo.models._encoder import EncoderConfig, pooling_of_gguf
+from octavo.models._reading import ConfigReader, is_classifier
 from octavo.models._weights import WeightTable
 
 ALIASES = ("gemma-embedding",)

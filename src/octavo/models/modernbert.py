@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from octavo.graph.ops.attention import RopeParams
-from octavo.models._encoder import EncoderConfig, build, head_dim_of, is_classifier, split_encoder
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._encoder import EncoderConfig, build, head_dim_of, split_encoder
+from octavo.models._reading import MAX_LAYERS, ConfigReader, is_classifier
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Split, WeightTable
 

@@ -35,12 +35,12 @@ class TokenSampler(RowConsumer):
         sequence, drafts = use.sequence, use.sequence.draft_token_ids
         tokens: list[int] = []
         if not drafts:
-            tokens.append(int(output.token_ids[row]))
+            tokens.append(output.token_ids.item(row))
             finish = _accept(sequence, tokens)
         else:
             sequence.draft_token_ids = []
             for i in range(use.count):
-                tokens.append(int(output.token_ids[row + i]))
+                tokens.append(output.token_ids.item(row + i))
                 finish = _accept(sequence, tokens)
                 if finish is not None or i == len(drafts) or tokens[-1] != drafts[i]:
                     break
