@@ -81,6 +81,14 @@ def quiet_idle_blas_threads() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")  # 2^16 cycles
 
 
+def keep_tokenizers_on_one_thread() -> None:
+    """Has the tokenizers library encode on the calling thread, unless the user has chosen otherwise.
+
+    Octavo gives it one text at a time. On threads of its own the text of a panic would reach the terminal.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def max_instruction_set() -> str | None:
     """The widest instruction set that native kernels may use; None: no limit. Raises UsageError."""
     value = os.environ.get("OCTAVO_ISA", "").strip().lower()

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import tokenizers
 
+from octavo.env import keep_tokenizers_on_one_thread
 from octavo.errors import UsageError
 from octavo.tokenizer.quiet_thread import run_quietly
 from octavo.tokenizer.text_growth import NO_GROWTH, GrowthError, TextGrowth
+from octavo.tokenizer.text_pieces import PIECE_CHARS, cut_text
+from octavo.tokenizer.token_sizes import TokenSizes, token_sizes
 from octavo.tokenizer.vocabulary import GUARD, TokenCoding, library_errors_as
+
+keep_tokenizers_on_one_thread()
 
 # On longer texts any pattern may reach the library's limit of attempts.
 _QUIET_CHARS = 1 << 18
+
+
+class TooManyTokensError(UsageError):
+    """A text has more tokens than are allowed. num_tokens: a number that it has at least."""
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        message = f"the text has {num_tokens} tokens or more; at most {limit} are allowed: shorten it"
+        super().__init__(message, param="prompt", code="context_length_exceeded")
+        self.num_tokens = num_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,32 +60,60 @@ class Tokenizer:
         """Number of token ids."""
         return len(self.tokens)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
         """Token ids of `text`.
 
         add_special_tokens: add BOS at the start and EOS at the end if the model wants them and `text` lacks them.
         parse_special: the text of a control token (`<|im_end|>`) is that token; otherwise it is plain text.
+        max_tokens: of the text; a longer one is refused as early as possible.
 
         A split surrogate pair is joined; a lone surrogate, which UTF-8 cannot represent, becomes U+FFFD.
-        Raises UsageError if a pattern of the model does not terminate on this text, and if the model's normalizer
-        makes too much of it.
+        Other threads run meanwhile. A long text is encoded in pieces.
+        Raises TooManyTokensError; UsageError if a pattern of the model does not terminate on this text, and if the
+        model's normalizer makes too much of it.
+        """
+        ids: list[int] = []
+        for piece in self.encode_pieces(text, parse_special=parse_special, max_tokens=max_tokens):
+            ids += piece
+            if max_tokens is not None and len(ids) > max_tokens:
+                raise TooManyTokensError(len(ids), max_tokens)
+        return self.with_special_tokens(ids) if add_special_tokens else ids
+
+    def encode_pieces(
+        self, text: str, *, parse_special: bool = False, max_tokens: int | None = None
+    ) -> Iterator[list[int]]:
+        """The token ids of `text` piece by piece, without special tokens around it.
+
+        Raises the errors of `encode`; of texts beyond max_tokens only where their length says it.
         """
         backend = self.special if parse_special else self.plain
         text = _without_surrogates(text)
-        with library_errors_as(UsageError, "the tokenizer of this model cannot split this text into words"):
-            if self.may_panic or len(text) > _QUIET_CHARS:
-                ids = run_quietly(partial(self._encode, backend, text))
-            else:
-                ids = self._encode(backend, text)
-        return self._add_special_tokens(ids) if add_special_tokens else ids
+        if len(text) <= PIECE_CHARS:
+            yield self._encode_texts(backend, [text])[0]
+            return
+        if max_tokens is not None and self.sizes is not None:
+            least = self.sizes.least_tokens(text)
+            if least > max_tokens:
+                raise TooManyTokensError(least, max_tokens)
+        encode = partial(self._encode_texts, backend)
+        for piece in cut_text(text, encode):
+            yield encode([piece])[0]
 
-    def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
-        try:
-            self.growth.check(text)
-        except GrowthError as error:
-            raise UsageError(f"the text is too long: {error}") from None
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        return ids
+    def _encode_texts(self, backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+        def work() -> list[list[int]]:
+            try:
+                for text in texts:
+                    self.growth.check(text)
+            except GrowthError as error:
+                raise UsageError(f"the text is too long: {error}") from None
+            # `encode` stops all other threads of Python; this call does not.
+            return [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+        with library_errors_as(UsageError, "the tokenizer of this model cannot split this text into words"):
+            is_quiet = self.may_panic or max(map(len, texts)) > _QUIET_CHARS
+            return run_quietly(work) if is_quiet else work()
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Token ids of a rendered chat template: control tokens are parsed, and BOS comes exactly once."""
@@ -114,6 +156,11 @@ class Tokenizer:
         return self.coding.to_bytes(token)
 
     @cached_property
+    def sizes(self) -> TokenSizes | None:
+        """The sizes of the tokens; None: they say nothing about a text."""
+        return token_sizes(self.special, self.tokens, self.coding, self.literal_ids)
+
+    @cached_property
     def _guarded(self) -> re.Pattern[str]:
         """A pattern of the names of all control tokens; some vocabularies have thousands."""
         names = (self.tokens[i] for i in self.special_token_ids)
@@ -121,7 +168,8 @@ class Tokenizer:
         ordered = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
-    def _add_special_tokens(self, ids: list[int]) -> list[int]:
+    def with_special_tokens(self, ids: list[int]) -> list[int]:
+        """The ids of a whole text with BOS at the start and EOS at the end, if the model wants them and they lack."""
         prefix, suffix = self.prefix_ids, self.suffix_ids
         if prefix and tuple(ids[: len(prefix)]) != prefix:
             ids = [*prefix, *ids]

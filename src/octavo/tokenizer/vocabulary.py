@@ -34,7 +34,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
-_BYTE_LEVEL = _byte_level_alphabet()
+BYTE_OF_CHAR = _byte_level_alphabet()
 
 
 class TokenCoding(Enum):
@@ -48,7 +48,7 @@ class TokenCoding(Enum):
         """The bytes of an ordinary token."""
         if self is TokenCoding.BYTE_LEVEL:
             try:
-                return bytes([_BYTE_LEVEL[c] for c in token])
+                return bytes([BYTE_OF_CHAR[c] for c in token])
             except KeyError:
                 return token.encode()
         if self is TokenCoding.WORDPIECE:

@@ -1,0 +1,70 @@
+"""Cuts of a long text into pieces that are encoded one by one, to the same tokens as the whole.
+
+The library needs a hundred bytes for each byte of a text, and nothing can stop it on the way. So a long text is encoded
+in pieces. No rule says where any tokenizer can be cut: patterns, normalizers and merges differ. Each cut is therefore
+tried on the text around it, whose tokens must be those of its two halves. Merges can depend on where a run of one
+character begins, which several widths around the cut bring to light. Where no cut is found, a piece becomes longer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import TypeAlias
+
+EncodeMany: TypeAlias = Callable[[Sequence[str]], "list[list[int]]"]
+"""The token ids of several texts."""
+
+PIECE_CHARS = 1 << 15
+_WINDOW_CHARS = 1 << 11  # before the end of a piece, where cuts are looked for
+_WIDTHS = (256, 251, 243)  # around a cut; no period divides them alike
+_TRIES = 4  # of each kind
+# The kinds of cuts, best first. Runs of white space are never cut: patterns look at their ends.
+_CUTS = (
+    re.compile(r"(?<=[^\W\d_])(?=\s[^\W\d_])"),  # before a single space between two letters
+    re.compile(r"(?<=\S)(?=\s)"),
+    re.compile(r"(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=\w)(?=[^\w\s])"),
+    re.compile(r"(?<=\S)(?=\S)"),
+)
+
+
+def cut_text(text: str, encode: EncodeMany) -> Iterator[str]:
+    """The pieces of a text, in their order. A space at a cut is left out if the tokenizer puts one before each text."""
+    begin, size = 0, PIECE_CHARS
+    while begin < len(text):
+        if begin + size >= len(text):
+            yield text[begin:]
+            return
+        found = _find_cut(text, begin + size, encode)
+        if found is None:
+            size *= 2
+            continue
+        end, next_begin = found
+        yield text[begin:end]
+        begin, size = next_begin, PIECE_CHARS
+
+
+def _find_cut(text: str, limit: int, encode: EncodeMany) -> tuple[int, int] | None:
+    """(end of a piece, beginning of the next) at or before `limit`."""
+    start = limit - _WINDOW_CHARS
+    for kind in _CUTS:
+        places = [match.start() for match in kind.finditer(text, start, limit)]
+        # From the end, and then from everywhere: a run at the end may allow none.
+        spread = places[:: max(1, len(places) // _TRIES)]
+        for place in chain(islice(reversed(places), _TRIES), islice(spread, _TRIES)):
+            if (skipped := _try_cut(text, place, encode)) is not None:
+                return place, place + skipped
+    return None
+
+
+def _try_cut(text: str, place: int, encode: EncodeMany) -> int | None:
+    """The number of characters left out here so that both sides can be encoded alone; None: they cannot."""
+    fits = {0, 1} if text[place] == " " else {0}
+    for width in _WIDTHS:
+        before, after = text[place - width : place], text[place : place + width]
+        whole, left, *rights = encode([before + after, before, *(after[skipped:] for skipped in sorted(fits))])
+        fits = {skipped for skipped, right in zip(sorted(fits), rights, strict=True) if left + right == whole}
+        if not fits:
+            return None
+    return min(fits)
