@@ -31,6 +31,7 @@ from tools.field_entries import (
     Route,
 )
 
+INPUTS = f"text, ids, both in a row, or 1 to {MAX_INPUTS} of them"
 PENALTY = {"repeat_penalty": 1.1}
 IS_OFF = "its sampler is off"
 STOP = Entry(["x"], [""], f"text, or at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters")
@@ -208,11 +209,12 @@ EMBEDDING = Route(
     {"content": "Hi"},
     {
         "model": OWN_MODEL,
-        "content": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_INPUTS} of them"),
+        "content": Entry(["Hi", [5, "Ho"]], [], INPUTS),
+        "input": Entry([5, "Hi"], [], f"another name of `content`: {INPUTS}", {"content": None}),
         "embd_normalize": Entry(1, -2, f"-1 to {MAX_NORM_ORDER}"),
         **OPTIONS,
     },
-    {"input": "Hi"},
+    {"inputs": "Hi"},
 )
 TEMPLATE = Route(
     "/apply-template",

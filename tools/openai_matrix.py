@@ -28,6 +28,7 @@ from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.openai.embedding_routes import EmbeddingsRequest
 from octavo.server.protocols.rerank.routes import RerankRequest, ScoreRequest
 from octavo.server.protocols.responses.request import MAX_ITEMS, ResponsesRequest
+from octavo.server.protocols.tgi.embedding_routes import VectorsRequest
 from octavo.server.protocols.tgi.request import GenerateRequest, Parameters
 from tools.field_entries import (
     AN_IGNORED_FLAG,
@@ -53,7 +54,7 @@ from tools.field_entries import (
     Route,
 )
 from tools.field_table import table
-from tools.llama_fields import LLAMA_MACHINERY, LLAMA_ROUTES, OTHER_SAMPLERS
+from tools.llama_fields import INPUTS, LLAMA_MACHINERY, LLAMA_ROUTES, OTHER_SAMPLERS
 
 PAGE = Path(__file__).parents[1] / "docs" / "openai.md"
 
@@ -200,7 +201,7 @@ EMBEDDINGS = Route(
     {"input": "Hi"},
     {
         "model": OWN_MODEL,
-        "input": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_INPUTS} of them"),
+        "input": Entry(["Hi", [5, "Ho"]], [], INPUTS),
         "encoding_format": Entry("base64", "hex", "float, base64"),
         "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
         "pooling": Entry("last", "max", "mean, last, cls; of an encoder only its own"),
@@ -402,6 +403,24 @@ TGI_BODY = Route(
     },
     {"raw": True},
 )
+TEI = Route(
+    "/embed",
+    VectorsRequest,
+    {"inputs": "Hi"},
+    {
+        "model": OWN_MODEL,
+        "inputs": Entry(["Hi", [5, "Ho"]], [], INPUTS),
+        "truncate": FLAG,
+        "truncation_direction": Entry("Left", "top", "Left, Right, the default; with `truncate`"),
+        "normalize": FLAG,
+        "prompt_name": Entry(
+            None, "query", "only null", without_effect="prompts of sentence-transformers are not read"
+        ),
+        "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
+        **OPTIONS,
+    },
+    {"input": "Hi"},
+)
 ROUTES = (
     CHAT,
     COMPLETIONS,
@@ -415,6 +434,7 @@ ROUTES = (
     DETOKENIZE,
     TGI_BODY,
     TGI,
+    TEI,
     *LLAMA_ROUTES,
 )
 

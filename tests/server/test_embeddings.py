@@ -16,7 +16,7 @@ from tests.support.server import RunningServer
 
 @pytest.fixture(scope="module")
 def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "openai", max_model_len=64) as running:
+    with scripted_server(smollm2_tokenizer, "openai", "tgi", max_model_len=64) as running:
         yield running
 
 
@@ -32,6 +32,46 @@ def test_every_form_of_input(fake: ScriptedServer, smollm2_tokenizer: Tokenizer)
     assert vectors(fake, input="one") == both[:1]
     assert vectors(fake, input=one) == both[:1]
     assert vectors(fake, input=[one, two]) == both
+
+
+def test_texts_and_ids_mixed(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:
+    """As llama.cpp and Text Embeddings Inference take them: an id beside a text makes the list one input."""
+    one, two = smollm2_tokenizer.encode("one"), smollm2_tokenizer.encode(" two words")
+    whole = vectors(fake, input="one two words")
+    assert vectors(fake, input=[*one, " two words"]) == vectors(fake, input=["one", *two]) == whole
+    assert vectors(fake, input=[["one", *two], "one two words", [*one, *two]]) == whole * 3
+    assert vectors(fake, input=["one", one]) == vectors(fake, input="one") * 2
+
+
+def embed(fake: ScriptedServer, **body: Any) -> Any:
+    answer = fake.post("/embed", body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_text_embeddings_inference(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:
+    one = smollm2_tokenizer.encode("one")
+    assert embed(fake, inputs=["one", "two words"]) == vectors(fake, input=["one", "two words"])
+    assert embed(fake, inputs="one") == embed(fake, inputs=[one]) == vectors(fake, input="one")
+    assert embed(fake, inputs=["one", one]) == vectors(fake, input="one") * 2
+    plain = np.array(embed(fake, inputs="one", normalize=False)[0])
+    assert np.linalg.norm(plain) > 1.5
+    assert (plain / np.linalg.norm(plain)).tolist() == pytest.approx(vectors(fake, input="one")[0], abs=1e-6)
+    long = [*range(5, 70)]
+    assert embed(fake, inputs=[long], truncate=True) == vectors(fake, input=long[:64])
+    left = embed(fake, inputs=[long], truncate=True, truncation_direction="Left")
+    assert left == vectors(fake, input=long[-64:])
+    for wrong, named in (
+        ({"inputs": [long]}, "inputs"),
+        ({"inputs": []}, "inputs"),
+        ({"inputs": "a", "prompt_name": "query"}, "prompt_name"),
+        ({"inputs": "a", "dimensions": 3}, "dimensions"),
+        ({"inputs": "a", "truncation_direction": "up"}, "truncation_direction"),
+        ({"input": "a"}, "inputs"),
+    ):
+        answer = fake.post("/embed", wrong)
+        assert (answer.status_code, answer.json()["error_type"]) == (400, "validation")
+        assert named in answer.json()["error"]
 
 
 def test_vectors_have_length_1_and_pooling_is_passed_on(fake: ScriptedServer) -> None:
@@ -97,9 +137,16 @@ def test_a_text_may_fill_the_context(fake: ScriptedServer) -> None:
         ({"input": []}, "input", "empty_array"),
         ({"input": [[]]}, "input", "empty_array"),
         ({"input": None}, "input", "invalid_type"),
-        ({"input": [1, "a"]}, "input[1]", "invalid_type"),
-        ({"input": [[1], "a"]}, "input[1]", "invalid_type"),
-        ({"input": ["a", 1]}, "input[1]", "invalid_type"),
+        ({"input": [1, {}]}, "input[1]", "invalid_type"),
+        ({"input": [1, "a", 1.5]}, "input[2]", "invalid_type"),
+        ({"input": ["a", None]}, "input[1]", "invalid_type"),
+        ({"input": [[1], {}]}, "input[1]", "invalid_type"),
+        ({"input": [["a", [1]]]}, "input[0][1]", "invalid_type"),
+        ({"input": [[1], 1]}, "input[1]", "invalid_type"),
+        ({"input": ["a", []]}, "input", "empty_array"),
+        ({"input": [1, "a", -1]}, "input", "token_out_of_range"),
+        ({"input": [[1]] * 2049}, "input", "array_above_max_length"),
+        ({"input": [[1], *(["a"] * 2048)]}, "input", "array_above_max_length"),
         ({"input": [49152]}, "input", "token_out_of_range"),
         ({"input": [[-1]]}, "input", "token_out_of_range"),
         ({"input": ["a"] * 2049}, "input", "array_above_max_length"),

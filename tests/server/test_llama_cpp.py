@@ -187,8 +187,14 @@ def test_logit_bias_in_every_form(fake: ScriptedServer, smollm2_tokenizer: Token
 
 
 def test_only_the_wanted_fields(fake: ScriptedServer) -> None:
-    answer = complete(fake, response_fields=["content", "generation_settings/n_ctx", "nothing/here"])
-    assert answer == {"content": "Hello world", "n_ctx": 1024}
+    """A path is the name of its field, as with llama.cpp, so that two paths with the same end are two fields."""
+    paths = ["content", "generation_settings/n_ctx", "generation_settings/json_schema", "timings/predicted_n"]
+    answer = complete(fake, response_fields=[*paths, "nothing/here", "content/here", ""])
+    assert answer == dict(zip(paths, ("Hello world", 1024, None, 2), strict=True))
+    assert complete(fake, response_fields=[]).keys() == complete(fake).keys()
+    last = events(fake, "/completion", {"prompt": "Hi", "response_fields": ["timings/prompt_n"]})[-1]
+    assert last.keys() == {"timings/prompt_n"}
+    assert [one["prompt"] for one in complete(fake, prompt=["Hi", "Ho"], response_fields=["prompt"])] == ["Hi", "Ho"]
 
 
 def test_what_is_not_here_is_refused_or_named(fake: ScriptedServer) -> None:
@@ -272,7 +278,8 @@ def test_props_and_slots(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> 
         assert [slot["is_processing"] for slot in fake.get("/slots?fail_on_no_slot=1").json()] == [True] + [False] * 15
 
 
-def test_embeddings_in_llama_cpp_s_shape(fake: ScriptedServer) -> None:
+def test_embeddings_in_llama_cpp_s_shape(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:
+    hi = smollm2_tokenizer.encode("Hi")
     (one,) = fake.post("/embedding", {"content": "Hi"}).json()
     assert one["index"] == 0
     assert np.linalg.norm(one["embedding"][0]) == pytest.approx(1, abs=1e-5)
@@ -281,7 +288,9 @@ def test_embeddings_in_llama_cpp_s_shape(fake: ScriptedServer) -> None:
     assert many[0]["embedding"][0] / np.linalg.norm(many[0]["embedding"][0]) == pytest.approx(
         one["embedding"][0], abs=1e-5
     )
-    assert refused(fake, "/embedding", {"content": []}) == "content"
+    assert fake.post("/embedding", {"input": ["Hi", [*hi]]}).json() == [one, {**one, "index": 1}]
+    for wrong in ({"content": []}, {}, {"content": "Hi", "input": "Hi"}):
+        assert refused(fake, "/embedding", wrong) == "content"
     assert refused(fake, "/embedding", {"content": "Hi", "embd_normalize": -2}) == "embd_normalize"
 
 

@@ -99,6 +99,7 @@ def test_the_document_has_every_route() -> None:
     # OpenAI's paths without their version are the same routes.
     same = {(path.removeprefix("/v1"), method) for path, method in shown if path.startswith("/v1/")} | {
         ("/ping", "POST"),
+        ("/input_tokens", "POST"),
         ("/reranking", "POST"),
         ("/v1/reranking", "POST"),
     }

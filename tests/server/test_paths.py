@@ -161,3 +161,21 @@ def test_keys_without_a_value_are_null(fake: ScriptedServer) -> None:
     assert text == {
         **{"index": 0, "text": "Hello world", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     }
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", "/input_tokens"]
+)
+def test_the_tokens_of_a_conversation_are_counted(fake: ScriptedServer, path: str) -> None:
+    """llama.cpp's route: the whole body of a chat completion, and nothing is generated."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    before = len(fake.client.requests)
+    for body in ({"messages": HI}, {"messages": HI, "tools": [tool], "max_tokens": 3, "stream": True}):
+        answer = fake.post(path, body).json()
+        fake_prompt = fake.post("/v1/chat/completions", body)
+        assert fake_prompt.status_code == 200
+        assert answer == {"object": "response.input_tokens", "input_tokens": len(fake.last_request.prompt.token_ids)}
+    assert len(fake.client.requests) == before + 2
+    long = {"messages": [{"role": "user", "content": "word " * 5000}]}
+    assert fake.post(path, long).json()["input_tokens"] > 5000  # beyond the context
+    assert fake.post(path, {"messages": []}).json()["error"]["param"] == "messages"

@@ -45,10 +45,19 @@ def test_a_server_sleeps_and_a_request_wakes_it(tmp_path: Path) -> None:
         wait_until(lambda: not engines())  # so its memory is really free
         assert client.get("/health/ready").status_code == 200
         assert client.get("/v1/models").json()["data"][0]["state"] == "unloaded"
+        awake = client.get("/props").json()
         assert client.post("/v1/completions", json=BODY).json()["choices"] == first
         assert client.post("/sleep?level=1").json() == {"is_sleeping": True}
         assert not engines()
+        asleep = client.get("/props").json()  # which wakes nobody
+        assert (awake.pop("is_sleeping"), asleep.pop("is_sleeping")) == (True, True)
+        assert awake == asleep
+        assert awake["default_generation_settings"]["n_ctx"] == 64
+        assert not any(slot["is_processing"] for slot in client.get("/slots").json())
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+        assert not engines()
         assert client.post("/wake_up").json() == {"is_sleeping": False}
+        assert client.get("/props").json() == {**asleep, "is_sleeping": False}
         assert client.post("/v1/completions", json=BODY).json()["choices"] == first
         wrong = client.post("/sleep?level=3")
         assert wrong.status_code in (400, 422)
@@ -70,6 +79,8 @@ def test_a_model_on_a_device_keeps_its_weights_in_main_memory(tmp_path: Path) ->
         assert client.post("/sleep").json() == {"is_sleeping": True}
         assert client.post("/sleep?level=1").json() == {"is_sleeping": True}
         assert client.get("/v1/models").json()["data"][0]["state"] == "sleeping"
+        assert client.get("/props").json()["is_sleeping"]
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
         assert client.get("/health/ready").status_code == 200
         assert engines() == before
         assert client.post("/v1/completions", json=BODY).json()["choices"] == first

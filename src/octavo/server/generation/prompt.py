@@ -63,7 +63,7 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
 
 
 async def prepare_inputs(
-    model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None, side: str = "left"
+    model: ServedModel, texts: Sequence[str | Sequence[int | str]], truncate_to: int | None, side: str = "left"
 ) -> Prepared:
     """Tokenizes texts to embed, which may fill the context because no answer follows.
 

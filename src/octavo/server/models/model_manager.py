@@ -18,7 +18,7 @@ from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError,
 from octavo.server.errors import ApiError
 from octavo.server.models.model_loader import ModelLoader
 from octavo.server.models.model_names import ModelNames
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.served_model import ServedModel, TokenizerTexts
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class ModelEntry:
         self.created = int(time.time())
         self.residency: _Residency | None = None  # the latest
         self.info: ModelInfo | None = None  # of the last time it was loaded
+        self.texts: TokenizerTexts | None = None  # likewise
         self.last_error: OctavoError | None = None  # of the last attempt to load it
         self.failed_at = 0.0
 
@@ -91,6 +92,11 @@ class ModelEntry:
     def model(self) -> ServedModel | None:
         """The model if it is in memory, perhaps to be unloaded soon."""
         return self.residency.model if self.residency is not None else None
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True if the model was loaded, and the next request for it has to load or wake it."""
+        return self.info is not None and self.state in ("unloaded", "sleeping")
 
     @property
     def loading(self) -> LoadStatus | None:
@@ -311,7 +317,7 @@ class ModelManager:
                 residency.model = await self._loader.load(entry.name, entry.config, residency.report)
                 logger.info("loaded %s in %.2f s", entry.name, time.monotonic() - began)
                 self._resident.add(residency)
-                entry.info = residency.model.info
+                entry.info, entry.texts = residency.model.info, residency.model.texts
                 entry.last_error = None
         except BaseException as error:
             residency.is_leaving = True

@@ -11,6 +11,15 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizerTexts:
+    """The texts of a tokenizer that are known also while the model is not loaded. bos_token, eos_token: "" if none."""
+
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """name: its name in requests. tool_format: its format of tool calls; None: its template has no tools."""
 
@@ -26,3 +35,9 @@ class ServedModel:
     @property
     def info(self) -> ModelInfo:
         return self.client.info
+
+    @property
+    def texts(self) -> TokenizerTexts:
+        tokenizer, ids = self.tokenizer, (self.tokenizer.bos_token_id, self.info.eos_token_id)
+        bos, eos = ("" if i is None else tokenizer.tokens[i] for i in ids)
+        return TokenizerTexts(tokenizer.chat_template, bos, eos)

@@ -228,6 +228,7 @@ _LLAMA_RESULT = {
 }
 LLAMA_COMPLETION = json_schema((_LLAMA_RESULT, [_LLAMA_RESULT]))
 LLAMA_EMBEDDINGS = json_schema([{"index": int, "embedding": [[float]]}])
+TEI_EMBEDDINGS = json_schema([[float]])
 LLAMA_PROPS = json_schema(
     {
         **_texts("model_alias", "model_path", "chat_template", "bos_token", "eos_token", "build_info"),

@@ -26,12 +26,27 @@ from octavo.server.server_state import state_of
 MAX_INPUTS = 2048
 
 _MANY = Field(min_length=1, max_length=MAX_INPUTS)
+_Piece: TypeAlias = Int | Text
+
+
+def _kind(value: Any) -> str:
+    """The kind of one or several inputs. An id among texts makes a list one input, a list several."""
+    if not isinstance(value, list) or not value:
+        return kind_of_inputs(value)
+    if any(isinstance(item, list) for item in value):
+        return "inputs"
+    has_ids, has_texts = (any(isinstance(item, kind) for item in value) for kind in ((int, float), str))
+    return "pieces" if has_ids and has_texts else kind_of_inputs(value)
+
+
+# Lists of texts or ids alone have types of their own: no union has to be tried for each of thousands.
 Input: TypeAlias = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[list[Text], Tag("texts"), _MANY]
     | Annotated[list[Int], Tag("tokens")]
-    | Annotated[list[list[Int]], Tag("token lists"), _MANY],
-    Discriminator(kind_of_inputs),
+    | Annotated[list[_Piece], Tag("pieces")]
+    | Annotated[list[Text | list[_Piece]], Tag("inputs"), _MANY],
+    Discriminator(_kind),
 ]
 
 
@@ -39,7 +54,7 @@ Input: TypeAlias = Annotated[
 class EmbeddingJob:
     """Texts to embed. truncate_to, side: see `Common.truncate_prompt_tokens`."""
 
-    inputs: Sequence[str | Sequence[int]]
+    inputs: Sequence[str | Sequence[int | str]]
     options: RequestOptions
     pooling: Pooling | None = None  # as the checkpoint says
     truncate_to: int | None = None
@@ -77,9 +92,10 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
     return Embedded(vectors, record.num_prompt_tokens, num_truncated)
 
 
-def list_of_inputs(given: Any) -> Sequence[str | Sequence[int]]:
-    """All inputs of an `Input`, of which one alone may be a text or a list of ids."""
-    return [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
+def list_of_inputs(given: Any) -> Sequence[str | Sequence[int | str]]:
+    """All inputs of an `Input`, of which one alone may be a text, or a list of ids with or without texts among them."""
+    is_one = isinstance(given, str) or not given or any(isinstance(item, int) for item in given)
+    return [given] if is_one else given
 
 
 def check_dimensions(wanted: int | None, model: ServedModel) -> None:

@@ -114,16 +114,18 @@ class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
         }
 
     def _selected(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The fields of `response_fields`, if it is given: a path with slashes becomes a field of its last name."""
+        """The fields of `response_fields`, if it is given, under the paths by which they are named."""
         if not self.request.response_fields:
             return answer
         found: dict[str, Any] = {}
         for path in self.request.response_fields:
             value: Any = answer
             for name in path.split("/"):
-                value = value.get(name) if isinstance(value, dict) else None
-            if value is not None:
-                found[path.rpartition("/")[2]] = value
+                if not isinstance(value, dict) or name not in value:
+                    break
+                value = value[name]
+            else:
+                found[path] = value
         return found
 
 

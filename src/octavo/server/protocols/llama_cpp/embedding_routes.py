@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.batch import Float32
+from octavo.server.errors import refuse
 from octavo.server.generation.spec import read_options
 from octavo.server.http.json_body import WHOLE, Text
 from octavo.server.http.long_answer import run_unless_gone
@@ -26,19 +27,23 @@ router = LLAMA_CPP.router({"prompt": "content"})
 
 
 class EmbeddingRequest(OptionFields):
-    """embd_normalize: -1: not at all; 0: by the largest component; 1: by the sum; 2, the default, and above: by the
-    norm of this order."""
+    """input: another name of content. embd_normalize: -1: not at all; 0: by the largest component; 1: by the sum; 2,
+    the default, and above: by the norm of this order."""
 
     model: Text | None = None
-    content: Input
+    content: Input | None = None
+    input: Input | None = None
     embd_normalize: Annotated[int, Field(ge=-1, le=MAX_NORM_ORDER), WHOLE] | None = None
 
 
 @router.post("/embedding", responses=whole_answer(LLAMA_EMBEDDINGS))
 async def create_embedding(request: Request, body: EmbeddingRequest) -> Response:
     """The vector of each text, in llama.cpp's shape."""
+    if (body.content is None) == (body.input is None):
+        given = "neither" if body.content is None else "both"
+        raise refuse("content", f"or input must be given, not {given}", "missing_required_parameter")
     async with state_of(request).models.use(body.model) as model:
-        job = EmbeddingJob(list_of_inputs(body.content), read_options(body))
+        job = EmbeddingJob(list_of_inputs(body.input if body.content is None else body.content), read_options(body))
         found = await run_unless_gone(request, embed_inputs(request, model, job))
     order = 2 if body.embd_normalize is None else body.embd_normalize
     vectors = [normalized(vector, order) for vector in found.vectors]

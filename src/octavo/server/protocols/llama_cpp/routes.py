@@ -16,6 +16,7 @@ from octavo.server.generation.prompt import render_conversation
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.http.json_body import Text
 from octavo.server.http.long_answer import run_unless_gone
+from octavo.server.models.model_manager import ModelEntry
 from octavo.server.protocols.answer_schemas import (
     LLAMA_COMPLETION,
     LLAMA_PROPS,
@@ -82,43 +83,57 @@ async def apply_template(request: Request, body: TemplateRequest) -> dict[str, s
 
 @router.get("/props", responses=whole_answer(LLAMA_PROPS))
 async def get_props(request: Request, model: str | None = None) -> Response:
-    """The facts about a model, by default the first, and the sampling of requests that leave it open."""
-    models = state_of(request).models
-    async with models.use(model or models.default_name) as served:
-        info, tokenizer = served.info, served.tokenizer
-        params = SamplingParams(max_tokens=None).with_defaults(info.sampling_defaults.values)
-        settings = generation_settings(params, info.max_model_len)
-        marks = {"bos_token": tokenizer.bos_token_id, "eos_token": info.eos_token_id}
-        texts = {name: "" if i is None else tokenizer.tokens[i] for name, i in marks.items()}
-        return JSONResponse(
-            {
-                "default_generation_settings": {"n_ctx": info.max_model_len, "params": settings},
-                "total_slots": info.max_num_seqs,
-                "model_alias": served.name,
-                "model_path": info.path,
-                "modalities": {"vision": False, "audio": False},
-                "chat_template": tokenizer.chat_template or "",
-                **texts,
-                "build_info": f"octavo {__version__}",
-                "is_sleeping": False,
-            }
-        )
+    """The facts about a model, by default the first, and the sampling of requests that leave it open.
+
+    A model that sleeps sleeps on.
+    """
+    entry = await _known_entry(request, model)
+    info, texts = entry.info, entry.texts
+    assert info is not None
+    assert texts is not None
+    params = SamplingParams(max_tokens=None).with_defaults(info.sampling_defaults.values)
+    settings = generation_settings(params, info.max_model_len)
+    return JSONResponse(
+        {
+            "default_generation_settings": {"n_ctx": info.max_model_len, "params": settings},
+            "total_slots": info.max_num_seqs,
+            "model_alias": entry.name,
+            "model_path": info.path,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": texts.chat_template or "",
+            "bos_token": texts.bos_token,
+            "eos_token": texts.eos_token,
+            "build_info": f"octavo {__version__}",
+            "is_sleeping": entry.is_sleeping,
+        }
+    )
 
 
 @router.get("/slots", responses=whole_answer(LLAMA_SLOTS))
 async def get_slots(request: Request, model: str | None = None, fail_on_no_slot: int | None = None) -> Response:
     """A slot for each sequence that can run at once. The engine has no fixed slots: the busy ones come first."""
+    entry = await _known_entry(request, model)
+    info, served = entry.info, entry.model
+    assert info is not None
+    num_running = 0 if served is None or entry.is_sleeping else served.client.status().metrics.num_running
+    if fail_on_no_slot and num_running >= info.max_num_seqs:
+        raise OverloadedError("no slot is free", code="server_overloaded", retry_after_s=1.0)
+    return JSONResponse(
+        [
+            {"id": i, "n_ctx": info.max_model_len, "speculative": False, "is_processing": i < num_running}
+            for i in range(info.max_num_seqs)
+        ]
+    )
+
+
+async def _known_entry(request: Request, name: str | None) -> ModelEntry:
+    """The model, loaded if it never was: else its facts are known, and it is neither woken nor used."""
     models = state_of(request).models
-    async with models.use(model or models.default_name) as served:
-        info, num_running = served.info, served.client.status().metrics.num_running
-        if fail_on_no_slot and num_running >= info.max_num_seqs:
-            raise OverloadedError("no slot is free", code="server_overloaded", retry_after_s=1.0)
-        return JSONResponse(
-            [
-                {"id": i, "n_ctx": info.max_model_len, "speculative": False, "is_processing": i < num_running}
-                for i in range(info.max_num_seqs)
-            ]
-        )
+    entry = models.entry(name)
+    if entry.info is None:
+        async with models.use(entry.name):
+            pass
+    return entry
 
 
 async def _with_token_bias(request: Request, body: B) -> B:

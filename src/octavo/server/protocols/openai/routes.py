@@ -5,17 +5,28 @@ OpenAI's paths are also served without `/v1`, for clients whose base URL lacks i
 
 from __future__ import annotations
 
+from typing import Literal
+
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.server.generation.prompt import encode_conversation
+from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.protocols.answer_schemas import CHAT_COMPLETION, COMPLETION, streamed_answer
-from octavo.server.protocols.answering import answer
+from octavo.server.protocols.answering import answer, read_spec, tenant_of
 from octavo.server.protocols.openai.answer import ChatWriter, CompletionWriter
 from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
 from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.openai.errors import OPENAI
+from octavo.server.server_state import state_of
 
 router = OPENAI.router()
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 @router.post("/chat/completions", include_in_schema=False)
@@ -23,6 +34,17 @@ router = OPENAI.router()
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answers a conversation; with `stream` in server-sent events."""
     return await answer(request, body, ChatWriter)
+
+
+@router.post("/input_tokens", include_in_schema=False)
+@router.post("/chat/completions/input_tokens", include_in_schema=False)
+@router.post("/v1/chat/completions/input_tokens")
+async def count_chat_tokens(request: Request, body: ChatCompletionRequest) -> InputTokens:
+    """The number of tokens in the prompt of this conversation, which may exceed the context. A route of llama.cpp."""
+    spec = await run_unless_gone(request, read_spec(lambda: body.to_spec(tenant_of(request))))
+    async with state_of(request).models.use(body.model) as model:
+        prompt = await run_unless_gone(request, encode_conversation(model, spec))
+        return InputTokens(input_tokens=len(prompt))
 
 
 @router.post("/completions", include_in_schema=False)
