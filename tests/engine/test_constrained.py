@@ -20,31 +20,18 @@ from octavo.outputs import CompletionOutput, OutputDelta
 from octavo.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support import fake_executor
 from tests.support.answers import Answers
+from tests.support.byte_tokenizer import NUM_TOKENS, ByteTokenizer
 from tests.support.drafting import DraftingSampler
-from tests.support.fake_executor import FakeExecutor, FakeTokenizer, create_request, fake_logits
+from tests.support.fake_executor import FakeExecutor, create_request, fake_logits
 from tests.support.integrity import check_integrity
 
-NUM_TOKENS, NUM_COLUMNS = 259, 263
+NUM_COLUMNS = 263
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-class ByteTokenizer(FakeTokenizer):
-    """0 is BOS, 1 is EOS, then one token for each byte, and one of the others."""
-
-    vocab_size = NUM_TOKENS
-
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
-        return ([0] if add_special_tokens else []) + [2 + byte for byte in text.encode()]
-
-    def token_bytes(self, token_id: int) -> bytes:
-        if token_id < 2:
-            return b"<bos>" if token_id == 0 else b"<eos>"
-        return bytes([token_id - 2]) if token_id < 258 else b'":'
 
 
 TOKENIZER = ByteTokenizer()

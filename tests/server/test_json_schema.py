@@ -20,6 +20,7 @@ from octavo.server.generation.json_schema import (
 from octavo.server.generation.spec import NamedTool
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.asgi_server import asgi_client
+from tests.support.describing_schemas import DESCRIBING
 from tests.support.fake_client import FakeClient, Script, fake_model
 from tests.support.realistic_tools import realistic_tools
 from tests.support.tool_outputs import tool
@@ -139,6 +140,19 @@ def test_accepted(schema: object) -> None:
         ({"properties": {"a": {"$id": "http://x/"}}}, "/properties/a/$id within a schema"),
         ({"type": "string", "format": "iri"}, '/format is "iri"; supported are date-time'),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"type": "string", "pattern": r"a\b"}, "a word boundary cannot be enforced"),
+        ({"type": "string", "pattern": r"(a)\1"}, "a backreference cannot be enforced"),
+        ({"type": "string", "pattern": "a$b"}, "anchors belong at the beginning and the end"),
+        ({"type": "string", "pattern": "a{,3}"}, "{,n} means different things in different languages; write {0,n}"),
+        ({"type": "object", "minProperties": 2}, "/minProperties is 2; keys that the schema does not name may repeat"),
+        (
+            {"items": {"properties": {"a": {}}, "required": ["a"], "minProperties": 3}, "type": "array"},
+            "/items/minProperties is 3; keys that the schema does not name may repeat, so at most 2 can be enforced",
+        ),
+        (
+            {"patternProperties": {"^x": {}}, "properties": {"a": {"$ref": "#/patternProperties/%5Ex"}}},
+            "/properties/a/$ref refers into patternProperties; put that schema into $defs",
+        ),
         ({"oneOf": [{"type": "string"}, {"minLength": 3, "type": "string"}]}, "oneOf whose members may overlap"),
         # malformed values
         (3, "must be an object or a boolean, not 3"),
@@ -183,9 +197,19 @@ def test_what_only_describes_need_not_be_enforceable(schema: object) -> None:
     refusal(schema)
 
 
+@pytest.mark.parametrize("schema", DESCRIBING.values(), ids=DESCRIBING.keys())
+def test_what_only_describes_may_be_of_any_draft(schema: dict[str, Any]) -> None:
+    check_tools([tool("a"), {"type": "function", "function": {"name": "f", "parameters": schema}}])
+
+
 @pytest.mark.parametrize(
     "schema",
-    [{"type": "banana"}, {"pattern": "("}, {"$ref": "#/x"}, {"$ref": "http://x"}, {"$ref": "#"}, nested(5000), 3],
+    [
+        *({"type": "banana"}, {"pattern": "("}, {"$ref": "#/x"}, {"$ref": "http://x"}, {"$ref": "#"}, nested(5000), 3),
+        *({"$ref": "#nowhere"}, {"minLength": -1}, {"minLength": 1.5}, {"maxItems": "3"}, {"anyOf": []}),
+        *({"pattern": "[a"}, {"pattern": "a**"}, {"pattern": "a)"}, {"pattern": "b\\"}, {"properties": {"a": 3}}),
+        *({"not": {"type": 4}}, {"patternProperties": {"(": {}}}, {"required": [1]}, {"multipleOf": 0}),
+    ],
 )
 def test_what_only_describes_must_still_be_a_schema(schema: object) -> None:
     refusal(schema, is_enforced=False)

@@ -20,6 +20,7 @@ from octavo.server.tool_parsers.answer import CallArguments, CallStart, Tool
 from octavo.server.tool_parsers.tool_format import ToolParser, tool_formats
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.describing_schemas import DESCRIBING
 from tests.support.glm_outputs import glm_call
 from tests.support.realistic_tools import realistic_tools
 from tests.support.tool_outputs import TOOLS, tool
@@ -370,7 +371,25 @@ def test_sixty_realistic_tools_within_two_seconds(compiled: Compiled, name: str)
 
 
 def test_plain_text_of_a_schema_that_cannot_be_compiled_is_free(compiled: Compiled) -> None:
-    hopeless = {"type": "array", "items": {"type": "string", "pattern": "(?=a)b"}}
+    loose = {"type": "array", "items": {"type": "string", "pattern": "(?=a)b"}}
+    assert accepts_text(compiled, loose, '["b"]', strict=False)
+    assert not accepts_text(compiled, loose, "3", strict=False)
+    hopeless = {"type": "array", "items": {"$ref": "#anchor"}}
     assert accepts_text(compiled, hopeless, '["b"]', strict=False)
     assert accepts_text(compiled, hopeless, "3", strict=False)
     assert not accepts_text(compiled, hopeless, "b", strict=False)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_tools_whose_schemas_only_describe_can_be_made_to_be_called(compiled: Compiled, name: str) -> None:
+    """Schemas of any draft, with numbers and patterns that nothing can enforce."""
+    described = {key: parameters for key, parameters in DESCRIBING.items() if key != "3,000 properties"}
+    functions = [{"name": f"f{i}", "parameters": parameters} for i, parameters in enumerate(described.values())]
+    tools = [{"type": "function", "function": function} for function in functions]
+    check_tools(tools)
+    text, _ = compiled.random_answer(name, tools, seed=1, max_tokens=30)
+    assert text
+    if name == "hermes":
+        index = list(described).index("null or an object")
+        assert compiled.accepts(name, tools, call(name, f"f{index}", "{}"))
+        assert not compiled.accepts(name, tools, call(name, f"f{index}", "null"))

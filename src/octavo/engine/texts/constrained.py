@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from octavo.batch import token_mask
 from octavo.engine.texts.deep_stack import run_on_deep_stack
+from octavo.engine.texts.schemas import UnenforceableError, enforceable_lark, enforceable_schema
 from octavo.errors import OverloadedError, UsageError
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -321,7 +322,11 @@ def make_source(params: StructuredOutputsParams) -> GrammarSource:
         _check_regex(params.regex)
         return GrammarSource("regex", LLMatcher.grammar_from_regex(params.regex))
     if params.grammar is not None:
-        return GrammarSource("grammar", LLMatcher.grammar_from_lark(params.grammar))
+        try:
+            lark = enforceable_lark(params.grammar)
+        except UnenforceableError as error:
+            raise _refusal("grammar", f"has a %json schema that cannot be enforced: {error}") from None
+        return GrammarSource("grammar", LLMatcher.grammar_from_lark(lark))
     choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in params.choice or ())
     return GrammarSource("choice", LLMatcher.grammar_from_lark(f"start: {choices}"))
 
@@ -333,7 +338,11 @@ def _refusal(field: str, problem: str) -> UsageError:
 
 
 def _json_grammar(schema: dict[str, Any]) -> str:
-    text: str = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+    try:
+        source = json.dumps(enforceable_schema(schema))
+    except UnenforceableError as error:
+        raise _refusal("json", f"cannot be enforced: {error}") from None
+    text: str = LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS)
     return text
 
 

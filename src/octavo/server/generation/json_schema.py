@@ -12,23 +12,31 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from graphlib import CycleError, TopologicalSorter
-from itertools import chain
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-import msgspec
 from llguidance import LLMatcher, LLParserLimits
 from msgspec import Meta
 
 from octavo.engine.texts.deep_stack import run_on_deep_stack
+from octavo.engine.texts.patterns import PatternError, translate_pattern
+from octavo.engine.texts.schemas import UnenforceableError, enforceable_schema, escaped, resolve
 from octavo.server.errors import refuse
 from octavo.server.generation.spec import NamedTool, ToolChoice
-from octavo.server.tool_parsers.parameter_text import resolve
+from octavo.server.generation.well_formed_schema import (
+    TYPES,
+    SchemaError,
+    SchemaNode,
+    check_size,
+    check_type,
+    check_type_names,
+    check_well_formed,
+    find_circle,
+    same_value,
+    schemas_of,
+    shown,
+)
 
-MAX_SCHEMA_CHARS = 512 << 10
-MAX_SCHEMA_DEPTH = 96  # nested objects and arrays of its JSON text
 MAX_PROPERTIES = 5000  # of all its objects together
 MAX_PROPERTIES_OF_ONE = 2048
 MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
@@ -43,7 +51,6 @@ _TIMEOUT_S = 2.0
 
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-_TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 # In the drafts before 6, `const` does not exist and would be ignored.
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[67]/schema|draft/(2019-09|2020-12)/schema)#?")
@@ -103,10 +110,6 @@ class BlocksLoopError(RuntimeError):
     """A schema was to be checked on an event loop's thread, where nothing else runs meanwhile; use another thread."""
 
 
-SchemaNode = tuple[object, str]
-"""A schema within the schema, and its JSON pointer."""
-
-
 def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> None:
     """Checks a JSON schema of a request.
 
@@ -122,11 +125,13 @@ def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> Non
     if asyncio._get_running_loop() is not None:
         raise BlocksLoopError(f"{param} is checked on the event loop's thread")
     try:
-        _check_size(schema)
-        _Checker(schema, is_enforced).check()
-        if is_enforced:
-            _compile(schema)
-    except _SchemaError as error:
+        if not is_enforced:
+            check_well_formed(schema)
+            return
+        check_size(schema)
+        _Checker(schema).check()
+        _compile(schema)
+    except SchemaError as error:
         raise refuse(param, f"is not a usable JSON schema: {error}", "invalid_json_schema") from None
 
 
@@ -146,15 +151,16 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> Non
         function = tool["function"]
         name, place = function["name"], f"{param}[{index}].function"
         if not _TOOL_NAME.fullmatch(name):
-            reason = f"is {_shown(name)}; it must be 1 to 64 letters, digits, underscores or hyphens"
+            reason = f"is {shown(name)}; it must be 1 to 64 letters, digits, underscores or hyphens"
             raise refuse(f"{place}.name", reason, "invalid_value")
         if name in seen:
-            reason = f"is {_shown(name)}, as is that of a tool before it; names must differ"
+            reason = f"is {shown(name)}, as is that of a tool before it; names must differ"
             raise refuse(f"{place}.name", reason, "invalid_value")
         seen.add(name)
         if (parameters := function.get("parameters")) is not None:
             check_schema(parameters, f"{place}.parameters", is_enforced=bool(function.get("strict")))
-            if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+            types = parameters.get("type", "object") if isinstance(parameters, dict) else ()
+            if "object" not in ([types] if isinstance(types, str) else types):
                 reason = 'must be the schema of an object, so "type" must be "object": arguments have names'
                 raise refuse(f"{place}.parameters", reason, "invalid_json_schema")
 
@@ -165,23 +171,15 @@ def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]
         reason = f"is required, but the request has no tools: add tools or leave {param} out"
         raise refuse(param, reason, "invalid_value")
     if isinstance(tool_choice, NamedTool) and all(tool["function"]["name"] != tool_choice.name for tool in tools):
-        reason = f"names {_shown(tool_choice.name)}, which is none of the request's {len(tools)} tools"
+        reason = f"names {shown(tool_choice.name)}, which is none of the request's {len(tools)} tools"
         raise refuse(param, reason, "invalid_value")
-
-
-class _SchemaError(Exception):
-    """A problem in a schema, with its JSON pointer."""
-
-    def __init__(self, pointer: str, message: str) -> None:
-        super().__init__(f"{pointer or 'the schema'} {message}"[:500])
 
 
 class _Checker:
     """Walks through a schema without recursion, because the schema is not trusted."""
 
-    def __init__(self, root: object, is_enforced: bool) -> None:
+    def __init__(self, root: object) -> None:
         self._root = root
-        self._is_enforced = is_enforced
         self._is_before_2020 = isinstance(root, dict) and bool(_BEFORE_2020.match(str(root.get("$schema", ""))))
 
     def check(self) -> None:
@@ -194,52 +192,47 @@ class _Checker:
                 stack += self._check_node(schema, pointer)
         objects = [schema for schema in schemas.values() if isinstance(schema, dict)]
         if sum(len(schema.get("properties", ())) for schema in objects) > MAX_PROPERTIES:
-            raise _SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
-        if (circle := _find_circle(schemas)) is not None:
-            raise _SchemaError(circle, "refers to itself in a circle without end")
+            raise SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
+        if (circle := find_circle(schemas)) is not None:
+            raise SchemaError(circle, "refers to itself in a circle without end")
         if (endless := _find_endless(schemas)) is not None:
-            raise _SchemaError(endless, "needs a value within each of its values, so none is ever complete")
+            raise SchemaError(endless, "needs a value within each of its values, so none is ever complete")
 
     def _check_node(self, schema: Any, pointer: str) -> Iterator[SchemaNode]:
         """The schemas within this one and the one it refers to, after checking its own keywords."""
         if isinstance(schema, bool):
             return
         if not isinstance(schema, dict):
-            raise _SchemaError(pointer, f"must be an object or a boolean, not {_shown(schema)}")
+            raise SchemaError(pointer, f"must be an object or a boolean, not {shown(schema)}")
         for keyword, value in schema.items():
-            place = f"{pointer}/{_escaped(keyword)}"
+            place = f"{pointer}/{escaped(keyword)}"
             _check_value(keyword, value, place)
             if keyword == "$ref":
                 yield self._referred(value, place)
-            elif keyword in _SCHEMA_MAPS:
-                yield from ((item, f"{place}/{_escaped(name)}") for name, item in value.items())
-            elif keyword in _SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
-                yield from ((item, f"{place}/{index}") for index, item in enumerate(value))
-            elif keyword in _SCHEMAS:
-                yield value, place
+            elif keyword in _KEYWORDS:
+                yield from schemas_of(keyword, value, place)
             if keyword in ("pattern", "patternProperties"):
                 for pattern in [value] if keyword == "pattern" else value:
-                    _check_pattern(pattern, place, self._is_enforced)
-            if self._is_enforced:
-                self._check_enforceable(keyword, value, place, schema)
+                    _check_pattern(pattern, place)
+            self._check_enforceable(keyword, value, place, schema)
 
     def _check_enforceable(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> None:
         if keyword == "format" and schema.get("type", "string") not in ("number", "integer", "boolean"):
             if value not in FORMATS:
-                raise _SchemaError(place, f"is {_shown(value)}; supported are {', '.join(FORMATS[:-1])}")
+                raise SchemaError(place, f"is {shown(value)}; supported are {', '.join(FORMATS[:-1])}")
         elif keyword == "prefixItems" and (self._is_before_2020 or "additionalItems" in schema):
-            raise _SchemaError(place, "is of draft 2020-12; there, items takes the place of additionalItems")
+            raise SchemaError(place, "is of draft 2020-12; there, items takes the place of additionalItems")
         elif keyword in ("anyOf", "oneOf"):
             # The compiler follows all alternatives at once. Its limit would end an answer in the middle.
             if (number := sum(map(self._num_optional, value))) > MAX_PROPERTIES_OF_ONE:
                 reason = f"has alternatives with {number:,} optional properties together"
-                raise _SchemaError(place, f"{reason}; at most {MAX_PROPERTIES_OF_ONE:,} can be enforced")
+                raise SchemaError(place, f"{reason}; at most {MAX_PROPERTIES_OF_ONE:,} can be enforced")
         elif keyword in ("$id", "id") and place.count("/") > 1:
-            raise _SchemaError(place, "within a schema would change what its references mean; leave it out")
+            raise SchemaError(place, "within a schema would change what its references mean; leave it out")
         elif keyword in _REMEDIES:
-            raise _SchemaError(place, f"is not supported: {_REMEDIES[keyword]}")
+            raise SchemaError(place, f"is not supported: {_REMEDIES[keyword]}")
         elif keyword not in _KEYWORDS and keyword not in _ANNOTATIONS and not keyword.startswith("x-"):
-            raise _SchemaError(place, "is not a keyword that can be enforced; leave it out")
+            raise SchemaError(place, "is not a keyword that can be enforced; leave it out")
 
     def _num_optional(self, schema: Any) -> int:
         """The optional properties of an alternative, which may be a reference. It has not been checked yet."""
@@ -254,83 +247,61 @@ class _Checker:
     def _referred(self, reference: str, place: str) -> SchemaNode:
         """The schema that `$ref` names."""
         if reference != "#" and not reference.startswith("#/"):
-            raise _SchemaError(place, f"is {_shown(reference)}; only references within the schema (#/...) are followed")
+            raise SchemaError(place, f"is {shown(reference)}; only references within the schema (#/...) are followed")
         node = resolve(self._root, reference)
         if not isinstance(node, (dict, bool)):
-            raise _SchemaError(place, f"is {_shown(reference)}, which does not exist")
+            raise SchemaError(place, f"is {shown(reference)}, which does not exist")
         return node, unquote(reference[1:])
-
-
-def _check_size(schema: object) -> None:
-    """Refuses schemas that are too large or too deep before anything walks through them."""
-    level: list[object] = [schema]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MAX_SCHEMA_DEPTH:
-            raise _SchemaError("", f"is nested deeper than {MAX_SCHEMA_DEPTH} levels")
-        containers = (item for item in level if isinstance(item, (dict, list)))
-        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
-    try:
-        num_chars = len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise _SchemaError("", f"is not JSON: {error}") from None
-    if num_chars > MAX_SCHEMA_CHARS:
-        raise _SchemaError("", f"has {num_chars:,} characters; the limit is {MAX_SCHEMA_CHARS:,}")
 
 
 def _check_value(keyword: str, value: Any, place: str) -> None:
     """Checks that a keyword's value is well-formed, whatever else the schema has."""
     if keyword == "x-guidance":
-        raise _SchemaError(place, "is not for requests; leave it out")
+        raise SchemaError(place, "is not for requests; leave it out")
     if keyword in _NUMBERS:
         _check_exact(value, place)
-    try:
-        msgspec.convert(value, _KEYWORDS.get(keyword, Any))
-    except msgspec.ValidationError as error:
-        expected = str(error).replace("Expected", "expected", 1)
-        raise _SchemaError(place, f"is {_shown(value)}; {expected}") from None
+    check_type(value, _KEYWORDS.get(keyword, Any), place)
     if keyword == "enum":
         for index, item in enumerate(value):
             _check_exact(item, f"{place}/{index}")
     elif keyword == "type":
-        for name in value if isinstance(value, list) else [value]:
-            if name not in _TYPES:
-                raise _SchemaError(place, f"is {_shown(name)}; types are {', '.join(_TYPES)}")
+        check_type_names(value, TYPES, place)
     elif keyword == "$schema" and not _DRAFTS.fullmatch(value):
-        raise _SchemaError(place, f"is {_shown(value)}; supported are JSON schema's drafts 6, 7, 2019-09 and 2020-12")
+        raise SchemaError(place, f"is {shown(value)}; supported are JSON schema's drafts 6, 7, 2019-09 and 2020-12")
 
 
 def _check_exact(value: object, place: str) -> None:
     """Refuses integers that a double would round, because numbers are compared as doubles."""
     if isinstance(value, int) and abs(value) > MAX_EXACT_NUMBER:
-        raise _SchemaError(place, f"is {_shown(value)}; integers beyond 2^53 cannot be distinguished")
+        raise SchemaError(place, f"is {shown(value)}; integers beyond 2^53 cannot be distinguished")
 
 
-def _check_pattern(pattern: str, place: str, is_enforced: bool) -> None:
-    """Checks a pattern. A pattern that only describes may have Python's syntax too."""
+def _check_pattern(pattern: str, place: str) -> None:
     if len(pattern) > MAX_PATTERN_CHARS:
-        raise _SchemaError(place, f"has {len(pattern):,} characters; the limit is {MAX_PATTERN_CHARS:,}")
-    if not (error := _compile_error({"type": "string", "pattern": pattern})):
-        return
-    if not is_enforced:
-        with suppress(re.error, RecursionError, OverflowError):
-            re.compile(pattern)
-            return
-    reason = error.strip().splitlines()[-1].removeprefix("error: ")
-    raise _SchemaError(place, f"is {_shown(pattern)}, which cannot be used: {reason}")
+        raise SchemaError(place, f"has {len(pattern):,} characters; the limit is {MAX_PATTERN_CHARS:,}")
+    try:
+        error = _compile_error({"type": "string", "pattern": translate_pattern(pattern)})
+    except PatternError as found:
+        error = str(found)
+    if error:
+        reason = error.strip().splitlines()[-1].removeprefix("error: ")
+        raise SchemaError(place, f"is {shown(pattern)}, which cannot be used: {reason}")
 
 
 def _compile(schema: object) -> None:
     """The compiler's own checks: overlapping alternatives, contradictions, grammars that are too large."""
+    try:
+        schema = enforceable_schema(schema) if isinstance(schema, dict) else schema
+    except UnenforceableError as found:
+        raise SchemaError(found.pointer, found.problem) from None
     # The compiler recurses once for each schema that refers to another.
     error = run_on_deep_stack(lambda: _compile_error(schema), _TIMEOUT_S)
     if error is None:
-        raise _SchemaError("", f"takes longer than {_TIMEOUT_S:g} s to compile: simplify it")
+        raise SchemaError("", f"takes longer than {_TIMEOUT_S:g} s to compile: simplify it")
     if error.startswith("oneOf"):
-        raise _SchemaError("", "has a oneOf whose members may overlap, which cannot be enforced: use anyOf")
+        raise SchemaError("", "has a oneOf whose members may overlap, which cannot be enforced: use anyOf")
     if error:
-        raise _SchemaError("", f"cannot be enforced: {' '.join(error.split())}")
+        raise SchemaError("", f"cannot be enforced: {' '.join(error.split())}")
 
 
 def _compile_error(schema: object) -> str:
@@ -339,24 +310,6 @@ def _compile_error(schema: object) -> str:
         schema = {} if schema else {"enum": []}
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
     return LLMatcher.validate_grammar(grammar, limits=_LIMITS).partition("\n<")[0].strip()
-
-
-def _shown(value: object) -> str:
-    """A value in a bounded form for messages."""
-    if isinstance(value, int) and abs(value) >= 10**20:
-        return "an integer of more than 20 digits"
-    text = json.dumps(value, ensure_ascii=True, default=repr)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _find_circle(schemas: Mapping[str, Any]) -> str | None:
-    """The pointer to a schema that applies itself to the same value again; None: there is none."""
-    targets = {pointer: list(chain(*_same_value(schema, pointer))) for pointer, schema in schemas.items()}
-    try:
-        TopologicalSorter(targets).prepare()
-    except CycleError as error:
-        return str(error.args[1][0])
-    return None
 
 
 def _find_endless(schemas: Mapping[str, Any]) -> str | None:
@@ -379,18 +332,6 @@ def _find_endless(schemas: Mapping[str, Any]) -> str | None:
     return next((pointer for pointer, groups in open_groups.items() if groups), None)
 
 
-def _same_value(schema: Any, pointer: str) -> list[list[str]]:
-    """Groups of schemas for the same value, which has to satisfy one of each group."""
-    if isinstance(schema, bool):
-        return []
-    members = {
-        keyword: [f"{pointer}/{keyword}/{index}" for index in range(len(schema.get(keyword, ())))]
-        for keyword in ("allOf", "anyOf", "oneOf")
-    }
-    referred = [[unquote(schema["$ref"][1:])]] if "$ref" in schema else []
-    return [*referred, *([member] for member in members["allOf"]), *filter(None, (members["anyOf"], members["oneOf"]))]
-
-
 def _needs(schema: Any, pointer: str) -> list[list[str]]:
     """Groups of schemas; this schema has a finite value only if one of each group has one."""
     if isinstance(schema, bool) or "enum" in schema or "const" in schema:
@@ -398,10 +339,10 @@ def _needs(schema: Any, pointer: str) -> list[list[str]]:
     places: list[str] = []
     if schema.get("type") in ("object", ["object"]):
         properties = schema.get("properties", {})
-        places = [f"properties/{_escaped(name)}" for name in schema.get("required", ()) if name in properties]
+        places = [f"properties/{escaped(name)}" for name in schema.get("required", ()) if name in properties]
     elif schema.get("type") in ("array", ["array"]):
         places = _needed_items(schema)
-    return [*_same_value(schema, pointer), *([f"{pointer}/{place}"] for place in places)]
+    return [*same_value(schema, pointer), *([f"{pointer}/{place}"] for place in places)]
 
 
 def _needed_items(schema: dict[str, Any]) -> list[str]:
@@ -410,8 +351,3 @@ def _needed_items(schema: dict[str, Any]) -> list[str]:
     keyword, prefix = ("items", items) if isinstance(items, list) else ("prefixItems", schema.get("prefixItems", []))
     needed = [f"{keyword}/{index}" for index in range(min(num_needed, len(prefix)))]
     return [*needed, "items"] if isinstance(items, dict) and num_needed > len(prefix) else needed
-
-
-def _escaped(name: str) -> str:
-    """A name escaped for a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from llguidance import LLMatcher
 
 from octavo.engine.texts.deep_stack import run_on_deep_stack
+from octavo.engine.texts.schemas import enforceable_lark
 from octavo.server.tool_parsers.answer import Tool
 
 TokenIds: TypeAlias = "Mapping[str, int]"
@@ -51,8 +52,7 @@ def arguments_value(tool: Tool) -> str:
     """
     function = tool["function"]
     schema = function.get("parameters") or _NO_ARGUMENTS
-    if "type" not in schema:
-        schema = {"type": "object", **schema}
+    schema = {"type": "object", **schema} | {"type": "object"}
     is_strict = bool(function.get("strict"))
     if not is_strict and not OPENS_OBJECT & schema.keys():
         schema = {**schema, "additionalProperties": False}
@@ -62,7 +62,7 @@ def arguments_value(tool: Tool) -> str:
 
 def compiles(grammar: str) -> bool:
     """True if the compiler accepts a grammar in Lark within a time limit."""
-    source = LLMatcher.grammar_from_lark(grammar)
+    source = LLMatcher.grammar_from_lark(enforceable_lark(grammar))
     return run_on_deep_stack(lambda: bool(LLMatcher.validate_grammar(source)), _TIMEOUT_S) is False
 
 

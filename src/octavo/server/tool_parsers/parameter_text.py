@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+
+from octavo.engine.texts.schemas import resolve
 
 _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 # JSON's numbers are one type in Python and two in a schema.
@@ -27,20 +28,10 @@ def value_schemas(parameters: Mapping[str, Any], schema: object) -> Iterator[Map
         waiting.append(resolve(parameters, item.get("$ref")))
 
 
-def resolve(schema: object, reference: object) -> object:
-    """The target of a reference (`#` and a JSON pointer) within a schema; None if it has none or is none."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    found = schema
-    for segment in unquote(reference).split("/")[1:]:
-        name = segment.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and len(name) < 9 and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found
+def required_names(parameters: Mapping[str, Any]) -> list[str]:
+    """The names that a tool's schema requires. Draft 3 has a boolean there, about the value itself."""
+    names = parameters.get("required")
+    return names if isinstance(names, list) else []
 
 
 def value_types(parameters: Mapping[str, Any], schema: object) -> frozenset[str]:
@@ -52,7 +43,7 @@ def value_types(parameters: Mapping[str, Any], schema: object) -> frozenset[str]
         if named is None:
             types |= {json_type(value) for value in item.get("enum", ())}
             types |= {json_type(item["const"])} if "const" in item else set()
-    return frozenset(types)
+    return frozenset() if "any" in types else frozenset(types)
 
 
 def json_type(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from octavo.errors import UsageError
 from octavo.server.tool_parsers.answer import Answer, Reading, Tool
 from octavo.server.tool_parsers.grammar import OPENS_OBJECT, compiles, json_value, literal
-from octavo.server.tool_parsers.parameter_text import ParameterValue, value_schemas, value_types
+from octavo.server.tool_parsers.parameter_text import ParameterValue, required_names, value_schemas, value_types
 
 _TAG_START = re.compile("<")
 _SPACE = re.compile(r"[ \t\r\n]")
@@ -105,7 +105,7 @@ def tagged_parameters(tags: ValueTags, tool: Tool) -> str:
 def _typed_parameters(tags: ValueTags, function: Mapping[str, Any], *, knows_types: bool) -> str:
     """knows_types: values that are JSON follow their schemas."""
     parameters = function.get("parameters") or {}
-    required, properties = parameters.get("required", ()), parameters.get("properties", {})
+    required, properties = required_names(parameters), parameters.get("properties", {})
     items = []
     for name in dict.fromkeys([*properties, *required]):
         if not _NAME.fullmatch(name):  # a tag cannot hold it

@@ -24,6 +24,7 @@ from octavo.server.tool_parsers.grammar import (
     literal,
     sequence,
 )
+from octavo.server.tool_parsers.parameter_text import required_names
 from octavo.server.tool_parsers.python_literal import python_literal
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
@@ -93,7 +94,7 @@ def _arguments(tool: Tool) -> str:
 def _typed(function: Mapping[str, Any], *, knows_types: bool) -> str:
     """knows_types: values follow their schemas."""
     parameters, is_strict = function.get("parameters") or {}, bool(function.get("strict"))
-    required, properties = parameters.get("required", ()), parameters.get("properties", {})
+    required, properties = required_names(parameters), parameters.get("properties", {})
     definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
 
     def value(schema: object) -> str:
