@@ -5,6 +5,7 @@ The answer that is not streamed is the fold of the same events, so the two canno
 
 from __future__ import annotations
 
+import json
 import secrets
 from dataclasses import dataclass, field
 from itertools import chain
@@ -103,6 +104,7 @@ class ChoiceReader:
         self._reasoning = reasoning
         self._max_calls = None if parallel_tool_calls else 1
         self._num_calls = 0
+        self._arguments: list[str] = []  # of the last call
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._is_over = False
@@ -130,15 +132,16 @@ class ChoiceReader:
 
     def _parts(self, output: CompletionOutput) -> list[ParsedPart | ReasoningPart]:
         """The parts of the text of this output, with what was held back before."""
-        is_last = output.finish_reason is not None
+        is_last, cut_before = output.finish_reason is not None, _cut_before(output)
         parts: list[Any] = [output.text] if output.text else []
         if (reasoning := self._reasoning) is not None:
-            parts = [*(reasoning.push(output.text) if output.text else ()), *(reasoning.finish() if is_last else ())]
+            parts = reasoning.push(output.text) if output.text else []
+            parts = [*parts, *(reasoning.finish(cut_before) if is_last else ())]
             if reasoning.is_reasoning or any(isinstance(part, ReasoningPart) for part in parts):
                 self.num_reasoning_tokens += len(output.token_ids)
         if (tools := self._tools) is not None:
             parsed = [tools.push(part) if isinstance(part, str) else [part] for part in parts]
-            parts = [*chain(*parsed), *(tools.finish() if is_last else ())]
+            parts = [*chain(*parsed), *(tools.finish(cut_before) if is_last else ())]
         return parts
 
     def _event(self, part: ParsedPart | ReasoningPart) -> Event:
@@ -149,8 +152,10 @@ class ChoiceReader:
         if isinstance(part, ReasoningPart):
             return ReasoningDelta(self._index, part.text, *taken)
         if isinstance(part, CallArguments):
+            self._arguments.append(part.text)
             return ToolCallDelta(self._index, self._num_calls - 1, None, None, part.text, *taken)
         self._num_calls += 1
+        self._arguments.clear()
         call_id = f"call_{secrets.token_hex(12)}"
         return ToolCallDelta(self._index, self._num_calls - 1, call_id, part.name, "", *taken)
 
@@ -160,9 +165,25 @@ class ChoiceReader:
         self._is_over = True
         if self._token_ids:
             events.append(self._event(""))
-        if self._num_calls and finish_reason == "stop":
+        # A stop string may cut a call, which then is none to make.
+        if self._num_calls and finish_reason == "stop" and (stop_reason is None or is_object("".join(self._arguments))):
             finish_reason = "tool_calls"
         events.append(ChoiceEnd(self._index, finish_reason, stop_reason))
+
+
+def _cut_before(output: CompletionOutput) -> str | None:
+    """The stop string before which an answer was cut, "" at another limit; None if the model has ended it."""
+    if output.finish_reason == "stop" and output.stop_reason is None:
+        return None
+    return output.stop_reason if isinstance(output.stop_reason, str) else ""
+
+
+def is_object(arguments: str) -> bool:
+    """True if the arguments of a call are the text of a JSON object, and so complete."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ class ReasoningFormat:
 class ReasoningParser:
     """Parses one answer in linear time. The parts do not depend on how the text is cut into pieces.
 
-    White space next to the marks belongs to them. Truncated reasoning remains reasoning.
+    White space next to the marks belongs to them. Truncated reasoning remains reasoning, without half a mark.
 
     is_reasoning: the text so far indicates that reasoning comes next; for counting its tokens.
     """
@@ -78,9 +78,9 @@ class ReasoningParser:
         self._text.feed(text)
         return self._read_on()
 
-    def finish(self) -> list[ReasoningOrAnswer]:
-        """Ends the answer and returns the text that was held back."""
-        self._text.is_over = True
+    def finish(self, cut_before: str | None = None) -> list[ReasoningOrAnswer]:
+        """Ends the answer and returns the text that was held back. cut_before: see `ToolParser.finish`."""
+        self._text.end(is_cut=cut_before is not None)
         return self._read_on()
 
     def _read_on(self) -> list[ReasoningOrAnswer]:
@@ -92,8 +92,10 @@ class ReasoningParser:
     def _read(self) -> Reading[None]:
         text, marks, spaces = self._text, self._marks, list[str]()
         yield from text.take_until(_NOT_SPACE, spaces.append)
-        if (yield from text.find_beginning(marks.open)) == marks.open:
-            text.take(len(marks.open))
+        beginning = yield from text.find_beginning(marks.open)
+        if beginning == marks.open or text.is_cut:  # half a mark is no text
+            text.take(len(beginning))
+        if beginning == marks.open:
             self.is_reasoning = True
             yield from text.skip(WHITESPACE)
         if self.is_reasoning:
@@ -124,7 +126,8 @@ class ReasoningParser:
                 self._text.take(len(close))
                 return True
             elif self._text.is_over:
-                put(self._text.take(len(found)))
+                mark = self._text.take(len(found))
+                put("" if self._text.is_cut else mark)
             else:
                 yield
         return False

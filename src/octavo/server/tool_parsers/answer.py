@@ -60,10 +60,14 @@ def marks_pattern(marks: Collection[str]) -> re.Pattern[str]:
 
 
 class TextReader:
-    """A text that comes in pieces. Its readers are generators."""
+    """A text that comes in pieces. Its readers are generators.
+
+    is_over: no more text comes. is_cut: the text has ended before its own end, so that more of it would have come.
+    has_run_out: a reader has looked for text behind the end.
+    """
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_over = self.is_cut = self.has_run_out = False
         self._text = ""
         self._position = 0
 
@@ -71,6 +75,10 @@ class TextReader:
         """Adds text behind the text that has not been taken."""
         self._text = self._text[self._position :] + text
         self._position = 0
+
+    def end(self, *, is_cut: bool) -> None:
+        """Says that no more text comes. is_cut: by a limit or a stop string, not by the model."""
+        self.is_over, self.is_cut = True, is_cut
 
     def take(self, length: int) -> str:
         """Takes the next characters."""
@@ -80,7 +88,10 @@ class TextReader:
 
     def peek(self) -> Reading[str]:
         """The next character; empty at the end of the text."""
-        while self._position == len(self._text) and not self.is_over:
+        while self._position == len(self._text):
+            if self.is_over:
+                self.has_run_out = True
+                return ""
             yield
         return self._text[self._position : self._position + 1]
 
@@ -112,6 +123,7 @@ class TextReader:
             if match:
                 return match.group()
             if self.is_over:
+                self.has_run_out = True
                 return ""
             yield
 
@@ -127,6 +139,7 @@ class TextReader:
             if len(found) == length:
                 length += 1
             elif self.is_over:
+                self.has_run_out = True
                 return found
             else:
                 yield
@@ -223,6 +236,12 @@ class Answer(TextReader):
     def drop(self) -> None:
         """Drops the held-back text, which is markup."""
         self._held = None
+
+    def cut(self) -> None:
+        """Drops the held-back text and the text behind it, with which a call begins that was cut off."""
+        self.take(len(self._text) - self._position)
+        self.drop()
+        self._spaces = []
 
     def start(self, name: str) -> None:
         """Starts a call of this tool with the held-back text."""

@@ -7,7 +7,6 @@ is complete. A call that is cut off or broken keeps the arguments it has.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading
 
@@ -78,25 +77,21 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
 
 
 def named_call(
-    answer: Answer,
-    pattern: re.Pattern[str],
-    chars: re.Pattern[str],
-    *,
-    mark: str = "",
-    may_end: bool = False,
-    tool_names: Collection[str] | None = None,
+    answer: Answer, pattern: re.Pattern[str], chars: re.Pattern[str], *, mark: str = "", may_end: bool = False
 ) -> Reading[bool]:
     """Reads a mark, a header and an object.
 
     pattern: the whole header, with the group `name`. chars: the characters that it may contain, without `{`. may_end: a
-    call may end behind it, without arguments. tool_names: only these names make it a call; None: any name.
+    call may end behind it, without arguments.
     """
     answer.take(len(mark))
     match = pattern.fullmatch((yield from answer.take_while(chars, _MAX_HEADER_CHARS)))
     behind = yield from answer.peek()
-    if match is None or (tool_names is not None and match["name"] not in tool_names):
+    if match is None:
         return False
     if behind not in ("{", "") and not may_end:
+        return False
+    if not behind and answer.is_cut and match.end("name") == match.end():  # more of the name would have come
         return False
     answer.start(match["name"])
     if behind == "{":

@@ -74,6 +74,7 @@ class ToolParser:
         self._format = tool_format
         self._pattern = marks_pattern([*tool_format.tags, *tool_format.openings])
         self._answer = Answer(tools)
+        self._cut_before = ""
         self._reading = self._read()
 
     def push(self, text: str) -> list[ParsedPart]:
@@ -82,9 +83,14 @@ class ToolParser:
         next(self._reading, None)
         return self._answer.take_parts()
 
-    def finish(self) -> list[ParsedPart]:
-        """Ends the answer and returns what was held back. A call that was cut off keeps the arguments it has."""
-        self._answer.is_over = True
+    def finish(self, cut_before: str | None = None) -> list[ParsedPart]:
+        """Ends the answer and returns what was held back. A call that was cut off keeps the arguments it has.
+
+        cut_before: None if the model has ended the answer. Else it was cut: by this stop string, or "" by a limit.
+        Then what may be the beginning of a call or of a mark is no text, and is dropped.
+        """
+        self._cut_before = cut_before or ""
+        self._answer.end(is_cut=cut_before is not None)
         next(self._reading, None)
         return self._answer.take_parts()
 
@@ -100,10 +106,16 @@ class ToolParser:
                 yield from self._read_calls(tags[mark])
             elif not answer.is_over:  # the beginning of a mark
                 yield
-            elif answer.follows_call:  # a mark that was cut off
+            elif self._is_cut_mark(mark):
+                answer.cut()
+            elif answer.follows_call:  # a mark that the model has not finished
                 answer.take(len(mark))
             else:
                 answer.text(answer.take(len(mark)))
+
+    def _is_cut_mark(self, beginning: str) -> bool:
+        """True if a mark begins with this end of the answer and with the stop string that came next."""
+        return self._answer.is_cut and self._pattern.match(beginning + self._cut_before) is not None
 
     def _read_calls(self, read: ReadCall | None) -> Reading[None]:
         """Reads a call, and those that follow it in a list."""
@@ -112,6 +124,8 @@ class ToolParser:
             num_before = answer.num_calls
             answer.hold()
             yield from read(answer)
+            if answer.is_cut and answer.has_run_out:  # it was not certain yet what this would become
+                answer.cut()
             answer.release()
             if answer.num_calls == num_before:
                 return

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, TokenLogprobs, ToolCallDelta, Usage
+from octavo.server.generation.events import (
+    ChoiceEnd,
+    Event,
+    ReasoningDelta,
+    TokenLogprobs,
+    ToolCallDelta,
+    Usage,
+    is_object,
+)
 from octavo.server.http.long_answer import LINES
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
 from octavo.server.protocols.conversation import arguments_object
@@ -68,6 +76,8 @@ class OllamaWriter(BlockWriter[R]):
             yield None, self._line(self.content("", "", [call]))
 
     def finish(self, end: ChoiceEnd, usage: Usage) -> Iterator[NamedEvent]:
+        if end.finish_reason != "tool_calls" and not is_object(self._arguments):
+            self._open_call = None  # it was cut, and clients would make it: this protocol has whole calls only
         yield from self.end_block()
         reason = "length" if end.finish_reason == "length" else "stop"
         self._last = {"done": True, "done_reason": reason, **self.context(), **self._figures(usage)}

@@ -45,12 +45,16 @@ class ChannelParser(ReasoningParser):
                 self._put_raw(mark if self._is_call else "")
                 self._is_first, self._is_call, self.is_reasoning = False, False, False
             elif text.is_over:
-                self._put(text.take(len(found)))
+                mark = text.take(len(found))
+                self._put("" if text.is_cut else mark)
             else:
                 yield
 
     def _read_header(self) -> Reading[None]:
-        """Reads up to `<|message|>`. Text without it, and a header that is too long, is text for the user."""
+        """Reads up to `<|message|>`. Text without it, and a header that is too long, is text for the user.
+
+        A header that is cut off is dropped.
+        """
         header: list[str] = []
         self._is_first, self._is_call, self.is_reasoning = True, False, False
         while (yield from self._text.peek()):
@@ -66,7 +70,8 @@ class ChannelParser(ReasoningParser):
                 return
             if len(header) > _MAX_HEADER_PIECES:
                 break
-        self._put("".join(header))
+        if not (self._text.is_cut and self._text.has_run_out):
+            self._put("".join(header))
 
     def _put(self, piece: str) -> None:
         """A piece of a message."""

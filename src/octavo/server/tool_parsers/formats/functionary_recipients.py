@@ -9,16 +9,16 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers.answer import Answer, Reading, Tool
-from octavo.server.tool_parsers.calls import named_call
+from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading, Tool
+from octavo.server.tool_parsers.calls import read_arguments
 from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, forced_calls, literal
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _MARK = ">>>"
 _EVERYBODY = "all\n"
 _CALL = "NAME\nARGUMENTS"
-_HEADER = re.compile(r"(?P<name>[\w.-]+)\n\s*")
-_HEADER_CHARS = re.compile(r"[\w.\s-]")
+_NAME_CHAR = re.compile(r"[\w.-]")
+_MAX_NAME_CHARS = 256
 
 
 def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
@@ -27,11 +27,23 @@ def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
     At the start of an answer, where there is no mark, only a tool of the request can be the recipient.
     """
     answer.take(len(mark))
-    if (yield from answer.find_beginning(_EVERYBODY)) == _EVERYBODY:
-        answer.take(len(_EVERYBODY))
-        answer.drop()
+    if mark:
+        name = yield from answer.take_while(_NAME_CHAR, _MAX_NAME_CHARS)
+        if not name or (yield from answer.peek()) != "\n":
+            return
+        answer.take(1)
     else:
-        yield from named_call(answer, _HEADER, _HEADER_CHARS, tool_names=None if mark else answer.parameters)
+        lines = [_EVERYBODY, *(f"{name}\n" for name in answer.parameters)]
+        line = yield from answer.find_beginning(*lines)
+        if line not in lines:
+            return
+        answer.take(len(line))
+        name = line[:-1]
+    if name == _EVERYBODY[:-1]:
+        answer.drop()
+    elif (yield from answer.skip(WHITESPACE)) in ("{", ""):
+        answer.start(name)
+        yield from read_arguments(answer)
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
