@@ -109,6 +109,35 @@ def test_echo_begins_with_the_prompt(client: httpx.Client, engine: FakeClient, s
     assert (params.logprobs, params.prompt_logprobs) == (1, 1)
 
 
+def test_offsets_are_characters_of_the_returned_text(
+    client: httpx.Client, engine: FakeClient, smollm2_tokenizer: Tokenizer
+) -> None:
+    """Of a character in several tokens, of control tokens with and without a text, and of a removed stop string."""
+    smile = smollm2_tokenizer.encode("\U0001f98a", add_special_tokens=False)
+    assert len(smile) > 1
+    end = smollm2_tokenizer.encode("<|im_end|>", parse_special=True)
+    pieces: list[Any] = [(" a", smollm2_tokenizer.encode(" a")), *(("", [i]) for i in smile[:-1])]
+    pieces += [("\U0001f98a", smile[-1:]), ("", end), (" b", smollm2_tokenizer.encode(" b"))]
+    engine.script = Script([*pieces, ("", smollm2_tokenizer.encode(" stop")), ("", end)])
+    for fields, length in (({}, 0), ({"echo": True}, 2)):
+        body = {"prompt": "Hé", "logprobs": 0, **fields}
+        (choice,) = client.post(URL, json=body).json()["choices"]
+        assert choice["text"] == "Hé"[:length] + " a\U0001f98a b"
+        wanted = [0, *[2] * len(smile), 3, 3, 5, 5]
+        assert choice["logprobs"]["text_offset"][-len(wanted) :] == [length + offset for offset in wanted]
+        streamed = folded(post_stream(client, URL, body)[:-1])[0]
+        assert streamed["logprobs"] == choice["logprobs"]
+    ids = [*end, *smollm2_tokenizer.encode("x")]
+    for prompt in (ids, "<|im_end|>x"):
+        (choice,) = client.post(URL, json={"prompt": prompt, "logprobs": 0, "echo": True}).json()["choices"]
+        assert choice["text"].startswith("<|im_end|>x a")
+        assert choice["logprobs"]["text_offset"][:3] == [0, 10, 11]
+    cut = {"prompt": "one two three", "truncate_prompt_tokens": 2, "logprobs": 0, "echo": True}
+    (choice,) = client.post(URL, json=cut).json()["choices"]
+    assert choice["text"].startswith(" two three a")
+    assert choice["logprobs"]["text_offset"][:3] == [0, 4, 10]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_scoring_shows_no_token_of_the_engine(client: httpx.Client, engine: FakeClient, stream: bool) -> None:
     engine.script = Script([" a"])

@@ -125,7 +125,7 @@ def test_scoring_agrees_with_generating(client: httpx.Client) -> None:
     assert logprobs["token_logprobs"][0] is None
     assert logprobs["top_logprobs"][0] is None
     assert "".join(logprobs["tokens"]) == whole
-    assert [whole[i:].startswith(t) for i, t in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)]
+    assert all(whole[i:].startswith(t) for i, t in zip(logprobs["text_offset"], logprobs["tokens"], strict=True))
     assert logprobs["tokens"][-5:] == written["logprobs"]["tokens"]
     assert logprobs["token_logprobs"][-5:] == pytest.approx(written["logprobs"]["token_logprobs"], abs=0.05)
 

@@ -30,6 +30,7 @@ from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
 from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.sampling_fields import SamplingFields
 from octavo.server.protocols.shown_tokens import chat_logprobs, finite, most_likely, timings, token_text
+from octavo.tokenizer.text_offsets import TextOffsets, prompt_offsets
 
 R = TypeVar("R", bound=SamplingFields)
 
@@ -198,9 +199,15 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._offsets: dict[int, int] = {}  # where the next token's text begins in each choice, in characters
+        self._offsets: dict[int, TextOffsets] = {}  # of each choice
+        self._num_chars: dict[int, int] = {}  # of each choice's text so far, without the prompt
+        self._ended: set[int] = set()  # choices whose text is complete
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
+        if isinstance(event, TextDelta):
+            self._num_chars[event.index] = self._num_chars.get(event.index, 0) + len(event.text)
+            if not event.text:  # the rest of the tokens
+                self._ended.add(event.index)
         if self.request.only_prompt:  # the engine generates a token all the same
             if isinstance(event, TextDelta):
                 return iter(())
@@ -229,15 +236,19 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         it."""
         tokenizer = self.model.tokenizer
         found: list[tuple[int, Mapping[int, Logprob] | None]] = [(token.token_id, token.entries) for token in tokens]
+        begins: list[int] = []
         if index not in self._offsets:
-            self._offsets[index] = 0
+            echoed, skips = self._echoed(index), self.spec.params.skip_special_tokens
+            self._offsets[index] = TextOffsets(tokenizer, len(echoed), skip_special_tokens=skips)
             if self.request.echo:
                 prompt = self._prompt_of(index)
                 token_ids = self.generation.prompt_token_ids[prompt]
                 entries = self.generation.prompt_logprobs[prompt] or [None] * len(token_ids)
                 found = [*zip(token_ids, entries, strict=True), *found]
+                begins = self._echoed_offsets(prompt, echoed)
+        begins += self._generated_offsets(index, tokens)
         lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token_id, entries in found:
+        for (token_id, entries), begin in zip(found, begins, strict=True):
             text = token_text(tokenizer, token_id)[0]
             logprob, top = None, None
             if entries is not None:
@@ -245,10 +256,28 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
                 # As with OpenAI, the token itself is included even if it is not among the most likely ones.
                 shown = dict(most_likely(entries, self.request.logprobs or 0)) | {token_id: entries[token_id]}
                 top = {token_text(tokenizer, item)[0]: finite(entry.logprob) for item, entry in shown.items()}
-            for values, value in zip(lists.values(), (text, logprob, top, self._offsets[index]), strict=True):
+            for values, value in zip(lists.values(), (text, logprob, top, begin), strict=True):
                 values.append(value)
-            self._offsets[index] += len(text)
         return lists
+
+    def _generated_offsets(self, index: int, tokens: Sequence[TokenLogprobs]) -> list[int]:
+        """Beginnings in the returned text. Tokens of a stop string, which it does not have, are at its end."""
+        begins = [self._offsets[index].push(token.token_id) for token in tokens]
+        if self.request.stream and index not in self._ended:
+            return begins
+        end = len(self._echoed(index)) + self._num_chars.get(index, 0)
+        return [min(begin, end) for begin in begins]
+
+    def _echoed_offsets(self, prompt: int, text: str) -> list[int]:
+        tokenizer, token_ids = self.model.tokenizer, self.generation.prompt_token_ids[prompt]
+        if not isinstance(self.spec.prompts[prompt], str):
+            return prompt_offsets(tokenizer, token_ids, text)
+        if self.generation.num_truncated_tokens:
+            return prompt_offsets(tokenizer, token_ids, text, skip_special_tokens=True)
+        # The text was sent, with the names of its control tokens; what the tokenizer has added is not in it.
+        prefix = tokenizer.prefix_ids
+        is_added = tuple(token_ids[: len(prefix)]) == prefix
+        return prompt_offsets(tokenizer, token_ids, text, num_hidden=len(prefix) if is_added else 0)
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         return super().choice(index, choice) | self.prompt_fields(self._prompt_of(index))

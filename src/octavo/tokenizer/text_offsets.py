@@ -1,0 +1,53 @@
+"""The places of tokens in the text that they make, in characters."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class TextOffsets:
+    """The beginnings of tokens in a growing text. A token that goes on with a character begins where that does.
+
+    start: characters before the first token. skip_special_tokens: they have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, start: int = 0, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_whole = start
+
+    @property
+    def end(self) -> int:
+        """Characters so far. An incomplete one is one U+FFFD."""
+        return self._num_whole + len(self._begun.decode("utf-8", "replace"))
+
+    @property
+    def _begun(self) -> bytes:
+        """Bytes of a character that is not complete yet."""
+        return self._decoder.getstate()[0]
+
+    def push(self, token_id: int) -> int:
+        """Adds a token; returns its beginning. A row of logits beyond the vocabulary has no text."""
+        is_shown = token_id < self._tokenizer.vocab_size and token_id not in self._hidden
+        raw = self._tokenizer.token_bytes(token_id) if is_shown else b""
+        goes_on = not raw or 0x80 <= raw[0] < 0xC0
+        begin = self._num_whole if goes_on else self.end
+        self._num_whole += len(self._decoder.decode(raw))
+        return begin
+
+
+def prompt_offsets(
+    tokenizer: Tokenizer, token_ids: Sequence[int], text: str, *, num_hidden: int = 0, skip_special_tokens: bool = False
+) -> list[int]:
+    """The beginnings of a prompt's tokens in its text. num_hidden: first tokens that the text does not show.
+
+    Where the tokenizer has changed the text before it cut it into tokens, its end is the bound.
+    """
+    offsets = TextOffsets(tokenizer, skip_special_tokens=skip_special_tokens)
+    found = [0] * num_hidden + [offsets.push(token_id) for token_id in token_ids[num_hidden:]]
+    is_spaced = tokenizer.strip_leading_space and offsets.end > len(text)
+    return [min(max(offset - is_spaced, 0), len(text)) for offset in found]
