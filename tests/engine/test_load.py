@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from octavo.backends.memory import MemoryBudget
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
 from octavo.engine.loading.cache_plan import plan_cache
-from octavo.errors import InsufficientMemoryError, UsageError
+from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.graph.cache import CacheSizes, cache_layout
 from tests.support.processes import octavo
 from tests.support.tiny_gguf import tiny_gguf
@@ -103,6 +104,18 @@ def test_a_small_cache_gives_a_small_context_that_is_kept(smollm2_path: Path) ->
             llm.generate([5] * llm.max_model_len)
         (output,) = llm.generate([50] * (llm.max_model_len - 2), SamplingParams(max_tokens=None, ignore_eos=True))
         assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (2, "length")
+
+
+def test_nothing_is_collected_while_a_model_is_loaded(smollm2_path: Path, tmp_path: Path) -> None:
+    during: list[bool] = []
+    config = EngineConfig(model=str(smollm2_path), max_model_len=64)
+    load_engine(config, lambda *_: during.append(gc.isenabled())).executor.close()
+    assert during
+    assert not any(during)
+    assert gc.isenabled()
+    with pytest.raises(OctavoError, match="absent"):
+        load_engine(EngineConfig(model=str(tmp_path / "absent.gguf")))
+    assert gc.isenabled()
 
 
 def test_packed_weights_are_kept_and_mapped(
