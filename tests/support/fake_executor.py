@@ -186,14 +186,21 @@ class FakeTokenizer:
     special_token_ids = frozenset({0, EOS_ID})
     chat_template = None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,  # noqa: ARG002
+        max_tokens: int | None = None,  # noqa: ARG002
+    ) -> list[int]:
         return ([0] if add_special_tokens else []) + [4 + (byte - 64) % 60 for byte in text.encode()]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
         return b"".join(self.token_bytes(i) for i in ids if i not in hidden).decode("utf-8", "replace")
 
-    def encode_chat(self, rendered: str) -> list[int]:
+    def encode_chat(self, rendered: str, *, max_tokens: int | None = None) -> list[int]:  # noqa: ARG002
         return self.encode(rendered)
 
     def guard(self, value: Any) -> Any:

@@ -165,10 +165,12 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         continue_final_message: bool = False,
+        max_tokens: int | None = None,
         **kwargs: Any,
     ) -> list[int]:
         """Token ids of the conversation; kwargs are those of `render`, with its errors.
 
+        max_tokens: of the conversation, which otherwise raises TooManyTokensError.
         continue_final_message: the model continues the last message instead of starting a new one.
         Only the template can produce control tokens: their text in a message, a tool or a document stays text, so
         that a message cannot pretend to come from another role.
@@ -177,9 +179,8 @@ class ChatTemplate:
             if kwargs.get(name) is not None:
                 kwargs[name] = tokenizer.guard(list(kwargs[name]))
         guarded = tokenizer.guard(list(messages))
-        return tokenizer.encode_chat(
-            self.render_prompt(guarded, continue_final_message=continue_final_message, **kwargs)
-        )
+        rendered = self.render_prompt(guarded, continue_final_message=continue_final_message, **kwargs)
+        return tokenizer.encode_chat(rendered, max_tokens=max_tokens)
 
     def render_prompt(self, messages: Sequence[Message], *, continue_final_message: bool = False, **kwargs: Any) -> str:
         """The text of `render`, up to the end of the last message's content if the model is to continue it."""

@@ -26,12 +26,12 @@ _QUIET_CHARS = 1 << 18
 
 
 class TooManyTokensError(UsageError):
-    """A text has more tokens than are allowed. num_tokens: a number that it has at least."""
+    """A text has more tokens than are allowed. found: their number, or `at least` one that is beyond the limit."""
 
-    def __init__(self, num_tokens: int, limit: int) -> None:
-        message = f"the text has {num_tokens} tokens or more; at most {limit} are allowed: shorten it"
+    def __init__(self, num_tokens: int, limit: int, *, is_exact: bool = False) -> None:
+        self.found = f"{'' if is_exact else 'at least '}{num_tokens}"
+        message = f"the text has {self.found} tokens; at most {limit} are allowed: shorten it"
         super().__init__(message, param="prompt", code="context_length_exceeded")
-        self.num_tokens = num_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Tokenizer:
 
         add_special_tokens: add BOS at the start and EOS at the end if the model wants them and `text` lacks them.
         parse_special: the text of a control token (`<|im_end|>`) is that token; otherwise it is plain text.
-        max_tokens: of the text; a longer one is refused as early as possible.
+        max_tokens: with those around the text; a longer one is refused as early as possible.
 
         A split surrogate pair is joined; a lone surrogate, which UTF-8 cannot represent, becomes U+FFFD.
         Other threads run meanwhile. A long text is encoded in pieces.
@@ -75,11 +75,18 @@ class Tokenizer:
         model's normalizer makes too much of it.
         """
         ids: list[int] = []
+        known: dict[int, int] = {}
+        is_short = len(text) <= PIECE_CHARS
         for piece in self.encode_pieces(text, parse_special=parse_special, max_tokens=max_tokens):
-            ids += piece
-            if max_tokens is not None and len(ids) > max_tokens:
+            # An object takes four times as much as its place in a list: those of a long text are shared.
+            ids += piece if is_short else map(known.setdefault, piece, piece)
+            if max_tokens is not None and len(ids) > max_tokens and not is_short:
                 raise TooManyTokensError(len(ids), max_tokens)
-        return self.with_special_tokens(ids) if add_special_tokens else ids
+        if add_special_tokens:
+            ids = self._with_special_tokens(ids)
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise TooManyTokensError(len(ids), max_tokens, is_exact=True)
+        return ids
 
     def encode_pieces(
         self, text: str, *, parse_special: bool = False, max_tokens: int | None = None
@@ -115,9 +122,9 @@ class Tokenizer:
             is_quiet = self.may_panic or max(map(len, texts)) > _QUIET_CHARS
             return run_quietly(work) if is_quiet else work()
 
-    def encode_chat(self, rendered: str) -> list[int]:
+    def encode_chat(self, rendered: str, *, max_tokens: int | None = None) -> list[int]:
         """Token ids of a rendered chat template: control tokens are parsed, and BOS comes exactly once."""
-        return self.encode(rendered, parse_special=True)
+        return self.encode(rendered, parse_special=True, max_tokens=max_tokens)
 
     def guard(self, value: Any) -> Any:
         """Marks the text of control tokens as plain text, in a string or in all strings of lists and dicts.
@@ -168,8 +175,7 @@ class Tokenizer:
         ordered = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
-    def with_special_tokens(self, ids: list[int]) -> list[int]:
-        """The ids of a whole text with BOS at the start and EOS at the end, if the model wants them and they lack."""
+    def _with_special_tokens(self, ids: list[int]) -> list[int]:
         prefix, suffix = self.prefix_ids, self.suffix_ids
         if prefix and tuple(ids[: len(prefix)]) != prefix:
             ids = [*prefix, *ids]

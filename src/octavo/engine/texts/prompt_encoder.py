@@ -47,16 +47,17 @@ class PromptEncoder:
         self._own: ChatTemplate | None = None
         self._process = process
 
-    def encode(self, prompt: PromptInput) -> list[int]:
+    def encode(self, prompt: PromptInput, *, max_tokens: int | None = None) -> list[int]:
         """Token ids of a prompt: control tokens in a text are parsed, and BOS comes once.
 
+        max_tokens: of a text, which otherwise raises TooManyTokensError.
         Raises UsageError if it is neither a text nor a list, nor a mapping with one of these, nor a `Prompt`.
         """
         prompt = plain_prompt(prompt)
         if isinstance(prompt, Prompt):
             return list(prompt.token_ids)
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, parse_special=True)
+            return self.tokenizer.encode(prompt, parse_special=True, max_tokens=max_tokens)
         if not isinstance(prompt, (list, tuple)):
             raise UsageError(f"a prompt must be a text or a list of token ids, not {prompt!r:.80}", param="prompt")
         return list(prompt)
@@ -66,11 +67,17 @@ class PromptEncoder:
         return prompt if isinstance(prompt, Prompt) else Prompt(self.encode(prompt))
 
     def encode_chat(
-        self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
+        self,
+        messages: Sequence[Message] | str,
+        chat_template: str | None = None,
+        *,
+        max_tokens: int | None = None,
+        **template_arguments: Any,
     ) -> list[int]:
         """Token ids of a conversation; a text is a user's message. chat_template: Jinja instead of the model's own.
 
         template_arguments: tools, documents, add_generation_prompt and further variables of the template.
+        max_tokens: of the conversation, which otherwise raises TooManyTokensError.
         Raises UsageError if the conversation is malformed or the template does not accept it.
         """
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
@@ -80,10 +87,12 @@ class PromptEncoder:
             raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
         check_messages(conversation)  # before a missing template is blamed
         if chat_template is None:
-            return self._own_template().encode(self.tokenizer, conversation, **template_arguments)
+            return self._own_template().encode(
+                self.tokenizer, conversation, max_tokens=max_tokens, **template_arguments
+            )
         template = self._make_template(chat_template, from_caller=True)
         try:
-            return template.encode(self.tokenizer, conversation, **template_arguments)
+            return template.encode(self.tokenizer, conversation, max_tokens=max_tokens, **template_arguments)
         finally:
             template.close()
 

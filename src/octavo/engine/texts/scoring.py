@@ -13,7 +13,7 @@ from octavo.engine.texts.text_model import TextModel, sigmoid
 from octavo.errors import UsageError
 from octavo.generation_request import PoolingParams
 from octavo.prompt import Prompt
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer, TooManyTokensError
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
@@ -128,17 +128,19 @@ class _Encoder:
         self._limit = limit
         self._options = options
         self.num_truncated = 0
+        self._query: tuple[str, list[int]] = ("", [])  # the last one, which many pairs share
 
     def text(self, text: str) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = self._ids(text)
         prefix, suffix = self._tokenizer.prefix_ids, self._tokenizer.suffix_ids
         return [*prefix, *self._fit(ids, len(prefix) + len(suffix)), *suffix]
 
     def pair(self, query: str, document: str) -> tuple[list[int], PoolingParams]:
         tokenizer = self._tokenizer
-        first, second = (tokenizer.encode(text, add_special_tokens=False) for text in (query, document))
-        head = [*tokenizer.prefix_ids, *first, *tokenizer.separator_ids]
-        second = self._fit(second, len(head) + len(tokenizer.suffix_ids))
+        if self._query[0] != query:
+            self._query = (query, self._ids(query))
+        head = [*tokenizer.prefix_ids, *self._query[1], *tokenizer.separator_ids]
+        second = self._fit(self._ids(document), len(head) + len(tokenizer.suffix_ids))
         start = len(head) if self._model.num_token_types > 1 and tokenizer.marks_second else 0
         return [*head, *second, *tokenizer.suffix_ids], PoolingParams(task="score", second_start=start)
 
@@ -147,9 +149,17 @@ class _Encoder:
         tokenizer = self._tokenizer
         fields = {"query": query, "document": document, "instruction": self._options.instruction}
         rendered = _YES_NO_PROMPT.format(**{name: tokenizer.guard(text) for name, text in fields.items()})
-        start = tokenizer.encode(rendered, add_special_tokens=False, parse_special=True)
+        start = self._ids(rendered, parse_special=True)
         end = tokenizer.encode(_YES_NO_END, add_special_tokens=False, parse_special=True)
         return [*self._fit(start, len(end)), *end], PoolingParams(task="score", pooling="last")
+
+    def _ids(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """The tokens of a text. One that is too long, and is not to be cut, is refused before all are known."""
+        most = self._limit if self._options.truncate_to is None else None
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special, max_tokens=most)
+        except TooManyTokensError as error:
+            raise self._too_long(error.found) from None
 
     def _fit(self, ids: list[int], others: int) -> list[int]:
         """The tokens that can be cut, beside `others` that cannot."""
@@ -157,10 +167,12 @@ class _Encoder:
         if excess <= 0:
             return ids
         if self._options.truncate_to is None or excess >= len(ids):
-            raise UsageError(
-                f"a pair has {len(ids) + others} tokens, and this model takes {self._limit}: shorten it"
-                + ("" if self._options.truncate_to is not None else ", or ask for truncate_prompt_tokens"),
-                code="context_length_exceeded",
-            )
+            raise self._too_long(str(len(ids) + others))
         self.num_truncated += excess
         return ids[: len(ids) - excess]
+
+    def _too_long(self, num_tokens: str) -> UsageError:
+        message = f"a pair has {num_tokens} tokens, and this model takes {self._limit}: shorten it"
+        if self._options.truncate_to is None:
+            message += ", or ask for truncate_prompt_tokens"
+        return UsageError(message, code="context_length_exceeded")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
 from anyio.to_thread import run_sync
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
+from starlette.responses import Response
 
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import refuse
-from octavo.server.generation.prompt import encode_conversation
+from octavo.server.generation.prompt import encode_conversation, encode_text
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.http.json_body import Int, JsonRoute, Text, quote
 from octavo.server.http.long_answer import run_unless_gone
@@ -24,6 +29,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
+_TOKENS_AT_ONCE = 1 << 12
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
@@ -86,30 +92,42 @@ class DetokenizeResponse(BaseModel):
     content: str
 
 
-@router.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse | TokensResponse:
+@router.post("/tokenize", response_model=TokenizeResponse | TokensResponse)
+async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """The token ids of a prompt, the same as for `/v1/completions`, or of a conversation."""
     _check_kind(body)
     spec = None if body.messages is None else await run_unless_gone(request, read_spec(lambda: _chat_spec(body)))
     async with state_of(request).models.use(body.model) as model:
-        if body.content is not None:
-            return await _tokenize_content(request, model, body)
-        if spec is None:
-            prompt, adds = body.prompt or "", body.add_special_tokens is not False
-            work = run_sync(lambda: model.tokenizer.encode(prompt, add_special_tokens=adds, parse_special=True))
-        else:
-            work = _encode_conversation(model, spec)
-        tokens = await run_unless_gone(request, work)
-        return TokenizeResponse(
-            count=len(tokens),
-            max_model_len=model.info.max_model_len,
-            tokens=tokens,
-            token_strs=_texts(model, tokens) if body.return_token_strs else None,
-        )
+        return await run_unless_gone(request, _tokenize(model, body, spec))
 
 
-async def _encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
-    return list((await encode_conversation(model, spec)).token_ids)
+async def _tokenize(model: ServedModel, body: TokenizeRequest, spec: ChatSpec | None) -> Response:
+    if spec is not None:
+        tokens = await encode_conversation(model, spec)
+    elif body.content is not None:
+        adds, parses = bool(body.add_special), body.parse_special is not False
+        tokens = await encode_text(model, body.content, "content", add_special_tokens=adds, parse_special=parses)
+    else:
+        prompt, adds = body.prompt or "", body.add_special_tokens is not False
+        tokens = await encode_text(model, prompt, "prompt", add_special_tokens=adds, parse_special=True)
+    return Response(await run_sync(_answer, model, body, tokens), media_type="application/json")
+
+
+def _answer(model: ServedModel, body: TokenizeRequest, tokens: list[int]) -> bytes:
+    """The answer as JSON, made piece by piece: the texts of many tokens are much larger than their JSON."""
+    texts, pieces = partial(_text, model.tokenizer), partial(_piece, model.tokenizer)
+    if body.content is not None:
+        if not body.with_pieces:
+            return b'{"tokens":%b}' % _list(tokens, int)
+        return b'{"tokens":%b}' % _list(tokens, lambda token_id: {"id": token_id, "piece": pieces(token_id)})
+    strs = _list(tokens, texts) if body.return_token_strs else b"null"
+    head = b'"count":%d,"max_model_len":%d' % (len(tokens), model.info.max_model_len)
+    return b'{%b,"tokens":%b,"token_strs":%b}' % (head, _list(tokens, int), strs)
+
+
+def _list(tokens: list[int], shown: Callable[[int], object]) -> bytes:
+    parts = (tokens[i : i + _TOKENS_AT_ONCE] for i in range(0, len(tokens), _TOKENS_AT_ONCE))
+    return b"[%b]" % b",".join(msgspec.json.encode([*map(shown, part)])[1:-1] for part in parts)
 
 
 @router.post("/detokenize")
@@ -142,15 +160,6 @@ async def get_tokenizer_info(request: Request) -> TokenizerInfo:
             chat_template=tokenizer.chat_template,
             added_tokens_decoder={str(i): {"content": text, "special": True} for i, text in texts.items()},
         )
-
-
-async def _tokenize_content(request: Request, model: ServedModel, body: TokenizeRequest) -> TokensResponse:
-    text, adds, parses = body.content or "", bool(body.add_special), body.parse_special is not False
-    work = run_sync(lambda: model.tokenizer.encode(text, add_special_tokens=adds, parse_special=parses))
-    tokens = await run_unless_gone(request, work)
-    if not body.with_pieces:
-        return TokensResponse(tokens=[*tokens])
-    return TokensResponse(tokens=[{"id": token_id, "piece": _piece(model.tokenizer, token_id)} for token_id in tokens])
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> str | list[int]:
@@ -191,10 +200,6 @@ def _chat_spec(body: TokenizeRequest) -> ChatSpec:
         tools=chat_tools([tool.function.model_dump() for tool in body.tools or ()], "auto"),
         template_arguments=body.template_arguments(messages),
     )
-
-
-def _texts(model: ServedModel, tokens: list[int]) -> list[str]:
-    return [_text(model.tokenizer, token_id) for token_id in tokens]
 
 
 def _text(tokenizer: Tokenizer, token_id: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.server.errors import refuse
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer, TooManyTokensError
 
 # The tokens before the prefix, the suffix and the middle, in the vocabularies that have them.
 _MARKS = (
@@ -42,10 +42,10 @@ def supports_infill(tokenizer: Tokenizer) -> bool:
     return _find(tokenizer, _MARKS) is not None
 
 
-def encode_infill(tokenizer: Tokenizer, infill: Infill) -> list[int]:
+def encode_infill(tokenizer: Tokenizer, infill: Infill, max_tokens: int | None = None) -> list[int]:
     """The token ids of the prompt. Control tokens in the caller's texts are plain text.
 
-    Raises UsageError naming `suffix` if the model has no tokens for it.
+    Raises UsageError naming `suffix` if the model has no tokens for it, TooManyTokensError beyond max_tokens.
     """
     marks = _find(tokenizer, _MARKS)
     if marks is None:
@@ -53,7 +53,7 @@ def encode_infill(tokenizer: Tokenizer, infill: Infill) -> list[int]:
         raise refuse("suffix", reason, "unsupported_parameter")
 
     def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False) if text else []
+        return tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens) if text else []
 
     before, suffix, middle = marks
     files: list[int] = []
@@ -66,6 +66,8 @@ def encode_infill(tokenizer: Tokenizer, infill: Infill) -> list[int]:
             files = [repository, *encode(f"{_PROJECT}\n")]
             for name, text in infill.files:
                 files += [separator, *encode(f"{name}\n{text}\n")]
+                if max_tokens is not None and len(files) > max_tokens:
+                    raise TooManyTokensError(len(files), max_tokens)
             files += [separator, *encode(f"{_THIS_FILE}\n")]
     ids = [before, *encode(infill.prefix), suffix, *encode(infill.suffix), middle, *encode(infill.begin)]
     return [*tokenizer.prefix_ids, *files, *ids]

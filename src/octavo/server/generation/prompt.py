@@ -1,14 +1,17 @@
 """Turns the prompt of a request into token ids that fit the context.
 
-Tokenizing a book takes a while and other requests must go on, so it runs in a thread.
+Tokenizing a book takes a while and other requests must go on, so it runs in a thread, one book at a time. A prompt that
+cannot fit is refused as early as its length, or its first pieces, say so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from octavo.errors import ModelLoadError, UsageError
@@ -22,11 +25,17 @@ from octavo.server.generation.spec import ChatSpec, TextOrIds, TextSpec
 from octavo.server.generation.tool_messages import with_objects
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.chat_template import Message
+from octavo.tokenizer.text_pieces import PIECE_CHARS
+from octavo.tokenizer.tokenizer import TooManyTokensError
 from octavo.tokenizer.turns import fit_turns
 
 T = TypeVar("T")
 
 MAX_PROMPTS = 128  # of one request
+_MOST_COUNTED = 1 << 17
+
+# Several at once would take processors from the engine, and memory.
+_LONG_TEXTS = CapacityLimiter(1)
 
 Prepared: TypeAlias = tuple[list[Prompt], int]
 """Prompts, or texts to embed, each of which fits the context, and how many tokens were cut off them."""
@@ -41,25 +50,32 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
     if room == -1:  # the context without an answer of max_tokens, or three quarters of it
         wanted = spec.params.max_tokens
         room = limit - (limit // 4 if wanted is None or wanted >= limit else wanted)
-    dropped = 0
-    if isinstance(spec, ChatSpec):
-        trims = spec.truncation_side == "turns" and room is not None
-        conversation, dropped = await _encode_chat(model, spec, room if trims else None)
-        prompts, param = [conversation], "messages"
-    else:
-        check_readable(spec.media, model.name)
-        prompts, param = await _encode_texts(model, spec.prompts), "prompt"
+    dropped, most = 0, limit - 1 if room is None else None
+    try:
+        if isinstance(spec, ChatSpec):
+            trims = spec.truncation_side == "turns" and room is not None
+            conversation, dropped = await _encode_chat(model, spec, room if trims else None, most)
+            prompts = [conversation]
+        else:
+            check_readable(spec.media, model.name)
+            prompts = await _encode_texts(model, spec.prompts, most)
+    except TooManyTokensError as error:
+        raise _too_long(spec, error.found, limit) from None
     prompts, num_truncated = _truncated(prompts, room, spec.truncation_side)
-    num_truncated += dropped
     if (longest := max(map(len, prompts))) >= limit:
-        message = (
-            f"the prompt has {longest} tokens, and the context of this model has {limit} for prompt and answer; "
-            f"at most {limit - 1} leave room for one token: shorten it"
-        )
-        # A conversation that is cut at a token is none.
-        remedy = "" if isinstance(spec, ChatSpec) else ", or ask for truncate_prompt_tokens"
-        raise UsageError(message + remedy, param=param, code="context_length_exceeded")
-    return prompts, num_truncated
+        raise _too_long(spec, str(longest), limit)
+    return prompts, num_truncated + dropped
+
+
+def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int) -> UsageError:
+    message = (
+        f"the prompt has {num_tokens} tokens, and the context of this model has {limit} for prompt and answer; "
+        f"at most {limit - 1} leave room for one token: shorten it"
+    )
+    if isinstance(spec, ChatSpec):  # one that is cut at a token is none
+        return UsageError(message, param="messages", code="context_length_exceeded")
+    message += ", or ask for truncate_prompt_tokens"
+    return UsageError(message, param="prompt", code="context_length_exceeded")
 
 
 async def prepare_inputs(
@@ -71,20 +87,51 @@ async def prepare_inputs(
     """
     limit = model.info.max_model_len
     room = limit if truncate_to == -1 else truncate_to
-    prompts, num_truncated = _truncated(await _encode_texts(model, texts), room, side)
-    if (longest := max(map(len, prompts))) > limit:
+    try:
+        whole = await _encode_texts(model, texts, limit if room is None else None)
+        prompts, num_truncated = _truncated(whole, room, side)
+        if (longest := max(map(len, prompts))) > limit:
+            raise TooManyTokensError(longest, limit, is_exact=True)
+    except TooManyTokensError as error:
         message = (
-            f"the prompt has {longest} tokens, and the context of this model has {limit}: "
+            f"the prompt has {error.found} tokens, and the context of this model has {limit}: "
             "shorten it, or ask for truncate_prompt_tokens"
         )
-        raise UsageError(message, param="prompt", code="context_length_exceeded")
+        raise UsageError(message, param="prompt", code="context_length_exceeded") from None
     return prompts, num_truncated
 
 
-async def encode_conversation(model: ServedModel, spec: ChatSpec) -> Prompt:
-    """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` if the template does
-    not accept it."""
-    return (await _encode_chat(model, plan_chat(model, spec)[0], None))[0]
+def max_counted_tokens(model: ServedModel) -> int:
+    """The most tokens of a text or a conversation that is only tokenized, which may be longer than the context."""
+    return max(_MOST_COUNTED, model.info.max_model_len)
+
+
+async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
+    """The token ids of a conversation of at most `max_counted_tokens`. Raises UsageError naming `messages` if it has
+    more, or if the template does not accept it."""
+    plan = partial(plan_chat, model, spec)
+    adapted = (await in_thread(0, plan))[0]
+    try:
+        return list((await _encode_chat(model, adapted, None, max_counted_tokens(model)))[0].token_ids)
+    except TooManyTokensError as error:
+        raise UsageError(str(error), param="messages", code=error.code) from None
+
+
+async def encode_text(model: ServedModel, text: str, param: str, **options: bool) -> list[int]:
+    """The token ids of a text of at most `max_counted_tokens`. options: of `Tokenizer.encode`.
+
+    Raises UsageError naming `param` if it has more.
+    """
+    encode = partial(model.tokenizer.encode, text, max_tokens=max_counted_tokens(model), **options)
+    try:
+        return await in_thread(len(text), encode)
+    except TooManyTokensError as error:
+        raise UsageError(str(error), param=param, code=error.code) from None
+
+
+async def in_thread(num_chars: int, work: Callable[[], T]) -> T:
+    """The result of `work`, which encodes so many characters; long texts wait for each other."""
+    return await run_sync(work, limiter=_LONG_TEXTS if num_chars > PIECE_CHARS else None)
 
 
 def fit_max_tokens(
@@ -111,6 +158,8 @@ async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:
 def _template_errors() -> Iterator[None]:
     try:
         yield
+    except TooManyTokensError:
+        raise
     except UsageError as error:
         raise UsageError(str(error), param="messages", code=error.code or "invalid_value") from None
     except ModelLoadError as error:
@@ -123,6 +172,8 @@ def _with_readable_arguments(render: Callable[[Sequence[Message]], T], messages:
     that were cut off, they become objects. Raises the errors of `render`."""
     try:
         return render(messages)
+    except TooManyTokensError:
+        raise
     except UsageError as error:
         if (objects := with_objects(messages)) is None:
             raise
@@ -132,23 +183,32 @@ def _with_readable_arguments(render: Callable[[Sequence[Message]], T], messages:
             raise error from None
 
 
-async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) -> tuple[Prompt, int]:
-    """The prompt, and the tokens of the turns that were left out so that it has at most `room` tokens."""
+async def _encode_chat(
+    model: ServedModel, adapted: ChatSpec, room: int | None, max_tokens: int | None
+) -> tuple[Prompt, int]:
+    """The prompt, and the tokens of the turns that were left out so that it has at most `room` tokens.
+
+    Raises TooManyTokensError beyond max_tokens.
+    """
     sizes: list[int] = []
 
     def encode_exactly(messages: Sequence[Message]) -> list[int]:
-        return model.prompts.encode_chat(messages, None, **adapted.template_arguments)
+        return model.prompts.encode_chat(messages, None, max_tokens=max_tokens, **adapted.template_arguments)
 
     def encode(messages: Sequence[Message]) -> Prompt:
         prompt = Prompt(_with_readable_arguments(encode_exactly, messages))
         sizes.append(len(prompt))
         return prompt
 
+    def encode_all() -> Prompt:
+        if max_tokens is not None:
+            _check_lengths(model, adapted.messages, max_tokens)
+        return encode(adapted.messages) if room is None else fit_turns(adapted.messages, encode, room)[0]
+
+    contents = (message.get("content") for message in adapted.messages)
+    num_chars = sum(len(content) for content in contents if isinstance(content, str))
     with _template_errors():
-        if room is None:
-            prompt = await run_sync(lambda: encode(adapted.messages))
-        else:
-            prompt, _ = await run_sync(lambda: fit_turns(adapted.messages, encode, room))
+        prompt = await in_thread(num_chars, encode_all)
     if not prompt:
         raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
     if adapted.earlier_token_ids:
@@ -159,16 +219,39 @@ async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) 
     return prompt, sizes[0] - len(prompt)
 
 
-async def _encode_texts(model: ServedModel, texts: Sequence[TextOrIds]) -> list[Prompt]:
-    return await run_sync(lambda: [Prompt(_encode_text(model, text)) for text in texts])
+def _check_lengths(model: ServedModel, messages: Sequence[Message], max_tokens: int) -> None:
+    """Raises TooManyTokensError for a message that alone is too long, before a template makes copies of it.
+
+    Templates may leave out what the assistant thought, and white space around a message, but nothing else of the user.
+    """
+    sizes = model.tokenizer.sizes
+    for message in messages:
+        content = message.get("content")
+        if sizes is None or message["role"] not in ("user", "tool") or not isinstance(content, str):
+            continue
+        if len(content) > PIECE_CHARS and (least := sizes.least_tokens(content.strip())) > max_tokens:
+            raise TooManyTokensError(least, max_tokens)
 
 
-def _encode_text(model: ServedModel, prompt: TextOrIds) -> list[int]:
+async def _encode_texts(model: ServedModel, texts: Sequence[TextOrIds], max_tokens: int | None) -> list[Prompt]:
+    """The prompts of texts. Raises TooManyTokensError for one beyond max_tokens."""
+    known: dict[int, int] = {}
+
+    def encode(text: TextOrIds) -> Prompt:
+        ids = _encode_text(model, text, max_tokens)
+        # Equal ids of many texts share their objects, each of which takes four times as much as its place in a list.
+        return Prompt(ids if len(texts) == 1 else tuple(map(known.setdefault, ids, ids)))
+
+    num_chars = sum(len(text) for text in texts if isinstance(text, str))
+    return await in_thread(num_chars, lambda: [encode(text) for text in texts])
+
+
+def _encode_text(model: ServedModel, prompt: TextOrIds, max_tokens: int | None) -> list[int]:
     if isinstance(prompt, Infill):
-        return encode_infill(model.tokenizer, prompt)
+        return encode_infill(model.tokenizer, prompt, max_tokens)
     if isinstance(prompt, str):
         bos = model.tokenizer.bos_token_id
-        token_ids = model.prompts.encode(prompt) or ([] if bos is None else [bos])
+        token_ids = model.prompts.encode(prompt, max_tokens=max_tokens) or ([] if bos is None else [bos])
         if not token_ids:
             message = "prompt is empty, and this model has no token that begins a text; give at least one character"
             raise UsageError(message, param="prompt", code="invalid_value")
@@ -176,18 +259,19 @@ def _encode_text(model: ServedModel, prompt: TextOrIds) -> list[int]:
     if not prompt:
         raise UsageError("prompt holds an empty list of token ids", param="prompt", code="empty_array")
     if any(isinstance(item, str) for item in prompt):
-        return _encode_pieces(model, prompt)
+        return _encode_pieces(model, prompt, max_tokens)
     ids: Sequence[Any] = prompt
     _check_ids(model, ids, "prompt")
     return list(ids)
 
 
-def _encode_pieces(model: ServedModel, pieces: Sequence[int | str]) -> list[int]:
+def _encode_pieces(model: ServedModel, pieces: Sequence[int | str], max_tokens: int | None) -> list[int]:
     """Texts and token ids in a row, as one prompt. BOS comes before a text at the start, if the model wants it."""
     token_ids: list[int] = [] if isinstance(pieces[0], int) else [*model.tokenizer.prefix_ids]
     for piece in pieces:
         if isinstance(piece, str):
-            token_ids += model.tokenizer.encode(piece, add_special_tokens=False, parse_special=True)
+            encode = model.tokenizer.encode
+            token_ids += encode(piece, add_special_tokens=False, parse_special=True, max_tokens=max_tokens)
         else:
             token_ids.append(piece)
     _check_ids(model, token_ids, "prompt")

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
+from octavo.server.generation.prompt import in_thread
 from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
 from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
@@ -108,4 +108,5 @@ async def _plan(
     """Tokenizing takes a while, and other requests must go on."""
     options = score_options(truncate_to, instruction)
     limit = model.info.max_model_len
-    return await run_sync(lambda: plan_scores(model.info.texts, model.tokenizer, pairs, limit, options))
+    num_chars = sum(len(second) for _, second in pairs) + len(pairs[0][0])
+    return await in_thread(num_chars, partial(plan_scores, model.info.texts, model.tokenizer, pairs, limit, options))
