@@ -185,6 +185,8 @@ LLAMA_CPP_BODY: dict[str, Entry] = {
     "n_cmpl": Entry(2, 0, f"1 to {MAX_CHOICES}"),
     "n_probs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}"),
     "post_sampling_probs": Entry(False, True, "only false", without_effect="probabilities are those of the model"),
+    "timings_per_token": FLAG,
+    "return_progress": Entry(True, "yes", "true, false; in a stream"),
     "logit_bias": Entry([[5, 1], ["Hi", False]], [[5, 101]], "pairs of a token or text, and -100 to 100 or false"),
     "grammar": Entry('root ::= "a"', "root ::= nowhere", "a grammar in GBNF or Lark"),
     "json_schema": Entry(SCHEMA, {"type": "banana"}, "a JSON schema"),

@@ -133,6 +133,8 @@ SAMPLING = {
     **OPTIONS,
     "return_token_ids": FLAG,
     "timings": FLAG,
+    "timings_per_token": FLAG,
+    "return_progress": Entry(True, "yes", "true, false; in a stream"),
     "user": USER,
     "metadata": Entry({"a": "b"}, 1, "an object", without_effect=SPEAKS_ONLY),
     "store": Entry(False, True, "only false", without_effect="nothing is stored"),

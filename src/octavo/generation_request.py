@@ -87,6 +87,7 @@ class GenerationRequest:
 
     text: what the prompt was made of, if it was a text; for `RequestOutput.prompt`.
     is_measured: False keeps the request out of the figures of `EngineMetrics`, for one that warms an engine up.
+    is_followed: outputs come for every computed part of the prompt, too, and all of them have metrics.
     """
 
     prompt: Prompt
@@ -94,3 +95,4 @@ class GenerationRequest:
     text: str | None = None
     options: RequestOptions = field(default_factory=RequestOptions)
     is_measured: bool = True
+    is_followed: bool = False

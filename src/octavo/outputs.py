@@ -41,7 +41,9 @@ class CompletionOutput:
 class RequestMetrics:
     """The times of a request, in seconds, and the number of its prompt tokens that were in the cache.
 
-    In a stream, all outputs but the last have the figures as of the first token.
+    In a stream, all outputs but the last have the figures as of the first token, or those of the moment if the request
+    is followed (`GenerationRequest.is_followed`). num_processed_tokens: of the prompt, cached ones included, in outputs
+    before the first token; `prefill_s` is the time so far then.
     """
 
     queue_s: float = 0.0  # arrival to first being scheduled
@@ -52,6 +54,7 @@ class RequestMetrics:
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
+    num_processed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class OutputDelta:
     """The new part of the answer to a request: the only form of it between the engine and its readers.
 
     outputs: the choices that have something new, each with its new part. Their lists belong to the reader.
-    prompt_logprobs: in the first delta only. metrics: in the first and in the last.
+    prompt_logprobs: in the first delta only. metrics: in the first and in the last, and in all
+    of a request that is followed. Those of a part of its prompt have no outputs.
     """
 
     request_id: str

@@ -82,6 +82,46 @@ def test_a_completion_whole_and_streamed(server: RunningServer) -> None:
     assert timings["predicted_per_second"] == pytest.approx(4e3 / timings["predicted_ms"])
 
 
+def chunks_of(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    text = client.post(path, json={**body, "stream": True}).text
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_the_progress_of_a_prompt_and_the_times_so_far(server: RunningServer, path: str) -> None:
+    text = f"{path} " + "word " * 1200
+    prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    body = {**prompt, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    with server.client as client:
+        followed = chunks_of(client, path, {**body, "return_progress": True, "timings_per_token": True})
+        again = chunks_of(client, path, {**body, "return_progress": True})
+        plain = chunks_of(client, path, body)
+        whole = client.post(path, json={**body, "return_progress": True, "timings_per_token": True}).json()
+    for chunks, is_cached in ((followed, False), (again, True)):
+        steps = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        assert chunks[: len(steps)] == [chunk for chunk in chunks if "prompt_progress" in chunk]
+        processed = [step["processed"] for step in steps]
+        assert processed == sorted(set(processed))
+        assert processed[0] == steps[0]["cache"]
+        assert (steps[0]["cache"] > 0) == is_cached
+        assert processed[-1] == steps[0]["total"] > 1200
+        assert {(step["total"], step["cache"]) for step in steps} == {(steps[0]["total"], steps[0]["cache"])}
+        times = [step["time_ms"] for step in steps]
+        assert times == sorted(times)
+        assert times[0] == 0 < times[-1]
+        assert len(steps) >= (2 if is_cached else 3)  # steps have 512 tokens
+    timed = [chunk["timings"] for chunk in followed if "prompt_progress" not in chunk]
+    counts = [each["predicted_n"] for each in timed]
+    assert counts == sorted(counts)
+    assert {1, 2, 3} <= set(counts)
+    assert all(each["prompt_n"] + each["cache_n"] == steps[0]["total"] for each in timed)
+    assert timed[-1]["predicted_ms"] > 0
+    assert not any("prompt_progress" in chunk for chunk in plain)
+    assert sum("timings" in chunk for chunk in plain) == (path == "/completion")
+    assert whole["timings"]["predicted_n"] == 3
+
+
 def test_grammars_schemas_and_stops(server: RunningServer) -> None:
     with server.client as client:
 
@@ -213,9 +253,9 @@ def test_what_is_not_here_is_refused_or_named(fake: ScriptedServer) -> None:
         {"image_data": []},
     ):
         assert refused(fake, "/completion", {"prompt": "Hi", **fields}) == next(iter(fields))
-    fields = {"cache_prompt": True, "id_slot": -1, "n_keep": 4, "timings_per_token": True, "mirostat": 0}
+    fields = {"cache_prompt": True, "id_slot": -1, "n_keep": 4, "mirostat": 0}
     answer = fake.post("/completion", {"prompt": "Hi", **fields})
-    assert answer.headers["x-octavo-ignored-fields"] == "cache_prompt, id_slot, n_keep, timings_per_token"
+    assert answer.headers["x-octavo-ignored-fields"] == "cache_prompt, id_slot, n_keep"
 
 
 def test_infill_prompts(smollm2_tokenizer: Tokenizer) -> None:

@@ -45,8 +45,8 @@ BODIES: dict[str, dict[str, Any]] = {
     ("path", "fields", "names"),
     [
         (CHAT, {"verbosity": "low", "functions": []}, "functions, verbosity"),
-        (CHAT, {"cache_prompt": True, "timings_per_token": True}, "cache_prompt, timings_per_token"),
-        (CHAT, {"id_slot": -1, "return_progress": True, "request_id": "r"}, "id_slot, request_id, return_progress"),
+        (CHAT, {"cache_prompt": True, "n_keep": 4}, "cache_prompt, n_keep"),
+        (CHAT, {"id_slot": -1, "backend_sampling": True, "request_id": "r"}, "backend_sampling, id_slot, request_id"),
         (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
         (CHAT, {"enable_thinking": True}, "enable_thinking"),
         (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),

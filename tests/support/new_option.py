@@ -29,6 +29,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/api/generate", {"prompt": "Hi", "options": {"num_predict": 1}}),
     ("/api/embed", {"input": "Hi"}),
     ("/api/embeddings", {"prompt": "Hi"}),
+    ("/embed", {"inputs": "Hi"}),
     ("/completion", {"prompt": "Hi", "n_predict": 1}),
     ("/embedding", {"content": "Hi"}),
 ]

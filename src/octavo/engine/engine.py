@@ -7,7 +7,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -120,6 +119,7 @@ class Engine:
         self._accepted: dict[Request, int] = {}  # tokens
         self._accepted_at = 0.0
         self._failures: list[RequestFailure] = []
+        self._progress: list[OutputDelta] = []  # of prompts of requests that are followed
 
     @property
     def has_work(self) -> bool:
@@ -271,7 +271,8 @@ class Engine:
         """The outputs of the last step that was finished."""
         self._take()
         outputs: list[Output] = [*self._failures]
-        self._failures = []
+        outputs += [delta for delta in self._progress if delta.request_id in self._requests]
+        self._failures, self._progress = [], []
         for request in list(self._accepted):
             self._settle(request)
             output: Output | None
@@ -291,6 +292,10 @@ class Engine:
             saved = tier.begin_step(batch, [each for item in schedule.scheduled.values() for each in item.loads])
         self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at, saved))
         self.admission.stages.begin(schedule)
+        for item in schedule.chunks():
+            request = item.sequence.request
+            if request.is_followed and not request.times.scheduled and item.start == request.num_cached_tokens:
+                self._progress.append(self._publisher.build_progress(request, item.start, started_at))
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
         """Puts the tokens of the step before into a prepared one.
@@ -322,10 +327,13 @@ class Engine:
     def _consume(self, step: _Step, output: StepOutput) -> dict[Request, int]:
         """Gives the rows to their consumers. Returns the requests with new results, and their numbers of new tokens."""
         schedule = step.schedule
-        for sequence in islice(schedule.scheduled, schedule.num_decodes, None):  # a decode was scheduled before
-            times = sequence.request.times
+        for item in schedule.chunks():  # a decode was scheduled before
+            request, times = item.sequence.request, item.sequence.request.times
             if not times.scheduled:
                 times.scheduled = step.started_at
+            num_processed = item.start + item.num_tokens
+            if request.is_followed and num_processed < request.num_prompt_tokens:  # else the first token tells it
+                self._progress.append(self._publisher.build_progress(request, num_processed, step.ended_at))
         rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
         running = RequestStatus.RUNNING
         for use, row, _ in schedule.rows():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.batch import StepOutput
 from octavo.engine.admission import GroupAdmission
 from octavo.engine.metrics import EngineMetrics
@@ -90,9 +92,15 @@ class Publisher:
         is_first = request.metrics is None
         if is_first:
             delta.prompt_logprobs = _prompt_logprobs(request)
-        if is_first or finished:
+        if is_first or finished or request.is_followed:
             delta.metrics = request.metrics = _metrics(request)
         return delta
+
+    def build_progress(self, request: Request, num_processed: int, now: float) -> OutputDelta:
+        """The progress of a prompt. now: as in `RequestTimes`."""
+        since = request.times.scheduled or now
+        metrics = replace(_metrics(request), prefill_s=now - since, num_processed_tokens=num_processed)
+        return OutputDelta(request.request_id, [], finished=False, metrics=metrics)
 
     def _settle_logprobs(self, sequence: Sequence) -> None:
         num_logprobs = sequence.request.params.sampling.logprobs or 0

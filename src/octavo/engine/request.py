@@ -195,6 +195,7 @@ class Request:
     text: str | None = None  # that the prompt was made of
     options: RequestOptions = field(default_factory=RequestOptions)
     is_measured: bool = True  # False: only its steps count in the metrics
+    is_followed: bool = False  # the progress of its prompt and its metrics are told
     end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     sequences: list[Sequence] = field(default_factory=list)

@@ -77,6 +77,7 @@ class RequestFactory:
             text=generation.text,
             options=generation.options,
             is_measured=generation.is_measured and params.is_answered,
+            is_followed=generation.is_followed,
             bad_words_ids=self._find_bad_words(params.sampling),
             times=RequestTimes(arrival=time.perf_counter()),
         )

@@ -64,6 +64,10 @@ class Schedule:
     def has_chunks(self) -> bool:
         return len(self.scheduled) > self.num_decodes
 
+    def chunks(self) -> Iterator[ScheduledSequence]:
+        """The parts of prompts, which come behind the decodes."""
+        return islice(self.scheduled.values(), self.num_decodes, None)
+
     @property
     def num_decode_rows(self) -> int:
         """Tokens of the decodes: one each, and their drafts."""

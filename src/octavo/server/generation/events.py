@@ -80,8 +80,19 @@ class Usage:
     metrics: RequestMetrics
 
 
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """A part of a prompt has been computed. Only of requests that are followed."""
+
+    index: int  # the first choice of the prompt
+    num_tokens: int
+    num_cached: int
+    num_processed: int  # cached ones included
+    seconds: float  # since the computation began
+
+
 ChoiceEvent: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd"
-Event: TypeAlias = "ChoiceEvent | Usage"
+Event: TypeAlias = "ChoiceEvent | PromptProgress | Usage"
 
 
 class ChoiceReader:

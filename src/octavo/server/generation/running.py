@@ -20,7 +20,7 @@ from octavo.prompt import Prompt
 from octavo.sampling_params import changed
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
-from octavo.server.generation.events import ChoiceReader, Event, Usage
+from octavo.server.generation.events import ChoiceReader, Event, PromptProgress, Usage
 from octavo.server.generation.infill import Infill, infill_ends
 from octavo.server.generation.prompt import fit_max_tokens, prepare_prompts
 from octavo.server.generation.spec import ChatSpec, TextSpec, constraint_named
@@ -55,8 +55,13 @@ class Generation:
         streams: Sequence[AnswerStream],
         readers: Sequence[ChoiceReader],
         ignored_fields: Sequence[str] = (),
+        *,
+        is_followed: bool = False,
     ) -> None:
-        """prompts, streams: one per prompt. readers: one per choice; those of prompt i are i * n to i * n + n - 1."""
+        """prompts, streams: one per prompt. readers: one per choice; those of prompt i are i * n to i * n + n - 1.
+
+        is_followed: see `GenerationRequest`; there is a `PromptProgress` for its beginning and its end at least.
+        """
         self.ignored_fields = ignored_fields
         self.request_id = ticket.request_id
         self.prompt_token_ids: Sequence[Sequence[int]] = [prompt.token_ids for prompt in prompts]
@@ -71,6 +76,8 @@ class Generation:
         self._events: deque[Event] = deque()
         self._outputs: asyncio.Queue[tuple[int, OutputDelta | Exception]] = asyncio.Queue(_MAX_WAITING_OUTPUTS)
         self._is_over = False
+        # The processed tokens of each prompt that have been told; None: nothing has been told.
+        self._processed: list[int | None] = [None] * len(streams) if is_followed else []
         self._tasks = [asyncio.create_task(self._fetch(i, stream)) for i, stream in enumerate(streams)]
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -90,7 +97,7 @@ class Generation:
                 await self.aclose()
                 raise
             if self._num_running == 0:
-                self._events.append(self._usage())
+                self._events.append(self.usage)
                 await self.aclose()
         return self._events.popleft()
 
@@ -129,12 +136,28 @@ class Generation:
             self._metrics[prompt] = output.metrics
         if output.prompt_logprobs is not None:
             self.prompt_logprobs[prompt] = output.prompt_logprobs
+        if self._processed and output.metrics is not None:
+            is_done = bool(output.outputs) or output.finished
+            self._tell_progress(prompt, output.metrics, is_done)
         for choice in output.outputs:
             self._events.extend(self._readers[prompt * self._num_choices + choice.index].push(choice))
         if output.finished:
             self._num_running -= 1
 
-    def _usage(self) -> Usage:
+    def _tell_progress(self, prompt: int, metrics: RequestMetrics, is_done: bool) -> None:
+        """Adds what has not been told: outputs may have been merged on their way."""
+        total, cached = metrics.num_prompt_tokens, metrics.num_cached_tokens
+        now = total if is_done else metrics.num_processed_tokens
+        for processed, seconds in ((cached, 0.0), (now, metrics.prefill_s)):
+            told = self._processed[prompt]
+            if told is None or processed > told:
+                self._processed[prompt] = processed
+                index = prompt * self._num_choices
+                self._events.append(PromptProgress(index, total, cached, processed, seconds))
+
+    @property
+    def usage(self) -> Usage:
+        """The figures so far: those of the first token, or of the last output if the request is followed."""
         metrics = _combine(self._metrics)
         return Usage(
             num_prompt_tokens=sum(map(len, self.prompt_token_ids)),
@@ -177,14 +200,15 @@ async def start_generation(
 
         async def submit() -> None:
             for prompt in prompts:
-                request = GenerationRequest(prompt=prompt, params=params, options=options)
+                request = GenerationRequest(prompt=prompt, params=params, options=options, is_followed=spec.is_followed)
                 streams.append(await model.client.generate(request))
 
         with constraint_named(spec.constraint_field):
             await ticket.wait(submit)
         numbers = range(num_prompts * params.num_choices)
         readers = [answer_format.create_reader(index, model.tokenizer, prompts[0].token_ids) for index in numbers]
-        return Generation(ticket, prompts, num_truncated, streams, readers, answer_format.ignored_fields)
+        ignored = answer_format.ignored_fields
+        return Generation(ticket, prompts, num_truncated, streams, readers, ignored, is_followed=spec.is_followed)
     except BaseException:
         ticket.release()
         for stream in streams:

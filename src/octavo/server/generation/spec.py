@@ -46,7 +46,7 @@ class Common:
     `cache_salt` separates further. truncate_prompt_tokens: number of tokens to keep, the last ones, or all but the
     middle or the first ones; `turns`: the oldest turns of a conversation go first, and the middle only if its last turn
     is too long; -1: as many as fit; None: a prompt beyond the context is an error. constraint_field: the field of the
-    request with the structured outputs, for errors about them.
+    request with the structured outputs, for errors about them. is_followed: see `GenerationRequest`.
     """
 
     params: SamplingParams | BeamSearchParams
@@ -56,6 +56,7 @@ class Common:
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "middle", "right", "turns"] = "left"
     constraint_field: str = "structured_outputs"
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

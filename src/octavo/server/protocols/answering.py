@@ -19,7 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.errors import ApiError
-from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
+from octavo.server.generation.events import (
+    ChoiceEnd,
+    Event,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 from octavo.server.generation.json_schema import BlocksLoopError
 from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
@@ -128,7 +136,7 @@ class BlockWriter(AnswerWriter[B, ChatSpec]):
             yield from self.finish(self._end, event)
         elif isinstance(event, ChoiceEnd):
             self._end = event
-        else:
+        elif not isinstance(event, PromptProgress):
             block = (type(event), event.call_index if isinstance(event, ToolCallDelta) else 0)
             # The end of text is a token without text.
             if block != self._block and (isinstance(event, ToolCallDelta) or event.text):

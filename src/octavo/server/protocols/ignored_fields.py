@@ -29,7 +29,7 @@ _VLLM: Table = {
     "routed_experts_prompt_start": Int,
 }
 LLAMA_CPP: Table = {
-    **dict.fromkeys(("cache_prompt", "timings_per_token", "return_progress", "backend_sampling"), bool),
+    **dict.fromkeys(("cache_prompt", "backend_sampling"), bool),
     **dict.fromkeys(("id_slot", "n_keep", "n_discard", "n_cache_reuse"), Int),
     "sse_ping_interval": Number,
 }

@@ -139,6 +139,8 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     truncation_side: Literal["left", "middle", "right", "turns"] | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
 
     user: Text | None = None
     metadata: dict[str, Any] | None = None
@@ -173,6 +175,11 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         """See `Common.given`."""
         aliases = {name for alias, name in _ALIASES.items() if getattr(self, alias, None) is not None}
         return frozenset(given(self, *_PARAMETERS)) | aliases
+
+    @property
+    def is_followed(self) -> bool:
+        """See `GenerationRequest.is_followed`."""
+        return bool(self.stream and (self.timings_per_token or self.return_progress))
 
     @property
     def num_top_logprobs(self) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo.outputs import Logprob
 from octavo.server.generation.events import (
+    PromptProgress,
     TokenLogprobs,
     Usage,
 )
@@ -33,6 +34,16 @@ def timings(usage: Usage) -> dict[str, Any]:
         "predicted_ms": metrics.decode_s * 1e3,
         "predicted_per_token_ms": metrics.decode_s * 1e3 / max(num_after_first, 1),
         "predicted_per_second": num_after_first / metrics.decode_s if metrics.decode_s else 0.0,
+    }
+
+
+def progress(event: PromptProgress) -> dict[str, int | float]:
+    """The progress of a prompt under the names of llama.cpp's server."""
+    return {
+        "total": event.num_tokens,
+        "cache": event.num_cached,
+        "processed": event.num_processed,
+        "time_ms": event.seconds * 1e3,
     }
 
 

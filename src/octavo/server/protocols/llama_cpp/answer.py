@@ -10,11 +10,11 @@ from typing import Any
 
 from octavo.outputs import Logprob
 from octavo.sampling_params import SamplingParams
-from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs, Usage
+from octavo.server.generation.events import ChoiceEnd, Event, PromptProgress, TextDelta, TokenLogprobs, Usage
 from octavo.server.generation.spec import TextSpec
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.llama_cpp.request import LlamaRequest
-from octavo.server.protocols.shown_tokens import finite, most_likely, timings, token_text
+from octavo.server.protocols.shown_tokens import finite, most_likely, progress, timings, token_text
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -43,6 +43,10 @@ class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
             self._usage = event
             for index, result in enumerate(self._results):
                 yield None, self._selected(self._whole(index, result, with_text=False))
+        elif isinstance(event, PromptProgress):
+            if self.request.return_progress:
+                empty = self._piece(self._results[event.index], TextDelta(event.index, ""))
+                yield None, {**empty, "prompt_progress": progress(event)}
         elif isinstance(event, ChoiceEnd):
             self._results[event.index].end = event
         elif isinstance(event, TextDelta) and self._shows_text:
@@ -69,6 +73,7 @@ class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
             "tokens_predicted": len(result.token_ids),
             "tokens_evaluated": len(result.prompt_token_ids),
             **self._probabilities(event.logprobs),
+            **({"timings": timings(self.generation.usage)} if self.request.timings_per_token else {}),
         }
 
     def _whole(self, index: int, result: _Result, *, with_text: bool) -> dict[str, Any]:

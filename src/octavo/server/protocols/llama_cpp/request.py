@@ -50,6 +50,8 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
     n_probs: NumLogprobs | None = None
     post_sampling_probs: bool | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
     logit_bias: dict[str, Any] | list[Any] | None = None
     grammar: Text | None = None
     json_schema: dict[str, Any] | None = None
@@ -102,6 +104,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
             media=self.media(),
             params=params,
             given=self.given_names(arguments),
+            is_followed=bool(self.stream and (self.timings_per_token or self.return_progress)),
             options=read_options(self),
             tenant=tenant,
             constraint_field=constraint_field,

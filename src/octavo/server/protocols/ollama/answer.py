@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from octavo.server.generation.events import (
     ChoiceEnd,
     Event,
+    PromptProgress,
     ReasoningDelta,
     TokenLogprobs,
     ToolCallDelta,
@@ -47,7 +48,7 @@ class OllamaWriter(BlockWriter[R]):
         """The part of a line, or of the whole answer, that holds these."""
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
-        if not isinstance(event, (Usage, ChoiceEnd)):
+        if not isinstance(event, (Usage, ChoiceEnd, PromptProgress)):
             self._token_ids += event.token_ids
             self._logprobs += event.logprobs
         yield from super().push(event)

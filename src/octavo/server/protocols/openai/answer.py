@@ -17,6 +17,7 @@ from octavo.server.generation.events import (
     ChoiceEnd,
     ChoiceEvent,
     Event,
+    PromptProgress,
     ReasoningDelta,
     TextDelta,
     TokenLogprobs,
@@ -29,7 +30,7 @@ from octavo.server.protocols.conversation import chat_call
 from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
 from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.sampling_fields import SamplingFields
-from octavo.server.protocols.shown_tokens import chat_logprobs, finite, most_likely, timings, token_text
+from octavo.server.protocols.shown_tokens import chat_logprobs, finite, most_likely, progress, timings, token_text
 from octavo.tokenizer.text_offsets import TextOffsets, prompt_offsets
 
 R = TypeVar("R", bound=SamplingFields)
@@ -53,6 +54,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
         self._begun: set[int] = set()  # choices that have had their first chunk
         self._includes_usage = self.request.has_stream_option("include_usage")
         is_off = getattr(self.request.stream_options, "include_usage", None) is False
+        self._has_timings = bool(self.request.timings or self.request.timings_per_token)
         self._has_running_usage = not is_off and self.request.has_stream_option("continuous_usage_stats")
         self._head: dict[str, Any] = {
             "id": f"{self.id_prefix}-{self.generation.request_id}",
@@ -82,9 +84,13 @@ class OpenAIWriter(AnswerWriter[R, S]):
     def push(self, event: Event) -> Iterator[NamedEvent]:
         if isinstance(event, Usage):
             self._usage = event
-            if self.request.stream and (self._includes_usage or self.request.timings):
+            if self.request.stream and (self._includes_usage or self._has_timings):
                 usage = {"usage": self._usage_object(event)} if self._includes_usage else {}
                 yield None, {**self._head, "choices": [], **usage, **self._timings(event)}
+        elif isinstance(event, PromptProgress):
+            if self.request.return_progress:
+                empty = self.content(TextDelta(event.index, ""))
+                yield None, {**self.chunk(event.index, empty), "prompt_progress": progress(event)}
         elif not self.request.stream:
             self._choices.setdefault(event.index, Choice()).push(event)
         else:
@@ -113,6 +119,8 @@ class OpenAIWriter(AnswerWriter[R, S]):
             chunk["usage"] = _token_counts(num_prompt_tokens, self._num_completion_tokens)
         elif self._includes_usage:
             chunk["usage"] = None
+        if self.request.timings_per_token:
+            chunk |= self._timings(self.generation.usage)
         return chunk
 
     def prompt_fields(self, prompt: int) -> dict[str, Any]:
@@ -151,7 +159,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
         }
 
     def _timings(self, usage: Usage) -> dict[str, Any]:
-        return {"timings": timings(usage)} if self.request.timings else {}
+        return {"timings": timings(usage)} if self._has_timings else {}
 
 
 class ChatWriter(OpenAIWriter[ChatCompletionRequest, ChatSpec]):

@@ -172,6 +172,7 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
             options=read_options(self),
             constraint_field=constraint_field,
             tenant=tenant,
+            is_followed=self.is_followed,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
             messages=chat_messages(self.messages),

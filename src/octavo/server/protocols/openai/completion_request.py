@@ -77,6 +77,7 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
             options=read_options(self),
             constraint_field=constraint_field,
             tenant=tenant,
+            is_followed=self.is_followed,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
             prompts=[prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt,
