@@ -126,7 +126,7 @@ def test_both_files_have_the_same_tokenizer(kind: str, tmp_path: Path) -> None:
         assert written.decode(ids) == original.decode(ids)
         compared += 1
     assert compared > 400
-    assert written.chat_template == TEMPLATE
+    assert written.template_source() == TEMPLATE
     assert written.eos_token_ids == original.eos_token_ids
     assert written.bos_token_id == original.bos_token_id
     assert written.prefix_ids == original.prefix_ids

@@ -132,6 +132,11 @@ class TestChoice:
         names = ["config.json", "a-1.safetensors", "a-2.safetensors", "model.safetensors.index.json"]
         assert choose_files("o/n", names, None) == ["config.json", *sorted(names[1:])]
 
+    def test_named_chat_templates(self) -> None:
+        names = ["additional_chat_templates/tool_use.jinja", "additional_chat_templates/evil.py", *self.SAFETENSORS]
+        assert choose_files("o/n", names, None)[-1] == names[0]
+        assert names[1] not in choose_files("o/n", names, None)
+
     def test_modules_of_sentence_transformers(self) -> None:
         modules = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
         others = ["2_Dense/pytorch_model.bin", "onnx/config.json", "openvino/model.safetensors"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from octavo.server.protocols.anthropic.request import MessagesRequest
 from octavo.server.protocols.ollama.request import ChatRequest, GenerateRequest
 from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
 from octavo.server.protocols.responses.request import ResponsesRequest
+from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_template
@@ -181,3 +183,23 @@ def test_contents_in_a_row() -> None:
     assert template_content(in_a_row(plain("a") + plain("b") + plain(""), "-"), "m") == "a-b-"
     with pytest.raises(UsageError, match="here is an image, but m reads text only"):
         template_content((*plain("a"), image), "m")
+
+
+PARTS_ONLY = "{% for m in messages %}[{{ m.role }}|{% for p in m.content %}{{ p.text }}{% endfor %}]{% endfor %}"
+NAMED = TemplateSet(PARTS_ONLY, {"tool_use": "<tool_call>{{ tools | length }} tools" + PLAIN})
+
+
+def test_templates_get_their_form_of_content_and_their_tools(smollm2_tokenizer: Tokenizer) -> None:
+    tokenizer = dataclasses.replace(smollm2_tokenizer, chat_template=NAMED)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    with scripted_server(tokenizer, "llama_cpp") as server:
+        rendered = {}
+        for name, body in {"text": {"messages": [{"role": "user", "content": "a"}]}, "parts": openai(A, B)}.items():
+            rendered[name] = server.post("/apply-template", body).json()["prompt"]
+            rendered[f"{name}, tools"] = server.post("/apply-template", {**body, "tools": [tool]}).json()["prompt"]
+    assert rendered == {
+        "text": "[user|a]",
+        "text, tools": "<tool_call>1 tools[user|a]",
+        "parts": "[user|a\nb]",
+        "parts, tools": "<tool_call>1 tools[user|a\nb]",
+    }

@@ -307,7 +307,7 @@ def test_tokens_in_llama_cpp_s_shape(fake: ScriptedServer, smollm2_tokenizer: To
 def test_props_and_slots(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:
     props = fake.get("/props").json()
     assert props["total_slots"] == 16
-    assert props["chat_template"] == smollm2_tokenizer.chat_template
+    assert props["chat_template"] == smollm2_tokenizer.template_source()
     assert props["default_generation_settings"]["n_ctx"] == 1024
     assert fake.get("/props?model=nobody").status_code == 404
     assert [slot["is_processing"] for slot in fake.get("/slots").json()] == [False] * 16

@@ -168,7 +168,7 @@ def test_every_format_has_a_template() -> None:
 
 
 def test_smollm2_itself_knows_neither_tools_nor_thinking(smollm2_path: Path) -> None:
-    template = load_tokenizer(open_checkpoint(smollm2_path)).chat_template or ""
+    template = load_tokenizer(open_checkpoint(smollm2_path)).template_source()
     assert template
     assert find_tool_format(template) is None
     assert "tools" not in template
@@ -177,7 +177,7 @@ def test_smollm2_itself_knows_neither_tools_nor_thinking(smollm2_path: Path) -> 
 
 @pytest.mark.slow
 def test_qwen_itself_writes_hermes(qwen_0_5b_path: Path) -> None:
-    template = load_tokenizer(open_checkpoint(qwen_0_5b_path)).chat_template or ""
+    template = load_tokenizer(open_checkpoint(qwen_0_5b_path)).template_source()
     found = find_tool_format(template)
     assert found is not None
     assert found.name == "hermes"

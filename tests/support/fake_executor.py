@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -185,6 +185,7 @@ class FakeTokenizer:
     eos_token_ids = frozenset({EOS_ID})
     special_token_ids = frozenset({0, EOS_ID})
     chat_template = None
+    special_tokens: Mapping[str, str] = {}
 
     def encode(
         self,

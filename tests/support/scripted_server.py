@@ -28,6 +28,7 @@ from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ServedModel
 from octavo.server.server_state import ServerState
 from octavo.server.tool_parsers.tool_format import find_tool_format
+from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script, fake_model
 
@@ -84,7 +85,7 @@ def scripted_server(
 ) -> Iterator[ScriptedServer]:
     """A server that runs in a thread, with the routes of these protocols and endpoints."""
     client = FakeClient(tokenizer, max_model_len=max_model_len)
-    model = fake_model(tokenizer, client, tool_format=find_tool_format(tokenizer.chat_template or ""))
+    model = fake_model(tokenizer, client, tool_format=find_tool_format(tokenizer.template_source(has_tools=True)))
     config = config or ServerConfig()
     manager = ModelManager({model.name: EngineConfig(model="fake")}, ReadyLoader(model))
     # octavo.server.protocols.FAMILY.routes, octavo.server.endpoints.FAMILY
@@ -118,7 +119,7 @@ def scripted_server(
 
 def with_template(tokenizer: Tokenizer, chat_template: str) -> Tokenizer:
     """The same vocabulary with another chat template."""
-    return dataclasses.replace(tokenizer, chat_template=chat_template)
+    return dataclasses.replace(tokenizer, chat_template=TemplateSet(chat_template))
 
 
 def with_infill(tokenizer: Tokenizer) -> Tokenizer:

@@ -20,6 +20,7 @@ from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.gguf import open_gguf
 from octavo.tokenizer.chat_template import ChatTemplate, TemplateProcess
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
+from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.template_worker import MAX_OUTPUT_CHARS
 from tests.support.forked import in_fork
 from tests.support.vocabularies import IM_END, superword_metadata
@@ -100,8 +101,7 @@ def test_as_transformers(source: str) -> None:
 
 
 def test_real_template_as_transformers(smollm2_path: Path) -> None:
-    source = read_gguf_tokenizer(open_gguf(smollm2_path).metadata).chat_template
-    assert source is not None
+    source = read_gguf_tokenizer(open_gguf(smollm2_path).metadata).template_source()
     [expected], _ = render_jinja_template([CHAT], chat_template=source, add_generation_prompt=True)
     assert ChatTemplate(source).render(CHAT) == expected
 
@@ -109,8 +109,7 @@ def test_real_template_as_transformers(smollm2_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_qwen_template_as_transformers(qwen_0_5b_path: Path, tools: Any) -> None:
-    source = read_gguf_tokenizer(open_gguf(qwen_0_5b_path).metadata).chat_template
-    assert source is not None
+    source = read_gguf_tokenizer(open_gguf(qwen_0_5b_path).metadata).template_source()
     for messages in (CHAT, CALLS):
         [expected], _ = render_jinja_template([messages], tools=tools, chat_template=source, add_generation_prompt=True)
         assert ChatTemplate(source).render(messages, tools=tools) == expected
@@ -226,8 +225,8 @@ def test_surrogates_pass_through() -> None:
 
 def test_what_the_caller_may_not_pass() -> None:
     template = ChatTemplate(CHATML)
-    with pytest.raises(UsageError, match="'chat_template' cannot be passed"):
-        template.render(CHAT, chat_template="x")
+    with pytest.raises(UsageError, match="'tokenize' cannot be passed"):
+        template.render(CHAT, tokenize=True)
     with pytest.raises(UsageError, match="strings, numbers, lists and dicts"):
         template.render([{"role": "user", "content": "x", "name": object()}])
 
@@ -263,7 +262,7 @@ def test_content_may_be_parts_and_may_be_missing_beside_tool_calls() -> None:
 
 def test_a_template_that_fails_on_a_conversation_is_no_fault_of_the_model() -> None:
     with pytest.raises(UsageError, match="failed on this conversation: TypeError: can only concatenate str"):
-        ChatTemplate(CHATML).render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+        ChatTemplate("{{ 'x' + messages[0].weight }}").render([{"role": "user", "content": "x", "weight": 5}])
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ 'a' * 10**9 }}", "{{ messages.append(1) }}", "x" * (1 << 20) + "y"])
@@ -300,12 +299,12 @@ def test_nobody_plays_another_role() -> None:
 def test_the_process_ends_with_the_template() -> None:
     template = ChatTemplate(CHATML)
     template.render(CHAT)
-    process = template._process._process
+    process = template._processes[CHATML]._process
     template.close()
     template.close()
     assert process.poll() is not None
     assert template.render(CHAT)
-    process = template._process._process
+    process = template._processes[CHATML]._process
     del template
     gc.collect()
     assert process.poll() is not None
@@ -314,7 +313,7 @@ def test_the_process_ends_with_the_template() -> None:
 def test_a_process_that_was_started_ahead_of_time_renders_the_same() -> None:
     process = TemplateProcess()
     template = ChatTemplate(CHATML, process=process)
-    assert template._process is process
+    assert template._processes[CHATML] is process
     assert template.render(CHAT) == ChatTemplate(CHATML).render(CHAT)
     template.close()
     assert not process.is_usable()
@@ -337,9 +336,94 @@ def test_a_forked_child_has_a_process_of_its_own() -> None:
 def test_no_process_outlives_the_program() -> None:
     program = (
         "from octavo.tokenizer.chat_template import ChatTemplate\n"
-        "t = ChatTemplate('x'); t.render([]); print(t._process._process.pid)\n"
+        "t = ChatTemplate('x'); t.render([]); print(t._processes['x']._process.pid)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     time.sleep(0.1)
     assert not Path(f"/proc/{int(result.stdout)}").exists()
     assert result.stderr == ""
+
+
+LOOP = (
+    "{% for m in messages %}{{ m.role }}:{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %};"
+    "{% endfor %}"
+)
+FIRST = "{% for m in messages %}{{ m.role }}:{{ m['content'][0]['text'] }};{% endfor %}"
+STRING = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }};{% endfor %}"
+ADDED = "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
+BOTH = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %};{% endfor %}"
+)
+# A template like Mistral's: parts of the user, a string of the system, and roles that must take turns.
+MIXED = (
+    "{% if messages[0].role == 'system' %}{{ messages[0].content + '|' }}{% set messages = messages[1:] %}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}"
+    "{% endif %}{% if m.role == 'user' %}{{ m.content[0]['text'] }}{% else %}{{ m.content }}{% endif %};{% endfor %}"
+)
+ROLES = ("system", "user", "assistant", "user")
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+
+def conversation(content: Any) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role in ROLES]
+
+
+@pytest.mark.parametrize(
+    ("source", "of_text", "of_parts"),
+    [
+        (LOOP, "one", "onetwo"),
+        (FIRST, "one", "one"),
+        (STRING, "one", "one\ntwo"),
+        (ADDED, "one", "one\ntwo"),
+        (BOTH, "one", "<one><two>"),
+    ],
+)
+def test_content_has_the_form_that_the_template_takes(source: str, of_text: str, of_parts: str) -> None:
+    template = ChatTemplate(source)
+    for content, shown in (("one", of_text), (PARTS, of_parts)):
+        assert template.render(conversation(content)) == "".join(f"{role}:{shown};" for role in ROLES)
+    result = [*conversation("one")[:2], {"role": "assistant", "content": None, "tool_calls": []}]
+    result[2] |= {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}], "content": ""}
+    assert template.render([*result, {"role": "tool", "content": "one"}]).endswith(f"tool:{of_text};")
+
+
+def test_each_role_has_a_form_of_its_own() -> None:
+    template = ChatTemplate(MIXED)
+    assert template.render(conversation("one")) == "one|one;one;one;"
+    assert template.render(conversation(PARTS[:1])) == "one|one;one;one;"
+
+
+def test_a_message_of_parts_can_be_continued() -> None:
+    ending = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PARTS}]
+    for source, end in ((LOOP, "onetwo"), (STRING, "one\ntwo")):
+        text = ChatTemplate(source).render_prompt(ending, continue_final_message=True)
+        assert text == f"user:a;assistant:{end}"
+
+
+def test_tools_take_the_template_for_them() -> None:
+    sources = TemplateSet("plain", {"tool_use": "{{ tools | length }} tools", "rag": "{{ documents[0].text }}"})
+    template = ChatTemplate(sources)
+    assert template.render(CHAT) == template.render(CHAT, chat_template="default") == "plain"
+    assert template.render(CHAT, tools=[TOOL]) == "1 tools"
+    assert template.render(CHAT, tools=[TOOL], chat_template="rag", documents=[{"text": "x"}]) == "x"
+    with pytest.raises(UsageError, match="no chat template named 'rags'; it has default, tool_use, rag"):
+        template.render(CHAT, chat_template="rags")
+    processes = [process._process for process in template._processes.values()]
+    template.close()
+    assert len(processes) == 3
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_special_tokens_are_variables() -> None:
+    source = "{{ bos_token }}{{ pad_token }}{% if sep_token is defined %}!{% endif %}{{ cls_token }}"
+    tokens = {"pad_token": "<pad>", "cls_token": "<cls>", "bos_token": "overruled"}
+    assert ChatTemplate(source, bos_token="<s>", special_tokens=tokens).render(CHAT) == "<s><pad><cls>"
+    assert ChatTemplate(source, special_tokens=tokens).render(CHAT, pad_token="<mine>") == "<mine><cls>"
+
+
+def test_a_chat_prompt_does_not_end_a_text() -> None:
+    metadata = superword_metadata("qwen2", add_eos_token=True)
+    tokenizer = read_gguf_tokenizer(metadata)
+    assert tokenizer.encode("hi")[-1] == metadata["tokenizer.ggml.eos_token_id"]
+    assert tokenizer.encode_chat("hi") == tokenizer.encode("hi")[:-1]

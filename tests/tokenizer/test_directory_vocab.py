@@ -16,6 +16,13 @@ from octavo.errors import ModelLoadError, UsageError
 from octavo.tokenizer.directory_vocab import read_directory_tokenizer
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from octavo.tokenizer.template_files import (
+    gguf_templates,
+    read_directory_templates,
+    read_gguf_templates,
+    template_files,
+)
+from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Detokenizer
 from tests.support.vocabularies import (
     DIFFICULT_STRINGS,
@@ -180,15 +187,64 @@ def test_all_end_of_turn_ids_stop(tmp_path: Path) -> None:
     [
         ({"tokenizer_config": {"chat_template": "one"}}, "one"),
         ({"tokenizer_config": {"chat_template": [{"name": "default", "template": "two"}]}}, "two"),
-        ({"tokenizer_config": {}}, None),
-        ({}, None),
+        ({"tokenizer_config": {"chat_template": [{"name": "tool_use", "template": "three"}]}}, "three"),
+        ({"chat_template": {"chat_template": "of the processor"}}, "of the processor"),
+        ({"tokenizer_config": {}}, ""),
+        ({}, ""),
     ],
 )
-def test_chat_template(files: dict[str, Any], expected: str | None, tmp_path: Path) -> None:
+def test_chat_template(files: dict[str, Any], expected: str, tmp_path: Path) -> None:
     save(tmp_path, byte_level("qwen2"), **files)
-    assert read_directory_tokenizer(tmp_path).chat_template == expected
+    assert read_directory_tokenizer(tmp_path).template_source() == expected
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert read_directory_tokenizer(tmp_path).chat_template == "file"
+    assert read_directory_tokenizer(tmp_path).template_source() == "file"
+
+
+NAMED = TemplateSet("plain", {"tool_use": "with tools", "rag": "with documents"})
+
+
+@pytest.mark.parametrize("where", ["list", "folder", "both"])
+def test_named_templates_survive_every_file(where: str, tmp_path: Path) -> None:
+    """A list of tokenizer_config.json, a folder of files, GGUF keys: the same templates under the same names."""
+    entries = [{"name": name, "template": text} for name, text in {"default": "plain", **NAMED.named}.items()]
+    inside = {"list": entries, "folder": "plain", "both": entries[:2]}[where]
+    save(tmp_path, byte_level("qwen2"), tokenizer_config={"chat_template": inside, "eos_token": CONTROL[0]})
+    if where != "list":
+        (tmp_path / "additional_chat_templates").mkdir()
+        for entry in entries[1 if where == "folder" else 2 :]:
+            (tmp_path / "additional_chat_templates" / f"{entry['name']}.jinja").write_text(entry["template"])
+    assert read_directory_tokenizer(tmp_path).chat_template == NAMED
+    assert read_gguf_templates(gguf_templates(NAMED)) == NAMED
+    for name, text in template_files(NAMED).items():
+        (tmp_path / "written" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "written" / name).write_text(text)
+    assert read_directory_templates(tmp_path / "written") == NAMED
+
+
+def test_special_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    config = {"eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"}, "unk_token": "<|im_start|>"}
+    save(
+        tmp_path,
+        byte_level("qwen2"),
+        tokenizer_config={**config, "extra_special_tokens": {"image_token": "<think>"}},
+        special_tokens_map={"sep_token": "<think>", "eos_token": "<|endoftext|>"},
+    )
+    assert read_directory_tokenizer(tmp_path).special_tokens == {
+        **{"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": "<|im_start|>"},
+        **{"sep_token": "<think>", "image_token": "<think>"},
+    }
+
+
+@pytest.mark.parametrize("file", ["generation_config", "config"])
+@pytest.mark.parametrize("ids", [10**9, [10**9, 1], [-1, 1]])
+def test_an_end_beyond_the_vocabulary_is_told(
+    file: str, ids: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, byte_level("qwen2"), **{file: {"eos_token_id": ids}})
+    tokenizer = read_directory_tokenizer(tmp_path)
+    assert tokenizer.eos_token_ids == {0, 2, *([1] if isinstance(ids, list) else [])}
+    wrong = ids[0] if isinstance(ids, list) else ids
+    assert f"{file}.json: eos_token_id is {wrong}, but the vocabulary has {tokenizer.vocab_size} tokens" in caplog.text
 
 
 def changed(**parts: Any) -> bytes:
@@ -250,9 +306,8 @@ def test_an_added_token_far_away_does_not_count(tmp_path: Path) -> None:
     [
         ({"tokenizer_config": {"bos_token": "nowhere"}}, "bos_token is 'nowhere', which is not a token"),
         ({"tokenizer_config": {"eos_token": 5}}, "eos_token is 5"),
-        ({"tokenizer_config": {"chat_template": {"a": 1}}}, "chat_template is a dict"),
+        ({"tokenizer_config": {"chat_template": {"a": 1}}}, "chat_template 'default' is a dict"),
         ({"tokenizer_config": {"chat_template": [{"name": "rag", "template": "x"}]}}, "no default template"),
-        ({"generation_config": {"eos_token_id": 10**9}}, "eos_token_id is 1000000000"),
         ({"generation_config": {"eos_token_id": ["x"]}}, "eos_token_id is 'x'"),
     ],
 )

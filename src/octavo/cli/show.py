@@ -178,11 +178,11 @@ def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
 
 
 def _has_chat_template(checkpoint: Checkpoint) -> bool:
-    from octavo.tokenizer.directory_vocab import read_chat_template
+    from octavo.tokenizer.template_files import read_directory_templates, read_gguf_templates
 
     if checkpoint.format == "gguf":
-        return bool(checkpoint.file.metadata.get("tokenizer.chat_template"))
-    return bool(read_chat_template(checkpoint.path.parent))
+        return read_gguf_templates(checkpoint.file.metadata) is not None
+    return read_directory_templates(checkpoint.path.parent) is not None
 
 
 def _write(facts: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DENSE_TYPES
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.directory_export import check_files, main_eos, tokenizer_files
+from octavo.tokenizer.template_files import named_template_paths
 
 TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 DEFAULT_SHARD_BYTES = 5 * 10**9
@@ -65,6 +66,7 @@ def write_checkpoint(
         if is_gguf:
             original = load_tokenizer(checkpoint)
             for name, text in tokenizer_files(original, config["max_position_embeddings"]).items():
+                (new / name).parent.mkdir(exist_ok=True)
                 write_text(new / name, text)
             write_text(new / FILE_NAME, _as_json(_generation_config(checkpoint)))
         else:
@@ -173,10 +175,12 @@ def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _copy_others(source: Path, folder: Path) -> None:
     """The files beside the weights: tokenizer, template, configuration of answers, licence."""
-    for path in sorted(source.iterdir()):
+    for path in [*sorted(source.iterdir()), *named_template_paths(source)]:
         is_weight = path.name.endswith((".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf"))
         if path.is_file() and not is_weight and not path.name.startswith(".") and path.name != "config.json":
-            shutil.copyfile(path, folder / path.name)
+            copy = folder / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def _check(checkpoint: Checkpoint, folder: Path) -> None:

@@ -192,7 +192,7 @@ def _load(
         executor=executor,
         name=config.model,
         architecture=checkpoint.architecture,
-        eos_token_id=_eos_token_id(checkpoint, engine.tokenizer),
+        eos_token_id=_eos_token_id(engine.tokenizer),
         path=checkpoint.path,
         hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
         sampling_defaults=defaults,
@@ -234,9 +234,10 @@ def _longer_context(wanted: int, fitting: int, trained: int) -> str:
     return f", or raise max_model_len, for this model up to {trained}" if fitting < trained else ""
 
 
-def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
-    named = checkpoint.file.metadata.get("tokenizer.ggml.eos_token_id")
-    return named if isinstance(named, int) else min(tokenizer.eos_token_ids, default=None)
+def _eos_token_id(tokenizer: Tokenizer) -> int | None:
+    """The one that the files name, else the first that ends an answer."""
+    named = [i for i in tokenizer.eos_token_ids if tokenizer.tokens[i] == tokenizer.special_tokens.get("eos_token")]
+    return min(named or tokenizer.eos_token_ids, default=None)
 
 
 def _executor(

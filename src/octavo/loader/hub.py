@@ -30,6 +30,7 @@ _SIDE_FILES |= {"tokenizer.model", "special_tokens_map.json", "chat_template.jin
 _MODULES = "modules.json"
 _SIDE_FILES |= {_MODULES, "config_sentence_transformers.json"}
 # Modules of sentence-transformers, such as `1_Pooling/config.json`.
+_NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[\w-]+\.jinja", re.ASCII)
 _MODULE_FILE = re.compile(r"[0-9]{1,2}_\w+/(?:config\.json|model\.safetensors)", re.ASCII)
 # Of several GGUF files in a repository, the one that most people want: small, with little loss.
 _PREFERRED_VARIANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
@@ -103,7 +104,9 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     if variant is None and "config.json" in top and any(name.endswith(".safetensors") for name in top):
         weights = [name for name in top if name.endswith(".safetensors") or name == INDEX_NAME]
         modules = [name for name in names if _MODULE_FILE.fullmatch(name)] if _MODULES in top else []
-        return ["config.json", *weights, *modules, *sorted(_SIDE_FILES.intersection(top) - {"config.json"})]
+        templates = [name for name in names if _NAMED_TEMPLATE.fullmatch(name)]
+        side = sorted(_SIDE_FILES.intersection(top) - {"config.json"})
+        return ["config.json", *weights, *modules, *side, *templates]
     ggufs = [name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()]
     for wanted in [variant] if variant is not None else _PREFERRED_VARIANTS:
         pattern = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:[-./].*)?\.gguf", re.IGNORECASE)

@@ -13,6 +13,7 @@ from octavo.loader.mapped_file import MappedFile
 
 # Python needs up to 200 bytes for two bytes of the file, such as `[]`, so items are counted first.
 MAX_ITEMS = 1 << 18
+MAX_SIDE_BYTES = 4 << 20  # of the small files beside a checkpoint
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
@@ -21,6 +22,11 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
         if file.size > max_bytes:
             raise ModelLoadError(f"{path}: {file.size} bytes, the limit for this file is {max_bytes}")
         return parse_json_object(file.data[:], path, infinity=True)
+
+
+def read_optional(path: Path) -> dict[str, object]:
+    """The object in a small JSON file; empty if there is no such file."""
+    return read_json_object(path, MAX_SIDE_BYTES) if path.is_file() else {}
 
 
 def parse_json_object(

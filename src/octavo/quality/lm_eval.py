@@ -77,7 +77,7 @@ class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The source of the template, for the harness's records."""
-        return self._model.tokenizer.chat_template if chat_template else None
+        return (self._model.tokenizer.template_source() or None) if chat_template else None
 
     def close(self) -> None:
         """Frees the model."""

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from octavo.errors import ModelLoadError, OctavoError, UsageError
+from octavo.tokenizer.content_form import ContentForms
+from octavo.tokenizer.template_set import TemplateSet
 
 if TYPE_CHECKING:
     from octavo.tokenizer.tokenizer import Tokenizer
 
 MAX_RENDER_SECONDS = 2.0
 MAX_SOURCE_CHARS = 1 << 20
-_RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"})
+_RESERVED = frozenset({"messages", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
 """A message: `role`, `content` and other fields that the template knows, such as `tool_calls`."""
@@ -81,21 +83,24 @@ def _stop(process: subprocess.Popen[str], owner: int) -> None:
 
 
 class ChatTemplate:
-    """A model's chat template. Safe to share between threads; renderings of one template run one at a time."""
+    """A model's chat templates. Safe to share between threads; renderings run one at a time."""
 
     def __init__(
         self,
-        source: str | None,
+        source: TemplateSet | str | None,
         *,
         bos_token: str | None = None,
         eos_token: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
         from_caller: bool = False,
         max_render_seconds: float = MAX_RENDER_SECONDS,
         process: TemplateProcess | None = None,
     ) -> None:
-        """Starts the template's process, so that it is ready when the first conversation comes.
+        """Starts the process of the default template, so that it is ready when the first conversation comes.
 
-        source: Jinja, as in the model file. bos_token, eos_token: their texts, for templates that write them.
+        source: Jinja, as in the model file, of one template or of several.
+        bos_token, eos_token: their texts, for templates that write them. special_tokens: more of them, such as
+        `pad_token`, which a template finds only if they are here.
         from_caller: the caller supplied the template instead of the model's own, so an error in it is a UsageError.
         process: a process that was started ahead of time; the template takes it over.
         Raises UsageError if there is no template (source None or empty).
@@ -109,27 +114,33 @@ class ChatTemplate:
                 "this model has no chat template, so it may be a base model: give it text to continue "
                 "(`octavo run --raw`, `LLM.generate`) instead of a conversation"
             )
-        if len(source) > MAX_SOURCE_CHARS:
-            raise self._fault(f"{self._name} has {len(source):,} characters; the limit is {MAX_SOURCE_CHARS:,}")
-        self.source = source
-        self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self.sources = TemplateSet(source) if isinstance(source, str) else source
+        for text in (self.sources.default, *self.sources.named.values()):
+            if len(text) > MAX_SOURCE_CHARS:
+                raise self._fault(f"{self._name} has {len(text):,} characters; the limit is {MAX_SOURCE_CHARS:,}")
+        self._tokens = {**(special_tokens or {}), "bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._max_seconds = max_render_seconds
         self._lock = threading.Lock()
-        self._process = process or TemplateProcess()
-        self._process.open(source, max_render_seconds)
+        self._processes = {self.sources.default: process or TemplateProcess()}
+        self._processes[self.sources.default].open(self.sources.default, max_render_seconds)
+        self._forms: dict[str, ContentForms] = {}
 
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
         """The text of the conversation, for the model to continue.
 
-        messages: the conversation. tools, documents: descriptions that the template may show to the model.
+        messages: the conversation, whose content gets the form that the template takes.
+        tools, documents: descriptions that the template may show to the model. With tools the template is the one
+        called `tool_use`, if there is one. chat_template: the name of another one of the model's templates.
         kwargs: further variables of this model's template, such as `enable_thinking`.
 
         Raises UsageError with the template's own message if a message is malformed or the template fails on this
@@ -139,20 +150,23 @@ class ChatTemplate:
         check_messages(messages)
         if wrong := _RESERVED & kwargs.keys():
             raise UsageError(f"{sorted(wrong)[0]!r} cannot be passed to the chat template: Octavo sets it")
+        source = self._chosen(chat_template, has_tools=tools is not None)
         variables = {
-            "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
             "tools": None if tools is None else list(tools),
             "documents": None if documents is None else list(documents),
             **self._tokens,
             **kwargs,
         }
-        try:
-            line = json.dumps(variables)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"the conversation may hold only strings, numbers, lists and dicts: {error}") from error
         with self._lock:
-            answer = self._answer(line)
+            fitted = self._forms_of(source).fit(messages)
+            try:
+                line = json.dumps({"messages": fitted, **variables})
+            except (TypeError, ValueError, RecursionError) as error:
+                raise UsageError(
+                    f"the conversation may hold only strings, numbers, lists and dicts: {error}"
+                ) from error
+            answer = self._answer(source, line)
         if "refusal" in answer:
             raise UsageError(f"the chat template {answer['refusal']}")
         if "fault" in answer:
@@ -163,6 +177,7 @@ class ChatTemplate:
         self,
         tokenizer: Tokenizer,
         messages: Sequence[Message],
+        /,
         *,
         continue_final_message: bool = False,
         max_tokens: int | None = None,
@@ -182,7 +197,9 @@ class ChatTemplate:
         rendered = self.render_prompt(guarded, continue_final_message=continue_final_message, **kwargs)
         return tokenizer.encode_chat(rendered, max_tokens=max_tokens)
 
-    def render_prompt(self, messages: Sequence[Message], *, continue_final_message: bool = False, **kwargs: Any) -> str:
+    def render_prompt(
+        self, messages: Sequence[Message], /, *, continue_final_message: bool = False, **kwargs: Any
+    ) -> str:
         """The text of `render`, up to the end of the last message's content if the model is to continue it."""
         if not continue_final_message:
             return self.render(messages, **kwargs)
@@ -191,17 +208,38 @@ class ChatTemplate:
         return _up_to_content(self.render(messages, **kwargs), messages[-1])
 
     def close(self) -> None:
-        """Ends the template's process. May be called twice; a later `render` starts a new one."""
+        """Ends the processes. May be called twice; a later `render` starts a new one."""
         with self._lock:
-            self._process.close()
+            for process in self._processes.values():
+                process.close()
 
-    def _answer(self, variables: str) -> dict[str, str]:
-        if not self._process.is_usable():
-            self._process = TemplateProcess()
-            self._process.open(self.source, self._max_seconds)
-        if (answer := self._process.render(variables)) is not None:
+    def _chosen(self, name: str | None, *, has_tools: bool) -> str:
+        if name is None:
+            return self.sources.chosen(has_tools=has_tools)
+        if (source := self.sources.get(name)) is None:
+            known = ", ".join(["default", *self.sources.named])
+            raise UsageError(f"the model has no chat template named {name!r:.80}; it has {known}")
+        return source
+
+    def _forms_of(self, source: str) -> ContentForms:
+        """The forms of content that this template takes."""
+        if source not in self._forms:
+            plain = {"add_generation_prompt": False, "tools": None, "documents": None, **self._tokens}
+
+            def render(messages: Sequence[Message]) -> str | None:
+                return self._answer(source, json.dumps({"messages": messages, **plain})).get("text")
+
+            self._forms[source] = ContentForms(render)
+        return self._forms[source]
+
+    def _answer(self, source: str, variables: str) -> dict[str, str]:
+        process = self._processes.get(source)
+        if process is None or not process.is_usable():
+            process = self._processes[source] = TemplateProcess()
+            process.open(source, self._max_seconds)
+        if (answer := process.render(variables)) is not None:
             return answer
-        self._process.close()
+        process.close()
         return {"fault": f"was stopped: it computed for more than {self._max_seconds:g} s"}
 
 
@@ -232,6 +270,8 @@ def check_messages(messages: Sequence[Message]) -> None:
 def _up_to_content(rendered: str, message: Message) -> str:
     """The rendered text up to the end of the last message's content, from which templates may strip white space."""
     content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        content = content[-1]["text"] if content else ""
     body = content.strip() if isinstance(content, str) else ""
     at = rendered.rfind(body)
     if not body or at < 0:

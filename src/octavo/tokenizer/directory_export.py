@@ -12,12 +12,13 @@ from tokenizers import AddedToken, decoders, processors
 from octavo.errors import ModelLoadError
 from octavo.tokenizer.directory_vocab import read_directory_tokenizer
 from octavo.tokenizer.gguf_export import check_same
+from octavo.tokenizer.template_files import template_files
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import TokenCoding
 
 
 def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
-    """The content of `tokenizer.json`, `tokenizer_config.json` and, if there is a template, `chat_template.jinja`.
+    """The content of `tokenizer.json`, `tokenizer_config.json` and those of the chat templates, by path.
 
     max_length: tokens of the longest sequence. Raises ModelLoadError for a vocabulary other than BPE.
     """
@@ -36,9 +37,7 @@ def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
         config["eos_token"] = original.tokens[main_eos(original)]
     files = {"tokenizer.json": _whole(original).to_str(pretty=True)}
     files["tokenizer_config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    if original.chat_template is not None:
-        files["chat_template.jinja"] = original.chat_template
-    return files
+    return files | template_files(original.chat_template)
 
 
 def main_eos(tokenizer: Tokenizer) -> int:

@@ -6,6 +6,7 @@ Source: the serialization of the `tokenizers` library, and the files that transf
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,16 +16,26 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.errors import ModelLoadError
-from octavo.loader.json_file import read_json_object
+from octavo.loader.json_file import read_optional
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from octavo.tokenizer.quiet_thread import run_quietly
+from octavo.tokenizer.template_files import read_directory_templates
 from octavo.tokenizer.text_growth import MAX_STEPS, MODEL_PARTS, TEXT_PARTS, TextGrowth, growth_of
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, build_pair, end_of_turn_ids, library_errors_as
+from octavo.tokenizer.vocabulary import (
+    MAX_TOKENS,
+    UNREACHABLE,
+    TokenCoding,
+    build_pair,
+    end_of_turn_ids,
+    library_errors_as,
+)
+
+logger = logging.getLogger(__name__)
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published one has 33 MB
-MAX_CONFIG_BYTES = 4 << 20
 _PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a careless pattern never finishes
+_TOKEN_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _KNOWN_PATTERNS = frozenset(pattern for known in PRE_TOKENIZERS.values() for pattern in known.patterns)
 
 
@@ -32,7 +43,7 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
     """Builds the tokenizer. Raises ModelLoadError naming the file and the problem."""
     path = directory / "tokenizer.json"
     loaded, growth = _load(path)
-    config = read_optional(directory / "tokenizer_config.json")
+    config = tokenizer_config(directory)
     vocab = loaded.get_vocab(with_added_tokens=True)
     added = dict(sorted(loaded.get_added_tokens_decoder().items()))
     num_tokens = max([*vocab.values(), *added, -1]) + 1
@@ -71,11 +82,12 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
         eos_token_ids=end_of_turn_ids(
             control, [*([] if eos is None else [eos]), *configured_eos(directory, num_tokens)]
         ),
-        chat_template=read_chat_template(directory),
+        chat_template=read_directory_templates(directory),
         growth=growth,
         may_panic=_has_unknown_patterns(loaded),
         separator_ids=separator,
         marks_second=marks_second,
+        special_tokens=_special_tokens(config),
     )
 
 
@@ -214,40 +226,34 @@ def named_token_id(directory: Path, config: Mapping[str, Any], name: str, vocab:
 
 
 def configured_eos(directory: Path, num_tokens: int) -> list[int]:
-    """The `eos_token_id` of the generation configuration or, if it has none, of the model configuration."""
+    """The `eos_token_id` of the generation configuration or, if it has none, of the model configuration.
+
+    An id that the vocabulary of `num_tokens` lacks cannot come: a warning names it.
+    """
     for name in ("generation_config.json", "config.json"):
         value = read_optional(directory / name).get("eos_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
+        ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
         for i in ids:
-            if type(i) is not int or not 0 <= i < num_tokens:
+            if type(i) is not int:
                 raise ModelLoadError(f"{directory / name}: eos_token_id is {i!r:.40}; ids are 0 to {num_tokens - 1}")
-        return ids
+            if not 0 <= i < num_tokens:
+                logger.warning(UNREACHABLE, directory / name, "eos_token_id", i, num_tokens)
+        if found := [i for i in ids if 0 <= i < num_tokens]:
+            return found
     return []
 
 
-def read_chat_template(directory: Path) -> str | None:
-    """The source of the model's chat template, from `chat_template.jinja` or else `tokenizer_config.json`.
-
-    Of several named templates it is the default one. None: the model has none. Raises ModelLoadError.
-    """
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {MAX_CONFIG_BYTES:,}")
-        return path.read_text("utf-8", "replace")
-    path = directory / "tokenizer_config.json"
-    template = read_optional(path).get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        if (template := named.get("default")) is None:
-            raise ModelLoadError(f"{path}: chat_template names no default template")
-    if template is not None and not isinstance(template, str):
-        raise ModelLoadError(f"{path}: chat_template is a {type(template).__name__}")
-    return template
+def tokenizer_config(directory: Path) -> Mapping[str, Any]:
+    """`tokenizer_config.json`, with the names of tokens that only the older `special_tokens_map.json` has."""
+    names = read_optional(directory / "special_tokens_map.json")
+    return {key: value for key, value in names.items() if key in _TOKEN_NAMES} | read_optional(
+        directory / "tokenizer_config.json"
+    )
 
 
-def read_optional(path: Path) -> Mapping[str, Any]:
-    """The object in a small JSON file; empty if there is no such file."""
-    return read_json_object(path, MAX_CONFIG_BYTES) if path.is_file() else {}
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the named tokens, such as `pad_token`, and of those that only this model names."""
+    extra = config.get("extra_special_tokens")
+    named = {name: config.get(name) for name in _TOKEN_NAMES} | (extra if isinstance(extra, dict) else {})
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

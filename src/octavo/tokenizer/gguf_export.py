@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
 from octavo.loader.gguf_writer import MetadataValue
-from octavo.tokenizer.directory_vocab import configured_eos, named_token_id, read_directory_tokenizer, read_optional
+from octavo.tokenizer.directory_vocab import configured_eos, named_token_id, read_directory_tokenizer, tokenizer_config
 from octavo.tokenizer.gguf_vocab import TokenType, read_gguf_tokenizer
 from octavo.tokenizer.pre_tokenizers import GPT2_PATTERN, PRE_TOKENIZERS
+from octavo.tokenizer.template_files import gguf_templates
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import TokenCoding
 
@@ -58,8 +59,7 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
     form = _read(path)
     keys = _tokens(path, original, form, num_tokens)
     keys |= _named_ids(directory, original, num_tokens)
-    if original.chat_template is not None:
-        keys["tokenizer.chat_template"] = original.chat_template
+    keys |= gguf_templates(original.chat_template)
     written = read_gguf_tokenizer(keys)
     if stop_ids := _stop_ids(path, original, written, num_tokens):
         keys |= stop_ids
@@ -166,7 +166,7 @@ def _patterns(path: Path, step: Mapping[str, Any] | None) -> Iterator[str]:
 
 def _named_ids(directory: Path, original: Tokenizer, num_tokens: int) -> dict[str, MetadataValue]:
     """The ids of special tokens, and whether they surround a text."""
-    config = read_optional(directory / "tokenizer_config.json")
+    config = tokenizer_config(directory)
     vocab = {text: i for i, text in enumerate(original.tokens[:num_tokens]) if text}
     names = {"eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     ids = {key: named_token_id(directory, config, name, vocab) for key, name in names.items()}

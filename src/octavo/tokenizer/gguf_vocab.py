@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from octavo.errors import ModelLoadError
 from octavo.tokenizer.pre_tokenizers import get_pre_tokenizer
+from octavo.tokenizer.template_files import read_gguf_templates
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, build_pair, end_of_turn_ids, library_errors_as
 
@@ -34,6 +35,8 @@ _BERT_TOKENS = {
     "sep": ("[SEP]", "seperator", "eos"),
     "unknown": ("[UNK]", "unknown"),
 }
+_TOKEN_NAMES = {f"{name}_token": name for name in ("bos", "eos", "cls", "mask")}
+_TOKEN_NAMES |= {"unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
 # `tokenizer.ggml.token_type`, from 1.
 TokenType = IntEnum("TokenType", ["NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "UNUSED", "BYTE"])
 
@@ -103,7 +106,14 @@ def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
         chat_template=None,
         separator_ids=(named["sep"],),
         marks_second=True,
+        special_tokens=_special_tokens(metadata, tokens),
     )
+
+
+def _special_tokens(metadata: Mapping[str, object], tokens: _Tokens) -> dict[str, str]:
+    """The texts of the tokens that the file names, under the names of tokenizer_config.json."""
+    ids = {name: metadata.get(f"{_KEY}{key}_token_id") for name, key in _TOKEN_NAMES.items()}
+    return {name: tokens.texts[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens.texts)}
 
 
 def _special_id(metadata: Mapping[str, object], tokens: _Tokens, text: str, *keys: str) -> int:
@@ -266,7 +276,8 @@ def _finish(
         eos_token_ids=end_of_turn_ids(
             {**user, **control}, [tokens.ids[n] for n in ("eos", "eot", "eom") if n in tokens.ids]
         ),
-        chat_template=_string(metadata, "tokenizer.chat_template"),
+        chat_template=read_gguf_templates(metadata),
+        special_tokens=_special_tokens(metadata, tokens),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import tokenizers
 from octavo.env import keep_tokenizers_on_one_thread
 from octavo.errors import UsageError
 from octavo.tokenizer.quiet_thread import run_quietly
+from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.text_growth import NO_GROWTH, GrowthError, TextGrowth
 from octavo.tokenizer.text_pieces import PIECE_CHARS, cut_text
 from octavo.tokenizer.token_sizes import TokenSizes, token_sizes
@@ -49,16 +50,21 @@ class Tokenizer:
     strip_leading_space: bool  # the vocabulary adds the first space of a text
     bos_token_id: int | None
     eos_token_ids: frozenset[int]  # all ids that end an answer: end of text, of turn and of message
-    chat_template: str | None  # source of the model's chat template
+    chat_template: TemplateSet | None
     growth: TextGrowth = NO_GROWTH  # of texts in the model's normalizer
     may_panic: bool = False  # the model brings patterns of its own, which may give up on short texts
     separator_ids: tuple[int, ...] = ()  # between the two texts of a pair
     marks_second: bool = False  # the tokens of a pair's second text are of another type
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # `pad_token` and its like, which templates write
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
         return len(self.tokens)
+
+    def template_source(self, *, has_tools: bool = False) -> str:
+        """The source of the chat template for conversations with or without tools; empty if the model has none."""
+        return "" if self.chat_template is None else self.chat_template.chosen(has_tools=has_tools)
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False, max_tokens: int | None = None
@@ -74,6 +80,13 @@ class Tokenizer:
         Raises TooManyTokensError; UsageError if a pattern of the model does not terminate on this text, and if the
         model's normalizer makes too much of it.
         """
+        around = self._with_special_tokens if add_special_tokens else list[int]
+        return self._whole(text, around, parse_special=parse_special, max_tokens=max_tokens)
+
+    def _whole(
+        self, text: str, around: Callable[[list[int]], list[int]], *, parse_special: bool, max_tokens: int | None
+    ) -> list[int]:
+        """The token ids of `text` with what `around` adds."""
         ids: list[int] = []
         known: dict[int, int] = {}
         is_short = len(text) <= PIECE_CHARS
@@ -82,8 +95,7 @@ class Tokenizer:
             ids += piece if is_short else map(known.setdefault, piece, piece)
             if max_tokens is not None and len(ids) > max_tokens and not is_short:
                 raise TooManyTokensError(len(ids), max_tokens)
-        if add_special_tokens:
-            ids = self._with_special_tokens(ids)
+        ids = around(ids)
         if max_tokens is not None and len(ids) > max_tokens:
             raise TooManyTokensError(len(ids), max_tokens, is_exact=True)
         return ids
@@ -123,8 +135,11 @@ class Tokenizer:
             return run_quietly(work) if is_quiet else work()
 
     def encode_chat(self, rendered: str, *, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a rendered chat template: control tokens are parsed, and BOS comes exactly once."""
-        return self.encode(rendered, parse_special=True, max_tokens=max_tokens)
+        """Token ids of a rendered chat template: control tokens are parsed, and BOS comes exactly once.
+
+        The end of a text is not added: the model goes on. max_tokens and errors are those of `encode`.
+        """
+        return self._whole(rendered, self._with_prefix, parse_special=True, max_tokens=max_tokens)
 
     def guard(self, value: Any) -> Any:
         """Marks the text of control tokens as plain text, in a string or in all strings of lists and dicts.
@@ -176,12 +191,14 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
     def _with_special_tokens(self, ids: list[int]) -> list[int]:
-        prefix, suffix = self.prefix_ids, self.suffix_ids
-        if prefix and tuple(ids[: len(prefix)]) != prefix:
-            ids = [*prefix, *ids]
+        ids, suffix = self._with_prefix(ids), self.suffix_ids
         if suffix and tuple(ids[-len(suffix) :]) != suffix:
             ids = [*ids, *suffix]
         return ids
+
+    def _with_prefix(self, ids: list[int]) -> list[int]:
+        prefix = self.prefix_ids
+        return [*prefix, *ids] if prefix and tuple(ids[: len(prefix)]) != prefix else ids
 
 
 class Detokenizer:

@@ -14,6 +14,9 @@ from octavo.errors import OctavoError
 
 MAX_TOKENS = 1 << 20  # the largest published vocabularies have 262,144
 
+# For the log: a file names a token that cannot come.
+UNREACHABLE = "%s: %s is %r, but the vocabulary has %d tokens; it is ignored"
+
 # Inserted into the text of a special token that a user typed, so that it is not parsed as the token; the normalizer
 # removes it. Two noncharacters, which Unicode reserves for internal use by a program.
 GUARD = "\ufdd0\ufdef"

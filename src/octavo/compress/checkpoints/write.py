@@ -27,6 +27,7 @@ from octavo.loader.safetensors_writer import SafeTensor, write_model
 from octavo.loader.tensor_files import TensorFiles
 from octavo.loader.tensor_names import TensorName
 from octavo.quantization.packed import DENSE_TYPES
+from octavo.tokenizer.template_files import named_template_paths
 
 VERSION = 5
 """Of the work that a later run may take up: raise it where a formula changes."""
@@ -139,16 +140,18 @@ def _order(name: str) -> tuple[int, str]:
 
 def _copy_others(source: Path, folder: Path) -> None:
     """Copies the tokenizer, the template, the sampling and what else is beside the weights; never code."""
-    for path in sorted(source.iterdir()):
+    for path in [*sorted(source.iterdir()), *named_template_paths(source)]:
         is_index = path.name.endswith(".index.json")
         if path.suffix not in _COPIED or path.name in _NOT_COPIED or is_index or not path.is_file():
             continue
         try:
             if (size := path.stat().st_size) > _MAX_COPIED_BYTES:
                 raise ModelWriteError(f"{path}: {size:,} bytes, too many for a file beside a model; move it away")
-            shutil.copyfile(path, folder / path.name)
+            copy = folder / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
         except OSError as error:
-            raise ModelWriteError(f"{folder / path.name}: {error.strerror}") from error
+            raise ModelWriteError(f"{copy}: {error.strerror}") from error
 
 
 def _write_config(plan: QuantizationPlan, method: QuantizationMethod, folder: Path) -> None:

@@ -10,6 +10,7 @@ from octavo.errors import UsageError
 from octavo.generation_request import PromptInput
 from octavo.prompt import Prompt
 from octavo.tokenizer.chat_template import ChatTemplate, Message, TemplateProcess, check_messages
+from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
@@ -74,8 +75,9 @@ class PromptEncoder:
         max_tokens: int | None = None,
         **template_arguments: Any,
     ) -> list[int]:
-        """Token ids of a conversation; a text is a user's message. chat_template: Jinja instead of the model's own.
+        """Token ids of a conversation; a text is a user's message.
 
+        chat_template: Jinja instead of the model's own, or the name of one of the model's templates.
         template_arguments: tools, documents, add_generation_prompt and further variables of the template.
         max_tokens: of the conversation, which otherwise raises TooManyTokensError.
         Raises UsageError if the conversation is malformed or the template does not accept it.
@@ -86,6 +88,9 @@ class PromptEncoder:
         if not isinstance(chat_template, str | None):
             raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
         check_messages(conversation)  # before a missing template is blamed
+        own = self.tokenizer.chat_template
+        if chat_template is not None and own is not None and own.get(chat_template) is not None:
+            template_arguments["chat_template"], chat_template = chat_template, None
         if chat_template is None:
             return self._own_template().encode(
                 self.tokenizer, conversation, max_tokens=max_tokens, **template_arguments
@@ -117,12 +122,13 @@ class PromptEncoder:
             return self._own
 
     def _make_template(
-        self, source: str | None, *, from_caller: bool = False, process: TemplateProcess | None = None
+        self, source: TemplateSet | str | None, *, from_caller: bool = False, process: TemplateProcess | None = None
     ) -> ChatTemplate:
         return ChatTemplate(
             source,
             bos_token=self._text(self.tokenizer.bos_token_id),
             eos_token=self._text(self._eos_token_id),
+            special_tokens=self.tokenizer.special_tokens,
             from_caller=from_caller,
             process=process,
         )

@@ -157,7 +157,7 @@ async def get_tokenizer_info(request: Request) -> TokenizerInfo:
             model_max_length=model.info.max_model_len,
             bos_token=None if tokenizer.bos_token_id is None else _text(tokenizer, tokenizer.bos_token_id),
             eos_token=None if model.info.eos_token_id is None else _text(tokenizer, model.info.eos_token_id),
-            chat_template=tokenizer.chat_template,
+            chat_template=tokenizer.template_source() or None,
             added_tokens_decoder={str(i): {"content": text, "special": True} for i, text in texts.items()},
         )
 

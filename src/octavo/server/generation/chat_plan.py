@@ -59,8 +59,8 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     With tools and a JSON format the answer is calls or JSON. Raises UsageError for tools beside another constraint, and
     for a part of a message that the model cannot read.
     """
-    template = model.tokenizer.chat_template or ""
     tools = list(spec.tools) if spec.tool_choice != "none" else []
+    template = model.tokenizer.template_source(has_tools=bool(tools))
     tool_format = model.tool_format or tool_formats()[_TAUGHT_FORMAT]
     has_no_tools = tool_format.system_prompt is not None and "tools" not in template
     is_taught = model.tool_format is None or has_no_tools or tool_format.has_system_tools

@@ -15,7 +15,7 @@ from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.model_file import find_model_file
 from octavo.server.models.model_manager import ModelEntry
-from octavo.tokenizer.directory_vocab import read_chat_template
+from octavo.tokenizer.template_files import read_directory_templates, read_gguf_templates
 
 MAX_METADATA_CHARS = 4096  # of one text; longer ones, such as chat templates, are left out
 
@@ -58,9 +58,9 @@ def _read(path: Path, modified_ns: int) -> ModelFiles:
             num_bytes[weight.type_name] += weight.nbytes
         file_bytes = sum(file.stat().st_size for file in {t.file for t in checkpoint.file.tensors.values()})
         identity = f"{path.resolve()}\0{file_bytes}\0{modified_ns}"
-        template = checkpoint.file.metadata.get("tokenizer.chat_template")
-        if checkpoint.format != "gguf":
-            template = read_chat_template(path.parent)
+        is_gguf = checkpoint.format == "gguf"
+        metadata = checkpoint.file.metadata
+        templates = read_gguf_templates(metadata) if is_gguf else read_directory_templates(path.parent)
         return ModelFiles(
             file_format=checkpoint.format,
             architecture=checkpoint.architecture,
@@ -70,7 +70,7 @@ def _read(path: Path, modified_ns: int) -> ModelFiles:
             modified_s=modified_ns / 1e9,
             digest=hashlib.sha256(identity.encode()).hexdigest(),
             metadata={**_metadata(checkpoint), "general.parameter_count": checkpoint.num_parameters},
-            chat_template=template if isinstance(template, str) else None,
+            chat_template=None if templates is None else templates.default,
         )
 
 

@@ -119,7 +119,7 @@ class ModelLoader:
                 prompts.close()
             await client.close()
             raise
-        tool_format = find_tool_format(tokenizer.chat_template or "")
+        tool_format = find_tool_format(tokenizer.template_source(has_tools=True))
         observed = ObservedClient(client, self._metrics, name)
         return ServedModel(name=name, client=observed, prompts=prompts, tool_format=tool_format)
 

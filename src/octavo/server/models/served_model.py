@@ -40,4 +40,4 @@ class ServedModel:
     def texts(self) -> TokenizerTexts:
         tokenizer, ids = self.tokenizer, (self.tokenizer.bos_token_id, self.info.eos_token_id)
         bos, eos = ("" if i is None else tokenizer.tokens[i] for i in ids)
-        return TokenizerTexts(tokenizer.chat_template, bos, eos)
+        return TokenizerTexts(tokenizer.template_source() or None, bos, eos)

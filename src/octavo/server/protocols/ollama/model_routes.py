@@ -227,7 +227,7 @@ def _parameters(entry: ModelEntry) -> str:
 
 def _template(entry: ModelEntry, files: ModelFiles | None) -> str | None:
     if entry.model is not None:
-        return entry.model.tokenizer.chat_template
+        return entry.model.tokenizer.template_source() or None
     return files.chat_template if files is not None else None
 
 

@@ -1,0 +1,79 @@
+"""The form of content that a chat template takes: one string, or a list of parts.
+
+A template that loops over parts shows nothing of a string, and one that takes strings prints a list as Python does.
+Neither is an error, so both are tried with a word that must appear.
+Source: llama.cpp, which tries a template's capabilities in this way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_WORD = "Octavoprobe"
+_LITERAL = re.compile(r"""['"]type['"]\s*:\s*['"]text['"]""")  # a list of parts as Python or JSON writes it
+_CALL_ID = "call12345"  # nine letters and digits, which Mistral's templates ask for
+
+
+class ContentForms:
+    """The forms that one template takes, role by role. Each role is tried once, when it first comes.
+
+    render: the template's text of a conversation; None if it fails.
+    """
+
+    def __init__(self, render: Callable[[Sequence[Mapping[str, Any]]], str | None]) -> None:
+        self._render = render
+        self._shown: dict[str, tuple[bool, bool]] = {}
+
+    def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages with the content in the template's form; what it takes as it is stays the same."""
+        return [self._fit(message) for message in messages]
+
+    def _fit(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message.get("content")
+        if isinstance(content, str):
+            shows_text, shows_parts = self._shows(message["role"])
+            return message if shows_text or not shows_parts else {**message, "content": _parts(content)}
+        if isinstance(content, (list, tuple)) and not self._shows(message["role"])[1]:
+            return {**message, "content": "\n".join(part["text"] for part in content)}
+        return message
+
+    def _shows(self, role: str) -> tuple[bool, bool]:
+        """True if the template shows a string in a message of this role, and the same of parts."""
+        if role not in self._shown:
+            before, after = _around(role)
+            around = [self.fit(messages) for messages in (before, after)]
+            text, parts = (
+                self._render([*around[0], {**_message(role), "content": content}, *around[1]]) or ""
+                for content in (_WORD, _parts(_WORD))
+            )
+            self._shown[role] = _has_word(text), _has_word(parts) and not _LITERAL.search(parts)
+        return self._shown[role]
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _has_word(text: str) -> bool:
+    return _WORD.lower() in text.lower()
+
+
+def _message(role: str) -> dict[str, Any]:
+    return {"role": role, **({"name": "f", "tool_call_id": _CALL_ID} if role == "tool" else {})}
+
+
+def _around(role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages before and after one of this role in a usual conversation; their roles are tried first."""
+    user = {"role": "user", "content": "Hello"}
+    match role:
+        case "user":
+            return [], []
+        case "assistant":
+            return [user], [user]
+        case "tool":
+            calls = [{"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}]
+            return [user, {"role": "assistant", "content": "", "tool_calls": calls}], []
+        case _:
+            return [], [user]

@@ -1,0 +1,94 @@
+"""The chat templates in the files of a model, of both formats.
+
+Source: transformers' `save_chat_templates`, and the GGUF specification, section "Chat template".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from octavo.errors import ModelLoadError
+from octavo.loader.json_file import MAX_SIDE_BYTES, read_optional
+from octavo.tokenizer.template_set import TOOL_USE, TemplateSet
+
+NAMED_FOLDER = "additional_chat_templates"
+GGUF_KEY = "tokenizer.chat_template"
+MAX_TEMPLATES = 32
+
+
+def read_directory_templates(directory: Path) -> TemplateSet | None:
+    """The templates beside a checkpoint. None: it has none. Raises ModelLoadError.
+
+    The default one is in `chat_template.jinja`, else in `tokenizer_config.json`, where a list has named ones too, else
+    in the processor's `chat_template.json`. Others are in `additional_chat_templates/NAME.jinja`.
+    """
+    path = directory / "tokenizer_config.json"
+    templates = _configured(path, read_optional(path).get("chat_template"))
+    if not templates:
+        path = directory / "chat_template.json"
+        templates = _configured(path, read_optional(path).get("chat_template"))
+    if (file := directory / "chat_template.jinja").is_file():
+        templates["default"] = _text(file)
+    for file in named_template_paths(directory):
+        templates[file.stem] = _text(file)
+    if templates and not {"default", TOOL_USE} & templates.keys():
+        raise ModelLoadError(f"{path}: chat_template names no default template, only {', '.join(templates):.200}")
+    return TemplateSet.of(templates)
+
+
+def named_template_paths(directory: Path) -> list[Path]:
+    """The files of the named templates of a model."""
+    return sorted((directory / NAMED_FOLDER).glob("*.jinja"))[:MAX_TEMPLATES]
+
+
+def read_gguf_templates(metadata: Mapping[str, object]) -> TemplateSet | None:
+    """The templates of a GGUF file: `tokenizer.chat_template`, and `.NAME` behind it for others."""
+    templates: dict[str, str] = {}
+    for key, value in metadata.items():
+        if key == GGUF_KEY or key.startswith(f"{GGUF_KEY}."):
+            if not isinstance(value, str):
+                raise ModelLoadError(f"{key} is {value!r:.60} ({type(value).__name__}); it must be a string")
+            templates[key[len(GGUF_KEY) + 1 :] or "default"] = value
+    return TemplateSet.of(templates)
+
+
+def gguf_templates(templates: TemplateSet | None) -> dict[str, str | list[str]]:
+    """The keys of these templates in a GGUF file."""
+    if templates is None:
+        return {}
+    keys: dict[str, str | list[str]] = {GGUF_KEY: templates.default}
+    keys |= {f"{GGUF_KEY}.{name}": source for name, source in templates.named.items()}
+    if templates.named:
+        keys["tokenizer.chat_templates"] = list(templates.named)
+    return keys
+
+
+def template_files(templates: TemplateSet | None) -> dict[str, str]:
+    """The files of these templates beside a checkpoint, by their paths."""
+    if templates is None:
+        return {}
+    named = {f"{NAMED_FOLDER}/{name}.jinja": source for name, source in templates.named.items()}
+    return {"chat_template.jinja": templates.default, **named}
+
+
+def _configured(path: Path, value: object) -> dict[str, str]:
+    """The templates of a configuration by name: one text, or a list with names."""
+    if isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        found = {str(entry.get("name")): entry.get("template") for entry in entries[:MAX_TEMPLATES]}
+    else:
+        found = {} if value is None else {"default": value}
+    templates: dict[str, str] = {}
+    for name, template in found.items():
+        if not isinstance(template, str):
+            kind = type(template).__name__
+            raise ModelLoadError(f"{path}: chat_template {name!r:.40} is a {kind}; it must be a text")
+        templates[name] = template
+    return templates
+
+
+def _text(path: Path) -> str:
+    if (size := path.stat().st_size) > MAX_SIDE_BYTES:
+        raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_SIDE_BYTES:,}")
+    return path.read_text("utf-8", "replace")
