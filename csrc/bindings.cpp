@@ -123,8 +123,7 @@ class PyPendingStep {
         }
         const std::string error = check_step(pending_.step, program.limits());
         if (!error.empty()) throw std::invalid_argument(error);
-        program.check_blocks("block_saves", pending_.block_saves);
-        program.check_blocks("block_loads", pending_.block_loads);
+        program.check_moves(pending_);
         program.submit(pending_);
     }
 
@@ -137,10 +136,14 @@ class PyPendingStep {
 
   private:
     void read_blocks(nb::handle batch) {
-        if (const nb::object moved = batch.attr("block_saves"); !moved.is_none())
-            pending_.block_saves = saves_.emplace(moved, "block_saves", true).blocks();
-        if (const nb::object moved = batch.attr("block_loads"); !moved.is_none())
-            pending_.block_loads = loads_.emplace(moved, "block_loads", false).blocks();
+        const auto read = [&](const char* name, bool writable, auto& arrays, BlockBytes& blocks) {
+            if (const nb::object moved = batch.attr(name); !moved.is_none())
+                blocks = arrays.emplace(moved, name, writable).blocks();
+        };
+        read("block_saves", true, block_saves_, pending_.block_saves);
+        read("block_loads", false, block_loads_, pending_.block_loads);
+        read("snapshot_saves", true, snapshot_saves_, pending_.snapshot_saves);
+        read("snapshot_loads", false, snapshot_loads_, pending_.snapshot_loads);
     }
 
     std::vector<Program::Transfer> transfers(const Program& program, const ArrayList& list) {
@@ -210,7 +213,7 @@ class PyPendingStep {
     nb::object owner_;
     StepArrays arrays_;
     std::optional<FurtherRows> further_;
-    std::optional<BlockArrays> saves_, loads_;
+    std::optional<BlockArrays> block_saves_, block_loads_, snapshot_saves_, snapshot_loads_;
     std::optional<TokenSources> sources_;
     std::optional<SamplingArrays> sampling_;
     nb::object output_, errors_;
@@ -381,9 +384,6 @@ void bind_program(nb::module_& module) {
                  const size_t of_ranks = parts_scratch_bytes(widest, p.program().num_ranks());
                  p.program().finish(sampling_scratch_bytes(widest) + of_ranks);
              })
-        .def(
-            "cache_block_bytes", [](PyProgram& p, int32_t n) { return p.program().cache_block_bytes(n); },
-            "block_size"_a)
         .def(
             "allocate_cache",
             [](PyProgram& p, int32_t blocks, int32_t size, int32_t states) {

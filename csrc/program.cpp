@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <stdexcept>
 
 #include "kv_cache.h"
@@ -188,21 +187,6 @@ size_t Program::workspace_bytes() const {
     return workspace_bytes_ + shared_scratch_.size() + scratch_bytes_ * (pool_ ? pool_->count() : 0);
 }
 
-size_t Program::cache_block_bytes(int32_t block_size) const {
-    const std::vector<size_t> bytes = block_bytes_of(block_size);
-    return std::accumulate(bytes.begin(), bytes.end(), size_t{0});
-}
-
-// Of each cache: what the largest of its layers needs.
-std::vector<size_t> Program::block_bytes_of(int32_t block_size) const {
-    std::vector<size_t> bytes(caches_.size());
-    for (const auto& record : records_)
-        if (record->spec.cache >= 0)
-            bytes[record->spec.cache] =
-                std::max(bytes[record->spec.cache], record->kernel->cache(record->args, block_size));
-    return bytes;
-}
-
 void Program::allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num_states) {
     if (options_.limits.has_states && num_states <= 0)
         throw std::invalid_argument("the graph has states: at least one slot is needed");
@@ -354,11 +338,11 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
     const auto start = Clock::now();
     if (position == 0) {
         if (pending.changes_rows_ || pending.step.num_block_copies > 0 || pending.step.num_state_copies > 0 ||
-            pending.block_saves.count > 0 || pending.block_loads.count > 0 || !pending.inputs.empty() ||
-            pending.earlier_tokens.rows) {
+            pending.moves() || !pending.inputs.empty() || pending.earlier_tokens.rows) {
             if (pending.changes_rows_ && worker.index == 0) update_rows(pending.step);
             if (pending.earlier_tokens.rows && worker.index == 0) pending.earlier_tokens.take(pending.step.num_tokens);
             move_blocks(pending, worker);
+            move_states(pending, worker);
             copy_blocks(pending.step, worker);
             copy_states(pending.step, worker);
             transfer_in(pending, worker);
@@ -374,61 +358,6 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
         walk_timed(pending, worker, position - 1);
     if (worker.index == 0 && is_broken()) pending.error_ = group_->error();
     if (worker.index == 0) pending.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void Program::check_blocks(const char* name, const BlockBytes& moved) const {
-    const size_t expected = cache_block_bytes(options_.limits.block_size);
-    if (moved.count > 0 && moved.block_bytes != expected)
-        throw std::invalid_argument("data of " + std::string(name) + " has " + std::to_string(moved.block_bytes) +
-                                    " bytes a block, must have " + std::to_string(expected));
-    for (int32_t i = 0; i < moved.count; ++i)
-        if (moved.block_ids[i] < 0 || moved.block_ids[i] >= options_.limits.num_blocks)
-            throw std::invalid_argument("block_ids of " + std::string(name) + ": block " +
-                                        std::to_string(moved.block_ids[i]) + " is not one of " +
-                                        std::to_string(options_.limits.num_blocks));
-}
-
-// Each worker moves only the caches that it copies in copy_blocks, so no barrier is needed between the three.
-void Program::move_blocks(const PendingStep& pending, const Worker& worker) {
-    const BlockBytes &saves = pending.block_saves, &loads = pending.block_loads;
-    if (saves.count == 0 && loads.count == 0) return;
-    size_t offset = 0;
-    for (size_t i = 0; i < caches_.size(); offset += caches_[i++].block_bytes) {
-        if (i % worker.count != static_cast<size_t>(worker.index)) continue;
-        const size_t bytes = caches_[i].block_bytes;
-        char* const data = caches_[i].memory.data();
-        for (int32_t n = 0; n < saves.count; ++n)
-            std::memcpy(saves.data + n * saves.stride + offset, data + saves.block_ids[n] * bytes, bytes);
-        for (int32_t n = 0; n < loads.count; ++n)
-            std::memcpy(data + loads.block_ids[n] * bytes, loads.data + n * loads.stride + offset, bytes);
-    }
-}
-
-// Each worker copies within its own caches, in the order of the pairs.
-void Program::copy_blocks(const Step& step, const Worker& worker) {
-    for (size_t i = worker.index; i < caches_.size(); i += worker.count) {
-        const Cache& cache = caches_[i];
-        char* const data = cache.memory.data();
-        for (int32_t pair = 0; data && pair < step.num_block_copies; ++pair) {
-            const int32_t source = step.block_copies[2 * pair], destination = step.block_copies[2 * pair + 1];
-            if (source != destination)
-                std::memcpy(data + destination * cache.block_bytes, data + source * cache.block_bytes,
-                            cache.block_bytes);
-        }
-    }
-}
-
-// Each worker copies the states of its own operations, in the order of the pairs.
-void Program::copy_states(const Step& step, const Worker& worker) {
-    for (size_t i = worker.index; step.num_state_copies > 0 && i < records_.size(); i += worker.count) {
-        const StateSlots& state = records_[i]->state;
-        for (int32_t pair = 0; state.data && pair < step.num_state_copies; ++pair) {
-            const size_t source = step.state_copies[2 * pair], destination = step.state_copies[2 * pair + 1];
-            if (source != destination)
-                std::memcpy(state.data + destination * state.stride, state.data + source * state.stride,
-                            state.stride * sizeof(float));
-        }
-    }
 }
 
 // Each worker copies a part of every value.

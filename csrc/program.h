@@ -69,7 +69,7 @@ struct EarlierTokens {
 };
 
 // Blocks and memory outside the cache: `count` rows of `block_bytes`, `stride` bytes apart, in each the bytes of a
-// block in all caches, one behind the other.
+// block in all caches, one behind the other. The same of slots for states, `block_ids`, in all operations.
 struct BlockBytes {
     const int32_t* block_ids = nullptr;
     char* data = nullptr;
@@ -109,9 +109,7 @@ class Program {
     // called once, after `finish`. Throws std::invalid_argument for a weight that no record reads or that is a vector.
     void stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes);
 
-    // Bytes of one block over all caches.
-    size_t cache_block_bytes(int32_t block_size) const;
-    // And slots for the states of so many sequences.
+    // Blocks of the cache, and slots for the states of so many sequences.
     void allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num_states);
 
     // Logits that an AllGather makes of those of several ranks.
@@ -130,13 +128,10 @@ class Program {
         float* data;
     };
 
-    // Throws std::invalid_argument unless the cache has these blocks, of this size. name: for the error.
-    void check_blocks(const char* name, const BlockBytes& moved) const;
-
-    // One step from submit to wait: blocks saved, then loaded, the block copies, values from `inputs`, the records up
-    // to the one that makes the value `result` (all, if none does), `finale` on all workers (may be null), and values
-    // into `copies`. Logits that are not held at once go through their records, finale and copy in turns. It stays
-    // where it is, with all memory that it points to, until `wait` has returned.
+    // One step from submit to wait: blocks and states saved, then loaded, the copies of both, values from `inputs`, the
+    // records up to the one that makes the value `result` (all, if none does), `finale` on all workers (may be null),
+    // and values into `copies`. Logits that are not held at once go through their records, finale and copy in turns. It
+    // stays where it is, with all memory that it points to, until `wait` has returned.
     struct PendingStep {
         Step step{};
         int32_t result = -1;
@@ -144,12 +139,15 @@ class Program {
         void* finale_context = nullptr;
         std::vector<Transfer> inputs, copies;
         EarlierTokens earlier_tokens;
-        BlockBytes block_saves, block_loads;
+        BlockBytes block_saves, block_loads, snapshot_saves, snapshot_loads;
         double seconds = 0;  // from the start of the first worker to its end; once `wait` has returned
 
         // Returns when the step is done. Throws std::runtime_error for what checked mode found, or after a fork.
         void wait();
         bool is_done() const { return !pool_ || pool_->is_done(job_); }
+        bool moves() const {
+            return block_saves.count + block_loads.count + snapshot_saves.count + snapshot_loads.count > 0;
+        }
 
       private:
         friend class Program;
@@ -163,6 +161,8 @@ class Program {
         uint32_t job_ = 0;
         std::string error_;
     };
+    // Throws std::invalid_argument unless the program has the blocks and states that the step moves, of these sizes.
+    void check_moves(const PendingStep& pending) const;
     // Starts a step that has been checked, after the one that runs, and returns at once. Callers hold `lock_for_step`.
     void submit(PendingStep& pending);
 
@@ -240,6 +240,7 @@ class Program {
     void walk_checked(PendingStep& pending, Worker& worker, size_t first);
     void allocate_states(int32_t num_states);
     void move_blocks(const PendingStep& pending, const Worker& worker);
+    void move_states(const PendingStep& pending, const Worker& worker);
     void copy_blocks(const Step& step, const Worker& worker);
     void copy_states(const Step& step, const Worker& worker);
     void transfer_in(const PendingStep& pending, const Worker& worker) const;

@@ -99,11 +99,12 @@ class DomainRows:
 class BlockBytes:
     """Blocks of the cache, and memory outside it for their bytes: of all layers, as they lie in the cache.
 
-    What they mean depends on the executor: only one whose engine has the same `CacheIdentity` can take them.
+    What they mean depends on the executor: only one whose engine has the same `CacheIdentity` can take them. The same
+    of slots for states, whose numbers are the block_ids then.
     """
 
     block_ids: Int32  # [B]
-    data: NDArray[np.uint8]  # [B, CacheSizes.moved_bytes(block_size)], each row contiguous
+    data: NDArray[np.uint8]  # [B, bytes], each row contiguous: `CacheSizes.moved_bytes`, or `moved_state_bytes`
 
 
 @dataclass(slots=True)
@@ -129,11 +130,14 @@ class Batch:
     # is about to be overwritten needs no step of its own. Then those that are written from memory, in their order.
     block_saves: BlockBytes | None = None
     block_loads: BlockBytes | None = None
+    # Of a graph with states (`octavo.graph.cache.StateCache`): the same of slots, before any state is copied.
+    snapshot_saves: BlockBytes | None = None
+    snapshot_loads: BlockBytes | None = None
     # [copies, 2], source and destination of cache blocks, then copied in this order before anything is computed
     block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
-    # Of a graph with states (`octavo.graph.cache.StateCache`): the slot of each sequence [N]; copies of slots
-    # [copies, 2], made first and in this order; and [N, 2] the number of a sequence's tokens of this step after which
-    # its states are also written to another slot, and that slot (-1: not written).
+    # Of a graph with states: the slot of each sequence [N]; copies of slots [copies, 2], made first and in this order;
+    # and [N, 2] the number of a sequence's tokens of this step after which its states are also written to another slot,
+    # and that slot (-1: not written).
     state_slots: Int32 | None = None
     state_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     state_saves: Int32 | None = None

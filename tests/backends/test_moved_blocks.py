@@ -1,4 +1,4 @@
-"""Blocks of the cache that a step moves to and from memory, the same on every backend."""
+"""Blocks and states that a step moves to and from memory, the same on every backend."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.batch import Batch, BlockBytes
 from tests.support.batches import Request, step
+from tests.support.tiny_hybrids import HYBRIDS
 from tests.support.tiny_models import tiny_graph
 
 TOKENS = list(range(5, 27))
@@ -30,8 +31,15 @@ def executors(model: str, backend: str) -> list[Executor]:
         made.append(
             get_backend(name).compile(graph, weights, LIMITS, num_threads=threads, kv_dtype=kv_dtype or "float16")
         )
-        made[-1].allocate_cache(NUM_BLOCKS, SIZE)
+        made[-1].allocate_cache(NUM_BLOCKS, SIZE, NUM_BLOCKS)
     return made
+
+
+# States of every form; on torch all but one are slow.
+WITH_STATES = [
+    *((name, backend) for name in HYBRIDS for backend in ("reference", "cpu")),
+    *(pytest.param(name, "torch:cpu", marks=() if name == "lfm2" else pytest.mark.slow) for name in HYBRIDS),
+]
 
 
 @pytest.fixture(params=CASES, ids=[" ".join(case) for case in CASES])
@@ -132,3 +140,50 @@ def test_wrong_arrays_are_refused_before_anything_runs(pair: list[Executor]) -> 
     batch = replace(prompt(executor, 0), block_loads=replace(right, data=wide[:, :-1]), block_saves=right)
     logits_of(executor, batch)  # rows may lie apart
     assert not (right.data == 0xA5).all()
+
+
+def states(executor: Executor, slots: list[int]) -> BlockBytes:
+    data = np.full((len(slots), executor.cache_sizes.moved_state_bytes), 0xA5, np.uint8)
+    return BlockBytes(np.array(slots, np.int32), data)
+
+
+@pytest.mark.parametrize(("model", "backend"), WITH_STATES)
+def test_states_move_with_the_blocks(model: str, backend: str) -> None:
+    """Saved before the step changes them; loaded, the last if twice; then copied to the sequence's slot."""
+    here, there = executors(model, backend)
+    logits_of(here, prompt(here, 0, 16))
+    blocks, snapshot = memory(here, full_blocks(here, 0)), states(here, [0])
+    expected = logits_of(here, replace(prompt(here, 0, 6, 16), block_saves=blocks, snapshot_saves=snapshot))
+    loads = {"block_loads": BlockBytes(np.array(full_blocks(there, 30), np.int32), blocks.data)}
+    noise = np.zeros_like(snapshot.data)
+    slots = np.array([40, 40], np.int32)
+    loads["snapshot_loads"] = BlockBytes(slots, np.concatenate([noise, snapshot.data]))
+    copies = np.array([[40, 30]], np.int32)
+    logits_of(there, prompt(there, 30, start=40))
+    found = logits_of(there, replace(prompt(there, 30, 6, 16), state_copies=copies, **loads))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found, expected)
+    again = states(there, [30, 40])
+    logits_of(there, replace(prompt(there, 60), snapshot_saves=again))
+    np.testing.assert_array_equal(again.data[1], snapshot.data[0])
+    assert (again.data[0] != again.data[1]).any()
+    for executor in (here, there):
+        executor.close()
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "torch:cpu"])
+def test_wrong_states_are_refused(backend: str) -> None:
+    executor = executors("lfm2", backend)[0]
+    right = states(executor, [0])
+    wide = np.zeros((1, right.data.shape[1] + 1), np.uint8)
+    for name in ("snapshot_saves", "snapshot_loads"):
+        for message, moved in (
+            (f"{name}.* 96", replace(right, block_ids=np.array([96], np.int32))),
+            (f"data of {name}", replace(right, data=wide)),
+            (f"data of {name}", replace(right, data=right.data[:0])),
+        ):
+            batch = prompt(executor, 0)
+            setattr(batch, name, moved)
+            with pytest.raises(ValueError, match=message):
+                executor.submit(batch)
+    assert (right.data == 0xA5).all()
+    executor.close()

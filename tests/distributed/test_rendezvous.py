@@ -278,13 +278,17 @@ def test_moved_blocks_of_a_step() -> None:
     data = np.arange(24, dtype=np.uint8).reshape(2, 12)
     batch = step([(Request([1, 2, 3], [0]), 3)], block_size=16, num_groups=1)
     batch = replace(batch, block_loads=BlockBytes(np.array([4, 2], np.int32), data))
-    message = msgspec.structs.replace(step_message(1, batch), moved=moved_tensors(batch, 6, 12))
+    batch.snapshot_saves = BlockBytes(np.array([1], np.int32), data[:1, :4])
+    message = msgspec.structs.replace(step_message(1, batch), moved=moved_tensors(batch, (6, 12), (0, 4)))
     received = decode(encode(message))
     assert isinstance(received, RunStep)
-    found = batch_of(received, (), 5)
+    found = batch_of(received, (), 5, 3)
     assert found.block_loads is not None
     assert found.block_loads.block_ids.tolist() == [4, 2]
     np.testing.assert_array_equal(found.block_loads.data, data[:, 6:11])
-    for block_bytes, moved in ((7, received.moved), (5, received.moved[1:])):
+    assert found.snapshot_saves is not None
+    assert found.snapshot_saves.block_ids.tolist() == [1]
+    assert found.snapshot_saves.data.shape == (1, 3)
+    for block_bytes, state_bytes, moved in ((7, 3, received.moved), (5, 5, received.moved), (5, 3, received.moved[1:])):
         with pytest.raises(MalformedRankMessageError):
-            batch_of(msgspec.structs.replace(received, moved=moved), (), block_bytes)
+            batch_of(msgspec.structs.replace(received, moved=moved), (), block_bytes, state_bytes)

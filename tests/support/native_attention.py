@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import lower
-from octavo.batch import Batch
+from octavo.batch import Batch, BlockBytes
 from octavo.config import KVDtype
 from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, RopeParams
@@ -87,6 +88,10 @@ class NativeAttention:
         self.program.finish()
         self.program.allocate_cache(setup.num_blocks, setup.block_size)
 
+    @property
+    def block_bytes(self) -> int:
+        return block_bytes_of(lambda batch: self.program.submit(batch, -1, None, None))
+
     def _input_widths(self) -> list[int]:
         p = self.params
         if self.setup.latent:
@@ -120,6 +125,15 @@ class NativeAttention:
         self.program.value(self.output, q.shape[0])[:] = np.nan
         self.program.submit(batch, -1, None, None).wait()
         return self.program.value(self.output, q.shape[0]).copy()
+
+
+def block_bytes_of(submit: Callable[[Batch], object]) -> int:
+    """Bytes of a block of a native program's cache, as it names them where it refuses an empty one."""
+    batch = step([(Request([0], [0]), 1)])
+    batch.block_loads = BlockBytes(np.zeros(1, np.int32), np.zeros((1, 0), np.uint8))
+    with pytest.raises(ValueError, match="has 0 bytes a block, must have") as refusal:
+        submit(batch)
+    return int(str(refusal.value).split()[-1])
 
 
 @dataclass

@@ -12,7 +12,15 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import nn
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+)
 
 from tests.support.tiny_encoders import tiny_encoder
 
@@ -142,7 +150,29 @@ def save_decoder(directory: Path, *, labels: int = 0) -> Path:
         tie_word_embeddings=True,
         **({"num_labels": labels} if labels else {}),
     )
-    model = Qwen3ForSequenceClassification(config) if labels else Qwen3ForCausalLM(config)
+    return _save_byte_level(Qwen3ForSequenceClassification(config) if labels else Qwen3ForCausalLM(config), directory)
+
+
+def save_hybrid(directory: Path) -> Path:
+    """A tiny LFM2, of attention and convolutions, with a ChatML vocabulary."""
+    torch.manual_seed(0)
+    config = Lfm2Config(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=640,
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        block_auto_adjust_ff_dim=False,
+        pad_token_id=0,
+        eos_token_id=3,
+    )
+    return _save_byte_level(Lfm2ForCausalLM(config), directory)
+
+
+def _save_byte_level(model: PreTrainedModel, directory: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -1,46 +1,72 @@
-"""The blocks that a step moves between its cache and memory outside: checked, and cut into the parts of executors."""
+"""The blocks and states that a step moves between its cache and memory outside: checked, and cut into parts."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from octavo.batch import Batch, BlockBytes
+    from octavo.graph.cache import CacheSizes
+
+MOVES = ("block_saves", "block_loads", "snapshot_saves", "snapshot_loads")  # fields of `octavo.batch.Batch`
 
 
-def check_moved_blocks(batch: Batch, num_blocks: int, block_bytes: int) -> None:
-    """Raises ValueError for blocks that a cache does not have, and for memory of another type or size.
+@dataclass(frozen=True, slots=True)
+class MovedSizes:
+    """Blocks and slots for states of a cache, and the bytes of one when it is moved."""
 
-    block_bytes: `CacheSizes.moved_bytes`.
-    """
-    for name, moved in (("block_saves", batch.block_saves), ("block_loads", batch.block_loads)):
-        if moved is None:
-            continue
-        ids, data = moved.block_ids, moved.data
-        if ids.dtype != np.int32 or ids.ndim != 1:
-            raise ValueError(f"block_ids of {name} must be int32 of one dimension, not {ids.dtype} {list(ids.shape)}")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_blocks:
-            raise ValueError(f"block_ids of {name} are {ids.min()} to {ids.max()}, must be 0 to {num_blocks - 1}")
-        if data.dtype != np.uint8 or data.shape != (len(ids), block_bytes) or data.strides[1] != 1:
-            raise ValueError(
-                f"data of {name} is {data.dtype} {list(data.shape)}, must be uint8 [{len(ids)}, {block_bytes}] with "
-                "contiguous rows"
-            )
-        if name == "block_saves" and not data.flags.writeable:
-            raise ValueError("data of block_saves is read-only; the step writes there")
+    num_blocks: int = 0
+    block_bytes: int = 0
+    num_states: int = 0
+    state_bytes: int = 0
+
+    @classmethod
+    def of(cls, sizes: CacheSizes, num_blocks: int, block_size: int, num_states: int) -> MovedSizes:
+        return cls(num_blocks, sizes.moved_bytes(block_size), num_states, sizes.moved_state_bytes)
+
+    def check(self, batch: Batch) -> None:
+        """Raises ValueError for blocks that the cache does not have, and for memory of another type or size."""
+        for name in MOVES:
+            moved = getattr(batch, name)
+            if moved is not None:
+                is_block = name.startswith("block")
+                count, num_bytes = self.num_blocks if is_block else self.num_states, self.block_bytes
+                _check(name, moved, count, num_bytes if is_block else self.state_bytes)
 
 
-def with_part(batch: Batch, begin: int, end: int) -> Batch:
-    """The batch with these bytes [begin, end) of each block that it moves: views of the same memory."""
-    if batch.block_saves is None and batch.block_loads is None:
+def _check(name: str, moved: BlockBytes, count: int, num_bytes: int) -> None:
+    ids, data = moved.block_ids, moved.data
+    if ids.dtype != np.int32 or ids.ndim != 1:
+        raise ValueError(f"block_ids of {name} must be int32 of one dimension, not {ids.dtype} {list(ids.shape)}")
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        raise ValueError(f"block_ids of {name} are {ids.min()} to {ids.max()}, must be 0 to {count - 1}")
+    if data.dtype != np.uint8 or data.shape != (len(ids), num_bytes) or data.strides[1] != 1:
+        raise ValueError(
+            f"data of {name} is {data.dtype} {list(data.shape)}, must be uint8 [{len(ids)}, {num_bytes}] with "
+            "contiguous rows"
+        )
+    if name.endswith("saves") and not data.flags.writeable:
+        raise ValueError(f"data of {name} is read-only; the step writes there")
+
+
+def moves(batch: Batch) -> bool:
+    """True if a step moves anything."""
+    return any(getattr(batch, name) is not None for name in MOVES)
+
+
+def with_part(batch: Batch, blocks: tuple[int, int], states: tuple[int, int]) -> Batch:
+    """The batch with these bytes [begin, end) of each block and of each state that it moves: views of its memory."""
+    if not moves(batch):
         return batch
     return replace(
         batch,
-        block_saves=_part(batch.block_saves, begin, end),
-        block_loads=_part(batch.block_loads, begin, end),
+        block_saves=_part(batch.block_saves, *blocks),
+        block_loads=_part(batch.block_loads, *blocks),
+        snapshot_saves=_part(batch.snapshot_saves, *states),
+        snapshot_loads=_part(batch.snapshot_loads, *states),
     )
 
 

@@ -27,10 +27,10 @@ from octavo.backends import (
 )
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
-from octavo.backends.moved_blocks import check_moved_blocks
+from octavo.backends.moved_blocks import MovedSizes
 from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
-from octavo.batch import Array, Batch, StepOutput
+from octavo.batch import Array, Batch, BlockBytes, StepOutput
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
@@ -212,11 +212,11 @@ class ReferenceExecutor:
         self._states: dict[int, list[Array]] = {}
         self._num_states = 0
         self._num_blocks, self._block_size = 0, 0
-        self._moved_bytes = 0  # of a block
+        self._moved = MovedSizes()
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self._num_blocks, self._block_size = num_blocks, block_size
-        self._moved_bytes = self.cache_sizes.moved_bytes(block_size)
+        self._moved = MovedSizes.of(self.cache_sizes, num_blocks, block_size, num_states)
         kv_dtype = self._kv_dtype
         formats = layer_formats(self._graph, lambda p: self._weights[p], kv_dtype) if kv_dtype is not None else {}
         for kv in self._graph.kv_caches:
@@ -279,16 +279,13 @@ class ReferenceExecutor:
                 array[destination * size : (destination + 1) * size] = array[source * size : (source + 1) * size]
 
     def _move_blocks(self, batch: Batch) -> None:
-        """Bytes of a block: of each layer in turn, all keys and then all values."""
-        if batch.block_saves is not None:
-            for block_id, row in zip(batch.block_saves.block_ids.tolist(), batch.block_saves.data, strict=True):
-                row[:] = np.concatenate([part.view(np.uint8) for part in self._parts_of_block(block_id)])
-        if batch.block_loads is not None:
-            for block_id, row in zip(batch.block_loads.block_ids.tolist(), batch.block_loads.data, strict=True):
-                begin = 0
-                for part in self._parts_of_block(block_id):
-                    part[:] = np.ascontiguousarray(row[begin : begin + part.nbytes]).view(part.dtype)
-                    begin += part.nbytes
+        """Bytes of a block: of each layer in turn, all keys and then all values. Of a state: of each array in turn."""
+        _move(batch.block_saves, batch.block_loads, self._parts_of_block)
+        _move(batch.snapshot_saves, batch.snapshot_loads, self._parts_of_states)
+
+    def _parts_of_states(self, slot: int) -> Iterator[Array]:
+        for arrays in self._states.values():
+            yield from (array[slot].reshape(-1) for array in arrays)
 
     def _parts_of_block(self, block_id: int) -> Iterator[Array]:
         for cache in self._caches.values():
@@ -307,7 +304,20 @@ class ReferenceExecutor:
         if self._graph.state_caches:
             check_states(batch, self._num_states)
         check_token_types(self._graph, batch)
-        check_moved_blocks(batch, self._num_blocks, self._moved_bytes)
+        self._moved.check(batch)
         limits = self._limits
         check_domains(self._needs, limits.rows, batch, (self._num_blocks, self._block_size))
         check_sequences(batch, limits.max_num_seqs, limits.max_model_len)
+
+
+def _move(saves: BlockBytes | None, loads: BlockBytes | None, parts_of: Callable[[int], Iterator[Array]]) -> None:
+    """Saves, then loads, the bytes of blocks or states, of which `parts_of` gives the arrays."""
+    if saves is not None:
+        for block_id, row in zip(saves.block_ids.tolist(), saves.data, strict=True):
+            row[:] = np.concatenate([part.view(np.uint8) for part in parts_of(block_id)])
+    if loads is not None:
+        for block_id, row in zip(loads.block_ids.tolist(), loads.data, strict=True):
+            begin = 0
+            for part in parts_of(block_id):
+                part[:] = np.ascontiguousarray(row[begin : begin + part.nbytes]).view(part.dtype)
+                begin += part.nbytes

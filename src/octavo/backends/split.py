@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits, Paging, SleepingExecutor
 from octavo.backends.memory import MemoryBudget, PackedType, Sizes, StreamedSizes
-from octavo.backends.moved_blocks import check_moved_blocks, with_part
+from octavo.backends.moved_blocks import MovedSizes, with_part
 from octavo.backends.offload import OffloadRates, workload_name
 from octavo.backends.parameters import parameter_info
 from octavo.backends.placement import Placement, best_placement, least_streamed, parts_of, possible_layers, spread
@@ -410,8 +410,9 @@ class SplitExecutor:
         self.executors = tuple(executors)
         self._thread = ThreadPoolExecutor(1, "octavo-split")
         self._num_parts_done = 0
-        self._num_blocks = self._moved_bytes = 0
+        self._moved = MovedSizes()
         self._ranges: list[tuple[int, int]] = []  # of the bytes of a block, those of each part
+        self._state_ranges = _ranges(part.sizes.cache.moved_state_bytes for part in sizes.parts)
         self.cache_sizes = sizes.cache
         self.workspace_bytes = sum(each.workspace_bytes for each in executors)
         self.weight_bytes = sum(each.weight_bytes for each in executors)
@@ -420,14 +421,13 @@ class SplitExecutor:
         self.paging: Paging | None = next((each.paging for each in executors if each.paging is not None), None)
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self._num_blocks, self._moved_bytes = num_blocks, self.cache_sizes.moved_bytes(block_size)
-        ends = [*accumulate(part.sizes.cache.moved_bytes(block_size) for part in self.sizes.parts)]
-        self._ranges = list(zip([0, *ends], ends, strict=False))
+        self._moved = MovedSizes.of(self.cache_sizes, num_blocks, block_size, num_states)
+        self._ranges = _ranges(part.sizes.cache.moved_bytes(block_size) for part in self.sizes.parts)
         for executor in self.executors:
             executor.allocate_cache(num_blocks, block_size, num_states)
 
     def submit(self, batch: Batch) -> PendingStep:
-        check_moved_blocks(batch, self._num_blocks, self._moved_bytes)
+        self._moved.check(batch)
         values = dict(zip(self.sizes.parts[0].graph.inputs, batch.inputs, strict=False))  # the part checks their number
         first = self.executors[0].submit(self._batch(0, batch, values))  # which checks the numbers
         return _SplitStep(self._thread.submit(self._run, first, batch, values))
@@ -443,7 +443,7 @@ class SplitExecutor:
 
     def _batch(self, number: int, batch: Batch, values: Mapping[Value, Float32]) -> Batch:
         inputs = tuple(values[value] for value in self.sizes.parts[number].graph.inputs)
-        batch = with_part(batch, *self._ranges[number])
+        batch = with_part(batch, self._ranges[number], self._state_ranges[number])
         if number == len(self.executors) - 1:
             return replace(batch, inputs=inputs)
         return replace(batch, inputs=inputs, sampling=None, return_logits=False)
@@ -470,6 +470,12 @@ class SplitExecutor:
         self._thread.shutdown()
         for executor in self.executors:
             executor.close()
+
+
+def _ranges(sizes: Iterable[int]) -> list[tuple[int, int]]:
+    """Where parts of these sizes begin and end, one behind the other."""
+    ends = [*accumulate(sizes)]
+    return list(zip([0, *ends], ends, strict=False))
 
 
 class _SplitStep:

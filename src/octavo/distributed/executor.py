@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.backends.moved_blocks import check_moved_blocks, with_part
+from octavo.backends.moved_blocks import MovedSizes, moves, with_part
 from octavo.backends.work_done import WatchedExecutor
 from octavo.distributed.pipeline import Pipeline, PipelinedStep
 from octavo.distributed.rank_messages import Allocate, Allocated, SavedBlocks, moved_tensors, step_message
@@ -44,7 +44,7 @@ class GroupExecutor:
         """
         self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
         self._number = 0
-        self._num_blocks = self._block_size = 0
+        self._moved = self._own = MovedSizes()
         self.num_stages = ranks.pipeline_parallel
         self._pipeline = Pipeline(local, leader, ranks, self.outcome) if self.num_stages > 1 else None
         self.cache_sizes = cache_sizes
@@ -58,7 +58,8 @@ class GroupExecutor:
             leader.on_failure = group.fail
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self._num_blocks, self._block_size = num_blocks, block_size
+        self._moved = MovedSizes.of(self.cache_sizes, num_blocks, block_size, num_states)
+        self._own = MovedSizes.of(self._local.cache_sizes, num_blocks, block_size, num_states)
         self._leader.send(Allocate(num_blocks, block_size, num_states))
         self._local.allocate_cache(num_blocks, block_size, num_states)
         for rank in range(1, self._ranks.count):
@@ -67,8 +68,8 @@ class GroupExecutor:
 
     def submit(self, batch: Batch) -> PendingStep:
         self._leader.check()
-        check_moved_blocks(batch, self._num_blocks, self.cache_sizes.moved_bytes(self._block_size))
-        own = with_part(batch, 0, self._local.cache_sizes.moved_bytes(self._block_size))
+        self._moved.check(batch)
+        own = with_part(batch, (0, self._own.block_bytes), (0, self._own.state_bytes))
         gather = partial(self._gather, batch, self._number + 1)
         if self._pipeline is not None:
             staged = PipelinedStep(self._number + 1, own, gather)
@@ -87,21 +88,24 @@ class GroupExecutor:
                 gather(rank)
 
     def _gather(self, batch: Batch, number: int, rank: int) -> None:
-        """Takes the part of a rank of the blocks that a step has saved. Raises the failure."""
-        saves = batch.block_saves
-        if saves is None or not len(saves.block_ids):
+        """Takes the part of a rank of the blocks and states that a step has saved. Raises the failure."""
+        wanted = (batch.block_saves, batch.snapshot_saves)
+        if not any(saves is not None and len(saves.block_ids) for saves in wanted):
             return
-        saved, (begin, end) = self._leader.receive(rank, SavedBlocks), self._part(rank)
-        data = saved.data.array()
-        if saved.number != number or data.ndim != 2 or len(data) != len(saves.data) or data.shape[1] > end - begin:
-            self._leader.fail(rank, f"it saved {data.shape} bytes at step {saved.number}, not those of step {number}")
-            self._leader.check()
-        saves.data[:, begin : begin + data.shape[1]] = data
+        saved = self._leader.receive(rank, SavedBlocks)
+        for saves, tensor, (begin, end) in zip(wanted, (saved.blocks, saved.states), self._parts(rank), strict=True):
+            data, count = tensor.array(), 0 if saves is None else len(saves.data)
+            if saved.number != number or data.ndim != 2 or len(data) != count or data.shape[1] > end - begin:
+                self._leader.fail(rank, f"it saved {data.shape} bytes at step {saved.number}, not those of {number}")
+                self._leader.check()
+            if saves is not None:
+                saves.data[:, begin : begin + data.shape[1]] = data
 
-    def _part(self, rank: int) -> tuple[int, int]:
-        """The bytes of each block that are a rank's: all have as much room as the largest."""
-        width = self.cache_sizes.block_token_bytes * self._block_size
-        return rank * width, (rank + 1) * width
+    def _parts(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The bytes of each block and of each state that are a rank's: all have as much room as the largest."""
+        sizes = (self._moved.block_bytes, self._moved.state_bytes)
+        blocks, states = (size // self._ranks.count for size in sizes)
+        return (rank * blocks, (rank + 1) * blocks), (rank * states, (rank + 1) * states)
 
     def _tell(self, batch: Batch) -> None:
         """Sends the step to all ranks.
@@ -113,16 +117,15 @@ class GroupExecutor:
             self._leader.patience.begin(batch)
         is_sampled = self._group is not None and not batch.return_logits
         message = step_message(self._number, batch, with_sampling=is_sampled)
-        moves = batch.block_saves is not None or batch.block_loads is not None
         for stage in range(self.num_stages):
             sampling = message.sampling if stage == self.num_stages - 1 else []
             part = msgspec.structs.replace(message, sampling=sampling, inputs=[] if stage else message.inputs)
             ranks = [rank for rank in self._ranks.of_stage(stage) if rank > 0]
-            if not moves:
+            if not moves(batch):
                 self._leader.send(part, ranks)
                 continue
             for rank in ranks:
-                moved = moved_tensors(batch, *self._part(rank))
+                moved = moved_tensors(batch, *self._parts(rank))
                 self._leader.send(msgspec.structs.replace(part, moved=moved), [rank])
 
     def outcome(self, compute: Callable[[], StepOutput]) -> StepOutput:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import __version__
+from octavo.backends.moved_blocks import moves
 from octavo.batch import SAMPLING_ROW, Batch, BlockBytes, DomainRows, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 10
+PROTOCOL = 11
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
@@ -163,7 +164,8 @@ class RunStep(_Message):
     """A step: its number, which counts up by one, and the arrays of its batch.
 
     sampling: the rows as bytes and the other arrays of the options, for ranks that sample together.
-    moved: the blocks to save, those to load, and the rank's part of the bytes of these; empty if there are none.
+    moved: the blocks to save, those to load, and the rank's part of the bytes of these; then the same of slots for
+    states. Empty if nothing is moved.
     inputs: for the first stage; the others receive theirs as `StageValues`.
     """
 
@@ -177,10 +179,11 @@ class RunStep(_Message):
 
 
 class SavedBlocks(_Message):
-    """A rank's part of the blocks that a step has saved. It comes before the values of the step."""
+    """A rank's part of the blocks and states that a step has saved. It comes before the values of the step."""
 
     number: int
-    data: Tensor
+    blocks: Tensor
+    states: Tensor
 
 
 class StageValues(_Message):
@@ -272,33 +275,50 @@ def _sampling_of(tensors: list[Tensor]) -> SamplingBatch | None:
     return SamplingBatch(rows.view(SAMPLING_ROW)[:, 0] if len(rows) else np.zeros(0, SAMPLING_ROW), **fields)
 
 
-def moved_tensors(batch: Batch, begin: int, end: int) -> list[Tensor]:
-    """`RunStep.moved` for the rank with these bytes of each block."""
-    saves, loads = batch.block_saves, batch.block_loads
-    if saves is None and loads is None:
+def moved_tensors(batch: Batch, blocks: tuple[int, int], states: tuple[int, int]) -> list[Tensor]:
+    """`RunStep.moved` for the rank with these bytes [begin, end) of each block and of each state."""
+    if not moves(batch):
         return []
+    return [
+        *_moved_tensors(batch.block_saves, batch.block_loads, *blocks),
+        *_moved_tensors(batch.snapshot_saves, batch.snapshot_loads, *states),
+    ]
+
+
+def _moved_tensors(saves: BlockBytes | None, loads: BlockBytes | None, begin: int, end: int) -> list[Tensor]:
     none = np.zeros(0, np.int32)
     data = np.zeros((0, end - begin), np.uint8) if loads is None else loads.data[:, begin:end]
     ids = [none if moved is None else moved.block_ids for moved in (saves, loads)]
     return [*map(Tensor.of, ids), Tensor.of(data)]
 
 
-def _moved_of(tensors: list[Tensor], block_bytes: int) -> dict[str, Any]:
+def _moved_of(tensors: list[Tensor], block_bytes: int, state_bytes: int) -> dict[str, Any]:
     if not tensors:
         return {}
-    if len(tensors) != 3:
+    if len(tensors) != 6:
         raise MalformedRankMessageError("moved blocks with other arrays")
-    saves, loads, data = (tensor.array() for tensor in tensors)
-    if data.ndim != 2 or data.shape[1] < block_bytes:
-        raise MalformedRankMessageError(f"bytes of shape {data.shape} are no blocks of {block_bytes} bytes")
-    return {
-        "block_saves": BlockBytes(saves, np.empty((len(saves), block_bytes), np.uint8)),
-        "block_loads": BlockBytes(loads, data[:, :block_bytes]),
-    }
+    found: dict[str, Any] = {}
+    for name, arrays, num_bytes in (("block", tensors[:3], block_bytes), ("snapshot", tensors[3:], state_bytes)):
+        saves, loads, data = (tensor.array() for tensor in arrays)
+        if data.ndim != 2 or data.shape[1] < num_bytes:
+            raise MalformedRankMessageError(f"bytes of shape {data.shape} are none of {num_bytes} bytes each")
+        found[f"{name}_saves"] = BlockBytes(saves, np.empty((len(saves), num_bytes), np.uint8))
+        found[f"{name}_loads"] = BlockBytes(loads, data[:, :num_bytes])
+    return found
 
 
-def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...] | None, block_bytes: int = 0) -> Batch:
-    """The batch of a rank. inputs: values of the stage before; None: those of the step. block_bytes: of its part."""
+def saved_blocks(number: int, batch: Batch) -> SavedBlocks | None:
+    """The message of a rank after a step; None: the step saves nothing."""
+    blocks, states = batch.block_saves, batch.snapshot_saves
+    if blocks is None or states is None or not len(blocks.block_ids) + len(states.block_ids):
+        return None
+    return SavedBlocks(number, Tensor.of(blocks.data), Tensor.of(states.data))
+
+
+def batch_of(
+    message: RunStep, inputs: tuple[NDArray[np.float32], ...] | None, block_bytes: int = 0, state_bytes: int = 0
+) -> Batch:
+    """The batch of a rank. inputs: values of the stage before; None: those of the step. The bytes: of its part."""
     if (len(message.arrays), len(message.optional)) != (len(_BATCH), len(_OPTIONAL)):
         raise MalformedRankMessageError("a step with other arrays")
     found: dict[str, Any] = {name: tensor.array() for name, tensor in zip(_BATCH, message.arrays, strict=True)}
@@ -308,7 +328,7 @@ def batch_of(message: RunStep, inputs: tuple[NDArray[np.float32], ...] | None, b
     found["domains"] = {name: rows.rows() for name, rows in message.domains.items()}
     if inputs is None:
         inputs = tuple(tensor.array_of(np.float32, 2) for tensor in message.inputs)
-    return Batch(**found, inputs=inputs, **_moved_of(message.moved, block_bytes))
+    return Batch(**found, inputs=inputs, **_moved_of(message.moved, block_bytes, state_bytes))
 
 
 def proof_of(token: str, challenge: bytes) -> bytes:

@@ -168,10 +168,11 @@ class GroupAdmission:
         self.queue.take_turn(request.groups)
         tier = self.kv_cache.tier
         keys = self.kv_cache.stored_keys(first.members[0], first.max_cached_tokens())
-        if tier is None or not keys:
+        load = tier.load(keys) if tier is not None and keys else None
+        if load is None:
             self.queue.wait(first)
             return
-        self.arriving[first] = tier.load(keys)
+        self.arriving[first] = load
         for member in first.members:
             member.status = RequestStatus.ARRIVING
 

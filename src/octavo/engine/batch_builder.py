@@ -343,7 +343,7 @@ def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
     batch.state_slots = np.array([item.sequence.state_slot for item in scheduled], np.int32)
     copies = [item.state_copy for item in scheduled if item.state_copy is not None]
     batch.state_copies = np.array(copies, np.int32).reshape(-1, 2)
-    snapshots = [(item.start, item.snapshot) for item in scheduled]
+    snapshots = [(item.start, None if item.state_load is not None else item.snapshot) for item in scheduled]
     if any(snapshot is not None for _, snapshot in snapshots):
         saves = [(0, -1) if kept is None else (kept.num_tokens - start, kept.slot) for start, kept in snapshots]
         batch.state_saves = np.array(saves, np.int32)

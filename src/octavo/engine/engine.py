@@ -17,7 +17,7 @@ from octavo.batch import Batch, StepOutput
 from octavo.engine.admission import GroupAdmission
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
-from octavo.engine.kv.block_tier import BlockStore, BlockTier
+from octavo.engine.kv.block_tier import BlockStore, BlockTier, SavedKeys
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.limits import EngineLimits
@@ -58,7 +58,7 @@ class _Step:
     batch: Batch
     pending: PendingStep
     started_at: float
-    saved: list[bytes]  # keys of the blocks that it saves
+    saved: SavedKeys | None  # None: there is no store
     result: StepOutput | SamplingError | None = None
     ended_at: float = 0.0
 
@@ -84,7 +84,7 @@ class Engine:
     ) -> None:
         """texts: the abilities of the model. heads: the steps after pooling. identity: see `KVCacheManager`.
 
-        store: for blocks that are evicted. A model with states has none: a prefix is of no use without its states.
+        store: for blocks that are evicted, and the states of prefixes. It needs prefix caching.
         """
         self.executor = executor
         self.texts = texts
@@ -102,9 +102,11 @@ class Engine:
             identity,
         )
         self._kv_cache, self._is_asleep = kv_cache, False
-        if store is not None and kv_cache.states is None:
-            moved_bytes = executor.cache_sizes.moved_bytes(limits.block_size)
-            kv_cache.tier = BlockTier(store, kv_cache.pool, moved_bytes)
+        if store is not None and limits.enable_prefix_caching:
+            sizes = executor.cache_sizes
+            kv_cache.use(BlockTier(store, sizes.moved_bytes(limits.block_size), sizes.moved_state_bytes))
+        elif store is not None:
+            logger.warning("the store of cached blocks is not used: prefix caching is off")
         self.admission = GroupAdmission(kv_cache, limits.max_num_seqs, self.metrics, executor.num_stages)
         self.scheduler = Scheduler(self.admission, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
         self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
@@ -260,8 +262,7 @@ class Engine:
         except SamplingError as error:
             step.result = error
         step.ended_at = time.perf_counter()
-        if step.saved and self._kv_cache.tier is not None:
-            self._kv_cache.tier.end_step(step.batch, step.saved)
+        self._kv_cache.end_step(step.batch, step.saved)
         step.started_at = max(step.started_at, self._last_ended_at)  # while another ran, it waited
         self._last_ended_at = step.ended_at
         self._ended = step
@@ -287,9 +288,7 @@ class Engine:
         return outputs
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
-        tier, saved = self._kv_cache.tier, []
-        if tier is not None:
-            saved = tier.begin_step(batch, [each for item in schedule.scheduled.values() for each in item.loads])
+        saved = self._kv_cache.begin_step(batch, schedule.scheduled.values())
         self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at, saved))
         self.admission.stages.begin(schedule)
         for item in schedule.chunks():
@@ -395,6 +394,7 @@ class Engine:
         for step in dropped:
             with suppress(SamplingError):
                 step.pending.wait()
+            self._kv_cache.end_step(step.batch, step.saved)
         return [step.schedule for step in dropped]
 
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:

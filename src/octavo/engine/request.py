@@ -78,6 +78,7 @@ class Sequence:
     num_synced_blocks: int = 0  # entries of block_tables that the batch builder has seen
     arrived: dict[bytes, BlockRow] = field(default_factory=dict)  # from a store: bytes of blocks by their keys
     loads: list[LoadedBlock] = field(default_factory=list)  # blocks of the tables that its next step is to load
+    state_load: LoadedBlock | None = None  # the same of its states
     state_slot: int = -1  # of its states after num_computed_tokens; -1: none
     cumulative_logprob: float | None = None  # None: not asked for
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for

@@ -13,7 +13,10 @@ from octavo.engine.request import Sequence, SequenceGroup
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """The states of a sequence after its first num_tokens tokens, full blocks, which a step writes to a slot."""
+    """The states of a sequence after its first num_tokens tokens, full blocks, which a step writes to a slot.
+
+    Those after the tokens before the step come from a store.
+    """
 
     num_tokens: int
     slot: int
@@ -35,6 +38,7 @@ class ScheduledSequence:
     state_copy: tuple[int, int] | None = None  # the same for the slot of its states
     snapshot: StateSnapshot | None = None
     loads: Collection[LoadedBlock] = ()  # blocks that come from a store
+    state_load: LoadedBlock | None = None  # states that do
 
     @property
     def num_rows(self) -> int:

@@ -149,7 +149,7 @@ class Scheduler:
             if not is_running:
                 continue
             end = min(sequence.num_computed_tokens + item.num_tokens, len(sequence.token_ids))
-            if item.loads:
+            if sequence.arrived:
                 self.kv_cache.register_loads(sequence, item.loads)
             self.kv_cache.mark_computed(sequence, end)
             for use in item.rows:

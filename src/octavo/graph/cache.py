@@ -175,6 +175,11 @@ class CacheSizes:
         return self.num_parts * self.block_token_bytes * block_size
 
     @property
+    def moved_state_bytes(self) -> int:
+        """The same for a slot of states."""
+        return self.num_parts * self.state_bytes
+
+    @property
     def seat_bytes(self) -> int:
         """The states of one sequence that may run: its own, and another for embeddings or for a cached prefix."""
         return STATES_PER_SEAT * self.state_bytes

@@ -320,7 +320,7 @@ def test_copied_blocks_attend_alike(level: str) -> None:
 
 def test_cache_bytes_are_two_per_element() -> None:
     native = NativeAttention(attention_params(14, 2, 64), Extras(), Setup())
-    assert native.program.cache_block_bytes(16) == 2 * 2 * 64 * 2 * 16
+    assert native.block_bytes == 2 * 2 * 64 * 2 * 16
 
 
 @each_arithmetic

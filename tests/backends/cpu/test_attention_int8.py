@@ -200,16 +200,18 @@ def test_copied_blocks_attend_alike() -> None:
 @pytest.mark.parametrize("kv_dtype", CPU_KV_DTYPES)
 def test_sizes_that_python_knows(head_dim: int, value_dim: int, kv_dtype: KVDtype) -> None:
     params = attention_params(6, 2, head_dim, value_dim=value_dim)
-    native = NativeAttention(params, Extras(), Setup(kv_dtype=kv_dtype))
-    assert native.program.cache_block_bytes(32) == 32 * layer_bytes_per_token(params.cache, kv_dtype)
+    native = NativeAttention(params, Extras(), Setup(kv_dtype=kv_dtype, block_size=32))
+    assert native.block_bytes == 32 * layer_bytes_per_token(params.cache, kv_dtype)
 
 
 @pytest.mark.parametrize(("head_dim", "expected"), [(64, 134), (80, 168), (96, 200), (128, 266), (256, 530)])
 def test_bytes_of_a_token(head_dim: int, expected: int) -> None:
     """Codes of a key and a value, a scale for each 32 dimensions of the key and one for the value."""
     for block_size in (8, 16, 32):
-        native = NativeAttention(attention_params(2, 1, head_dim), Extras(), Setup(kv_dtype="int8"))
-        assert native.program.cache_block_bytes(block_size) == expected * block_size
+        native = NativeAttention(
+            attention_params(2, 1, head_dim), Extras(), Setup(kv_dtype="int8", block_size=block_size)
+        )
+        assert native.block_bytes == expected * block_size
     assert expected * 1.8 < 2 * head_dim * 2
 
 

@@ -20,6 +20,7 @@ from octavo.graph.ops.rowwise import GatedActivation
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
 from tests.backends.cpu.conftest import available_isas
 from tests.support.batches import Request, step
+from tests.support.native_attention import block_bytes_of
 from tests.support.sampling_batches import sampling_batch
 
 BLOCK = 16
@@ -131,8 +132,7 @@ def test_bytes_of_the_cache_are_known_before_it_is_compiled(kv_dtype):
     executor = compiled(kv_dtype=kv_dtype)
     formats = dict.fromkeys(range(LAYERS), LayerFormat(kv_dtype))
     assert executor.cache_sizes == cache_sizes(tiny_llama(), formats)
-    for block_size in (8, 16, 48):
-        assert executor._program.cache_block_bytes(block_size) == block_size * executor.cache_sizes.token_bytes
+    assert block_bytes_of(executor.submit) == BLOCK * executor.cache_sizes.token_bytes
 
 
 @pytest.mark.parametrize("levels", [("avx2", "scalar"), ("amx", "amx")])
@@ -153,7 +153,6 @@ def test_a_weight_that_is_used_twice_is_packed_once():
     matrices = sum(np.prod(shape) for shape in shapes().values()) * 4
     assert executor.weight_bytes < matrices + 32 * WIDTH * 4
     assert executor.cache_sizes.token_bytes == LAYERS * 2 * 2 * 16 * 2
-    assert executor._program.cache_block_bytes(32) == 32 * executor.cache_sizes.token_bytes
 
 
 def test_progress_rises_to_the_total():

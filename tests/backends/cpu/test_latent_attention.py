@@ -64,7 +64,7 @@ def test_a_row_has_the_same_bits_in_every_arrangement(heads: int) -> None:
 
 def test_a_token_takes_two_bytes_for_each_column_of_its_key() -> None:
     native = NativeAttention(latent_params(128, 512, 64), Extras(), Setup(latent=True, max_tokens=8))
-    assert native.program.cache_block_bytes(16) == 576 * 2 * 16
+    assert native.block_bytes == 576 * 2 * 16
 
 
 HEADS, OUT = 6, 48

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.batch import Batch
+from octavo.backends.moved_blocks import MovedSizes
+from octavo.batch import Batch, BlockBytes
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes, KVCache
 from octavo.graph.layer_formats import LayerFormat
@@ -89,6 +90,14 @@ class PagedCache:
             for cache in graph.state_caches
         }
 
+        state_bytes = sum(array[0].nbytes for array in self._state_arrays)
+        block_bytes = sum(blocks.shape[1] for blocks in self.slots)
+        self.moved_sizes = MovedSizes(num_blocks, block_bytes, num_states, state_bytes)
+
+    @property
+    def _state_arrays(self) -> list[Tensor]:
+        return [array for arrays in self.states.values() for array in arrays]
+
     def _pages(self, kv: KVCache, dtype: torch.dtype, blocks: Tensor, group: int) -> LayerPages:
         scales: list[Tensor | None] = [None, None]
         heads, rows, offset = kv.num_kv_heads, kv.num_kv_heads * self.block_size, 0
@@ -143,31 +152,35 @@ class PagedCache:
         return keys, found(pages.values, pages.value_scales, pages.value_factor)
 
     def copy(self, batch: Batch) -> None:
-        """Moves the blocks of a step to and from memory, and makes the copies of blocks and of states, in their order.
+        """Moves blocks and states of a step to and from memory, and makes the copies of both, in their order.
 
-        Bytes of a block: those of each slot in turn. What is saved is there when this returns.
+        Bytes of a block: those of each slot in turn; of a state: those of each array in turn. What is saved is there
+        when this returns.
         """
-        self._move_blocks(batch)
+        self._move(batch.block_saves, batch.block_loads, self.slots)
+        self._move(batch.snapshot_saves, batch.snapshot_loads, self._state_arrays)
         for source, destination in batch.block_copies.tolist():
             for blocks in self.slots:
                 blocks[destination].copy_(blocks[source])
         for source, destination in batch.state_copies.tolist():
-            for array in (array for arrays in self.states.values() for array in arrays):
+            for array in self._state_arrays:
                 array[destination].copy_(array[source])
 
-    def _move_blocks(self, batch: Batch) -> None:
-        for moved, saves in ((batch.block_saves, True), (batch.block_loads, False)):
+    def _move(self, saves: BlockBytes | None, loads: BlockBytes | None, arrays: list[Tensor]) -> None:
+        """Saves, then loads, rows of arrays: the first dimension is that of blocks, or of slots for states."""
+        for moved, writes in ((saves, False), (loads, True)):
             if moved is None or not len(moved.block_ids):
                 continue
             begin, ids = 0, torch.from_numpy(moved.block_ids.astype(np.int64)).to(self.device)
-            for blocks in self.slots:
-                end = begin + blocks.shape[1]
-                if saves:
-                    moved.data[:, begin:end] = blocks[ids].cpu().numpy()
-                else:
-                    rows = torch.from_numpy(np.array(moved.data[:, begin:end])).to(self.device)
+            for array in arrays:
+                rows = array.flatten(1).view(torch.uint8)
+                end = begin + rows.shape[1]
+                if writes:
+                    given = torch.from_numpy(np.array(moved.data[:, begin:end])).to(self.device)
                     for row, block_id in enumerate(moved.block_ids.tolist()):  # one may come twice: the last stays
-                        blocks[block_id].copy_(rows[row])
+                        rows[block_id].copy_(given[row])
+                else:
+                    moved.data[:, begin:end] = rows[ids].cpu().numpy()
                 begin = end
 
 

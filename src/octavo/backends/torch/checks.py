@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from octavo.backends import ExecutorLimits, check_token_types
-from octavo.backends.moved_blocks import check_moved_blocks
 from octavo.backends.torch.cache import PagedCache
 from octavo.backends.torch.step_arrays import seen_blocks
 from octavo.batch import Batch
@@ -43,7 +42,7 @@ class BatchChecks:
             check_range("token_sources", batch.token_sources + 1, limits.max_num_outputs + 1)
         check_range("positions", batch.positions, limits.max_model_len)
         check_range("block_copies", batch.block_copies, cache.num_blocks)
-        check_moved_blocks(batch, cache.num_blocks, sum(blocks.shape[1] for blocks in cache.slots))
+        cache.moved_sizes.check(batch)
         if self._has_keys:
             self._check_blocks(batch, cache)
 

@@ -1,19 +1,26 @@
-"""Blocks beyond the cache: what is evicted goes to a store, and comes from there for sequences that need it."""
+"""Blocks and states beyond the cache: what is evicted goes to a store, and comes from there for those that need it."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import Batch, BlockBytes
 from octavo.engine.kv.block_pool import BlockPool
+from octavo.engine.kv.cache_identity import is_states_key
+
+logger = logging.getLogger(__name__)
 
 BlockRow = NDArray[np.uint8]
+_T = TypeVar("_T")
 
 _PATIENCE_S = 5.0  # for what is loaded; then it is computed
 _DIGEST_BYTES = 16
@@ -27,7 +34,10 @@ class Arrival(Protocol):
 
 
 class BlockStore(Protocol):
-    """Records by the keys of blocks, perhaps slow. No method waits: the engine's thread calls them."""
+    """Records by the keys of blocks and of states, perhaps slow. No method waits: the engine's thread calls them.
+
+    A store that raises is not used again; the engine goes on without.
+    """
 
     def has(self, key: bytes) -> bool:
         """True if there is a record. Blocks of a window have none before them, so keys are asked for one by one."""
@@ -43,7 +53,7 @@ class BlockStore(Protocol):
 
 
 class LoadedBlock(NamedTuple):
-    """A block whose bytes a step is to load. position: in its block table."""
+    """A block whose bytes a step is to load; or states, for which it is a slot. position: in the block table."""
 
     block_id: int
     position: int
@@ -51,78 +61,152 @@ class LoadedBlock(NamedTuple):
     data: BlockRow
 
 
-class BlockLoad:
-    """The blocks that a sequence waits for."""
+class SavedKeys(NamedTuple):
+    """The keys of what a step saves, in the order of the rows of its batch."""
 
-    def __init__(self, keys: Sequence[bytes], arrival: Arrival, block_bytes: int, store: BlockStore) -> None:
-        self._keys, self._arrival, self._block_bytes, self._store = keys, arrival, block_bytes, store
+    blocks: list[bytes]
+    states: list[bytes]
+
+
+class _OpenedRecords(NamedTuple):
+    found: dict[bytes, BlockRow]
+    damaged: list[bytes]
+
+
+class BlockLoad:
+    """The blocks and states that a sequence waits for. Their digests are checked on a thread of their own."""
+
+    def __init__(self, keys: Sequence[bytes], arrival: Arrival, tier: BlockTier) -> None:
+        self._keys, self._arrival, self._tier = keys, arrival, tier
         self._deadline = time.monotonic() + _PATIENCE_S
+        self._opening: Future[_OpenedRecords] | None = None
 
     def wait(self, timeout_s: float) -> dict[bytes, BlockRow] | None:
         """The undamaged ones by key; None while they are on their way. Nothing comes after the deadline."""
-        records = self._arrival.wait(timeout_s)
-        if records is None:
-            return {} if time.monotonic() > self._deadline else None
-        found = {}
-        for key, record in zip(self._keys, records, strict=True):
-            data = None if record is None else opened(key, record, self._block_bytes)
-            if data is not None:
-                found[key] = data
-            elif record is not None:
-                self._store.discard(key)
-        return found
+        if self._opening is None:
+            nothing: Sequence[bytes | None] | None = [None] * len(self._keys)
+            records = self._tier.ask(lambda: self._arrival.wait(timeout_s), nothing)
+            if records is not None:
+                self._opening = self._tier.open_records(self._keys, records)
+        if self._opening is not None:
+            wait([self._opening], timeout_s)
+            if self._opening.done():
+                return self._tier.take_opened(self._opening)
+        return {} if time.monotonic() > self._deadline else None
 
 
 class BlockTier:
     """A store below the cache of an engine.
 
-    A block that is about to lose its content is saved by the next step, before that changes anything.
+    A block, or a snapshot of states, that is about to lose its content is saved by the next step, before that changes
+    anything.
     """
 
-    def __init__(self, store: BlockStore, pool: BlockPool, block_bytes: int) -> None:
-        """block_bytes: `CacheSizes.moved_bytes`."""
-        self._store, self._block_bytes = store, block_bytes
-        self._lost: dict[int, bytes] = {}  # keys of blocks whose content is still in its place
+    def __init__(self, store: BlockStore, block_bytes: int, state_bytes: int = 0) -> None:
+        """block_bytes: `CacheSizes.moved_bytes`. state_bytes: `CacheSizes.moved_state_bytes`."""
+        self._store, self._block_bytes, self._state_bytes = store, block_bytes, state_bytes
+        self._has_failed = False
+        # Keys of blocks, and of slots for states, whose content is still in its place.
+        self._lost_blocks: dict[int, bytes] = {}
+        self._lost_states: dict[int, bytes] = {}
         self._refused: set[bytes] = set()
-        pool.on_loss = self._note_loss
+        self._thread = ThreadPoolExecutor(1, "octavo-blocks")
+
+    def watch(self, blocks: BlockPool, states: BlockPool | None) -> None:
+        """Takes what these pools are about to lose."""
+        blocks.on_loss = lambda block_id, key: self._note_loss(self._lost_blocks, block_id, key)
+        if states is not None:
+            states.on_loss = lambda slot, key: self._note_loss(self._lost_states, slot, key)
 
     def has(self, key: bytes) -> bool:
-        return key not in self._refused and self._store.has(key)
+        return key not in self._refused and self.ask(lambda: self._store.has(key), False)
 
-    def load(self, keys: Sequence[bytes]) -> BlockLoad:
-        return BlockLoad(keys, self._store.load(keys), self._block_bytes, self._store)
+    def load(self, keys: Sequence[bytes]) -> BlockLoad | None:
+        """None: nothing will come."""
+        arrival = self.ask(lambda: self._store.load(keys), None)
+        return None if arrival is None else BlockLoad(keys, arrival, self)
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Refuses blocks from now on, because their content is invalid."""
         for key in keys:
             self._refused.add(key)
-            self._store.discard(key)
+            self._forget(key)
 
     def forget_losses(self) -> None:
         """Saves nothing that was lost so far: the whole cache has lost its content."""
-        self._lost.clear()
+        self._lost_blocks.clear()
+        self._lost_states.clear()
 
-    def begin_step(self, batch: Batch, loads: Sequence[LoadedBlock]) -> list[bytes]:
-        """Adds the blocks to save and to load to a batch that runs next. Returns the keys of those to save."""
-        lost, self._lost = self._lost, {}
-        if lost:
-            data = np.empty((len(lost), self._block_bytes), np.uint8)
-            batch.block_saves = BlockBytes(np.array(list(lost), np.int32), data)
-        if loads:
-            ids = np.array([each.block_id for each in loads], np.int32)
-            batch.block_loads = BlockBytes(ids, np.stack([each.data for each in loads]))
-        return list(lost.values())
+    def begin_step(self, batch: Batch, blocks: Sequence[LoadedBlock], states: Sequence[LoadedBlock]) -> SavedKeys:
+        """Adds what is to be saved and loaded to a batch that runs next. Returns the keys of what it saves."""
+        lost_blocks, self._lost_blocks = self._lost_blocks, {}
+        lost_states, self._lost_states = self._lost_states, {}
+        if lost_blocks:
+            batch.block_saves = _memory(lost_blocks, self._block_bytes)
+        if lost_states:
+            batch.snapshot_saves = _memory(lost_states, self._state_bytes)
+        if blocks:
+            batch.block_loads = _content(blocks)
+        if states:
+            batch.snapshot_loads = _content(states)
+        return SavedKeys(list(lost_blocks.values()), list(lost_states.values()))
 
-    def end_step(self, batch: Batch, keys: Sequence[bytes]) -> None:
+    def end_step(self, batch: Batch, saved: SavedKeys) -> None:
         """Gives the store what a step has saved."""
-        if batch.block_saves is not None:
-            for key, data in zip(keys, batch.block_saves.data, strict=True):
+        for keys, saves in ((saved.blocks, batch.block_saves), (saved.states, batch.snapshot_saves)):
+            if saves is None or self._has_failed:
+                continue
+            for key, data in zip(keys, saves.data, strict=True):
                 if key not in self._refused:
-                    self._store.save(key, sealed(key, data))
+                    self.ask(partial(self._store.save, key, sealed(key, data)), None)
 
-    def _note_loss(self, block_id: int, key: bytes) -> None:
-        if key not in self._refused and not self._store.has(key):
-            self._lost[block_id] = key
+    def ask(self, question: Callable[[], _T], otherwise: _T) -> _T:
+        """The store's answer; once it has failed, `otherwise`. That costs time, and never an answer."""
+        if self._has_failed:
+            return otherwise
+        try:
+            return question()
+        except Exception as error:
+            logger.warning("the store of cached blocks failed, and is not used again: %s", repr(error))
+            self._has_failed = True
+            return otherwise
+
+    def open_records(self, keys: Sequence[bytes], records: Sequence[bytes | None]) -> Future[_OpenedRecords]:
+        """Begins to check records against their digests."""
+        return self._thread.submit(self._open, keys, records)
+
+    def take_opened(self, opening: Future[_OpenedRecords]) -> dict[bytes, BlockRow]:
+        """The undamaged ones. The store forgets the others."""
+        opened_records = self.ask(opening.result, _OpenedRecords({}, []))
+        for key in opened_records.damaged:
+            self._forget(key)
+        return opened_records.found
+
+    def _open(self, keys: Sequence[bytes], records: Sequence[bytes | None]) -> _OpenedRecords:
+        result = _OpenedRecords({}, [])
+        for key, record in zip(keys, records, strict=True):
+            size = self._state_bytes if is_states_key(key) else self._block_bytes
+            data = None if record is None else opened(key, record, size)
+            if data is not None:
+                result.found[key] = data
+            elif record is not None:
+                result.damaged.append(key)
+        return result
+
+    def _forget(self, key: bytes) -> None:
+        self.ask(lambda: self._store.discard(key), None)
+
+    def _note_loss(self, lost: dict[int, bytes], block_id: int, key: bytes) -> None:
+        if not self._has_failed and key not in self._refused and not self.has(key):
+            lost[block_id] = key
+
+
+def _memory(lost: dict[int, bytes], num_bytes: int) -> BlockBytes:
+    return BlockBytes(np.array(list(lost), np.int32), np.empty((len(lost), num_bytes), np.uint8))
+
+
+def _content(loads: Sequence[LoadedBlock]) -> BlockBytes:
+    return BlockBytes(np.array([each.block_id for each in loads], np.int32), np.stack([each.data for each in loads]))
 
 
 def sealed(key: bytes, data: BlockRow) -> bytes:

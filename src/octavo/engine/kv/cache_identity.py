@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _KEY_BYTES = 32
+_OF_STATES = b"states"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +44,12 @@ def block_key(parent: bytes, token_ids: Sequence[int], marks: bytes = b"") -> by
     follows the tokens cannot be taken for some.
     """
     return hashlib.blake2b(parent + array("q", token_ids).tobytes() + marks, digest_size=_KEY_BYTES).digest()
+
+
+def states_key(block: bytes) -> bytes:
+    """The name of the states of a sequence after a full block."""
+    return block + _OF_STATES
+
+
+def is_states_key(key: bytes) -> bool:
+    return key[_KEY_BYTES:] == _OF_STATES

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable
 
+from octavo.batch import Batch
 from octavo.engine.kv.block_pool import BlockPool
-from octavo.engine.kv.block_tier import BlockTier, LoadedBlock
-from octavo.engine.kv.cache_identity import CacheIdentity, block_key
+from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys
+from octavo.engine.kv.cache_identity import CacheIdentity, block_key, states_key
 from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
@@ -39,7 +40,7 @@ class KVCacheManager:
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.identity = identity or CacheIdentity.unique()
-        self.tier: BlockTier | None = None  # only without states
+        self.tier: BlockTier | None = None
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.layout = layout or cache_layout(())
@@ -127,15 +128,17 @@ class KVCacheManager:
         Blocks that have arrived from a store get a place, and are in `Sequence.loads`. Nothing is taken if there are
         too few free blocks for them: then there are too few for the sequence.
         """
-        num_blocks = self._find_prefix(sequence, max_tokens, sequence.arrived)
+        num_blocks = self._find_prefix(sequence, max_tokens, self._arrived(sequence))
         sequence.num_computed_tokens = num_blocks * self.block_size
         if num_blocks:
             hashes = sequence.block_hashes[:num_blocks]
             sequence.block_tables = [self._take_cached(hashes, index) for index in range(len(self.layout.groups))]
             if sequence.arrived and not self._place_arrived(sequence, hashes):
                 self.free(sequence)
-            if self.states is not None:
-                self.states.take_snapshot(sequence, hashes[-1])
+            elif self.states is not None and not self.states.take_snapshot(sequence, hashes[-1]):
+                key = states_key(hashes[-1])
+                loaded = LoadedBlock(sequence.state_slot, num_blocks - 1, key, sequence.arrived[key])
+                sequence.state_load = loaded
         return sequence.num_computed_tokens
 
     def _take_cached(self, hashes: list[bytes], index: int) -> BlockTable:
@@ -170,31 +173,39 @@ class KVCacheManager:
         return True
 
     def stored_keys(self, sequence: Sequence, max_tokens: int) -> list[bytes]:
-        """The blocks that a store could give, so that the cached prefix of at most max_tokens tokens is longer."""
+        """Blocks and states that a store could give, so that the cached prefix of max_tokens tokens is longer."""
         if self.tier is None or not self.enable_prefix_caching:
             return []
         self._extend_hashes(sequence, max_tokens // self.block_size)
         hashes, groups = sequence.block_hashes, range(len(self.layout.groups))
         keys = [self._group_hash(each, index) for each in hashes for index in groups]
         stored = {key for key in keys if self.pool.find(key) is None and self.tier.has(key)}
+        if self.states is not None:
+            of_states = (states_key(each) for each in hashes)
+            stored |= {key for key in of_states if self.states.pool.find(key) is None and self.tier.has(key)}
         num_tokens = self._find_prefix(sequence, max_tokens, stored) * self.block_size
         firsts = [group.first_block(num_tokens, self.block_size) for group in self.layout.groups]
-        needed = (
+        needed = [
             self._group_hash(hashes[position], index)
             for index in groups
             for position in range(firsts[index], num_tokens // self.block_size)
-        )
+        ]
+        needed += [states_key(hashes[num_tokens // self.block_size - 1])] if num_tokens else []
         return [key for key in needed if key in stored]
 
     def register_loads(self, sequence: Sequence, loads: Iterable[LoadedBlock]) -> None:
-        """Makes blocks findable that a step has loaded."""
+        """Makes blocks findable that a step has loaded, the last that need what has arrived for the sequence."""
         for each in loads:
             self.pool.register(each.block_id, each.key)
         sequence.arrived = {}
 
+    def _arrived(self, sequence: Sequence) -> Container[bytes]:
+        """Keys of what has arrived from a store, if there is a slot for the states among it."""
+        return sequence.arrived if self.states is None or self.states.pool.num_free_blocks else ()
+
     def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
         """The number of tokens that `match_prefix` would find now."""
-        return self._find_prefix(sequence, max_tokens, sequence.arrived) * self.block_size
+        return self._find_prefix(sequence, max_tokens, self._arrived(sequence)) * self.block_size
 
     def _find_prefix(self, sequence: Sequence, max_tokens: int, also: Container[bytes] = ()) -> int:
         """Blocks of the longest cached prefix of at most max_tokens tokens. also: keys of blocks that count as cached.
@@ -216,7 +227,7 @@ class KVCacheManager:
             missing = (self._last_missing(hashes[:num_blocks], i, first, also) for i, first in firsts)
             shorter = next((position for position in missing if position is not None), num_blocks)
             if self.states is not None:
-                shorter = self.states.longest_snapshot(hashes[:shorter])
+                shorter = self.states.longest_snapshot(hashes[:shorter], also)
             if shorter == num_blocks:
                 break
             num_blocks = shorter  # it must end before a block that is missing, perhaps much earlier
@@ -271,18 +282,23 @@ class KVCacheManager:
         """Gives a scheduled sequence a slot for its states that nobody else reads."""
         if self.states is not None:
             item.state_copy = self.states.own(item.sequence)
+            item.state_load, item.sequence.state_load = item.sequence.state_load, None
 
     def plan_snapshots(self, items: Iterable[ScheduledSequence]) -> None:
         """Has the step keep the states at the last full block of each chunk, as far as there are free slots.
 
         All sequences of the step have their slots. A chunk ends before the last of its tokens, which is never taken
-        from the cache.
+        from the cache. Of a sequence whose states come from a store, those are kept: others may start from them.
         """
         if self.states is None or not self.enable_prefix_caching:
             return
         for item in items:
             num_blocks = (item.start + item.num_tokens - 1) // self.block_size
-            if item.num_tokens > 1 and num_blocks * self.block_size > item.start:
+            if item.state_load is not None:
+                num_blocks = item.start // self.block_size
+            elif item.num_tokens < 2:
+                continue
+            if num_blocks * self.block_size > item.start or item.state_load is not None:
                 self._extend_hashes(item.sequence, num_blocks)
                 slot = self.states.reserve(item.sequence.block_hashes[num_blocks - 1])
                 item.snapshot = None if slot is None else StateSnapshot(num_blocks * self.block_size, slot)
@@ -292,6 +308,30 @@ class KVCacheManager:
         if self.states is not None and item.snapshot is not None:
             position = item.snapshot.num_tokens // self.block_size - 1
             self.states.release(item.snapshot.slot, item.sequence.block_hashes[position] if is_valid else None)
+
+    def use(self, tier: BlockTier) -> None:
+        """Gives the tier what is evicted from now on, and takes from it."""
+        self.tier = tier
+        tier.watch(self.pool, None if self.states is None else self.states.pool)
+
+    def begin_step(self, batch: Batch, items: Iterable[ScheduledSequence]) -> SavedKeys | None:
+        """Adds what a step moves to and from the store, if there is one, to its batch."""
+        if self.tier is None:
+            return None
+        blocks: list[LoadedBlock] = []
+        states: list[LoadedBlock] = []
+        for item in items:
+            blocks += item.loads
+            if item.state_load is not None:
+                states.append(item.state_load)
+                if item.snapshot is not None:
+                    states.append(item.state_load._replace(block_id=item.snapshot.slot))
+        return self.tier.begin_step(batch, blocks, states)
+
+    def end_step(self, batch: Batch, saved: SavedKeys | None) -> None:
+        """Gives the store what a step has saved, also if its results do not count."""
+        if self.tier is not None and saved is not None:
+            self.tier.end_step(batch, saved)
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Gives `child`, which has no blocks, the parent's first num_tokens computed tokens."""
@@ -331,6 +371,7 @@ class KVCacheManager:
         for sequence in sequences:
             if self.tier is not None:
                 self.tier.discard(self._group_hash(each, i) for each in sequence.block_hashes for i in groups)
+                self.tier.discard(states_key(each) for each in sequence.block_hashes if self.states is not None)
             for block_hash in sequence.block_hashes:
                 for index in range(len(self.layout.groups)):
                     block_id = self._find(block_hash, index)
@@ -355,6 +396,6 @@ class KVCacheManager:
         if self.states is not None:
             self.states.free(sequence)
         sequence.block_tables = []
-        sequence.loads = []
+        sequence.loads, sequence.state_load = [], None
         sequence.num_computed_tokens = 0
         sequence.num_synced_blocks = 0

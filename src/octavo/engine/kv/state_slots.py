@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from octavo.engine.kv.block_pool import BlockPool
+from octavo.engine.kv.cache_identity import states_key
 from octavo.engine.request import Sequence
 
 
@@ -46,32 +49,42 @@ class StateSlots:
             self.pool.free(sequence.state_slot)
         sequence.state_slot = -1
 
-    def longest_snapshot(self, hashes: list[bytes]) -> int:
-        """Blocks of the longest prefix whose states are kept. hashes: of the blocks from the first one on."""
-        positions = range(len(hashes), 0, -1)
-        return next((count for count in positions if self.pool.find(hashes[count - 1]) is not None), 0)
+    def longest_snapshot(self, hashes: list[bytes], also: Container[bytes] = ()) -> int:
+        """Blocks of the longest prefix whose states are kept. hashes: of the blocks from the first one on.
 
-    def take_snapshot(self, sequence: Sequence, block_hash: bytes) -> None:
-        """Gives a sequence without a slot the states that are kept under this hash."""
-        slot = self.pool.find(block_hash)
-        assert slot is not None
+        also: `states_key` of snapshots that count as kept.
+        """
+        positions = range(len(hashes), 0, -1)
+        keys = ((count, states_key(hashes[count - 1])) for count in positions)
+        return next((count for count, key in keys if self.pool.find(key) is not None or key in also), 0)
+
+    def take_snapshot(self, sequence: Sequence, block_hash: bytes) -> bool:
+        """Gives a sequence without a slot the states that are kept under this hash.
+
+        False: there are none, and it has a slot of its own for them.
+        """
+        slot = self.pool.find(states_key(block_hash))
+        if slot is None:
+            sequence.state_slot = self.pool.allocate()
+            return False
         self.pool.share(slot)
         sequence.state_slot = slot
+        return True
 
     def reserve(self, block_hash: bytes) -> int | None:
         """A slot for a snapshot; None: there is one already, or no slot is free."""
-        if self.pool.find(block_hash) is not None or not self.pool.num_free_blocks:
+        if self.pool.find(states_key(block_hash)) is not None or not self.pool.num_free_blocks:
             return None
         return self.pool.allocate()
 
     def release(self, slot: int, block_hash: bytes | None) -> None:
         """Gives up a reserved slot; with a hash it is found from now on, until the slot is needed."""
         if block_hash is not None:
-            self.pool.register(slot, block_hash)
+            self.pool.register(slot, states_key(block_hash))
         self.pool.free(slot)
 
     def discard(self, block_hash: bytes) -> None:
         """Makes a snapshot unfindable, because its content is invalid."""
-        slot = self.pool.find(block_hash)
+        slot = self.pool.find(states_key(block_hash))
         if slot is not None:
             self.pool.discard(slot)

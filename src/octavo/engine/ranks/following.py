@@ -25,11 +25,11 @@ from octavo.distributed.rank_messages import (
     RankFailed,
     RankMessage,
     RunStep,
-    SavedBlocks,
     Setup,
     StageValues,
     Tensor,
     batch_of,
+    saved_blocks,
 )
 from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import address_of, connect
@@ -180,11 +180,12 @@ class Follower:
                 if values.number != number:
                     raise OctavoError(f"this rank is at step {number}, the values are of step {values.number}")
                 inputs = tuple(tensor.array() for tensor in values.arrays)
-            batch = batch_of(step, inputs, sizes.moved_bytes(allocate.block_size))
+            batch = batch_of(step, inputs, sizes.moved_bytes(allocate.block_size), sizes.moved_state_bytes)
             self._is_in_step = True
             output = executor.submit(batch).wait()
             self._is_in_step = False
-            if batch.block_saves is not None and len(batch.block_saves.block_ids):
-                self._connection.send(SavedBlocks(number, Tensor.of(batch.block_saves.data)))
+            saved = saved_blocks(number, batch)
+            if saved is not None:
+                self._connection.send(saved)
             if graph.sends:
                 self._connection.send(StageValues(number, [Tensor.of(value) for value in output.values]))
