@@ -314,6 +314,17 @@ ASKED = {
         {"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "huge"}, "`format`, `effort`"
     ),
     "cache_control": CACHE_CONTROL,
+    "context_management": Entry(
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        {"edits": 1},
+        f"no edit is made; those that would change something are {NAMED}",
+    ),
+    "anthropic_version": SESSION["request_id"],
+    **dict.fromkeys(("inference_geo", "speed", "fallback_credit_token", "user_profile_id"), SESSION["request_id"]),
+    **{name: Entry({"a": 1}, 1, "an object", without_effect=NAMED) for name in ("diagnostics", "billing_policy")},
+    "anthropic_beta": Entry(["x"], 1, "texts", without_effect=NAMED),
+    "fallbacks": Entry("default", 1, "text or a list", without_effect=NAMED),
+    "mcp_servers": Entry([], [{}], "only an empty list", without_effect=NAMED),
 }
 MESSAGES_ROUTE = Route(
     "/v1/messages",
@@ -321,6 +332,7 @@ MESSAGES_ROUTE = Route(
     {"messages": MESSAGES, "max_tokens": 5},
     ASKED
     | {
+        "thread": Entry({"type": "create"}, {"type": "continue"}, "only `create`", without_effect=NAMED),
         "max_tokens": Entry(5, 0, "1 and more"),
         "stop_sequences": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
         "temperature": TEMPERATURE,
@@ -331,10 +343,14 @@ MESSAGES_ROUTE = Route(
         "stream": FLAG,
         **OPTIONS,
     },
-    {"container": "x", "mcp_servers": [{}], "context_management": {}, "inference_geo": "eu", "seed": 1},
+    {"container": "x", "workspace_id": "x", "seed": 1},
 )
 COUNT_TOKENS = Route(
-    "/v1/messages/count_tokens", CountTokensRequest, {"messages": MESSAGES}, ASKED, {"max_tokens": 5, "stream": True}
+    "/v1/messages/count_tokens",
+    CountTokensRequest,
+    {"messages": MESSAGES},
+    {**ASKED, "thread": Entry({"type": "continue"}, {"type": "new"}, "create, continue", without_effect=NAMED)},
+    {"max_tokens": 5, "stream": True},
 )
 A_CONTENT = {"messages": None, "content": "Hi"}
 A_PROMPT = {"messages": None, "prompt": "Hi"}

@@ -245,7 +245,7 @@ def _with_parameters(parameters: object, **more: object) -> list[dict[str, Any]]
         ([tool(f"t{index}") for index in range(2000)], "tools", "array_above_max_length"),
         ([tool("a b")], "tools[0].function.name", "invalid_value"),
         ([tool("a"), tool("")], "tools[1].function.name", "invalid_value"),
-        ([tool("x" * 65)], "tools[0].function.name", "invalid_value"),
+        ([tool("x" * 201)], "tools[0].function.name", "invalid_value"),
         ([tool("a\n")], "tools[0].function.name", "invalid_value"),
         ([tool("a"), tool("a")], "tools[1].function.name", "invalid_value"),
         (_with_parameters({"type": "banana"}), "tools[1].function.parameters", "invalid_json_schema"),

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.outputs import CompletionOutput
+from octavo.server.generation.events import ChoiceReader, ToolCallDelta
+from octavo.server.reasoning.formats import harmony
 from octavo.server.tool_parsers.answer import CallArguments, CallStart, ParsedPart
 from octavo.server.tool_parsers.tool_format import ToolParser, tool_formats
 from tests.support.tool_outputs import CASES, TOOLS, Case
@@ -95,6 +98,19 @@ def test_any_text_gives_the_same_whatever_the_pieces(text: str) -> None:
 @settings(max_examples=50, deadline=None)
 def test_plain_text_passes_unchanged(name: str, text: str) -> None:
     assert fold(parse(name, [text])) == (text, ())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "get_weather" in case.text], ids=case_id)
+def test_names_of_200_characters(case: Case) -> None:
+    """The longest that Anthropic's clients send, such as those of tools of plugins."""
+    name = "mcp__plugin_a-b_c__" + "x" * 181
+    tools = json.loads(json.dumps(TOOLS).replace("get_weather", name))
+    reasoning = harmony.FORMAT.create_parser("") if case.format == "harmony" else None
+    reader = ChoiceReader(0, ToolParser(tool_formats()[case.format], tools), reasoning)
+    text = case.text.replace("get_weather", name)
+    events = reader.push(CompletionOutput(0, text, [], finish_reason="stop"))
+    names = [event.name for event in events if isinstance(event, ToolCallDelta) and event.name]
+    assert names == [called.replace("get_weather", name) for called, _ in case.calls]
 
 
 # What was cut where it could still have become something else.

@@ -49,7 +49,7 @@ MAX_TOOLS = 128
 _LIMITS = LLParserLimits(initial_lexer_fuel=300_000, max_grammar_size=50_000, verbose_errors=False)
 _TIMEOUT_S = 2.0
 
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 # In the drafts before 6, `const` does not exist and would be ignored.
@@ -141,8 +141,9 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> Non
     The parameters of a `strict` tool must be enforceable. Unlike OpenAI, this does not demand that all properties are
     required and no others allowed. Parameters of other tools only describe the arguments; they have to be well-formed.
 
-    Raises UsageError for more than 128 tools, for names that are not unique or not 1 to 64 letters, digits, underscores
-    or hyphens, and for parameters that are not a schema of an object, with param such as `tools[0].function.name`.
+    Raises UsageError for more than 128 tools, for names that are not unique or not 1 to 200 letters, digits,
+    underscores or hyphens, and for parameters that are not a schema of an object, with param such as
+    `tools[0].function.name`.
     """
     if len(tools) > MAX_TOOLS:
         raise refuse(param, f"has {len(tools):,} entries; at most {MAX_TOOLS} are allowed", "array_above_max_length")
@@ -151,7 +152,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> Non
         function = tool["function"]
         name, place = function["name"], f"{param}[{index}].function"
         if not _TOOL_NAME.fullmatch(name):
-            reason = f"is {shown(name)}; it must be 1 to 64 letters, digits, underscores or hyphens"
+            reason = f"is {shown(name)}; it must be 1 to 200 letters, digits, underscores or hyphens"
             raise refuse(f"{place}.name", reason, "invalid_value")
         if name in seen:
             reason = f"is {shown(name)}, as is that of a tool before it; names must differ"

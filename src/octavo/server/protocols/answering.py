@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -29,6 +29,7 @@ from octavo.server.generation.events import (
     Usage,
 )
 from octavo.server.generation.json_schema import BlocksLoopError
+from octavo.server.generation.prompt import encode_conversation
 from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
@@ -198,6 +199,23 @@ async def answer(
         request, chunks, on_error=lambda error: encode(writer.fail(error)), last=writer.last, held=held
     )
     return name_ignored(ignored_names(body, writer.generation), record, stream)
+
+
+class CountedFields(Protocol):
+    """The body of a request that is a conversation. model: None is the default."""
+
+    model: str | None
+
+    def to_spec(self, tenant: str) -> ChatSpec:
+        """The request to a model."""
+
+
+async def count_prompt_tokens(request: Request, body: CountedFields) -> int:
+    """The number of tokens in the prompt of a conversation, which may exceed the context. Raises UsageError for what
+    cannot be honoured."""
+    spec = await run_unless_gone(request, read_spec(lambda: body.to_spec(tenant_of(request))))
+    async with state_of(request).models.use(body.model) as model:
+        return len(await run_unless_gone(request, encode_conversation(model, spec)))
 
 
 def ignored_names(body: AnsweredFields, generation: Generation) -> list[str]:

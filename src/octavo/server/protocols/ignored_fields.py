@@ -44,6 +44,14 @@ CHAT: Table = {
     "functions": Annotated[list[Any], Field(max_length=0)],
 }
 RESPONSES: Table = {**_OPENAI, **_SESSION, **_MEDIA}
+# How requests are routed, billed and cached there.
+ANTHROPIC: Table = {
+    **dict.fromkeys(("anthropic_version", "inference_geo", "speed", "fallback_credit_token", "user_profile_id"), Text),
+    **dict.fromkeys(("diagnostics", "billing_policy"), dict[str, Any]),
+    "anthropic_beta": list[Text],
+    "fallbacks": Text | list[Any],
+    "mcp_servers": Annotated[list[Any], Field(max_length=0)],
+}
 # Ollama has them in `options`: how a model is loaded, and what is kept of a prompt that it cuts.
 OLLAMA: Table = {
     **dict.fromkeys(

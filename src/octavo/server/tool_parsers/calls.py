@@ -15,7 +15,7 @@ _LANGUAGES = ("\n", "json\n", "tool_code\n", "tool_call\n")
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 # Models write a type and an id beside the name and the arguments.
 _CALL_KEYS = _ARGUMENT_KEYS | {"name", "type", "id"}
-_MAX_HEADER_CHARS = 256
+_MAX_HEADER_CHARS = 512
 
 _BACKTICK = re.compile("`")
 _ESCAPED = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}

@@ -11,6 +11,7 @@ from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEven
 from octavo.server.protocols.anthropic.errors import ANTHROPIC
 from octavo.server.protocols.anthropic.request import MessagesRequest
 from octavo.server.protocols.conversation import arguments_object
+from octavo.server.protocols.sealed_text import seal
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -24,6 +25,9 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
         self._content: list[dict[str, Any]] = []
         self._is_open = False
         self._arguments = ""  # of the tool use that is open
+        self._hidden = ""  # thinking that is not to be shown
+        thinking = self.request.thinking
+        self._hides_thinking = thinking is not None and thinking.display == "omitted"
         self._message: dict[str, Any] = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -58,6 +62,9 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
         if not text:
             return
         block, delta = self._content[-1], {"type": "input_json_delta", "partial_json": text}
+        if block["type"] == "thinking" and self._hides_thinking:
+            self._hidden += text
+            return
         if block["type"] == "tool_use":
             self._arguments += text
         else:
@@ -71,6 +78,10 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
         if self._content[-1]["type"] == "tool_use":
             self._content[-1]["input"] = arguments_object(self._arguments)
             self._arguments = ""
+        elif self._content[-1]["type"] == "thinking" and self._hides_thinking:
+            signature = self._content[-1]["signature"] = seal(self._hidden)
+            self._hidden = ""
+            yield self._block_event("content_block_delta", delta={"type": "signature_delta", "signature": signature})
         self._is_open = False
         yield self._block_event("content_block_stop")
 
@@ -84,10 +95,11 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
         # This protocol counts cached tokens separately from the other tokens of the prompt.
         num_cached = usage.num_cached_tokens
         counts = _counts(usage.num_prompt_tokens - num_cached, num_cached, usage.num_completion_tokens)
-        if usage.num_reasoning_tokens:
-            counts["output_tokens_details"] = {"thinking_tokens": usage.num_reasoning_tokens}
-        self._message |= {**stop, "usage": counts}
-        yield _event("message_delta", delta=stop, usage=counts)
+        counts["output_tokens_details"] = {"thinking_tokens": usage.num_reasoning_tokens}
+        edited: dict[str, Any] = {"context_management": {"applied_edits": []}}
+        further = {} if self.request.context_management is None else edited
+        self._message |= {**stop, "usage": counts, **further}
+        yield _event("message_delta", delta=stop, usage=counts, **further)
         yield _event("message_stop")
 
     def body(self) -> dict[str, Any]:
@@ -108,6 +120,7 @@ def _counts(num_input_tokens: int, num_cached_tokens: int, num_output_tokens: in
         "cache_read_input_tokens": num_cached_tokens,
         "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "output_tokens": num_output_tokens,
+        "output_tokens_details": {"thinking_tokens": 0},
         "server_tool_use": None,
         "service_tier": "standard",
         "inference_geo": None,

@@ -20,14 +20,20 @@ _TYPES = {
 }
 
 
+_ERROR = {"type": str, "message": str, "details?": {"error_code": str}}
+
+
 def _body(error: ApiError, request_id: str) -> dict[str, Any]:
     """`{"type": "error", "error": {"type", "message"}, "request_id"}`, with Anthropic's types of errors."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": named_message(error)}, "request_id": request_id}
+    shown: dict[str, Any] = {"type": kind, "message": named_message(error)}
+    if error.code == "thread_unsupported_request":
+        shown["details"] = {"error_code": error.code}
+    return {"type": "error", "error": shown, "request_id": request_id}
 
 
 ANTHROPIC = Protocol(
     "anthropic",
     Dialect(_body, id_header=b"request-id"),
-    json_schema({"type": "error", "error": {"type": str, "message": str}, "request_id?": str}),
+    json_schema({"type": "error", "error": _ERROR, "request_id?": str}),
 )

@@ -24,7 +24,9 @@ from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
 from octavo.server.protocols.conversation import Conversation, arguments_text, chat_tools
+from octavo.server.protocols.ignored_fields import ANTHROPIC, with_ignored
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent
+from octavo.server.protocols.sealed_text import unseal
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 4096
@@ -36,6 +38,8 @@ FIELD_NAMES = {
     "parameters": "input_schema",
 }
 
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""The code on which Claude Code sends a whole conversation, and does without threads from then on."""
 _NEUTRAL = SamplingParams()  # of a conversation that is only counted
 
 
@@ -44,6 +48,7 @@ class CacheControl(NullIsAbsent):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Text | None = None
 
 
 class Block(Historic):
@@ -78,8 +83,18 @@ class ToolUseBlock(Block):
 TextContent: TypeAlias = Annotated[
     Text | Annotated[list[Annotated[TextBlock, ByType()]], Field(max_length=MAX_BLOCKS)], ByType()
 ]
+
+
+class ToolReferenceBlock(Block):
+    """A tool that a search has found. From here on the model sees it, if its loading was deferred."""
+
+    type: Literal["tool_reference"]
+    tool_name: Text
+
+
+ResultBlock: TypeAlias = TextBlock | MediaBlock | ToolReferenceBlock
 ResultBlocks: TypeAlias = Annotated[
-    Text | Annotated[list[Annotated[TextBlock | MediaBlock, ByType()]], Field(max_length=MAX_BLOCKS)], ByType()
+    Text | Annotated[list[Annotated[ResultBlock, ByType()]], Field(max_length=MAX_BLOCKS)], ByType()
 ]
 
 
@@ -91,14 +106,24 @@ class ToolResultBlock(Block):
 
 
 class ThinkingBlock(Historic):
-    """Earlier thinking. The chat template decides if the model sees it again. The signature is not checked."""
+    """Earlier thinking. The chat template decides if the model sees it again. signature: the thinking that the server
+    has sealed because it was not to be shown; others are not checked."""
 
     type: Literal["thinking"]
     thinking: Text
     signature: Text | None = None
 
 
-AnyBlock: TypeAlias = Annotated[TextBlock | MediaBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, ByType()]
+class RedactedThinkingBlock(Historic):
+    """Earlier thinking of another server, which only it can read; it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Text
+
+
+AnyBlock: TypeAlias = Annotated[
+    TextBlock | MediaBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock, ByType()
+]
 
 
 class Message(Historic):
@@ -107,7 +132,9 @@ class Message(Historic):
 
 
 class Tool(NullIsAbsent):
-    """eager_input_streaming: has no effect, because arguments are always streamed."""
+    """defer_loading: the model sees the tool only once a result refers to it. eager_input_streaming: has no effect,
+    because arguments are always streamed; likewise allowed_callers, because only the model calls, and input_examples.
+    """
 
     type: Literal["custom"] | None = None
     name: Text
@@ -116,6 +143,9 @@ class Tool(NullIsAbsent):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[Text] | None = None
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class AnyToolChoice(NullIsAbsent):
@@ -150,6 +180,30 @@ class Metadata(NullIsAbsent):
     user_id: Text | None = None
 
 
+class Edit(Historic):
+    """An edit of earlier turns at a length that the client names. None is made here: the prompt stays whole."""
+
+    type: Text
+    keep: Any = None
+
+    @property
+    def changes_nothing(self) -> bool:
+        """True for an edit that keeps all thinking."""
+        return self.type == "clear_thinking_20251015" and self.keep in ("all", {"type": "all"})
+
+
+class ContextManagement(NullIsAbsent):
+    edits: Annotated[list[Edit], Field(max_length=64)] | None = None
+
+
+class Thread(NullIsAbsent):
+    """create: the server is asked to keep the conversation, which the request holds. None is kept here, so a request
+    to continue one is refused, in the way on which Claude Code sends the whole conversation."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: Text | None = None
+
+
 class JsonSchemaFormat(NullIsAbsent):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
@@ -160,8 +214,8 @@ class OutputConfig(NullIsAbsent):
     format: JsonSchemaFormat | None = None
 
 
-class CountTokensRequest(NullIsAbsent):
-    """The fields that make up a prompt."""
+class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore[misc]
+    """The fields that make up a prompt, and those that change nothing."""
 
     model: Text | None = None
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -171,12 +225,25 @@ class CountTokensRequest(NullIsAbsent):
     thinking: Annotated[EnabledThinking | OtherThinking, ByType()] | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    thread: Thread | None = None
+
+    def find_ignored(self) -> list[str]:
+        """The names of the given fields that have no effect."""
+        names = sorted(name for name in self.ignored_fields if getattr(self, name) is not None)
+        edits = () if self.context_management is None else self.context_management.edits or ()
+        tools = self.tools or ()
+        found = {
+            "context_management.edits": any(not edit.changes_nothing for edit in edits),
+            "thread": self.thread is not None,
+            "tools.allowed_callers": any(set(tool.allowed_callers or ()) - {"direct"} for tool in tools),
+            "tools.input_examples": any(tool.input_examples for tool in tools),
+        }
+        return [*names, *(name for name, is_given in found.items() if is_given)]
 
     def to_spec(self, tenant: str) -> ChatSpec:
         """The request to a model, with the default parameters. Raises UsageError for what cannot be honoured."""
         thinking, wanted = self.thinking, self.tool_choice
-        if thinking is not None and thinking.display == "omitted":
-            raise refuse("thinking.display", "is omitted, but thinking is always shown; leave it out")
         choice: ToolChoice = "auto"
         if isinstance(wanted, OneToolChoice):
             choice = NamedTool(wanted.name)
@@ -184,7 +251,7 @@ class CountTokensRequest(NullIsAbsent):
             choice = "required" if wanted.type == "any" else wanted.type
         functions = [
             {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
-            for tool in self.tools or ()
+            for tool in _loaded_tools(self, choice)
         ]
         messages = _chat_messages(self.messages, self.system)
         return ChatSpec(
@@ -216,6 +283,9 @@ class MessagesRequest(CountTokensRequest, AnsweredFields):
         return FIELD_NAMES
 
     def to_spec(self, tenant: str) -> ChatSpec:
+        if self.thread is not None and self.thread.type == "continue":
+            reason = "continues a conversation that is not kept here; send all its messages, without thread"
+            raise refuse("thread", reason, THREAD_UNSUPPORTED)
         if isinstance(self.thinking, EnabledThinking) and self.thinking.budget_tokens >= self.max_tokens:
             reason = "must be below max_tokens, which bounds thinking and answer together"
             raise refuse("thinking.budget_tokens", reason, "integer_above_max_value")
@@ -230,6 +300,17 @@ class MessagesRequest(CountTokensRequest, AnsweredFields):
             structured_outputs=structured,
         )
         return replace(super().to_spec(tenant), params=params, given=frozenset(named), options=read_options(self))
+
+
+def _loaded_tools(body: CountTokensRequest, choice: ToolChoice) -> list[Tool]:
+    """The tools that the model sees: those whose loading is not deferred, that a result refers to, or that it must
+    call."""
+    loaded = {choice.name} if isinstance(choice, NamedTool) else set()
+    for message in body.messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                loaded |= {part.tool_name for part in block.content if isinstance(part, ToolReferenceBlock)}
+    return [tool for tool in body.tools or () if not tool.defer_loading or tool.name in loaded]
 
 
 def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock] | None) -> list[dict[str, Any]]:
@@ -265,15 +346,17 @@ def _continues(last: dict[str, Any]) -> bool:
     return True
 
 
-def _content(content: str | Sequence[TextBlock | MediaBlock], where: str) -> MessageContent:
+def _content(content: str | Sequence[ResultBlock], where: str) -> MessageContent:
     if isinstance(content, str):
         return plain(content)
     return in_a_row((_part(block, f"{where}[{i}]") for i, block in enumerate(content)), "\n")
 
 
-def _part(block: TextBlock | MediaBlock, where: str) -> MessagePart:
+def _part(block: ResultBlock, where: str) -> MessagePart:
     if isinstance(block, TextBlock):
         return PlainText(block.text)
+    if isinstance(block, ToolReferenceBlock):
+        return PlainText(f"The tool {block.tool_name} can be called now.")
     return Media("image" if block.type == "image" else "file", f"{where}.type")
 
 
@@ -285,8 +368,11 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
         conversation.add(role, (_part(block, where),), "\n")
     elif isinstance(block, ToolUseBlock):
         conversation.add_call(block.id, block.name, arguments_text(block.input))
+    elif isinstance(block, RedactedThinkingBlock):
+        conversation.turn("assistant")
     elif isinstance(block, ThinkingBlock):
-        conversation.turn("assistant")["reasoning_content"] = block.thinking
+        thinking = block.thinking or unseal(block.signature) or ""
+        conversation.turn("assistant")["reasoning_content"] = thinking
     else:
         content = _content(block.content or "", f"{where}.content")
         if block.is_error:  # templates have no other way to express it

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from octavo.server.generation.prompt import encode_conversation
-from octavo.server.http.long_answer import run_unless_gone
+from octavo.server.http.access_log import record_of
 from octavo.server.protocols.answer_schemas import MESSAGE, streamed_answer
-from octavo.server.protocols.answering import answer, read_spec, tenant_of
+from octavo.server.protocols.answering import answer, count_prompt_tokens, name_ignored
 from octavo.server.protocols.anthropic.answer import MessagesWriter
 from octavo.server.protocols.anthropic.errors import ANTHROPIC
 from octavo.server.protocols.anthropic.request import FIELD_NAMES, CountTokensRequest, MessagesRequest
-from octavo.server.server_state import state_of
 
 router = ANTHROPIC.router(FIELD_NAMES)
 
@@ -28,10 +26,8 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     return await answer(request, body, MessagesWriter)
 
 
-@router.post("/v1/messages/count_tokens")
-async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
+@router.post("/v1/messages/count_tokens", response_model=TokenCount)
+async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
     """The number of tokens in the prompt of this conversation, which may exceed the context."""
-    spec = await run_unless_gone(request, read_spec(lambda: body.to_spec(tenant_of(request))))
-    async with state_of(request).models.use(body.model) as model:
-        token_ids = await run_unless_gone(request, encode_conversation(model, spec))
-        return TokenCount(input_tokens=len(token_ids))
+    count = JSONResponse({"input_tokens": await count_prompt_tokens(request, body)})
+    return name_ignored(body.find_ignored(), record_of(request), count)

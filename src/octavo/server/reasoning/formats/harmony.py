@@ -14,7 +14,7 @@ _BEGINS_HEADER = (_START, _CHANNEL)
 _ENDS_MESSAGE = ("<|end|>", "<|call|>", "<|return|>")
 _HEADER_MARKS = (_MESSAGE, "<|constrain|>", *_BEGINS_HEADER, *_ENDS_MESSAGE)
 _MESSAGE_MARKS = marks_pattern([*_BEGINS_HEADER, *_ENDS_MESSAGE])
-_MAX_HEADER_PIECES = 256
+_MAX_HEADER_PIECES = 512
 
 
 class ChannelParser(ReasoningParser):

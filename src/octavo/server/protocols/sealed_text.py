@@ -1,0 +1,26 @@
+"""Text that a client keeps for the server without showing it: reasoning, and summaries of conversations.
+
+It is encoded, not encrypted, because a client may read it; so a server can read what another one has sealed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+_MARK = "octavo."
+
+
+def seal(text: str) -> str:
+    """The text in a form for fields that other products encrypt."""
+    return _MARK + base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def unseal(sealed: str | None) -> str | None:
+    """The text that `seal` was given; None if there is none, or another product has sealed it."""
+    if sealed is None or not sealed.startswith(_MARK):
+        return None
+    try:
+        return base64.b64decode(sealed[len(_MARK) :], altchars="-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
