@@ -27,6 +27,7 @@ LEAVES = {
     "sampling_params",
     "outputs",
     "config",
+    "speculative_config",
     "prompt",
     "generation_request",
     "__version__",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from octavo.errors import UsageError
+from octavo.speculative_config import SpeculationMode, SpeculativeConfig
 
 KVDtype = Literal["float16", "int8", "fp8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
@@ -104,6 +105,16 @@ class EngineConfig:
     )
     block_size: int = option(16, "tokens in one block of the KV cache")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of earlier prompts with the same beginning")
+    speculation: SpeculationMode = option(  # noqa: RUF009 - a literal cannot change
+        "auto",
+        "guess next tokens from the text so far, and compute several in one step where that is faster; answers stay "
+        "the same: ngram, off, or auto (ngram on the CPU)",
+    )
+    speculative_config: dict[str, Any] | str | None = option(  # noqa: RUF009 - None cannot change
+        None,
+        "the same as JSON with vLLM's keys: method (ngram), num_speculative_tokens, prompt_lookup_min, "
+        "prompt_lookup_max",
+    )
     pack_cache: bool | None = option(
         None,
         "keep packed weights on disk; later starts map them and share their memory; default: only of models larger "
@@ -171,6 +182,7 @@ class EngineConfig:
             raise UsageError(f"block_size is {self.block_size}; it must be 8 or a multiple of 16")
         check_integer("num_threads", self.num_threads, 0, 1024)
         _check_processes(self)
+        SpeculativeConfig.of(self)  # raises
         if self.max_model_len is not None:
             check_integer("max_model_len", self.max_model_len, 2, 2**30)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:

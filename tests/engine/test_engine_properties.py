@@ -25,7 +25,7 @@ from octavo.errors import UsageError
 from octavo.generation_request import Params, PoolingParams
 from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from tests.support.drafting import DraftingSampler
+from tests.support.drafting import AnyPolicy, DraftingSampler, ScriptedSource, with_drafts
 from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
 from tests.support.integrity import check_integrity
 
@@ -101,7 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         max_num_seqs=st.integers(3, 8),
         step_limits=st.tuples(st.integers(8, 20), st.integers(8, 12)),
-        budget_seed=st.none() | st.integers(0, 99),
+        seeds=st.tuples(*[st.none() | st.integers(0, 99)] * 2),  # of the budget, and of drafts
         flight=st.sampled_from([(0, 1), (1, 1), (2, 1), (1, 2), (1, 3)]),  # steps left to run on, and stages
         windows=st.sampled_from([(None,), (None, 5), (9, 9, None, None, 2, 2)]),
     )
@@ -111,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_caching: bool,
         max_num_seqs: int,
         step_limits: tuple[int, int],
-        budget_seed: int | None,
+        seeds: tuple[int | None, int | None],
         flight: tuple[int, int],
         windows: tuple[int | None, ...],
     ) -> None:
@@ -125,11 +125,17 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_outputs=step_limits[1],
             enable_prefix_caching=prefix_caching,
         )
+        budget_seed, draft_seed = seeds
         if budget_seed is not None:
             self.engine.scheduler.step_budget = AnyBudget(budget_seed)
         self.executor = self.engine.executor
         self.executor.is_deferred, self.executor.max_in_flight = flight[0] > 0, max(flight[0], 1)
         self.specs: dict[str, Spec] = {}
+        self.scripts: dict[str, list[list[int]]] | None = None
+        if draft_seed is not None and self.may_draft:
+            self.scripts, chance = {}, random.Random(draft_seed)
+            source = ScriptedSource(self.scripts, lambda _: chance.random() < 0.8)
+            with_drafts(self.engine, source, AnyPolicy(draft_seed))
         self.finished: dict[str, OutputDelta] = {}
         self.count = 0
 
@@ -165,7 +171,11 @@ class EngineMachine(RuleBasedStateMachine):
         except UsageError:
             event("refused")
             return
-        if kind == "drafts" and self.may_draft:
+        if self.scripts is not None and kind not in ("beams", "pooling"):
+            expected = self.alone(spec)
+            assert isinstance(expected, OutputDelta)
+            self.scripts[request.request_id] = [choice.token_ids for choice in expected.outputs]
+        elif kind == "drafts" and self.may_draft:
             expected = self.alone(spec)
             assert isinstance(expected, OutputDelta)
             for group, choice in zip(request.groups, expected.outputs, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence as Row
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -28,6 +29,8 @@ from octavo.engine.request import FinishReason, Request, RequestStatus
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.speculation.draft_source import DraftSource
+from octavo.engine.speculation.speculation import Speculation
 from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
 from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import NumericalError, OctavoError, UsageError
@@ -109,6 +112,7 @@ class Engine:
             logger.warning("the store of cached blocks is not used: prefix caching is off")
         self.admission = GroupAdmission(kv_cache, limits.max_num_seqs, self.metrics, executor.num_stages)
         self.scheduler = Scheduler(self.admission, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
+        self.speculation: Speculation | None = None
         self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
         self._publisher = Publisher(tokenizer, self.admission, self.metrics)
@@ -126,6 +130,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests or self._failures or self._in_flight or self._ended)
+
+    def speculate(self, sources: Row[DraftSource]) -> None:
+        """Takes drafts of these sources from now on; none: a step gives each sequence one token."""
+        self.speculation = Speculation(sources, self.scheduler.times, self.metrics) if sources else None
 
     # --- sleep ---
 
@@ -213,6 +221,8 @@ class Engine:
             return
         self._take()
         while len(self._in_flight) < self.executor.num_stages:
+            if self.speculation is not None:
+                self._propose(self.speculation)
             schedule = self.scheduler.schedule()
             if not schedule.scheduled:
                 break
@@ -222,6 +232,15 @@ class Engine:
                 self.admission.take_arrived(_ARRIVAL_S)
                 return
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
+
+    def _propose(self, speculation: Speculation) -> None:
+        """Gives sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
+        busy, running = self.admission.stages.busy, self.admission.running
+        idle = [sequence for sequence in running if sequence.group not in busy] if busy else running
+        is_waited_for = self.admission.may_admit or any(
+            len(sequence.token_ids) - sequence.num_computed_tokens > 1 for sequence in idle
+        )
+        speculation.propose(idle, self.limits.max_num_outputs, may_explore=not is_waited_for)
 
     def prepare(self) -> None:
         """Prepares the step after the one in flight, if its sequences are certain to continue.
@@ -233,6 +252,8 @@ class Engine:
         last, takes_two = self._in_flight[0], self.executor.max_in_flight > 1
         if takes_two:
             self._take()
+            if self.speculation is not None and self.speculation.may_draft_next(last.schedule.scheduled):
+                return
         started_at = time.perf_counter()
         schedule = self.scheduler.schedule_ahead(last.schedule)
         self._prepared = None
@@ -299,13 +320,17 @@ class Engine:
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
         """Puts the tokens of the step before into a prepared one.
 
-        False: that is not the next step, because a request has come or gone or a token ends its sequence.
+        False: that is not the next step, because a request has come or gone, a token ends its sequence, or there are
+        drafts now.
         """
         if self._ended is None or not isinstance(self._ended.result, StepOutput) or self.admission.may_admit:
             return False
         batch.token_ids = self._ended.result.token_ids
-        pairs = zip(schedule.scheduled, batch.token_ids.tolist(), strict=True)
-        return not any(token_id in sequence.request.end_token_ids for sequence, token_id in pairs)
+        token_ids = batch.token_ids.tolist()
+        pairs = zip(schedule.scheduled, token_ids, strict=True)
+        if any(token_id in sequence.request.end_token_ids for sequence, token_id in pairs):
+            return False
+        return self.speculation is None or not self.speculation.would_draft(schedule.scheduled, token_ids)
 
     def _take(self) -> None:
         """Takes the tokens of the finished step, if not yet done."""
@@ -355,6 +380,8 @@ class Engine:
         if outcome.tokens:
             for i, tokens in enumerate(outcome.tokens):  # a strict zip takes twice as long, for each sequence and step
                 use = uses[i][0]
+                if use.count > 1 and self.speculation is not None:
+                    self.speculation.count(use.sequence, use.count - 1, tokens)
                 use.sequence.token_ids += tokens
                 if use.count > 1:
                     self.scheduler.accept_drafts(use.sequence, len(tokens) - 1)
@@ -411,6 +438,8 @@ class Engine:
                     continue
                 if i > row and use.consumer.kind is RowKind.SAMPLE:
                     use.sequence.draft_token_ids = []
+                    if self.speculation is not None:
+                        self.speculation.bar(use.sequence)
                 else:
                     errors.setdefault(use.sequence.request, error.errors[i])
         failures = [self._fail(request, _describe(request, row_error)) for request, row_error in errors.items()]

@@ -26,6 +26,7 @@ from octavo.engine.loading.larger_than_memory import (
 from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.engine.loading.model_identity import cache_identity
 from octavo.engine.loading.progress_bar import size
+from octavo.engine.speculation.open_sources import draft_sources
 from octavo.engine.texts.text_heads import text_heads
 from octavo.engine.texts.text_model import text_model
 from octavo.errors import InsufficientMemoryError, UsageError
@@ -182,6 +183,7 @@ def _load(
         heads = text_heads(graph, checkpoint, texts, vocabulary)
         identity = cache_identity(config, checkpoint, graph, executor)
         engine = Engine(executor, vocabulary, engine_limits, texts, heads, identity)
+        engine.speculate(draft_sources(config, graph))
     except BaseException:
         executor.close()
         raise

@@ -68,6 +68,10 @@ class EngineMetrics:
     num_preemptions_total: int = 0
     num_evictions_total: int = 0
     num_corrupted_total: int = 0  # requests whose logits were no numbers
+    num_drafts_total: int = 0  # times that a sequence had drafts in a step
+    num_draft_tokens_total: dict[str, int] = field(default_factory=dict)  # by their source
+    num_accepted_draft_tokens_total: dict[str, int] = field(default_factory=dict)  # of these, right ones
+    num_accepted_by_position_total: dict[str, int] = field(default_factory=dict)  # by their place among the drafts
     # Tokens looked up in the prefix cache when a sequence was admitted, also again after a preemption; and found.
     num_prefix_queries_total: int = 0
     num_prefix_hits_total: int = 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from octavo.batch import Float32, StepOutput
     from octavo.engine.kv.block_tier import BlockRow, LoadedBlock
     from octavo.engine.publisher import TextStream
+    from octavo.engine.speculation.speculation import Guesses
     from octavo.engine.texts.constrained import GrammarState
 
 
@@ -71,6 +72,7 @@ class Sequence:
     group: SequenceGroup = field(init=False, repr=False)
     status: RequestStatus = RequestStatus.WAITING
     draft_token_ids: list[int] = field(default_factory=list)
+    guesses: Guesses | None = None  # where its drafts come from
     num_computed_tokens: int = 0
     block_tables: list[BlockTable] = field(default_factory=list)  # one a group of layers; none: no blocks
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained
@@ -209,6 +211,7 @@ class Request:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
+    num_drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: drafts computed, and right ones
     times: RequestTimes = field(default_factory=RequestTimes)
     metrics: RequestMetrics | None = None  # as of the first output, and of the last
     num_prompt_tokens: int = field(init=False)

@@ -219,12 +219,18 @@ class Scheduler:
                 del sequence.draft_token_ids[sequence.grammar.num_allowed(sequence.draft_token_ids) :]
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
-        """One token for each member; for a single sequence also drafts, if all others still get their token."""
-        num_drafts = len(group.members[0].draft_token_ids)
+        """One token for each member; for a single sequence also drafts, if all others still get their token.
+
+        Drafts take no blocks that others hold.
+        """
+        members, num_drafts = group.members, len(group.members[0].draft_token_ids)
         if num_drafts:
             num_others = sum(len(other.members) for other in self._queue.running) - len(step.scheduled)
             num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
-        return [1 + num_drafts] * len(group.members)
+            needed = self.kv_cache.num_blocks_to_append(members, [1 + num_drafts])
+            if needed > self.kv_cache.pool.num_free_blocks:
+                num_drafts = 0
+        return [1 + num_drafts] * len(members)
 
     def _schedule_chunks(self, behind: deque[SequenceGroup], step: Schedule) -> None:
         """Fills the budget with running groups that are behind, and with waiting ones, in order of service."""

@@ -12,6 +12,9 @@ from collections import deque
 _MIN_CHUNK_TOKENS = 8  # the time of fewer is lost in that of the rows
 _NUM_REMEMBERED = 5
 _CONTEXT_STEP = 1024  # tokens: chunk tokens that see about as much take about as long
+# A number of rows that does not come again is forgotten after this many steps for each time it was measured. Nothing
+# else would correct a time that a busy machine has made too long: such steps are avoided.
+_FORGOTTEN_AFTER = 100
 
 
 class StepTimes:
@@ -20,14 +23,37 @@ class StepTimes:
     def __init__(self) -> None:
         self._rows_s: dict[int, deque[float]] = {}  # by rows: seconds of a step without chunks
         self._chunk_s: dict[int, deque[float]] = {}  # by context: seconds a token of a chunk
+        self._num_steps = 0  # without chunks
+        self._forgotten_at: dict[int, int] = {}  # by rows: the step at which their times are too old
+
+    @property
+    def largest(self) -> int:
+        """The most rows that were measured; 0: none were."""
+        return max(self._rows_s, default=0)
+
+    @property
+    def last_row_s(self) -> float:
+        """Seconds that a row adds between the two largest measured steps; 0.0: there is one at most."""
+        *_, below, above = [0, 0, *sorted(self._rows_s)]
+        if not below:
+            return 0.0
+        return (_median(self._rows_s[above]) - _median(self._rows_s[below])) / (above - below)
 
     def observe(self, num_rows: int, num_chunk_tokens: int, context: int, elapsed_s: float) -> None:
         """Takes a step into account. context: tokens before the first of the chunk tokens, if there are any."""
         if num_chunk_tokens == 0:
+            self._num_steps += 1
             _remember(self._rows_s, num_rows, elapsed_s)
+            self._forgotten_at[num_rows] = self._num_steps + _FORGOTTEN_AFTER * len(self._rows_s[num_rows])
+            if self._num_steps % _FORGOTTEN_AFTER == 0:
+                self._forget()
         elif num_chunk_tokens >= _MIN_CHUNK_TOKENS:
             seconds = max(elapsed_s - (self.step_s(num_rows) or 0.0), 0.1 * elapsed_s)
             _remember(self._chunk_s, context // _CONTEXT_STEP, seconds / num_chunk_tokens)
+
+    def _forget(self) -> None:
+        for num_rows in [each for each, step in self._forgotten_at.items() if step <= self._num_steps]:
+            del self._rows_s[num_rows], self._forgotten_at[num_rows]
 
     def knows(self, num_rows: int) -> bool:
         """True if a step of about this many rows was measured."""

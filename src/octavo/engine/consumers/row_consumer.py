@@ -55,6 +55,7 @@ class RowConsumer:
     """
 
     kind: ClassVar[RowKind]
+    takes_drafts: ClassVar[bool] = False  # whether it takes the rows of guesses, and tells which are right
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
         """Positions [start, end) of the tokens whose rows are wanted next; none of them may come from the cache.

@@ -15,6 +15,7 @@ class TokenSampler(RowConsumer):
     """Continues a sequence by the tokens that its rows give."""
 
     kind = RowKind.SAMPLE
+    takes_drafts = True
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
         known = len(sequence.token_ids)

@@ -1,0 +1,48 @@
+"""The protocol of draft sources: guesses at the tokens that follow, from whatever a source knows.
+
+A source is one file here. It says for each sequence what it would guess; `acceptance` learns how often such guesses are
+right, and `policy` decides how many of them a step computes. A wrong guess costs time, never an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from octavo.engine.request import Sequence
+
+MAX_DRAFTS = 15  # of a sequence in one step; 16 rows fill the tiles of every kernel
+
+
+@dataclass(slots=True)
+class Draft:
+    """Guesses at the tokens after a sequence's own.
+
+    levels: of each token, the strength of what speaks for it if those before it are right. Guesses of a source with the
+    same level are right equally often; the source gives the numbers their meaning.
+    """
+
+    source: DraftSource
+    token_ids: list[int]
+    levels: list[int]
+
+
+class Guesser(Protocol):
+    """The knowledge of a source about one sequence."""
+
+    def guess(self, tail: tuple[int, ...], limit: int) -> Draft | None:
+        """At most `limit` tokens after those of the sequence and `tail`, which will be its next; None: no idea."""
+
+
+class DraftSource(Protocol):
+    """Guesses from one kind of knowledge. name: as metrics show it. max_drafts: of a sequence in one step."""
+
+    name: str
+    max_drafts: int
+
+    def open(self, sequence: Sequence) -> Guesser | None:
+        """The guesser of a sequence that begins its answer; None: there is nothing to know about it."""
+
+    def prior(self, level: int) -> float:
+        """The share of right guesses of a level to assume before any was tried."""

@@ -1,0 +1,164 @@
+"""Chooses the drafts of each step: asks the sources, and has the policy decide over all sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Row
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.engine.request import RequestStatus, Sequence
+from octavo.engine.speculation.acceptance import Acceptance
+from octavo.engine.speculation.draft_source import MAX_DRAFTS, Draft, DraftSource, Guesser
+from octavo.engine.speculation.policy import DraftPolicy
+
+if TYPE_CHECKING:
+    from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.step_times import StepTimes
+
+_LIKELY = 0.5  # odds of the next token from which the step after it waits for it
+
+
+@dataclass(slots=True)
+class Guesses:
+    """The knowledge of the sources about a sequence, and their last draft.
+
+    guessers: each with the most drafts of a step. position: tokens that the draft follows. odds: of each of its tokens.
+    barred_at: tokens after which there is no draft, because the step with one had to be repeated.
+    """
+
+    guessers: list[tuple[Guesser, int]]
+    acceptance: Acceptance
+    position: int = 0
+    draft: Draft | None = None
+    odds: list[float] = field(default_factory=list)
+    barred_at: int = -1
+
+
+class Speculation:
+    """The drafts of an engine's sequences.
+
+    Every guess is compared with the tokens that come, also one that no step has computed. So a source that was wrong
+    for a while is noticed when it is right again.
+    """
+
+    def __init__(self, sources: Row[DraftSource], times: StepTimes, metrics: EngineMetrics) -> None:
+        self._sources = sources
+        self._policy = DraftPolicy(times)
+        self._metrics = metrics
+        self._acceptance = Acceptance()
+
+    def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
+        """Gives sequences their drafts for the next step, and takes back those of the last.
+
+        running: sequences in no step. max_rows: of a step. may_explore: see `DraftPolicy.lengths`.
+        """
+        sequences, num_rows = [], 0
+        for sequence in running:
+            sequence.draft_token_ids = []
+            if len(sequence.token_ids) - sequence.num_computed_tokens == 1:
+                num_rows += 1
+                if _may_draft(sequence):
+                    sequences.append(sequence)
+        found = [(sequence, *guess) for sequence in sequences if (guess := self._guess(sequence, ())) is not None]
+        lengths = self._policy.lengths(
+            [odds for _, _, odds in found], num_rows, max_rows - num_rows, may_explore=may_explore
+        )
+        for (sequence, draft, _), length in zip(found, lengths, strict=True):
+            sequence.draft_token_ids = draft.token_ids[:length]
+
+    def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
+        """True if the step after this one gets drafts. token_ids: one for each sequence, which it has not taken yet."""
+        chains = []
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            guess = self._guess(sequence, (token_id,)) if _may_draft(sequence, 1) else None
+            if guess is not None:
+                chains.append(guess[1])
+        return any(self._policy.lengths(chains, len(token_ids), MAX_DRAFTS))
+
+    def may_draft_next(self, sequences: Iterable[Sequence]) -> bool:
+        """True if the step after the one in flight is likely to have drafts, once the tokens of that are known.
+
+        Then it must not be submitted before.
+        """
+        chains, num_rows = [], 0
+        for sequence in sequences:
+            num_rows += 1
+            guess = self._guess(sequence, ()) if _may_draft(sequence, 1) else None
+            if guess is not None and guess[1][0] >= _LIKELY:
+                chains.append(guess[1][1:])
+        return any(self._policy.lengths(chains, num_rows, MAX_DRAFTS))
+
+    def bar(self, sequence: Sequence) -> None:
+        """Lets a sequence repeat its last step without drafts."""
+        if sequence.guesses is not None:
+            sequence.guesses.barred_at = len(sequence.token_ids)
+
+    def count(self, sequence: Sequence, num_drafts: int, tokens: list[int]) -> None:
+        """Counts the drafts of a step that has ended. tokens: the new ones, not yet taken by the sequence."""
+        guesses, request, metrics = sequence.guesses, sequence.request, self._metrics
+        if guesses is None or guesses.draft is None:
+            return
+        drafts, source = guesses.draft.token_ids[:num_drafts], guesses.draft.source.name
+        pairs = enumerate(zip(drafts, tokens, strict=False))
+        num_accepted = next((i for i, (draft, token) in pairs if draft != token), min(num_drafts, len(tokens)))
+        drafted, accepted = request.num_drafts.get(source, (0, 0))
+        request.num_drafts[source] = drafted + num_drafts, accepted + num_accepted
+        if not request.is_measured:
+            return
+        metrics.num_drafts_total += 1
+        _add(metrics.num_draft_tokens_total, source, num_drafts)
+        _add(metrics.num_accepted_draft_tokens_total, source, num_accepted)
+        for position in range(num_accepted):
+            _add(metrics.num_accepted_by_position_total, str(position), 1)
+
+    def _guess(self, sequence: Sequence, tail: tuple[int, ...]) -> tuple[Draft, list[float]] | None:
+        """The best draft after the sequence's tokens and `tail`, with its odds. Learns from the one before."""
+        guesses = sequence.guesses
+        if guesses is None:
+            opened = [(source.open(sequence), source.max_drafts) for source in self._sources]
+            guessers = [(guesser, most) for guesser, most in opened if guesser is not None]
+            guesses = Guesses(guessers, Acceptance(self._acceptance))
+            sequence.guesses = guesses
+        position = len(sequence.token_ids) + len(tail)
+        if position != guesses.position:
+            if guesses.draft is not None and position > guesses.position:
+                came = [*sequence.token_ids[guesses.position :], *tail]
+                guesses.acceptance.observe(guesses.draft, came)
+            self._find(sequence, guesses, tail)
+            guesses.position = position
+        if guesses.draft is None or guesses.barred_at == position:
+            return None
+        return guesses.draft, guesses.odds
+
+    def _find(self, sequence: Sequence, guesses: Guesses, tail: tuple[int, ...]) -> None:
+        limit = min(MAX_DRAFTS, sequence.request.max_total_tokens - len(sequence.token_ids) - len(tail) - 1)
+        guesses.draft, guesses.odds, best = None, [], 0.0
+        if limit <= 0:
+            return
+        for guesser, most in guesses.guessers:
+            draft = guesser.guess(tail, min(limit, most)) if most else None
+            if draft is None:
+                continue
+            odds = guesses.acceptance.odds(draft)
+            expected, value = 0.0, 1.0
+            for each in odds:
+                value *= each
+                expected += value
+            if expected > best:
+                guesses.draft, guesses.odds, best = draft, odds, expected
+
+
+def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
+    """True for a sequence of its own that has begun its answer, with its tokens still to come."""
+    group = sequence.group
+    return (
+        sequence.status is RequestStatus.RUNNING
+        and len(group.members) == 1
+        and group.consumers[-1].takes_drafts
+        and sequence.num_output_tokens + num_unknown > 0
+    )
+
+
+def _add(counts: dict[str, int], key: str, count: int) -> None:
+    counts[key] = counts.get(key, 0) + count

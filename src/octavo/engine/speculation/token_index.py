@@ -1,0 +1,54 @@
+"""Finds the place in a text that resembles its end the most."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_MIN_MATCH = 2  # tokens; one alone says too little about the next
+MAX_MATCH = 16
+_MAX_PLACES = 8  # that are compared, the latest first
+
+
+class Match(NamedTuple):
+    """A place with the same tokens before it. end: position of the token that follows. length: equal tokens."""
+
+    end: int
+    length: int
+
+
+class TokenIndex:
+    """The places of all pairs of tokens in a list that may grow, each linked to the one before it.
+
+    A token costs one entry, and a search compares a few places.
+    """
+
+    def __init__(self, token_ids: list[int]) -> None:
+        self._token_ids = token_ids
+        self._latest: dict[int, int] = {}  # by pair: the position after its latest place
+        self._earlier: list[int] = [-1] * _MIN_MATCH  # by position: that after the place before; -1: none
+        # Only places with a token after them.
+
+    def extend(self) -> None:
+        """Takes in tokens that have been added to the list."""
+        token_ids, latest, earlier = self._token_ids, self._latest, self._earlier
+        for end in range(len(earlier), len(token_ids)):
+            pair = token_ids[end - 2] << 32 | token_ids[end - 1]
+            earlier.append(latest.get(pair, -1))
+            latest[pair] = end
+
+    def find(self, text: list[int]) -> Match | None:
+        """The place that has the longest match with the end of `text`, the latest of several; None: no place."""
+        if len(text) < _MIN_MATCH:
+            return None
+        token_ids, best = self._token_ids, Match(-1, 0)
+        end, depth = self._latest.get(text[-2] << 32 | text[-1], -1), min(len(text), MAX_MATCH)
+        for _ in range(_MAX_PLACES):
+            if end < 0 or best.length == depth:
+                break
+            length, most = _MIN_MATCH, min(depth, end)
+            while length < most and token_ids[end - 1 - length] == text[-1 - length]:
+                length += 1
+            if length > best.length:
+                best = Match(end, length)
+            end = self._earlier[end]
+        return best if best.length else None

@@ -1,0 +1,89 @@
+"""The options of speculation, from `--speculative-config` with vLLM's keys or from the short options."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from octavo.errors import UsageError
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+
+SpeculationMode = Literal["auto", "off", "ngram"]
+DraftMethod = Literal["auto", "off", "ngram"]
+
+MAX_SPECULATIVE_TOKENS = 15
+_INTEGERS = {"num_speculative_tokens": (0, 1024), "prompt_lookup_min": (1, 1024), "prompt_lookup_max": (1, 1024)}
+_STRINGS = ("method",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """The sources of drafts and their limits.
+
+    method: auto is ngram on the CPU, else off.
+    num_speculative_tokens: the most drafts of a sequence in a step; fewer are computed wherever fewer pay.
+    prompt_lookup_min, prompt_lookup_max: the tokens that must match for an n-gram, at least two, and the most that are
+    compared.
+    """
+
+    method: DraftMethod = "auto"
+    num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 16
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> SpeculativeConfig:
+        """The options of an engine. Raises UsageError if they are wrong or contradict each other."""
+        given = _read(config.speculative_config)
+        if config.speculation not in get_args(SpeculationMode):
+            raise UsageError(f"speculation is {config.speculation!r}; it must be auto, off or ngram")
+        if not given:
+            return cls(method=config.speculation)
+        if config.speculation != "auto":
+            raise UsageError("speculative_config and speculation both say how to speculate; give one of them")
+        return cls(**_checked(given))
+
+
+def _read(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise UsageError(f"speculative_config is no JSON: {error}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"speculative_config is {value!r}; it must be an object such as {{'method': 'ngram'}}")
+    return dict(value)
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    """The keys with their values. Raises UsageError."""
+    known = [*_STRINGS, *_INTEGERS]
+    for name, value in given.items():
+        if name in _INTEGERS:
+            low, high = _INTEGERS[name]
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise UsageError(f"speculative_config: {name} is {value!r}; it must be a number from {low} to {high}")
+        elif name not in _STRINGS:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+            raise UsageError(f"speculative_config has no key {name!r}; {hint}")
+        elif value is not None and not (isinstance(value, str) and value):
+            raise UsageError(f"speculative_config: {name} is {value!r}; it must be a name")
+    values = {name: value for name, value in given.items() if value is not None}
+    method = values.get("method", "auto")
+    if method not in get_args(DraftMethod):
+        raise UsageError(f"speculative_config: method is {method!r}; it must be {', '.join(get_args(DraftMethod))}")
+    longest = values.get("prompt_lookup_max", 1024)
+    if values.get("prompt_lookup_min", 1) > longest:
+        raise UsageError(
+            f"speculative_config: prompt_lookup_min is {values['prompt_lookup_min']}, more than prompt_lookup_max "
+            f"{longest}; lower it"
+        )
+    return values
