@@ -15,6 +15,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from octavo.errors import ModelLoadError
@@ -51,8 +52,8 @@ class Architecture(Protocol):
 @cache
 def _declarations() -> Mapping[str, Mapping[str, tuple[Any, ...]]]:
     """The `ALIASES` and `VARIANT_OF` of every module, from its text: importing all of them would delay every start."""
-    modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    texts = {name: (pkgutil.get_data(__name__, f"{name}.py") or b"").decode() for name in modules}
+    modules = [(folder, module.name) for folder in __path__ for module in pkgutil.iter_modules([folder])]
+    texts = {name: Path(folder, f"{name}.py").read_text() for folder, name in modules if not name.startswith("_")}
     return {
         name: {key: ast.literal_eval(value) for key, value in _DECLARATION.findall(text)}
         for name, text in texts.items()
