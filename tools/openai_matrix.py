@@ -122,7 +122,7 @@ SAMPLING = {
     "grammar": Entry('root ::= "a"', "root ::= nowhere", "a grammar in GBNF or Lark"),
     "n_predict": Entry(5, -2, "as `max_tokens`"),
     "repeat_penalty": Entry(1.1, 10.5, "as `repetition_penalty`"),
-    "guided_grammar": Entry('start: "a"', 1, "a Lark grammar"),
+    "guided_grammar": Entry('start: "a"', 1, "a grammar in GBNF or Lark"),
     "truncate_prompt_tokens": Entry(8, 0, "1 and more; -1: as many as fit"),
     "truncation_side": Entry(
         "middle",

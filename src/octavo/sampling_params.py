@@ -88,9 +88,9 @@ class StructuredOutputsParams:
     """A constraint on the text of an answer; exactly one of these, with vLLM's names.
 
     json: a JSON schema, as text or as a dict; stored as text. regex: a regular expression that matches the whole
-    answer. choice: the answer is one of these. grammar: a Lark grammar in llguidance's dialect. json_object: any
-    JSON object. A constraint that cannot be enforced is refused when the request is submitted; see
-    `engine.constrained`.
+    answer. choice: the answer is one of these. grammar: a grammar in llguidance's dialect of Lark, or in llama.cpp's
+    GBNF. json_object: any JSON object. A constraint that cannot be enforced is refused when the request is submitted;
+    see `engine.constrained`.
     """
 
     json: str | Mapping[str, object] | None = None

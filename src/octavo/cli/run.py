@@ -55,7 +55,7 @@ class _RunCommand(HeadedCommand):
 @click.option("--system", help="system message before the prompt")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="text before the prompt; may be repeated")
 @click.option("--schema", metavar="FILE", help="the answer is JSON that matches the JSON schema in this file")
-@click.option("--grammar", metavar="TEXT", help="the answer matches this Lark grammar")
+@click.option("--grammar", metavar="TEXT", help="the answer matches this grammar, in Lark or GBNF")
 @click.option("--regex", metavar="TEXT", help="the answer matches this regular expression")
 @click.option("--choice", multiple=True, metavar="TEXT", help="the answer is this text or another --choice")
 @click.option("--raw", is_flag=True, help="continue the prompt as it is, without the chat template")

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from octavo.batch import token_mask
 from octavo.engine.texts.deep_stack import run_on_deep_stack
+from octavo.engine.texts.gbnf import GbnfError, is_gbnf
+from octavo.engine.texts.gbnf_to_lark import gbnf_to_lark
 from octavo.engine.texts.schemas import UnenforceableError, enforceable_lark, enforceable_schema
 from octavo.errors import OverloadedError, UsageError
 from octavo.sampling_params import StructuredOutputsParams
@@ -322,11 +324,7 @@ def make_source(params: StructuredOutputsParams) -> GrammarSource:
         _check_regex(params.regex)
         return GrammarSource("regex", LLMatcher.grammar_from_regex(params.regex))
     if params.grammar is not None:
-        try:
-            lark = enforceable_lark(params.grammar)
-        except UnenforceableError as error:
-            raise _refusal("grammar", f"has a %json schema that cannot be enforced: {error}") from None
-        return GrammarSource("grammar", LLMatcher.grammar_from_lark(lark))
+        return GrammarSource("grammar", LLMatcher.grammar_from_lark(_lark(params.grammar)))
     choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in params.choice or ())
     return GrammarSource("choice", LLMatcher.grammar_from_lark(f"start: {choices}"))
 
@@ -335,6 +333,16 @@ def _refusal(field: str, problem: str) -> UsageError:
     code = "invalid_json_schema" if field == "json" else "invalid_grammar"
     shown = problem if len(problem) <= _MAX_CHARS_SHOWN else problem[:_MAX_CHARS_SHOWN] + "..."
     return UsageError(f"structured_outputs.{field} {shown}", param=f"structured_outputs.{field}", code=code)
+
+
+def _lark(grammar: str) -> str:
+    """A grammar in Lark or in GBNF as one in Lark that llguidance enforces."""
+    try:
+        return gbnf_to_lark(grammar) if is_gbnf(grammar) else enforceable_lark(grammar)
+    except GbnfError as error:
+        raise _refusal("grammar", f"is not a grammar in GBNF: {error}") from None
+    except UnenforceableError as error:
+        raise _refusal("grammar", f"has a %json schema that cannot be enforced: {error}") from None
 
 
 def _json_grammar(schema: dict[str, Any]) -> str:

@@ -10,9 +10,9 @@ import re
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import ConfigDict, Field, model_validator
 
+from octavo.engine.texts.gbnf import GbnfError, is_gbnf, parse_gbnf
 from octavo.errors import UsageError
 from octavo.sampling_params import MAX_LOGIT_BIAS, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
@@ -36,7 +36,6 @@ _GUIDED |= {"json_schema": "json", "grammar": "grammar"}  # llama.cpp's
 _ALIASES = {"max_completion_tokens": "max_tokens", "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # The plain form of an integer, so that no two keys of an object stand for the same token.
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
-MAX_GBNF_CHARS = 1 << 14
 _BIAS: dict[str, Any] = {
     "propertyNames": {"pattern": "^[0-9]+$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
@@ -253,27 +252,24 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
             message = f"{' and '.join(found)} contradict each other; give one of them"
             raise UsageError(message, param="structured_outputs", code="invalid_value")
         for name, arguments in found.items():
-            if name == "grammar":
-                arguments = {"grammar": to_lark(arguments["grammar"])}
-            if "json" in arguments:
-                _check_schema(arguments["json"], "structured_outputs.json" if name == "structured_outputs" else name)
+            for kind, check in (("grammar", check_grammar), ("json", _check_schema)):
+                if kind in arguments:
+                    check(arguments[kind], f"{name}.{kind}" if name == "structured_outputs" else name)
             with constraint_named(name):
                 return name, StructuredOutputsParams(**arguments)
         return "structured_outputs", None
 
 
-def to_lark(text: str) -> str:
-    """A grammar of llama.cpp in GBNF as one in Lark. Raises UsageError for a wrong one."""
+def check_grammar(text: Any, param: str) -> None:
+    """Raises UsageError for a wrong grammar in GBNF, before the request waits for the engine, which checks others."""
     try:
-        if len(text) > MAX_GBNF_CHARS:
-            raise ValueError(f"it has {len(text)} characters; at most {MAX_GBNF_CHARS} are allowed")
-        return str(any_to_lark(text))
-    except (Exception, RecursionError) as error:  # llguidance raises plain exceptions
-        reason = str(error).partition("\n")[0][:200]
-        raise refuse("grammar", f"is not a grammar in GBNF or Lark: {reason}", "invalid_grammar") from None
+        if is_gbnf(text):
+            parse_gbnf(text)
+    except (GbnfError, RecursionError) as error:
+        raise refuse(param, f"is not a grammar in GBNF: {error}", "invalid_grammar") from None
 
 
-def _check_schema(schema: object, param: str) -> None:
+def _check_schema(schema: Any, param: str) -> None:
     """Checks a JSON schema, which may also be text, as with vLLM."""
     if isinstance(schema, str):
         try:

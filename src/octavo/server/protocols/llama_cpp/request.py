@@ -18,7 +18,7 @@ from octavo.server.http.json_body import WHOLE, Int, Text
 from octavo.server.protocols.ignored_fields import LLAMA_CPP, with_ignored
 from octavo.server.protocols.llama_sampling import LlamaSampling
 from octavo.server.protocols.protocol_fields import AnsweredFields, NullIsAbsent, NumLogprobs
-from octavo.server.protocols.sampling_fields import to_lark
+from octavo.server.protocols.sampling_fields import check_grammar
 
 _BAN = -100.0
 FIELD_NAMES = {
@@ -117,8 +117,9 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
             check_schema(self.json_schema, "json_schema")
             return "json_schema", StructuredOutputsParams(json=self.json_schema)
         if self.grammar:
+            check_grammar(self.grammar, "grammar")
             with constraint_named("grammar"):
-                return "grammar", StructuredOutputsParams(grammar=to_lark(self.grammar))
+                return "grammar", StructuredOutputsParams(grammar=self.grammar)
         return "structured_outputs", None
 
 
