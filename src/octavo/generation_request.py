@@ -10,6 +10,8 @@ from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
 
 MAX_CACHE_SALT_CHARS = 1024
+BATCH_PRIORITY = 1 << 30
+"""From here on a request has no stream that waits for it: it runs in the rows that cost streams nearly nothing."""
 
 
 class TextPrompt(TypedDict):

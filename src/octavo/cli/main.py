@@ -33,6 +33,8 @@ _COMMANDS = {
     "list": "models.list_models",
     "rm": "models.rm",
     "show": "show.show",
+    "batch": "batch.batch",
+    "run-batch": "batch.run_batch",
     "plan": "plan.plan",
     "quantize": "quantize.quantize",
     "convert": "quantize.convert",

@@ -46,6 +46,7 @@ class Ticket:
     num_prompts: int
     tenant: str
     priority: int
+    is_batch: bool = False
     num_prompt_tokens: int = 0
     has_started: bool = False
     admitted_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
@@ -68,6 +69,8 @@ class Ticket:
 
     def add_prompt_tokens(self, count: int) -> None:
         """Adds the tokens of all prompts once they are known. Raises OverloadedError if too many are waiting."""
+        if self.is_batch:
+            return
         self.lane.check_tokens(count, self.num_sequences)
         self.num_prompt_tokens += count
         self.lane.num_waiting_tokens += count
@@ -111,7 +114,7 @@ class _Lane:
         if 2 * self.num_sequences < self.limit:
             self._next_place_at = 0.0  # the crowd is gone
         self.tickets[ticket] = None
-        self.num_sequences += ticket.num_sequences
+        self.num_sequences += 0 if ticket.is_batch else ticket.num_sequences
 
     def check_sequences(self, num_sequences: int) -> None:
         """Raises OverloadedError if there is no capacity for another request."""
@@ -130,13 +133,13 @@ class _Lane:
 
     def remove(self, ticket: Ticket) -> None:
         del self.tickets[ticket]
-        if ticket.has_started:
+        if ticket.has_started and not ticket.is_batch:
             weight = _SMOOTHING if self._mean_stay_s else 1.0
             stay_s = asyncio.get_running_loop().time() - ticket.admitted_at
             self._mean_stay_s += weight * (stay_s - self._mean_stay_s)
             self._mean_in_flight += weight * (self.num_sequences - self._mean_in_flight)
         ticket.started()
-        self.num_sequences -= ticket.num_sequences
+        self.num_sequences -= 0 if ticket.is_batch else ticket.num_sequences
 
     def is_waiting(self, ticket: Ticket, num_waiting: int) -> bool:
         """True if the engine has not started the request. num_waiting: requests in the engine's queue."""
@@ -183,9 +186,11 @@ class Admission:
         num_prompts: int = 1,
         tenant: str = "",
         priority: int = 0,
+        is_batch: bool = False,
     ) -> Ticket:
         """Admits a request before any work is done for it. num_sequences: choices of all prompts.
 
+        is_batch: a line of a batch, whose runner limits their number: it takes no place and has no time limits.
         Raises OverloadedError at once, with the time after which to retry; UsageError if the request asks for too many
         sequences.
         """
@@ -199,7 +204,8 @@ class Admission:
         if self.is_draining:
             raise OverloadedError("the server is shutting down", code="server_shutting_down", retry_after_s=5.0)
         lane = self._lane(model)
-        lane.check_sequences(num_sequences)
+        if not is_batch:
+            lane.check_sequences(num_sequences)
         ticket = Ticket(
             lane=lane,
             request_id=request_id,
@@ -207,9 +213,11 @@ class Admission:
             num_prompts=num_prompts,
             tenant=tenant,
             priority=priority,
+            is_batch=is_batch,
         )
         lane.add(ticket)
-        self._limit_times(ticket, lane, model)
+        if not is_batch:
+            self._limit_times(ticket, lane, model)
         return ticket
 
     def is_full(self, model: ServedModel) -> bool:

@@ -38,8 +38,11 @@ class ProgressBar:
         self._last_line = 0.0
         self._endless = ""  # the last work of unknown length; its bar goes when other work begins
 
-    def update(self, what: str, done: int, total: int) -> None:
-        """Reports `done` of `total` of the work named `what`; total 0: unknown. The first call starts its time."""
+    def update(self, what: str, done: int, total: int, note: str = "") -> None:
+        """Reports `done` of `total` of the work named `what`; total 0: unknown. The first call starts its time.
+
+        note: what is shown behind the numbers.
+        """
         if not self._enabled:
             return
         with self._lock:
@@ -53,9 +56,10 @@ class ProgressBar:
                 self._tasks[what] = self._begin(what, total)
             task = self._tasks[what]
             if self._progress is not None and task is not None:
-                self._progress.update(task, completed=done, total=total or None)
+                self._progress.update(task, completed=done, total=total or None, note=note)
             elif self._announced and 0 < done < total and time.monotonic() - self._last_line >= _LINE_S:
-                self._write_line(f"{what}: {self._count(done)} of {self._count(total)}{self._left(what, done, total)}")
+                counts = f"{self._count(done)} of {self._count(total)}"
+                self._write_line(f"{what}: {counts}{note and f', {note}'}{self._left(what, done, total)}")
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -107,14 +111,19 @@ class ProgressBar:
 
         if self._progress is None:
             counts = _byte_columns() if self._in_bytes else (progress.MofNCompleteColumn(),)
-            columns = (*progress.Progress.get_default_columns()[:2], *counts, progress.TimeRemainingColumn())
+            columns = (
+                *progress.Progress.get_default_columns()[:2],
+                *counts,
+                progress.TextColumn("{task.fields[note]}"),
+                progress.TimeRemainingColumn(),
+            )
             bar = progress.Progress(*columns, console=Console(stderr=True), transient=self._transient)
             self._progress = bar
             bar.start()
         if (endless := self._tasks.pop(self._endless, None)) is not None:
             self._progress.remove_task(endless)
         self._endless = "" if total else what
-        return self._progress.add_task(what, total=total or None)
+        return self._progress.add_task(what, total=total or None, note="")
 
 
 def _byte_columns() -> tuple[ProgressColumn, ProgressColumn]:

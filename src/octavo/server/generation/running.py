@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.batch import Float32
 from octavo.engine.client import AnswerStream
 from octavo.errors import EngineDeadError
-from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
+from octavo.generation_request import BATCH_PRIORITY, GenerationRequest, PoolingParams, RequestOptions
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.prompt import Prompt
 from octavo.sampling_params import changed
@@ -169,13 +169,15 @@ class Generation:
 
 
 async def start_generation(
-    state: ServerState, model: ServedModel, spec: ChatSpec | TextSpec, request_id: str
+    state: ServerState, model: ServedModel, spec: ChatSpec | TextSpec, request_id: str, *, is_batch: bool = False
 ) -> Generation:
-    """Starts to answer a request; returns when the engine has accepted it.
+    """Starts to answer a request; returns when the engine has accepted it. is_batch: see `Admission.admit`.
 
     Raises UsageError (with param and code) if the request is invalid, OverloadedError if there is no capacity.
     """
     model.info.texts.check(spec.params, 0)
+    if is_batch:
+        spec = replace(spec, options=replace(spec.options, priority=BATCH_PRIORITY))
     num_prompts = 1 if isinstance(spec, ChatSpec) else len(spec.prompts)
     ticket = state.admission.admit(
         model,
@@ -184,6 +186,7 @@ async def start_generation(
         num_prompts=num_prompts,
         tenant=spec.tenant,
         priority=spec.options.priority,
+        is_batch=is_batch,
     )
     streams: list[AnswerStream] = []
     try:

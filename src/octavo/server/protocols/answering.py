@@ -170,7 +170,7 @@ async def answer(
         arrival = Arrival(record.began_s, time.monotonic() - began_s)
         record.model, record.is_chat = model.name, isinstance(spec, ChatSpec)
         filled = replace(spec, params=spec.params.with_defaults(model.info.sampling_defaults.without(spec.given)))
-        generation = await start_generation(state, model, filled, record.request_id)
+        generation = await start_generation(state, model, filled, record.request_id, is_batch=record.is_batch)
         resources.push_async_callback(generation.aclose)
         return writer_class(body, filled, model, generation, arrival)
 

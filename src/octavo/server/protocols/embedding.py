@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 
 from octavo.batch import Float32
-from octavo.generation_request import Pooling, PoolingParams, RequestOptions
+from octavo.generation_request import BATCH_PRIORITY, Pooling, PoolingParams, RequestOptions
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_inputs
 from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
@@ -79,14 +79,16 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
         record.request_id,
         num_sequences=min(len(job.inputs), PROMPTS_AT_ONCE),
         tenant=tenant_of(request),
+        is_batch=record.is_batch,
     )
+    options = replace(job.options, priority=BATCH_PRIORITY) if record.is_batch else job.options
     try:
         prepare = partial(prepare_inputs, model, job.inputs, job.truncate_to, job.side)
         prompts, num_truncated = await ticket.wait(prepare)
         record.num_prompt_tokens = sum(map(len, prompts))
         ticket.add_prompt_tokens(record.num_prompt_tokens)
         params = PoolingParams(pooling=job.pooling)
-        vectors = await compute_vectors(ticket, model, [(prompt, params) for prompt in prompts], job.options)
+        vectors = await compute_vectors(ticket, model, [(prompt, params) for prompt in prompts], options)
     finally:
         ticket.release()
     return Embedded(vectors, record.num_prompt_tokens, num_truncated)

@@ -1,0 +1,156 @@
+"""The output file of a batch, which is its own journal: what is in it is done, and the next run goes on behind it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from octavo.batches.lines import LineResult
+from octavo.errors import UsageError
+
+_SYNC_S = 1.0
+_COPY = 1 << 20
+
+
+class Journal:
+    """Appends results; a second run of the same command finds them, and a torn last line is removed.
+
+    errors: the file of the lines that fail; None: they are in the output too. retry_failed: forget what has failed.
+    ordered: write in the order of the lines. Results that come early wait in memory.
+    Use it as a context manager. Raises UsageError if a file cannot be used, or has something else in it.
+    """
+
+    def __init__(self, path: Path, errors: Path | None, *, retry_failed: bool = False, ordered: bool = False) -> None:
+        self.num_completed = self.num_failed = 0  # also those of earlier runs
+        self._done: dict[bytes, bool] = {}  # the digests of ids; True: failed
+        if errors is not None and errors.resolve() == path.resolve():
+            raise UsageError(f"{path} is named for the output and for the errors; give the errors a file of their own")
+        self._output = self._open(path, retry_failed)
+        try:
+            self._errors = self._output if errors is None else self._open(errors, retry_failed)
+        except BaseException:
+            self._output.close()
+            raise
+        self._ordered = ordered
+        self._early: dict[int, LineResult] = {}
+        self._expected: list[int] = []  # the numbers of the lines that are still to come, the last first
+        self._synced_at = time.monotonic()
+
+    def expect(self, numbers: list[int]) -> None:
+        """The numbers of the lines to come, in their order; for `ordered`."""
+        self._expected = numbers[::-1]
+
+    def has(self, custom_id: str) -> bool:
+        """True if the line has its result."""
+        return _digest(custom_id) in self._done
+
+    def put(self, result: LineResult) -> None:
+        if not self._ordered:
+            self._write(result)
+            return
+        self._early[result.number] = result
+        while self._expected and self._expected[-1] in self._early:
+            self._write(self._early.pop(self._expected.pop()))
+
+    def sync(self) -> None:
+        """Brings everything to the disk."""
+        for file in {self._output, self._errors}:
+            file.flush()
+            os.fsync(file.fileno())
+        self._synced_at = time.monotonic()
+
+    def close(self) -> None:
+        for file in {self._output, self._errors}:
+            file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self.sync()
+        finally:
+            self.close()
+
+    def _write(self, result: LineResult) -> None:
+        file = self._errors if result.is_failed else self._output
+        file.write(result.record())
+        self._note(result.custom_id, is_failed=result.is_failed)
+        if time.monotonic() - self._synced_at >= _SYNC_S:
+            self.sync()
+        else:
+            file.flush()  # what another process sees, and what outlives this one
+
+    def _note(self, custom_id: str, *, is_failed: bool) -> None:
+        self._done[_digest(custom_id)] = is_failed
+        self.num_failed += is_failed
+        self.num_completed += not is_failed
+
+    def _open(self, path: Path, retry_failed: bool) -> BinaryIO:
+        """The file, for this process alone. Notes what is in it, and cuts a line that has no end."""
+        file = _locked(path)
+        try:
+            size, num_kept, num_lines = 0, 0, 0
+            while (line := file.readline()).endswith(b"\n"):
+                size, num_lines = size + len(line), num_lines + 1
+                custom_id, is_failed = _read_record(line, path)
+                if is_failed and retry_failed:
+                    continue
+                num_kept += 1
+                if not self.has(custom_id):
+                    self._note(custom_id, is_failed=is_failed)
+            file.truncate(size)
+            return file if num_kept == num_lines else _without_failed(file, path)
+        except BaseException:
+            file.close()
+            raise
+
+
+def _locked(path: Path) -> BinaryIO:
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: no such directory; make it first")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no ordinary file; results are kept in one, so that a batch can go on")
+    try:
+        file = path.open("a+b")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"{path} is being written by another batch; wait for its end, or name another file") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    file.seek(0)
+    return file
+
+
+def _read_record(line: bytes, path: Path) -> tuple[str, bool]:
+    """The id of a result, and whether it failed."""
+    try:
+        record = json.loads(line)
+        response = record["response"]
+        return str(record["custom_id"]), record["error"] is not None or response["status_code"] != 200
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise UsageError(f"{path} holds something else than the results of a batch; name another file") from None
+
+
+def _without_failed(file: BinaryIO, path: Path) -> BinaryIO:
+    """A file of the other lines in place of this one, from one moment to the next."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    kept = _locked(partial)
+    file.seek(0)
+    kept.writelines(line for line in file if not _read_record(line, path)[1])
+    kept.flush()
+    os.fsync(kept.fileno())
+    partial.replace(path)
+    file.close()
+    return kept
+
+
+def _digest(custom_id: str) -> bytes:
+    return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=12).digest()

@@ -1,0 +1,120 @@
+"""The runner of a batch's lines: as many at once as there is room for, those with the same beginning together.
+
+It knows neither HTTP nor an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from octavo.batches.lines import BatchLine, LineError, LineResult, failed
+
+_WINDOW = 1000  # lines that are put in order: a shared beginning is then computed once
+_PREFIX_CHARS = 4096
+_BUSY = (429, 503)
+_MAX_WAIT_S = 30.0
+_MAX_FAULTS = 3  # an engine that ends with a line may have ended because of it
+
+
+@dataclass(frozen=True, slots=True)
+class LineAnswer:
+    """body: JSON. retry_after_s: of a server without room. is_fault: the engine ended; the line may try again."""
+
+    status: int
+    body: bytes
+    request_id: str = ""
+    retry_after_s: float = 1.0
+    is_fault: bool = False
+
+
+Call = Callable[[BatchLine], Awaitable[LineAnswer]]
+
+
+class BatchRunner:
+    """Runs lines, and hands the result of each to `put` at once, in the order in which they end."""
+
+    def __init__(
+        self,
+        call: Call,
+        width: Callable[[], int],
+        put: Callable[[LineResult], None],
+        *,
+        patience_s: float = 3600.0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """call: answers a line; raises ConnectionError if it cannot. width: lines at once, asked before each.
+
+        patience_s: of a line that finds no room.
+        """
+        self._call = call
+        self._width = width
+        self._put = put
+        self._patience_s = patience_s
+        self._sleep = sleep
+
+    async def run(self, lines: Iterable[BatchLine | LineError]) -> None:
+        """Returns when all lines have their results. Cancelled, it cancels the lines that run; they have no result."""
+        running: set[asyncio.Task[None]] = set()
+        try:
+            for line in in_order(lines):
+                if isinstance(line, LineError):
+                    self._put(failed(line, line.code, f"line {line.number}: {line.message}"))
+                    continue
+                while len(running) >= max(self._width(), 1):
+                    await _one_of(running)
+                running.add(asyncio.create_task(self._run(line)))
+            while running:
+                await _one_of(running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run(self, line: BatchLine) -> None:
+        began, delay, num_faults = asyncio.get_running_loop().time(), 1.0, 0
+        while True:
+            try:
+                answer = await self._call(line)
+            except ConnectionError as error:
+                answer = None
+                result = failed(line, "server_unreachable", str(error))
+            if answer is not None:
+                if answer.status not in _BUSY and not (answer.is_fault and num_faults < _MAX_FAULTS):
+                    break
+                num_faults += answer.is_fault
+                delay = max(delay, answer.retry_after_s)
+                result = failed(line, "request_timeout", f"there was no room for the request in {self._patience_s:g} s")
+            if asyncio.get_running_loop().time() - began > self._patience_s:
+                self._put(result)
+                return
+            await self._sleep(min(delay, _MAX_WAIT_S))
+            delay = min(2 * delay, _MAX_WAIT_S)
+        self._put(LineResult(line.number, line.custom_id, answer.status, answer.request_id, answer.body))
+
+
+async def _one_of(running: set[asyncio.Task[None]]) -> None:
+    """Waits until one has ended, and removes it; raises its exception."""
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    running -= done
+    for task in done:
+        task.result()
+
+
+def in_order(lines: Iterable[BatchLine | LineError]) -> Iterator[BatchLine | LineError]:
+    """The lines, sorted by their beginnings within a window."""
+    waiting = deque[BatchLine | LineError]()
+    source = iter(lines)
+    while waiting := deque(sorted(islice(source, _WINDOW), key=_beginning)):
+        yield from waiting
+
+
+def _beginning(line: BatchLine | LineError) -> str:
+    if isinstance(line, LineError):
+        return ""
+    content = next((line.body[name] for name in ("messages", "prompt", "input") if name in line.body), "")
+    return json.dumps([line.url, content])[:_PREFIX_CHARS]

@@ -1,0 +1,301 @@
+"""`octavo batch`: a file of requests to a file of answers, by an engine of its own or by a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.batches.lines import BatchLine, LineError, LineResult, with_seed
+from octavo.cli.command import HeadedCommand
+from octavo.cli.completion import complete_model
+from octavo.cli.options import DEFAULT_MODEL, Options, first_given, with_engine_options
+from octavo.cli.terminal import find_model
+from octavo.config import EngineConfig
+from octavo.engine.loading.progress_bar import ProgressBar, duration
+from octavo.errors import OctavoError, UsageError
+
+if TYPE_CHECKING:
+    from octavo.batches.journal import Journal
+    from octavo.batches.runner import Call, LineAnswer
+    from octavo.server.models.served_model import ServedModel
+
+_PATH = click.Path(path_type=Path)
+_URL_WIDTH = 32
+_SPARE = 4  # requests that wait beside those that run, so that no row of a step stays empty
+_EXIT_FAILED = 6
+
+
+class FailedLinesError(OctavoError):
+    """Some lines of a batch have no answer."""
+
+    exit_code = _EXIT_FAILED
+
+
+@click.command("batch", cls=HeadedCommand)
+@click.argument("source", type=_PATH, metavar="INPUT")
+@click.argument("output", type=_PATH, metavar="OUTPUT")
+@click.option(
+    "-m", "--model", shell_complete=complete_model, help=f"path, hub id or short name [default: {DEFAULT_MODEL}]"
+)
+@click.option("--errors", type=_PATH, metavar="FILE", help="write lines that fail to FILE [default: to OUTPUT as well]")
+@click.option("--ordered", is_flag=True, help="write answers in the order of the input")
+@click.option("--retry-failed", is_flag=True, help="also run the lines again that failed in an earlier run")
+@click.option("--column", metavar="NAME", help="column of a CSV or Parquet file with the prompts")
+@click.option("--template", metavar="TEXT", help="prompt with columns in braces: 'Translate: {text}'")
+@click.option("--system", metavar="TEXT", help="system message of every prompt from a column")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="maximum length of answers, where a line gives none")
+@click.option("--url", metavar="SERVER", help="let the server at this address answer, such as http://localhost:8000")
+@click.option(
+    "--rows", type=click.IntRange(1, 4096), help=f"lines at once [default: all that fit; {_URL_WIDTH} of --url]"
+)
+@with_engine_options
+def batch(*, source: Path, output: Path, engine_options: Options, **given: Any) -> None:
+    """Answer all requests of a file, and go on where it stopped if it is run again.
+
+    INPUT has a request in each line: OpenAI's batch format, or an object with a prompt, messages or input of its own.
+    A file of the suffix .csv or .parquet has a row for each prompt. OUTPUT gets OpenAI's batch results, as they come.
+
+    Exit codes: 0 if every line has its answer, 6 if some failed, 130 after Ctrl-C.
+    """
+    _run(source, output, engine_options, given)
+
+
+@click.command("run-batch", cls=HeadedCommand)
+@click.option("-i", "--input-file", "source", type=_PATH, required=True, metavar="INPUT", help="file of requests")
+@click.option("-o", "--output-file", "output", type=_PATH, required=True, metavar="OUTPUT", help="file of answers")
+@click.option("-m", "--model", shell_complete=complete_model, help="path, hub id or short name")
+@with_engine_options
+def run_batch(*, source: Path, output: Path, model: str | None, engine_options: Options) -> None:
+    """Answer all requests of a file: `octavo batch` in the words of vLLM."""
+    _run(source, output, engine_options, {"model": model})
+
+
+def _run(source: Path, output: Path, engine_options: Options, given: dict[str, Any]) -> None:
+    from octavo.batches.journal import Journal
+
+    _check(given, engine_options)
+    if not source.is_file():
+        raise UsageError(f"{source}: no such file; give a file of requests")
+    job = _Job(source, given)
+    options = {name: bool(given.get(name)) for name in ("retry_failed", "ordered")}
+    with Journal(output, given.get("errors"), **options) as journal, ProgressBar(announced=True) as progress:
+        job.scan(journal)
+        if job.num_left:
+            try:
+                asyncio.run(_answer(job, journal, progress, engine_options))
+            except KeyboardInterrupt:
+                click.echo(f"stopped; the same command goes on with the other {job.num_left:,} lines", err=True)
+                raise
+    _report(job, journal, output if given.get("errors") is None else given["errors"])
+
+
+def _check(given: dict[str, Any], engine_options: Options) -> None:
+    """Raises UsageError for options that do not go together."""
+    if given.get("url") and (unused := (given.get("model") and "--model") or first_given(engine_options)):
+        raise UsageError(f"{unused} is of an engine here, and --url names a server, which has its own; leave out one")
+    if not given.get("url"):
+        EngineConfig.resolve(given.get("model") or DEFAULT_MODEL, engine_options)
+
+
+class _Job:
+    """The lines that are to be run, and how far they are."""
+
+    def __init__(self, source: Path, given: dict[str, Any]) -> None:
+        self.source, self.given = source, given
+        self.num_lines = self.num_left = self.num_tokens = 0
+        self.began = time.monotonic()
+
+    def lines(self) -> Iterator[BatchLine | LineError]:
+        from octavo.batches.lines import read_lines
+        from octavo.batches.tables import read_table
+
+        table = [self.given.get(name) for name in ("column", "template", "system")]
+        if self.source.suffix.lower() in (".csv", ".tsv", ".parquet"):
+            found: Iterator[BatchLine | LineError] = read_table(self.source, *table)
+            yield from map(self._with_limit, found)
+            return
+        if any(table):
+            raise UsageError(f"{self.source} has no columns; --column, --template and --system are for CSV or Parquet")
+        with self.source.open("rb") as file:
+            yield from map(self._with_limit, read_lines(file))
+
+    def left(self, journal: Journal) -> Iterator[BatchLine | LineError]:
+        return (line for line in self.lines() if not journal.has(line.custom_id))
+
+    def scan(self, journal: Journal) -> None:
+        """Counts the lines, before the model is loaded. Raises UsageError if two have the same id."""
+        seen: dict[int, int] = {}
+        numbers = []
+        for line in self.lines():
+            first = seen.setdefault(hash(line.custom_id), line.number)
+            if first != line.number:
+                raise UsageError(
+                    f"{self.source}: lines {first} and {line.number} have the custom_id {line.custom_id!r:.80}; "
+                    "each line needs its own, by which its answer is found"
+                )
+            self.num_lines += 1
+            if not journal.has(line.custom_id):
+                numbers.append(line.number)
+        self.num_left = len(numbers)
+        journal.expect(numbers)
+
+    def count(self, result: LineResult) -> str:
+        """Counts a result; returns the note of the bar."""
+        self.num_left -= 1
+        if not result.is_failed:
+            usage = json.loads(result.body).get("usage") or {}
+            self.num_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0)) or 0
+        return f"{self.num_tokens / max(time.monotonic() - self.began, 1e-3):,.0f} tokens/s"
+
+    def _with_limit(self, line: BatchLine | LineError) -> BatchLine | LineError:
+        limit = self.given.get("max_tokens")
+        if limit is None or isinstance(line, LineError) or line.url == "/v1/embeddings":
+            return line
+        name = "max_output_tokens" if line.url == "/v1/responses" else "max_tokens"
+        if line.body.keys() & {"max_tokens", "max_completion_tokens", "max_output_tokens"}:
+            return line
+        return BatchLine(line.number, line.custom_id, line.url, {**line.body, name: limit})
+
+
+async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_options: Options) -> None:
+    from octavo.batches.runner import BatchRunner
+
+    name = f"{job.source.name}"
+
+    def put(result: LineResult) -> None:
+        journal.put(result)
+        note = job.count(result)
+        num_failed = f", {journal.num_failed:,} failed" if journal.num_failed else ""
+        progress.update(name, job.num_lines - job.num_left, job.num_lines, note + num_failed)
+
+    url = job.given.get("url")
+    place = _server(url) if url else _engine(job.given.get("model") or DEFAULT_MODEL, engine_options)
+    async with place as (call, width):
+        progress.update(name, job.num_lines - job.num_left, job.num_lines)
+        job.began = time.monotonic()
+        wanted = job.given.get("rows")
+        await BatchRunner(call, lambda: wanted or width(), put).run(job.left(journal))
+
+
+@asynccontextmanager
+async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
+    """An engine of its own behind the server's application, which nobody else can reach."""
+    from octavo.server.app import create_app
+    from octavo.server.config import ServerConfig
+    from octavo.server.http.in_memory import post
+    from octavo.server.models.model_names import served_name
+    from octavo.server.protocols.answering import start_schema_threads
+    from octavo.server.startup import build_state
+
+    path, options = find_model(model, options)
+    logging.getLogger("octavo.access").setLevel(logging.WARNING)
+    start_schema_threads()
+    with ProgressBar(in_bytes=True, transient=True) as progress:
+        config = EngineConfig(model=str(path), **options)
+        state = build_state(ServerConfig(), {served_name(model): config}, _Loading(progress))
+        app = create_app(state)
+        try:
+            await state.models.load(None)
+        except BaseException:
+            await _close(state)
+            raise
+    try:
+        async with state.models.use(None) as served:
+            num_rows = served.info.max_num_seqs
+
+            async def call(line: BatchLine) -> LineAnswer:
+                body = json.dumps(with_seed(line, line.custom_id)).encode()
+                answer = await post(app, line.url, body, owner="", request_id=f"req-{secrets.token_hex(12)}")
+                return _to_answer(answer.status, answer.headers, answer.body)
+
+            yield call, lambda: num_rows + _SPARE
+    finally:
+        await _close(state)
+
+
+async def _close(state: Any) -> None:
+    await state.sleeper.close()
+    await state.responses.close()
+    await state.models.close()
+
+
+@asynccontextmanager
+async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
+    """A running server."""
+    import httpx
+
+    from octavo import env
+
+    key = env.openai_api_key()
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        client = httpx.AsyncClient(base_url=base, headers=headers, timeout=httpx.Timeout(None, connect=10.0))
+    except (ValueError, httpx.InvalidURL) as error:
+        raise UsageError(f"--url {url}: {error}") from None
+    async with client:
+
+        async def call(line: BatchLine) -> LineAnswer:
+            try:
+                found = await client.post(line.url, json=with_seed(line, line.custom_id))
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise ConnectionError(f"{base}: {error or type(error).__name__}") from None
+            return _to_answer(found.status_code, dict(found.headers), found.content)
+
+        yield call, lambda: _URL_WIDTH
+
+
+def _to_answer(status: int, headers: dict[str, str], body: bytes) -> LineAnswer:
+    from octavo.batches.runner import LineAnswer
+
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value, body = None, json.dumps(body.decode("utf-8", "replace")).encode()
+    error = value.get("error") if isinstance(value, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    wait = headers.get("retry-after", "")
+    return LineAnswer(
+        status,
+        body,
+        headers.get("x-request-id", ""),
+        retry_after_s=float(wait) if wait.isdigit() else 1.0,
+        is_fault=code == "engine_restarting",
+    )
+
+
+class _Loading:
+    """Implements `octavo.server.models.model_loader.LoadReport`."""
+
+    def __init__(self, progress: ProgressBar) -> None:
+        self._progress = progress
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self._progress.update(what, done, total)
+
+    def phase(self, name: str, seconds: float) -> None:
+        pass
+
+    def ready(self, model: ServedModel) -> None:
+        pass
+
+
+def _report(job: _Job, journal: Journal, failures: Path) -> None:
+    seconds = time.monotonic() - job.began
+    text = f"{journal.num_completed:,} of {job.num_lines:,} lines are answered"
+    if job.num_tokens:
+        text += f"; {job.num_tokens:,} tokens in {duration(seconds)}"
+    click.echo(text, err=True)
+    if journal.num_failed:
+        raise FailedLinesError(
+            f"{journal.num_failed:,} lines failed; their errors are in {failures}; add --retry-failed to run them again"
+        )

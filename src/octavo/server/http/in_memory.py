@@ -1,0 +1,64 @@
+"""Requests to the application from within the process: those of batches, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message
+
+# In an ASGI scope: the owner of a batch, which takes the place of its key. No client can set it.
+BATCH_OWNER = "octavo.batch_owner"
+
+
+@dataclass(frozen=True, slots=True)
+class InMemoryAnswer:
+    """headers: their names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+async def post(app: ASGIApp, path: str, body: bytes, *, owner: str, request_id: str) -> InMemoryAnswer:
+    """The whole answer to a JSON body. Cancelled, it ends the request, as a client does that leaves."""
+    headers = {
+        "host": "localhost",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "x-request-id": request_id,
+    }
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": None,
+        "server": ("localhost", None),
+        BATCH_OWNER: owner,
+    }
+    parts = [body]
+    status, found, chunks = 0, dict[str, str](), list[bytes]()
+
+    async def receive() -> Message:
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+        await asyncio.Event().wait()  # there is no client that could leave
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            found.update((name.decode().lower(), value.decode("latin-1")) for name, value in message["headers"])
+        else:
+            chunks.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return InMemoryAnswer(status, found, b"".join(chunks))
