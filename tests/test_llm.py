@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import subprocess
 import sys
 import threading
@@ -437,6 +438,26 @@ def test_an_int8_cache_holds_more_and_shares_prefixes(smollm2_path: Path) -> Non
         assert (first.num_cached_tokens, second.num_cached_tokens, other.num_cached_tokens) == (0, 64, 32)
         assert second.outputs == first.outputs
     assert num_blocks["int8"] >= 1.9 * num_blocks["float16"]
+
+
+def test_log_probabilities_of_what_was_drawn_from(smollm2: LLM) -> None:
+    """Beside answers that have the model's own, which stay what they are."""
+    drawn = {"temperature": 0.8, "seed": 3, "max_tokens": 6, "top_k": 4, "ignore_eos": True}
+    raw = SamplingParams(**drawn, logprobs=5)
+    processed = SamplingParams(**drawn, logprobs=5, processed_logprobs=True)
+    (plain,) = smollm2.generate(PROMPTS[0], raw)
+    together = smollm2.generate([PROMPTS[0], PROMPTS[1], PROMPTS[0]], [raw, processed, processed])
+    assert together[0].outputs == plain.outputs
+    (found,) = together[2].outputs
+    assert found.token_ids == plain.outputs[0].token_ids
+    for token_id, own, model in zip(found.token_ids, found.logprobs, plain.outputs[0].logprobs, strict=True):
+        assert sum(math.exp(entry.logprob) for entry in own.values()) == pytest.approx(1, abs=1e-5)
+        best = sorted(model.values(), key=lambda entry: entry.rank)[:4]
+        weights = [math.exp(entry.logprob / 0.8) for entry in best]
+        wanted = [weight / sum(weights) for weight in weights]
+        shown = sorted(own.values(), key=lambda entry: entry.rank)
+        assert [math.exp(entry.logprob) for entry in shown] == pytest.approx(wanted, rel=1e-3)
+        assert own[token_id].rank <= 4
 
 
 def test_a_long_prompt_in_chunks_beside_others_gives_the_same_answer(smollm2: LLM) -> None:

@@ -184,7 +184,7 @@ LLAMA_CPP_BODY: dict[str, Entry] = {
     "max_tokens": Entry(5, "x", "another name of `n_predict`"),
     "n_cmpl": Entry(2, 0, f"1 to {MAX_CHOICES}"),
     "n_probs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}"),
-    "post_sampling_probs": Entry(False, True, "only false", without_effect="probabilities are those of the model"),
+    "post_sampling_probs": Entry(True, "yes", "true, false; with `n_probs`", {"n_probs": 2}),
     "timings_per_token": FLAG,
     "return_progress": Entry(True, "yes", "true, false; in a stream"),
     "logit_bias": Entry([[5, 1], ["Hi", False]], [[5, 101]], "pairs of a token or text, and -100 to 100 or false"),

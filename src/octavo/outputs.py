@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log-probability under the model, before bias, penalties and temperature."""
+    """One token's log-probability under the model, before bias, penalties and temperature, unless
+    `SamplingParams.processed_logprobs` asks for what it was drawn from."""
 
     logprob: float
     rank: int  # 1 = most likely

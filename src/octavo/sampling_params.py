@@ -128,6 +128,8 @@ class SamplingParams:
     max_tokens: None is the end of the context. If the context ends first, the answer ends there with finish_reason
         "length"; that is not an error.
     logprobs, prompt_logprobs: number of most likely tokens reported beside the chosen one; 0 is only the chosen one.
+    processed_logprobs: `logprobs` are those of the distribution that the token was drawn from, after bias, penalties,
+        temperature and the filters, instead of the model's own. A token that could not be drawn has none.
     detokenize: False leaves `text` empty. skip_special_tokens: special tokens do not appear in `text`.
     """
 
@@ -152,6 +154,7 @@ class SamplingParams:
     max_tokens: int | None = limited(16, ge=1, le=_INT32_MAX)
     logprobs: int | None = limited(None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: int | None = limited(None, ge=0, le=MAX_LOGPROBS)
+    processed_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -203,8 +206,8 @@ class SamplingParams:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Nothing but the logits and the number of the token decides how it is drawn."""
-        return not (self.has_penalties or self.forbids_tokens)
+        """Nothing but the logits and the number of the token decides how it is drawn, or is told of it."""
+        return not (self.has_penalties or self.forbids_tokens or self.processed_logprobs)
 
     @property
     def is_greedy(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.backends.sampling import sample, uniform
+from octavo.backends.sampling import report_processed, sample, uniform
 from octavo.errors import OctavoError
 from tests.support.sampling_batches import sampling_batch
 
@@ -182,3 +182,63 @@ def test_rows_without_an_outcome_are_errors(temperature: float) -> None:
         sample(good, sampling_batch(2, temperature=temperature, allowed_mask=mask))
     with pytest.raises(OctavoError, match="outside the vocabulary"):
         sample(good, sampling_batch(2, temperature=temperature, target=VOCAB))
+
+
+def changed_rows(num_rows: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with the same history (id -> count) and bias for every row, as arrays of a batch."""
+    arrays = {name: value for name, value in fields.items() if name not in ("history", "bias")}
+    for name, last, kind in (("history", "counts", np.int32), ("bias", "values", np.float32)):
+        entries = fields.get(name, {})
+        arrays[f"{name}_start"] = np.arange(num_rows + 1, dtype=np.int32) * len(entries)
+        arrays[f"{name}_ids"] = np.array([*entries] * num_rows, np.int32)
+        arrays[f"{name}_{last}"] = np.array([*entries.values()] * num_rows, kind)
+    return arrays
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 6},
+        {"temperature": 0.9, "top_p": 0.6, "min_p": 0.02},
+        {"temperature": 1.0, "typical_p": 0.5},
+        {"temperature": 0.8, "repetition_penalty": 1.4, "presence_penalty": 0.5, "history": {3: 1, 7: 2, 9: 0}},
+        {"temperature": 1.1, "bias": {4: 3.0, 5: -np.inf}, "top_k": 5},
+    ],
+    ids=lambda fields: " ".join(fields),
+)
+def test_processed_log_probabilities_are_those_of_the_outcome(fields: dict[str, Any]) -> None:
+    """Against the frequencies of many draws: the same tokens, and about the same shares."""
+    row, logits = repeated_row(8_000, spread=1.5)
+    found = frequencies(logits, **changed_rows(8_000, fields))
+    batch = sampling_batch(1, num_logprobs=VOCAB, **changed_rows(1, fields))
+    output = sample(logits[:1], batch)
+    own = output.token_ids.tolist()
+    output.logits = logits[:1].copy()
+    report_processed(output, batch, [0])
+    shown = {i: float(np.exp(p)) for i, p in zip(output.top_ids[0], output.top_logprobs[0], strict=True) if i >= 0}
+    assert set(np.flatnonzero(found)) <= set(shown)
+    assert sum(shown.values()) == pytest.approx(1)
+    assert max(abs(found[i] - p) for i, p in shown.items()) < 0.02
+    assert list(shown.values()) == sorted(shown.values(), reverse=True)
+    assert output.token_ids.tolist() == own
+    assert float(np.exp(output.logprobs[0])) == pytest.approx(shown[own[0]])
+    assert list(shown)[output.ranks[0] - 1] == own[0]
+    assert np.array_equal(output.logits[0], row)
+
+
+def test_processed_log_probabilities_of_few_rows_and_of_no_choice() -> None:
+    _, logits = repeated_row(3)
+    batch = sampling_batch(3, num_logprobs=4, temperature=0.0)
+    output, plain = sample(logits, batch), sample(logits, batch)
+    output.logits = logits
+    report_processed(output, batch, [1])
+    assert output.top_ids[1].tolist() == [plain.token_ids[1], -1, -1, -1]
+    assert (output.logprobs[1], output.top_logprobs[1, 0], output.ranks[1]) == (0.0, 0.0, 1)
+    for untouched in (0, 2):
+        assert output.top_ids[untouched].tolist() == plain.top_ids[untouched].tolist()
+        assert output.logprobs[untouched] == plain.logprobs[untouched]
+    output.token_ids[2] = plain.top_ids[2, 3]  # as if another sampler had drawn what this one cuts off
+    report_processed(output, sampling_batch(3, num_logprobs=4, temperature=1.0, top_k=2), [2])
+    assert plain.top_ids[2, 3] in output.top_ids[2]
+    assert np.isfinite(output.logprobs[2])

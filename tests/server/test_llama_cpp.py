@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,31 @@ def test_a_completion_whole_and_streamed(server: RunningServer) -> None:
     assert timings["predicted_n"] == 5
     assert timings["prompt_n"] + timings["cache_n"] == whole["tokens_evaluated"]
     assert timings["predicted_per_second"] == pytest.approx(4e3 / timings["predicted_ms"])
+
+
+def test_probabilities_after_sampling(server: RunningServer) -> None:
+    body = {"prompt": "Once upon a", "n_predict": 4, "n_probs": 5, "seed": 1, "temperature": 0.7, "top_k": 3}
+    body |= {"top_p": 1.0}  # the model's own is less
+    with server.client as client:
+        raw = client.post("/completion", json={**body, "return_tokens": True}).json()
+        after = {**body, "post_sampling_probs": True, "return_tokens": True}
+        whole = client.post("/completion", json=after).json()
+        streamed = chunks_of(client, "/completion", after)
+        greedy = client.post("/completion", json={**after, "temperature": 0}).json()
+    assert whole["tokens"] == raw["tokens"]  # nothing else is drawn
+    assert [one for part in streamed[:-1] for one in part["completion_probabilities"]] == whole[
+        "completion_probabilities"
+    ]
+    for one, before in zip(whole["completion_probabilities"], raw["completion_probabilities"], strict=True):
+        assert one.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        weights = [math.exp(token["logprob"] / 0.7) for token in before["top_logprobs"][:3]]
+        assert [token["id"] for token in one["top_probs"]] == [token["id"] for token in before["top_logprobs"][:3]]
+        probs = [token["prob"] for token in one["top_probs"]]
+        assert probs == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-3)
+        assert one["prob"] in probs
+    for one in greedy["completion_probabilities"]:
+        assert one["prob"] == 1.0
+        assert [(token["id"], token["prob"]) for token in one["top_probs"]] == [(one["id"], 1.0)]
 
 
 def chunks_of(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -244,7 +270,6 @@ def test_what_is_not_here_is_refused_or_named(fake: ScriptedServer) -> None:
         {"dry_multiplier": 0.8},
         {"samplers": ["top_k"]},
         {"lora": [{"id": 0, "scale": 1}]},
-        {"post_sampling_probs": True},
         {"t_max_predict_ms": 100},
         {"n_predict": -2},
         {"n_probs": 21},

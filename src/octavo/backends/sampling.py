@@ -2,8 +2,8 @@
 
 The stages, in this order, all in float32 unless said otherwise:
 
-0. Log-probabilities, ranks and the most likely tokens that are reported are those of the raw logits.
-   The order of likelihood is by descending logit, equal ones by ascending id.
+0. Log-probabilities, ranks and the most likely tokens that are reported are those of the raw logits, unless
+   `report_processed` replaces them. The order of likelihood is by descending logit, equal ones by ascending id.
 1. `bias` is added (-inf forbids a token); tokens outside `allowed_mask` become -inf.
 2. Repetition penalty over all seen tokens, of the prompt too: positive logits are divided by it, others
    multiplied (CTRL, arXiv 1909.05858). Then, over generated tokens, `frequency_penalty * count` and
@@ -28,6 +28,7 @@ error: see `raise_row_errors`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -164,10 +165,43 @@ def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
     return logits
 
 
+def report_processed(output: StepOutput, batch: SamplingBatch, rows: Iterable[int]) -> None:
+    """Makes the reports of these rows those of the distribution that their tokens were drawn from: stages 1 to 4.
+
+    Ranks and the most likely tokens are among the survivors; a row of few survivors has as few. output: with its
+    logits.
+    """
+    assert output.logits is not None
+    for row in rows:
+        options, token = batch.rows[row], int(output.token_ids[row])
+        if options["num_logprobs"] < 0 or token < 0:
+            continue
+        logits = _process(np.minimum(output.logits[row], _LARGEST, dtype=np.float32), batch, row)
+        ids, x = _survivors(logits, options)
+        if token not in ids:  # a border of a filter, where another sampler rounds in another way
+            ids, x = np.sort(np.append(ids, token)), np.maximum(x, _SMALLEST_X)
+        wide = x[ids].astype(np.float64)
+        logprobs = wide - np.log(np.sum(np.exp(wide)))
+        order = np.argsort(-logits[ids], kind="stable")
+        place = int(np.flatnonzero(ids[order] == token)[0])
+        output.logprobs[row], output.ranks[row] = logprobs[order[place]], place + 1
+        top = order[: options["num_logprobs"]]
+        output.top_ids[row], output.top_logprobs[row] = -1, np.nan
+        output.top_ids[row, : top.size], output.top_logprobs[row, : top.size] = ids[top], logprobs[top]
+
+
 def _choose(logits: Float32, options: np.void, draw: float) -> int:
     """Stages 3 to 5 on one row of processed logits."""
+    ids, x = _survivors(logits, options)
+    cumulative = np.cumsum(np.exp(x[ids].astype(np.float64)))
+    position = np.searchsorted(cumulative, draw * cumulative[-1], side="right")
+    return int(ids[min(int(position), ids.size - 1)])
+
+
+def _survivors(logits: Float32, options: np.void) -> tuple[NDArray[np.int64], Float32]:
+    """Stages 3 and 4 on one row of processed logits: the ids that may be drawn, ascending, and x of all."""
     if options["temperature"] <= 0:
-        return int(np.argmax(logits))
+        return np.array([np.argmax(logits)]), np.zeros_like(logits)
     with np.errstate(over="ignore"):
         x = (logits - logits.max()) / options["temperature"]
     ids = np.flatnonzero(x >= _SMALLEST_X)
@@ -181,9 +215,7 @@ def _choose(logits: Float32, options: np.void, draw: float) -> int:
         ids = _shortest_prefix(ids[np.argsort(distance, kind="stable")], x, float(options["typical_p"]))
     if options["top_p"] < 1:
         ids = _shortest_prefix(_by_likelihood(logits, ids), x, float(options["top_p"]))
-    cumulative = np.cumsum(np.exp(x[ids].astype(np.float64)))
-    position = np.searchsorted(cumulative, draw * cumulative[-1], side="right")
-    return int(ids[min(int(position), ids.size - 1)])
+    return ids, x
 
 
 def _by_likelihood(logits: Float32, ids: NDArray[np.int64]) -> NDArray[np.int64]:

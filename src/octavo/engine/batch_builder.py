@@ -172,6 +172,7 @@ class BatchBuilder:
             block_copies=np.array([pair for item in scheduled for pair in item.copies], np.int32).reshape(-1, 2),
             sampling=None if len(hidden_indices) and not len(logits_indices) else self._sampling(wanted),
             token_types=_token_types(scheduled, query_start_loc) if len(hidden_indices) else None,
+            return_logits=any(each.request.params.sampling.processed_logprobs for each in wanted.sequences),
             inputs=self._inputs,
         )
         if self._inputs:

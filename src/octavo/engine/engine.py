@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from octavo.backends import Executor, PendingStep, SleepingExecutor
-from octavo.backends.sampling import RowError, SamplingError
+from octavo.backends.sampling import RowError, SamplingError, report_processed
 from octavo.batch import Batch, StepOutput
 from octavo.engine.admission import GroupAdmission
 from octavo.engine.batch_builder import BatchBuilder
@@ -358,6 +358,9 @@ class Engine:
             num_processed = item.start + item.num_tokens
             if request.is_followed and num_processed < request.num_prompt_tokens:  # else the first token tells it
                 self._progress.append(self._publisher.build_progress(request, num_processed, step.ended_at))
+        if output.logits is not None and step.batch.sampling is not None:
+            report_processed(output, step.batch.sampling, schedule.processed_rows())
+            output.logits = None  # the rest of the output is kept until it is published
         rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
         running = RequestStatus.RUNNING
         for use, row, _ in schedule.rows():

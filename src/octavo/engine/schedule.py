@@ -102,6 +102,15 @@ class Schedule:
                     num_logits += use.count
             num_tokens += item.num_tokens
 
+    def processed_rows(self) -> list[int]:
+        """The rows of logits whose log-probabilities are wanted of the distribution that tokens are drawn from."""
+        return [
+            i
+            for use, row, _ in self.rows()
+            if use.consumer.kind is RowKind.SAMPLE and use.sequence.request.params.sampling.processed_logprobs
+            for i in range(row, row + use.count)
+        ]
+
     def add(self, item: ScheduledSequence) -> None:
         self.num_tokens_left -= item.num_tokens
         self.num_rows_left -= item.num_rows

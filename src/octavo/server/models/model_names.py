@@ -69,7 +69,8 @@ class ModelNames:
         self._known: dict[str, str] = {}
         for name, model in reversed(list(models.items())):  # of two ids for one file, the first counts
             self._known |= dict.fromkeys((model, str(Path(model).expanduser().absolute())), name)
-        self._known |= {DEFAULT_NAME: name for name in list(models)[:1]}
+        if models:
+            self._known[DEFAULT_NAME] = next(iter(models))
         self._known |= {**(aliases or {}), **{name: name for name in models}}
         self._aliases = dict(aliases or {})
 

@@ -25,7 +25,7 @@ from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields,
 
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
 # Parameters that requests have in another form, or not at all. All others, new ones too, are fields of requests.
-_NO_FIELDS = ("logit_bias", "logprobs", "structured_outputs", "detokenize", "output_kind")
+_NO_FIELDS = ("logit_bias", "logprobs", "structured_outputs", "detokenize", "output_kind", "processed_logprobs")
 _PARAMETERS = tuple(item.name for item in fields(SamplingParams) if item.name not in _NO_FIELDS)
 # Parameters that beam search honours. The others are refused with it, unless they have no effect without sampling.
 _BEAM_PARAMS = frozenset({"n", "max_tokens", "ignore_eos", "skip_special_tokens"})

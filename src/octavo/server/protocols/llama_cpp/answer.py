@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,12 +108,14 @@ class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
         num_top = self.request.n_probs
         if not num_top:
             return {}
-        shown = partial(_shown, self.model.tokenizer)
+        are_probs = bool(self.request.post_sampling_probs)
+        shown = partial(_shown, self.model.tokenizer, is_prob=are_probs)
+        top = "top_probs" if are_probs else "top_logprobs"
         return {
             "completion_probabilities": [
                 {
                     **shown(token.token_id, token.entries[token.token_id]),
-                    "top_logprobs": [shown(*item) for item in most_likely(token.entries, num_top)],
+                    top: [shown(*item) for item in most_likely(token.entries, num_top)],
                 }
                 for token in tokens
             ]
@@ -134,9 +137,10 @@ class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
         return found
 
 
-def _shown(tokenizer: Tokenizer, token_id: int, entry: Logprob) -> dict[str, Any]:
+def _shown(tokenizer: Tokenizer, token_id: int, entry: Logprob, *, is_prob: bool) -> dict[str, Any]:
     text, raw = token_text(tokenizer, token_id)
-    return {"id": token_id, "token": text, "bytes": list(raw), "logprob": finite(entry.logprob)}
+    value = {"prob": math.exp(entry.logprob)} if is_prob else {"logprob": finite(entry.logprob)}
+    return {"id": token_id, "token": text, "bytes": list(raw), **value}
 
 
 def generation_settings(params: SamplingParams, max_model_len: int) -> dict[str, Any]:

@@ -79,7 +79,6 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
         for name, reason in (
             ("lora", "names adapters, and this server has none; leave it out"),
             ("samplers", "chooses an order of samplers, and there is one order here; leave it out"),
-            ("post_sampling_probs", "is not supported: probabilities are those of the model, before sampling"),
         ):
             if getattr(self, name):
                 raise refuse(name, reason)
@@ -95,6 +94,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
             n=self.n_cmpl or 1,
             max_tokens=None if limit == -1 else limit or 1,
             logprobs=self.n_probs or None,
+            processed_logprobs=bool(self.post_sampling_probs),
             ignore_eos=bool(self.ignore_eos),
             logit_bias=read_bias(self.logit_bias),
             structured_outputs=structured,
