@@ -285,8 +285,8 @@ def test_gguf_without_embedding() -> None:
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": "8"}}, r"rope_scaling\.factor is '8': must be a number"),
         (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
-            "must be more than low_freq_factor",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 3.0}},
+            "must be at least low_freq_factor",
         ),
         ({"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}}, "must be 8 numbers"),
         (
@@ -359,3 +359,12 @@ def test_any_hf_config_is_read_or_refused(
     with contextlib.suppress(ModelLoadError):
         config = from_hf(architecture, **(changes if scaling is None else {**changes, "rope_scaling": scaling}))
         assert np.isfinite(config.rope.params.frequencies).all()
+
+
+def test_the_length_under_its_older_key() -> None:
+    """Files of Llama 1 say max_sequence_length. The newer key wins, as in transformers."""
+    config = from_hf(max_position_embeddings=..., max_sequence_length=2048)
+    assert config.max_position_embeddings == 2048
+    assert from_hf(max_sequence_length=2048).max_position_embeddings == 4096
+    with pytest.raises(ModelLoadError, match="max_position_embeddings is missing"):
+        from_hf(max_position_embeddings=...)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Lfm2Config
+from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
@@ -66,6 +68,27 @@ def test_older_names_of_layers_and_sections() -> None:
     outer = {"model_type": "qwen3_5_moe", "text_config": text, "tie_word_embeddings": False}
     config = load_architecture("qwen3_5_moe").Config
     assert config.from_hf(ConfigReader(outer)) == config.from_hf(ConfigReader(text))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"block_ff_dim": 640},
+        {"block_ff_dim": 640, "block_multiple_of": 32},
+        {"block_ff_dim": 641, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.3},
+        {"block_auto_adjust_ff_dim": False},
+        {"block_auto_adjust_ff_dim": False, "block_ff_dim": 640, "full_attn_idxs": [1], "layer_types": ...},
+    ],
+)
+def test_lfm2_widths_under_older_keys(changes: dict[str, Any]) -> None:
+    """The published files of LFM2 say the width before an adjustment, and the layers as a list of indices."""
+    values = {key: value for key, value in CONFIGS["lfm2"]().to_dict().items() if not key.startswith("block_")}
+    values |= {"block_multiple_of": 256, **changes}
+    values = {key: value for key, value in values.items() if value is not ...}
+    judge = Lfm2MLP(Lfm2Config(**values))
+    found = load_architecture("lfm2").Config.from_hf(ConfigReader(values))
+    assert found.mlp.intermediate_size == judge.w1.out_features
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.loader.gguf import open_gguf
+from octavo.loader.gguf_writer import OutputTensor, typed_metadata, write_gguf
 from octavo.models import build_graph
 from tests.support import converted_gguf, tiny_models
 from tests.support.batches import Request, step
@@ -41,6 +43,24 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     model = tiny_models.tiny_model(name)
     checkpoint = open_checkpoint(converted_gguf.save_gguf(model, tmp_path / "model.gguf"))
     assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
+
+
+def test_older_files_of_mixtral(tmp_path: Path) -> None:
+    """One tensor an expert, as before April 2024, gives the same bits as the stacks of today."""
+    model = tiny_models.tiny_model("mixtral")
+    path = converted_gguf.save_gguf(model, tmp_path / "stacked.gguf")
+    file = open_gguf(path)
+    tensors = []
+    for name, info in file.tensors.items():
+        data, (stem, is_stack, _) = file.array(name), name.partition("_exps")
+        for i, part in enumerate(np.split(data, info.shape[0]) if is_stack else [data]):
+            own = f"{stem}.{i}.weight" if is_stack else name
+            shape = info.shape[1:] if is_stack else info.shape
+            tensors.append(OutputTensor(own, info.type_name, shape, lambda part=part: [part]))  # type: ignore[misc]
+    write_gguf(tmp_path / "old.gguf", typed_metadata(file.metadata, file.number_types), tensors)
+    old = open_checkpoint(tmp_path / "old.gguf")
+    assert "blk.0.ffn_gate.3.weight" in old.file.tensors
+    np.testing.assert_array_equal(logits_of(old, "cpu"), logits_of(open_checkpoint(path), "cpu"))
 
 
 @pytest.mark.parametrize("kv_b", ["joined", "both"])

@@ -18,6 +18,7 @@ LONG = {"short_factor": [1.0 + 0.01 * i for i in range(32)], "long_factor": [1.0
 CASES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "llama4 scout": {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0},
     "yarn": {"rope_type": "yarn", "factor": 16.0},
     "yarn untruncated": {"rope_type": "yarn", "factor": 3.0, "truncate": False, "beta_fast": 20.0, "beta_slow": 2.0},
     "yarn mscale": {"rope_type": "yarn", "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.3},

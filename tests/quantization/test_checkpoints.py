@@ -19,7 +19,7 @@ from octavo.quantization.checkpoints import Lowered, lowered
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.support import quantized_checkpoints, tiny_models
 from tests.support.processes import octavo_here
-from tests.support.quantized_checkpoints import CASES, as_tensor, tiny_model, write
+from tests.support.quantized_checkpoints import CASES, as_tensor, gptq, tiny_model, write
 
 RNG = np.random.default_rng(5)
 # Kernels quantize activations to eight bits.
@@ -272,5 +272,33 @@ def test_zeros_that_are_not_symmetric(tmp_path: Path) -> None:
     config, packer = CASES["gptq-4"]
     w = RNG.normal(size=(32, 64)).astype(np.float32)
     [weight] = layer_file(tmp_path / "x.safetensors", packer(w, RNG).tensors, config | {"sym": True})
-    with pytest.raises(ModelLoadError, match="qzeros' has other zeros than 8; set sym to false"):
+    with pytest.raises(ModelLoadError, match=r"other zeros .* 7 in version 1 of the format and 8 in version 2"):
         weight.make()
+
+
+@pytest.mark.parametrize("stored", [1, 2])
+@pytest.mark.parametrize("said", ["gptq", "gptq_v2"])
+def test_a_symmetric_file_of_either_version(stored: int, said: str, tmp_path: Path) -> None:
+    """Its zeros are known, so a file that names the wrong version means the same."""
+    packed = gptq(4, 64, symmetric=True, version=stored)(RNG.normal(size=(32, 64)).astype(np.float32), RNG)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "checkpoint_format": said}
+    [weight] = layer_file(tmp_path / "x.safetensors", packed.tensors, config)
+    np.testing.assert_allclose(weight.make().dequantize(), packed.meaning, rtol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["config.json", "quant_config.json"])
+def test_older_keys_of_awq(where: str, tmp_path: Path) -> None:
+    config, packer = CASES["awq-64"]
+    older = {"zero_point": True, "q_group_size": config["group_size"], "w_bit": 4, "version": "GEMM"}
+    model = tiny_model()
+    write(model, tmp_path, {"quant_method": "awq", **older}, packer)
+    if where != "config.json":
+        (tmp_path / where).write_text(json.dumps(older))
+        text = json.loads((tmp_path / "config.json").read_text())
+        del text["quantization_config"]
+        (tmp_path / "config.json").write_text(json.dumps(text))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.quantization == "awq"
+    name = "layers.0.mlp.up_proj.weight"
+    expected = dict(model.named_parameters())[f"model.{name}"].detach().numpy()
+    np.testing.assert_allclose(checkpoint.weights[name].dequantize(), expected, rtol=1e-3)

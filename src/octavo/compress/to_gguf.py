@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,14 +20,15 @@ from octavo.loader.json_file import read_json_object
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, TensorName, renamed
 from octavo.loader.transforms import restored
-from octavo.models import load_architecture, weight_table
+from octavo.models import build_graph, load_architecture, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight
 from octavo.tokenizer.gguf_export import gguf_tokenizer
 
+logger = logging.getLogger(__name__)
+
 _TOLERANCE = 1e-6  # relative: GGUF files have float32 numbers
-_HEAD = "lm_head"
 
 
 def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict[str, Source]]:
@@ -40,19 +42,21 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
     if checkpoint.quantization is not None:
         raise ModelLoadError(f"{path}: quantized by {checkpoint.quantization}; float weights are needed")
     reader = ConfigReader(read_json_object(path.parent / "config.json", MAX_CONFIG_BYTES))
-    keys = form.keys(checkpoint.config, reader)
-    weights = _weights(checkpoint)
+    is_part = reader.has("text_config")
+    name = form.name_of(checkpoint.config)
+    keys = form.keys(checkpoint.config, reader.section("text_config") if is_part else reader)
+    weights = _weights(checkpoint, is_part=is_part)
     shapes = {name: source.shape for name, source in weights.items()}
-    _check_config(checkpoint, _prefixed(form.name, keys), form.name, shapes)
+    _check_config(checkpoint, _prefixed(name, keys), name, shapes)
     metadata: dict[str, MetadataValue] = {
-        "general.architecture": form.name,
+        "general.architecture": name,
         "general.type": "model",
         "general.name": _model_name(path),
-        **{key: value for key, value in _prefixed(form.name, keys).items() if key not in ROPE_FACTORS},
+        **{key: value for key, value in _prefixed(name, keys).items() if key not in ROPE_FACTORS},
         **_sampling(checkpoint),
         **gguf_tokenizer(path.parent, shapes["embed_tokens.weight"][0]),
     }
-    return metadata, _factors(keys) | tensors_in_gguf(checkpoint, form.name, weights)
+    return metadata, _factors(keys) | tensors_in_gguf(checkpoint, name, weights)
 
 
 def _model_name(path: Path) -> str:
@@ -65,11 +69,16 @@ def _prefixed(name: str, keys: Keys) -> Keys:
     return {key if key in ROPE_FACTORS else f"{name}.{key}": value for key, value in keys.items()}
 
 
-def _weights(checkpoint: Checkpoint) -> dict[str, Source]:
-    """Those of the graph, without the copy of the embedding that some checkpoints keep as a head."""
+def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
+    """Those of the model. is_part: of one that also sees or hears; those of its graph, which reads text, are taken."""
     found = {name: checkpoint.weights.info(name) for name in checkpoint.weights}
-    if getattr(checkpoint.config, "tie_word_embeddings", False):
-        found = {name: source for name, source in found.items() if TensorName.parse(name).stem != _HEAD}
+    if is_part:
+        graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+        used = {parameter.name for parameter in graph.parameters}
+        if left_out := [name for name in found if name not in used]:
+            shown = ", ".join(left_out[:3])
+            logger.info("%s: %d tensors that do not read text are left out: %s", checkpoint.path, len(left_out), shown)
+        found = {name: source for name, source in found.items() if name in used}
     for source in found.values():
         if source.type_name not in DENSE_TYPES:
             known = ", ".join(DENSE_TYPES)

@@ -58,7 +58,7 @@ def write_checkpoint(
         raise ModelLoadError(f"{checkpoint.path}: quantized by {checkpoint.quantization}; float weights are needed")
     is_gguf = checkpoint.format == "gguf"
     sources = _from_gguf(checkpoint) if is_gguf else _stored(checkpoint)
-    config = _config_of_gguf(checkpoint) if is_gguf else _config_of_folder(checkpoint.path.parent)
+    config = _config_of_gguf(checkpoint) if is_gguf else config_of_folder(checkpoint)
     types = {name: type_name or source.type_name for name, source in sources.items()}
     config["dtype"] = config["torch_dtype"] = TORCH_NAMES[max(types.values(), key=[*types.values()].count)]
     count = compute_threads(threads)
@@ -123,8 +123,14 @@ def _stored(checkpoint: Checkpoint) -> dict[str, Source]:
     return found
 
 
-def _config_of_folder(folder: Path) -> dict[str, Any]:
-    return {**read_json_object(folder / "config.json", MAX_CONFIG_BYTES)}
+def config_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Its config.json. A head that config.json takes for the embedding is said to be one of its own."""
+    config: dict[str, Any] = {**read_json_object(checkpoint.path.parent / "config.json", MAX_CONFIG_BYTES)}
+    if not getattr(checkpoint.config, "tie_word_embeddings", True):
+        for section in (config, config.get("text_config")):
+            if isinstance(section, dict) and section.get("tie_word_embeddings"):
+                section["tie_word_embeddings"] = False
+    return config
 
 
 def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from octavo import models
 from octavo.errors import ModelLoadError
 from octavo.loader.gguf import open_gguf
@@ -33,8 +35,11 @@ logger = logging.getLogger(__name__)
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ROPE_FACTORS = 1 << 12
+# Files beside config.json in which older tools describe a quantized checkpoint, and their methods.
+QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
-_HEAD = "lm_head.weight"
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+_COMPARED_BYTES = 1 << 24  # of two tensors at a time
 # Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 
@@ -150,8 +155,6 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
         packed = {} if section is None else _packed(section, file)
         check_unscaled(file, packed, section)
     with _errors_of(config_path):
-        if _HEAD in packed:  # a quantized head is not the embedding, even if the model was made with one for both
-            reader = ConfigReader({**config_json, "tie_word_embeddings": False})
         config = module.Config.from_hf(reader)
         pooling = pooling_of_directory(path.parent, config_json, config.hidden_size)
         config = config.with_pooling(pooling.pooling)
@@ -159,6 +162,12 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     names = [n for n in file.tensors if n not in used and not n.endswith(_BUFFERS)]
     sources = {name: file.source(name) for name in names} | packed
     stored = {checkpoint_name(name, table): source for name, source in sources.items()}
+    if _HEAD in stored and getattr(config, "tie_word_embeddings", False):
+        # A quantized head is not the embedding, even if the model was made with one for both.
+        if _HEAD in packed or not _is_copy(stored[_HEAD], stored.get(_EMBEDDING), file):
+            config = replace(config, tie_word_embeddings=False)  # type: ignore[call-arg]
+        else:
+            del stored[_HEAD]
     with _errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
     with _errors_of(config_path):
@@ -170,6 +179,19 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
         logger.warning("%s: quant_method is %r, but no weight is quantized: they are used as they are", path, method)
     stored_infos = list(sources.values())
     return Checkpoint(path, "safetensors", architecture, config, weights, file, stored_infos, quantization, pooling)
+
+
+def _is_copy(head: Source, embedding: Source | None, file: TensorFiles) -> bool:
+    """True if both tensors have the same numbers. The stored head counts, whatever config.json says of it."""
+    if embedding is None or head.shape != embedding.shape:
+        return False
+    a, b = head.make(), embedding.make()
+    step = max(1, _COMPARED_BYTES * head.shape[0] // max(head.nbytes, 1))
+    pieces = (slice(begin, begin + step) for begin in range(0, head.shape[0], step))
+    is_same = all(np.array_equal(a.rows(piece).dequantize(), b.rows(piece).dequantize()) for piece in pieces)
+    for tensor in (*head.tensors, *embedding.tensors):
+        file.release(tensor)
+    return is_same
 
 
 def _architecture(
@@ -189,12 +211,13 @@ def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple
 
     None if there is none; the path is that of the file with it.
     """
-    key, beside = "quantization_config", config_path.with_name("quantize_config.json")
+    key = "quantization_config"
     if config_json.get(key) is not None:
         with _errors_of(config_path):
             return config_path, ConfigReader(config_json).section(key)
-    if beside.is_file():
-        return beside, ConfigReader({"quant_method": "gptq", **read_json_object(beside, MAX_CONFIG_BYTES)})
+    for name, method in QUANTIZATION_FILES.items():
+        if (beside := config_path.with_name(name)).is_file():
+            return beside, ConfigReader({"quant_method": method, **read_json_object(beside, MAX_CONFIG_BYTES)})
     return config_path, None
 
 

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SIDE_FILES = frozenset(
-    {"config.json", "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    {
+        "config.json",
+        "quantize_config.json",
+        "quant_config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
 )
 _SIDE_FILES |= {"tokenizer.model", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}
 _MODULES = "modules.json"

@@ -37,6 +37,10 @@ GGUF_STEMS: Mapping[str, str] = MappingProxyType(
         "blk.*.ffn_gate_exps": "layers.*.mlp.experts.gate_proj",
         "blk.*.ffn_up_exps": "layers.*.mlp.experts.up_proj",
         "blk.*.ffn_down_exps": "layers.*.mlp.experts.down_proj",
+        # Mixtral's files from before April 2024.
+        "blk.*.ffn_gate.*": "layers.*.mlp.experts.*.gate_proj",
+        "blk.*.ffn_up.*": "layers.*.mlp.experts.*.up_proj",
+        "blk.*.ffn_down.*": "layers.*.mlp.experts.*.down_proj",
     }
 )
 

@@ -64,7 +64,7 @@ def restored(
     """
     found = {TensorName.parse(text): source for text, source in weights.items()}
     for transform in reversed(transforms):
-        if transform.only in (None, file_format):
+        if transform.only in (None, file_format) and not getattr(transform, "is_old", False):
             found = _undone(found, transform, config)
     return {str(name): source for name, source in found.items()}
 

@@ -39,7 +39,14 @@ _NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers"),
     "width": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len"),
+    "positions": (
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "seq_length",
+        "max_seq_len",
+        "max_sequence_length",
+    ),
     "eps": ("layer_norm_epsilon", "layer_norm_eps"),
     "activation": ("activation_function", "hidden_act", "activation"),
 }

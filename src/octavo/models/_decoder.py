@@ -10,7 +10,7 @@ from octavo.errors import ModelLoadError
 from octavo.graph.ops.attention import AttentionParams, RopeParams
 from octavo.models._attention import AttentionConfig, same_windows_from_gguf, upper_windows
 from octavo.models._mlp import MLPConfig
-from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader, max_positions
 from octavo.models._rope import (
     RopeConfig,
     long_rope_from_gguf,
@@ -165,7 +165,7 @@ class DecoderConfig(ModelConfig):
             num_kv_heads=_num_kv_heads(reader, "num_key_value_heads", num_heads),
             head_dim=head_dim,
             value_dim=head_dim,
-            max_position_embeddings=reader.integer("max_position_embeddings"),
+            max_position_embeddings=max_positions(reader),
             norm_eps=reader.number(norm_eps, 1e-6, high=1.0),
             tie_word_embeddings=reader.flag("tie_word_embeddings", False),
             **fields,
@@ -175,13 +175,13 @@ class DecoderConfig(ModelConfig):
 def hf_rope(reader: ConfigReader, section: ConfigReader | None = None, theta: float = 10000.0) -> RopeConfig:
     """The rotary embedding of config.json. section: the part about it, if it is not in the usual place; theta: the
     base if the file has none. Raises ModelLoadError naming the key."""
-    head_dim, max_positions = _hf_head_dim(reader), reader.integer("max_position_embeddings")
+    head_dim, length = _hf_head_dim(reader), max_positions(reader)
     theta = reader.number("rope_theta", theta, low=1.0)
     section = section or rope_section(reader)
-    original = long_rope_from_hf(section, max_positions)
+    original = long_rope_from_hf(section, length)
     return RopeConfig(
-        rope_from_hf(section, head_dim, theta, max_positions),
-        short=rope_from_hf(section, head_dim, theta, max_positions, original) if original else None,
+        rope_from_hf(section, head_dim, theta, length),
+        short=rope_from_hf(section, head_dim, theta, length, original) if original else None,
         original_length=original or 0,
     )
 

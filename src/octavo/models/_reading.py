@@ -26,9 +26,13 @@ class ConfigReader:
         """The same configuration with values for keys that it lacks, given without the prefix."""
         return self._with_values({**{self.prefix + k: v for k, v in defaults.items()}, **self.values})
 
+    def replaced(self, key: str, value: object) -> ConfigReader:
+        """The same configuration with this value of a key."""
+        return self._with_values({**self.values, self.prefix + key: value})
+
     def with_largest(self, key: str, length: int) -> ConfigReader:
         """The same configuration with the largest of so many whole numbers, or the only one, in place of the list."""
-        return self._with_values({**self.values, self.prefix + key: max(self.counts(key, length))})
+        return self.replaced(key, max(self.counts(key, length)))
 
     def _with_values(self, values: Mapping[str, object]) -> ConfigReader:
         reader = ConfigReader(values, self.prefix)
@@ -131,6 +135,12 @@ class ConfigReader:
         if value is None:
             raise ModelLoadError(f"{self.prefix}{key} is missing")
         return value
+
+
+def max_positions(reader: ConfigReader) -> int:
+    """The longest sequence of a decoder in config.json, in tokens. Some files of Llama 1 have an older key."""
+    newer, older = "max_position_embeddings", "max_sequence_length"
+    return reader.integer(older if reader.has(older) and not reader.has(newer) else newer)
 
 
 def is_classifier(reader: ConfigReader) -> bool:

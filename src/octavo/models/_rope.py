@@ -82,11 +82,12 @@ def llama3(rotary_dim: int, theta: float, section: ConfigReader, original: int) 
     original: the context length of the training, in tokens. Meta's `apply_scaling` in the Llama 3.1 release.
     """
     low, high = _number(section, "low_freq_factor"), _number(section, "high_freq_factor")
-    if high <= low:
-        raise section.error("high_freq_factor", high, f"must be more than low_freq_factor, {low}")
+    if high < low:
+        raise section.error("high_freq_factor", high, f"must be at least low_freq_factor, {low}")
     plain = base_frequencies(rotary_dim, theta)
     turns = original * plain / (2 * math.pi)  # over the original context
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    # Equal factors, as in Llama 4 Scout, leave nothing between.
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else (turns >= low).astype(np.float64)
     frequencies = (1 - smooth) * plain / _number(section, "factor") + smooth * plain
     return RopeParams(tuple(frequencies.tolist()))
 

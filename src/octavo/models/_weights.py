@@ -45,11 +45,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Joins tensors that differ in the last `*` of their stem, the expert, to one: [experts, out, in]."""
+    """Joins tensors that differ in the last `*` of their stem, the expert, to one: [experts, out, in].
+
+    is_old: only older files have them apart, so the way back leaves the whole.
+    """
 
     stem: str
     whole: str
     only: FileFormat | None = None
+    is_old: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +167,9 @@ def rotary_pairs(only: FileFormat | None = None) -> tuple[Transform, ...]:
     )
 
 
-def stacked_experts() -> tuple[Transform, ...]:
-    """One tensor per expert in safetensors files; GGUF files have them stacked."""
+def stacked_experts(only: FileFormat = "safetensors", *, is_old: bool = False) -> tuple[Transform, ...]:
+    """One tensor per expert in safetensors files; GGUF files have had them stacked since April 2024."""
     return tuple(
-        Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", "safetensors")
+        Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", only, is_old)
         for part in ("gate", "up", "down")
     )

@@ -10,7 +10,7 @@ from octavo.graph.values import Value
 from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
 from octavo.models._decoder import DecoderConfig, hf_rope
 from octavo.models._layers import attention, gated_mlp
-from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Flatten, Split, WeightTable
 
 _NAMES = {
@@ -60,9 +60,22 @@ class Config(DecoderConfig):
                 if kind not in ("full_attention", "conv"):
                     raise reader.error("layer_types", kind, "must be full_attention or conv")
         reader = reader.with_defaults({"tie_word_embeddings": reader.flag("tie_embedding", True)})
+        reader = reader.replaced("intermediate_size", _width(reader))
         attention = AttentionConfig(same_windows(reader), qk_norm=True)
         config = cls.read_hf(reader, norm_eps="norm_eps", attention=attention, rope=hf_rope(reader, theta=1e6))
         return replace(config, norm_eps=reader.number("norm_eps", 1e-5, high=1.0))
+
+
+def _width(reader: ConfigReader) -> int:
+    """The columns of the MLP, which the published files give before an adjustment, under one of two keys."""
+    key = "block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size"
+    width = reader.integer(key, high=MAX_WIDTH)
+    if not reader.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = 2 * width // 3
+    width = int(reader.number("block_ffn_dim_multiplier", 1.0, high=MAX_WIDTH) * width)
+    multiple = reader.integer("block_multiple_of", 256, high=MAX_WIDTH)
+    return -(-width // multiple) * multiple
 
 
 def build(g: Graph, cfg: Config) -> Value:

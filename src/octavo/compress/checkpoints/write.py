@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from octavo.backends.layers import Tokens
 from octavo.compress.checkpoints.methods import QuantizationMethod
@@ -18,11 +17,11 @@ from octavo.compress.checkpoints.quantization_plan import QuantizationPlan
 from octavo.compress.checkpoints.quantize_layers import LayerQuantizer, StepReport
 from octavo.compress.checkpoints.workplace import WORK, Workplace
 from octavo.compress.encode import Encoding, encode, plain
+from octavo.compress.to_safetensors import config_of_folder
 from octavo.errors import ModelWriteError
 from octavo.loader.atomic_file import check_free_space, write_text
 from octavo.loader.atomic_folder import AtomicFolder
-from octavo.loader.checkpoint import MAX_CONFIG_BYTES
-from octavo.loader.json_file import read_json_object
+from octavo.loader.checkpoint import QUANTIZATION_FILES
 from octavo.loader.safetensors_writer import SafeTensor, write_model
 from octavo.loader.tensor_files import TensorFiles
 from octavo.loader.tensor_names import TensorName
@@ -34,7 +33,7 @@ VERSION = 5
 
 _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _MAX_COPIED_BYTES = 1 << 28
-_NOT_COPIED = ("config.json", "quantize_config.json")
+_NOT_COPIED = ("config.json", *QUANTIZATION_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +155,6 @@ def _copy_others(source: Path, folder: Path) -> None:
 
 def _write_config(plan: QuantizationPlan, method: QuantizationMethod, folder: Path) -> None:
     """The configuration comes last: without it the folder is no model."""
-    config: dict[str, Any] = dict(read_json_object(plan.checkpoint.path.parent / "config.json", MAX_CONFIG_BYTES))
+    config = config_of_folder(plan.checkpoint)
     config["quantization_config"] = method.config(plan.skipped_modules)
     write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -24,12 +24,17 @@ Keys = dict[str, bool | int | float | str | NDArray[Any]]
 class GGUFForm:
     """The `GGUF` of an architecture that `octavo convert` can write.
 
-    name: `general.architecture`. keys: from a configuration and its config.json to the keys, without the prefix; the
-    tensor of rotary factors is among them under its own name. They are read back and compared.
+    name: `general.architecture`, from a configuration if it decides. keys: from a configuration and the part of its
+    config.json about text to the keys, without the prefix; the tensor of rotary factors is among them under its own
+    name. They are read back and compared.
     """
 
-    name: str
+    name: str | Callable[[Any], str]
     keys: Callable[[Any, ConfigReader], Keys]
+
+    def name_of(self, cfg: Any) -> str:
+        """The name of a model with this configuration."""
+        return self.name if isinstance(self.name, str) else self.name(cfg)
 
 
 def decoder_keys(

@@ -24,7 +24,7 @@ _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of the codes of rows 0 to 7 in a word, fro
 class Format:
     def __init__(self, config: ConfigReader) -> None:
         self._config = config
-        choice(config, "bits", (4,))
+        choice(config, "w_bit" if config.has("w_bit") else "bits", (4,))
         choice(config, "zero_point", (True,), True)
         choice(config, "version", ("gemm", "GEMM"), "gemm")
 
@@ -33,7 +33,8 @@ class Format:
             return
         width, num_words = layer.matrix("qweight", "I32")
         out = num_words * 8
-        group = group_size(self._config, "group_size", width)
+        key = "q_group_size" if self._config.has("q_group_size") else "group_size"
+        group = group_size(self._config, key, width)
         groups = width // (group or width)
         layer.check("scales", (groups, out), *FLOATS)
         layer.check("qzeros", (groups, num_words), "I32")

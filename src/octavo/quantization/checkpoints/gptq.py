@@ -68,8 +68,13 @@ class Format:
                 codes = packed(unpacked(codes, bits)[:, order], bits)
             stored = unpacked(layer.array("qzeros").view(np.uint8), bits)[:, :out].T
             zeros = (stored + np.uint8(self._zero_offset)) & np.uint8((1 << bits) - 1)
-            if is_symmetric and (zeros != zero).any():
-                raise layer.error("qzeros", f"has other zeros than {zero}; set sym to false in the configuration")
+            # The zeros of symmetric codes are known, and some files name the wrong version.
+            if is_symmetric and not any((stored == known).all() for known in (zero - 1, zero)):
+                raise layer.error(
+                    "qzeros",
+                    f"has other zeros than those of symmetric codes, {zero - 1} in version 1 of the format and {zero} "
+                    "in version 2; if they are meant, set sym to false and checkpoint_format to gptq or gptq_v2",
+                )
             scales = np.ascontiguousarray(layer.array("scales").T)
             kept = None if is_symmetric else np.ascontiguousarray(zeros)
             return GroupedWeight(bits, group, codes, scales, zero, kept, column_order=order)
