@@ -27,6 +27,7 @@ from octavo.server.protocols.openai.chat_request import MAX_MESSAGES, ChatComple
 from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.openai.embedding_routes import EmbeddingsRequest
 from octavo.server.protocols.rerank.routes import RerankRequest, ScoreRequest
+from octavo.server.protocols.responses.compaction import CompactRequest
 from octavo.server.protocols.responses.request import MAX_ITEMS, ResponsesRequest
 from octavo.server.protocols.tgi.embedding_routes import VectorsRequest
 from octavo.server.protocols.tgi.request import GenerateRequest, Parameters
@@ -251,6 +252,11 @@ SCORE = Route(
     },
     {"top_n": 1},
 )
+CODEX = {
+    name: Entry({"a": "b"}, 1, "an object", without_effect=NAMED)
+    for name in ("client_metadata", "prompt_cache_options")
+}
+RESPONSES_TIER = Entry("auto", "slow", f"there is one tier; other names of OpenAI's are {NAMED}")
 RESPONSES = Route(
     "/v1/responses",
     ResponsesRequest,
@@ -259,13 +265,24 @@ RESPONSES = Route(
         "model": OWN_MODEL,
         "input": Entry([{"role": "user", "content": "Hi"}], [], f"text, or 1 to {MAX_ITEMS} items"),
         "instructions": Entry("Be kind.", 1, "text"),
-        "tools": Entry([OWN_TOOL], [{"type": "web_search"}], "functions"),
+        "tools": Entry(
+            [OWN_TOOL],
+            [{"type": "web_search"}],
+            "functions, custom tools, namespaces; beside them, `web_search` and others",
+        ),
         "tool_choice": Entry(
-            "required", {"type": "mcp"}, "none, auto, required, a function, `allowed_tools`", {"tools": [OWN_TOOL]}
+            "required",
+            {"type": "mcp"},
+            "none, auto, required, a function, a custom tool, `allowed_tools`",
+            {"tools": [OWN_TOOL]},
         ),
         "parallel_tool_calls": FLAG,
         "text": Entry({"format": {"type": "json_object"}}, {"verbosity": "mute"}, f"`format`; `verbosity` is {NAMED}"),
-        "reasoning": Entry({}, {"summary": "auto"}, f"`effort`, which is {NAMED} if the chat template has none"),
+        "reasoning": Entry(
+            {"summary": "auto"},
+            {"summary": "short"},
+            f"`effort`, which is {NAMED} if the chat template has none; `summary` is {NAMED}",
+        ),
         "prompt_cache_retention": RETENTION,
         "max_output_tokens": Entry(5, 0, "as `max_tokens`"),
         "temperature": TEMPERATURE,
@@ -278,24 +295,48 @@ RESPONSES = Route(
         "stream_options": Entry(
             {}, {"include_obfuscation": True}, "an object", {"stream": True}, without_effect="events are not padded"
         ),
-        "include": Entry(["message.output_text.logprobs"], ["file_search_call.results"], "log-probabilities"),
+        "include": Entry(
+            ["message.output_text.logprobs"],
+            ["everything"],
+            f"`message.output_text.logprobs`, `reasoning.encrypted_content`; what OpenAI's tools have is {NAMED}",
+        ),
         "metadata": Entry({"a": "b"}, {"a": 1}, "16 texts; echoed", without_effect=SPEAKS_ONLY),
         "truncation": Entry("auto", "left", "auto, disabled"),
         "user": USER,
         "safety_identifier": USER,
         "prompt_cache_key": CACHE_KEY,
-        "service_tier": Entry("auto", "flex", "auto, default", without_effect="there is one tier"),
+        "service_tier": RESPONSES_TIER,
         "store": Entry(False, "no", "true, false; true if left out"),
         "background": Entry(True, "no", "true, false; not with `store: false`"),
         "previous_response_id": Entry(None, "resp_1", "the id of a stored response"),
         "conversation": Entry(None, "conv_1", "only null", without_effect="there are no conversations"),
         "max_tool_calls": Entry(None, 3, "only null", without_effect="there are no built-in tools"),
         "prompt": Entry(None, {"id": "x"}, "only null", without_effect="there are no stored prompts"),
+        **CODEX,
         **OPTIONS,
         **SESSION,
         **MEDIA,
     },
     {"seed": 1, "stop": "x", "context_management": []},
+)
+COMPACT = Route(
+    "/v1/responses/compact",
+    CompactRequest,
+    {"input": "Hi"},
+    {
+        **{name: RESPONSES.entries[name] for name in ("model", "input", "instructions", "previous_response_id")},
+        **{name: RESPONSES.entries[name] for name in ("prompt_cache_key", "prompt_cache_retention", "service_tier")},
+        "stream": Entry(False, True, "only false", without_effect="the answer comes whole"),
+        "max_output_tokens": Entry(5, -1, "1 and more; of the summary, 2048 if left out"),
+        "tools": Entry([OWN_TOOL], 1, "a list", without_effect=NAMED),
+        "parallel_tool_calls": Entry(True, "yes", "true, false", without_effect=NAMED),
+        "reasoning": Entry({"effort": "low"}, 1, "an object", without_effect=NAMED),
+        "text": Entry({"verbosity": "low"}, 1, "an object", without_effect=NAMED),
+        **CODEX,
+        **OPTIONS,
+        **SESSION,
+    },
+    {"temperature": 1, "store": True},
 )
 CACHE_CONTROL = Entry(
     {"type": "ephemeral"},
@@ -446,6 +487,7 @@ ROUTES = (
     RERANK,
     SCORE,
     RESPONSES,
+    COMPACT,
     MESSAGES_ROUTE,
     COUNT_TOKENS,
     TOKENIZE,

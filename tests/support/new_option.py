@@ -18,6 +18,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
     ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
     ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+    ("/v1/responses/compact", {"input": "Hi", "max_output_tokens": 1}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     ("/v1/embeddings", {"input": "Hi"}),
     ("/v1/rerank", {"query": "Hi", "documents": ["Ho"]}),

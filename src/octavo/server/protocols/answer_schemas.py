@@ -144,7 +144,13 @@ _ITEM = (
     {"type": "message", **_texts("id", "status"), "role": "assistant", "content": [_PART]},
     {"type": "reasoning", "id": str, "summary": [Any]},
     {"type": "function_call", **_texts("id", "call_id", "name", "arguments", "status")},
+    {"type": "custom_tool_call", **_texts("id", "call_id", "name", "input", "status")},
 )
+_RESPONSE_USAGE = {
+    **_counts("input_tokens", "output_tokens", "total_tokens"),
+    "input_tokens_details": {"cached_tokens": int},
+    "output_tokens_details": {"reasoning_tokens": int},
+}
 RESPONSE = json_schema(
     {
         **_texts("id", "model"),
@@ -155,11 +161,16 @@ RESPONSE = json_schema(
         "incomplete_details": ({"reason": str}, None),
         "output": [_ITEM],
         "tools": [dict],
-        "usage": {
-            **_counts("input_tokens", "output_tokens", "total_tokens"),
-            "input_tokens_details": {"cached_tokens": int},
-            "output_tokens_details": {"reasoning_tokens": int},
-        },
+        "usage": _RESPONSE_USAGE,
+    }
+)
+COMPACTION = json_schema(
+    {
+        "id": str,
+        "object": "response.compaction",
+        "created_at": int,
+        "output": [({"type": "message", "role": "user"}, {"type": "compaction", **_texts("id", "encrypted_content")})],
+        "usage": _RESPONSE_USAGE,
     }
 )
 

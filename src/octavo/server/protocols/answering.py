@@ -12,9 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -199,6 +200,13 @@ async def answer(
         request, chunks, on_error=lambda error: encode(writer.fail(error)), last=writer.last, held=held
     )
     return name_ignored(ignored_names(body, writer.generation), record, stream)
+
+
+class InputTokens(BaseModel):
+    """The size of a prompt, as OpenAI and llama.cpp show it."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class CountedFields(Protocol):

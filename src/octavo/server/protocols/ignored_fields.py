@@ -43,7 +43,20 @@ CHAT: Table = {
     "prediction": dict[str, Any],
     "functions": Annotated[list[Any], Field(max_length=0)],
 }
-RESPONSES: Table = {**_OPENAI, **_SESSION, **_MEDIA}
+_RESPONSES: Table = {
+    **_OPENAI,
+    **_SESSION,
+    **dict.fromkeys(("client_metadata", "prompt_cache_options"), dict[str, Any]),
+}
+RESPONSES: Table = {**_RESPONSES, **_MEDIA}
+# What Codex sends with a conversation to compact, which is about answers.
+COMPACTION: Table = {
+    **_RESPONSES,
+    "tools": list[Any],
+    "parallel_tool_calls": bool,
+    "reasoning": dict[str, Any],
+    "text": dict[str, Any],
+}
 # How requests are routed, billed and cached there.
 ANTHROPIC: Table = {
     **dict.fromkeys(("anthropic_version", "inference_geo", "speed", "fallback_credit_token", "user_profile_id"), Text),

@@ -5,28 +5,17 @@ OpenAI's paths are also served without `/v1`, for clients whose base URL lacks i
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.generation.prompt import encode_conversation
-from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.protocols.answer_schemas import CHAT_COMPLETION, COMPLETION, streamed_answer
-from octavo.server.protocols.answering import answer, read_spec, tenant_of
+from octavo.server.protocols.answering import InputTokens, answer, count_prompt_tokens
 from octavo.server.protocols.openai.answer import ChatWriter, CompletionWriter
 from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
 from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.openai.errors import OPENAI
-from octavo.server.server_state import state_of
 
 router = OPENAI.router()
-
-
-class InputTokens(BaseModel):
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-    input_tokens: int
 
 
 @router.post("/chat/completions", include_in_schema=False)
@@ -41,10 +30,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 @router.post("/v1/chat/completions/input_tokens")
 async def count_chat_tokens(request: Request, body: ChatCompletionRequest) -> InputTokens:
     """The number of tokens in the prompt of this conversation, which may exceed the context. A route of llama.cpp."""
-    spec = await run_unless_gone(request, read_spec(lambda: body.to_spec(tenant_of(request))))
-    async with state_of(request).models.use(body.model) as model:
-        prompt = await run_unless_gone(request, encode_conversation(model, spec))
-        return InputTokens(input_tokens=len(prompt))
+    return InputTokens(input_tokens=await count_prompt_tokens(request, body))
 
 
 @router.post("/completions", include_in_schema=False)

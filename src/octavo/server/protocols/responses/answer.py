@@ -11,7 +11,9 @@ from typing import Any
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
-from octavo.server.protocols.responses.request import ResponsesRequest
+from octavo.server.protocols.responses.request import ENCRYPTED_REASONING, ResponsesRequest
+from octavo.server.protocols.responses.tools import CustomTool, custom_input, offered_tools, shown_tool
+from octavo.server.protocols.sealed_text import seal
 from octavo.server.protocols.shown_tokens import chat_logprobs
 
 
@@ -28,6 +30,8 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         self._output: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None  # the one that is open
         self._part: dict[str, Any] = {}  # of the open item
+        self._arguments = ""  # of the open call
+        self._offered = {item.wire_name: item for item in offered_tools(self.request.tools)}
         self._response = self._empty_response()
 
     def begin(self) -> Iterator[NamedEvent]:
@@ -36,8 +40,8 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
 
     def begin_block(self, event: BlockDelta) -> Iterator[NamedEvent]:
         if isinstance(event, ToolCallDelta):
-            call = {"call_id": event.call_id or _new_id("call"), "name": event.name or "", "arguments": ""}
-            self._item = {"id": _new_id("fc"), "type": "function_call", "status": "in_progress", **call}
+            self._item = self._empty_call(event)
+            self._arguments = ""
             yield self._item_event("output_item.added", item=self._item)
             return
         head: dict[str, Any]
@@ -55,8 +59,9 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
     def add(self, event: BlockDelta) -> Iterator[NamedEvent]:
         assert self._item is not None
         if isinstance(event, ToolCallDelta):
-            if event.arguments:
-                self._item["arguments"] += event.arguments
+            self._arguments += event.arguments
+            if event.arguments and "arguments" in self._item:
+                self._item["arguments"] = self._arguments
                 place = {"item_id": self._item["id"]}
                 yield self._item_event("function_call_arguments.delta", **place, delta=event.arguments)
             return
@@ -75,10 +80,16 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         if item["type"] == "function_call":
             whole = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
             yield self._item_event("function_call_arguments.done", **whole)
+        elif item["type"] == "custom_tool_call":  # its text is within the arguments
+            item["input"] = custom_input(self._arguments)
+            yield self._item_event("custom_tool_call_input.delta", item_id=item["id"], delta=item["input"])
+            yield self._item_event("custom_tool_call_input.done", item_id=item["id"], input=item["input"])
         else:
             extra = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
             yield self._part_event(f"{part['type']}.done", text=part["text"], **extra)
             yield self._part_event("content_part.done", part=part)
+        if item["type"] == "reasoning" and ENCRYPTED_REASONING in (self.request.include or ()):
+            item["encrypted_content"] = seal(part["text"])
         item["status"] = status
         yield self._item_event("output_item.done", item=item)
         self._output.append(item)
@@ -94,14 +105,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
             "status": status,
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "usage": {
-                "input_tokens": usage.num_prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
-                "output_tokens": usage.num_completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
-                "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
-                **self.truncation,
-            },
+            "usage": {**usage_of(usage), **self.truncation},
         }
         self._save()
         yield self._event(f"response.{status}", response=self.body())
@@ -109,6 +113,8 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         if self._item is not None:
+            if self._item["type"] == "custom_tool_call":
+                self._item["input"] = custom_input(self._arguments)
             self._output.append({**self._item, "status": "incomplete"})
         self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
         self._save()
@@ -136,6 +142,17 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
     def _part_event(self, kind: str, **fields: Any) -> NamedEvent:
         assert self._item is not None
         return self._item_event(kind, item_id=self._item["id"], content_index=0, **fields)
+
+    def _empty_call(self, event: ToolCallDelta) -> dict[str, Any]:
+        """The item of a call, of which only the name is known."""
+        called = self._offered.get(event.name or "")
+        is_custom = called is not None and isinstance(called.tool, CustomTool)
+        kind, prefix, text = ("custom_tool_call", "ctc", "input") if is_custom else ("function_call", "fc", "arguments")
+        name = (event.name or "") if called is None else called.tool.name
+        space = {} if called is None or called.namespace is None else {"namespace": called.namespace}
+        call_id = event.call_id or _new_id("call")
+        head = {"id": _new_id(prefix), "type": kind, "status": "in_progress"}
+        return {**head, "call_id": call_id, "name": name, text: "", **space}
 
     def _empty_response(self) -> dict[str, Any]:
         body, params = self.request, self.spec.params.sampling
@@ -166,8 +183,12 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
             "store": body.is_stored,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tool_choice": choice
+            if isinstance(choice, str)
+            else choice.model_dump(exclude_none=True)
+            if choice
+            else "auto",
+            "tools": [shown_tool(tool) for tool in body.tools or ()],
             "top_logprobs": self.request.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": body.truncation or "disabled",
@@ -175,6 +196,17 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
             "user": body.user,
             "metadata": body.metadata or {},
         }
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """The counts of a response."""
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+    }
 
 
 def _new_id(prefix: str) -> str:

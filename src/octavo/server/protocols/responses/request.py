@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, PrivateAttr
 
@@ -11,14 +11,34 @@ from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, plain
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
+from octavo.server.generation.spec import ChatSpec, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.protocols.conversation import Conversation, chat_tools
 from octavo.server.protocols.ignored_fields import RESPONSES, with_ignored
-from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent, NumLogprobs
+from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NumLogprobs
+from octavo.server.protocols.responses.tools import (
+    AnyTool,
+    AnyToolChoice,
+    allowed_functions,
+    custom_arguments,
+    ignored_parts,
+    tool_choice_of,
+    wire_name,
+)
+from octavo.server.protocols.sealed_text import unseal
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+# What can be included of items that never come.
+_OF_HOSTED_TOOLS = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
 
 FIELD_NAMES = {
     "max_tokens": "max_output_tokens",
@@ -28,6 +48,8 @@ FIELD_NAMES = {
     "structured_outputs": "text.format",
     "truncate_prompt_tokens": 'truncation "auto"',
 }
+
+F = TypeVar("F", bound="ItemFields")
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -73,16 +95,29 @@ class FunctionCallItem(Item):
     call_id: Text
     name: Text
     arguments: Text
+    namespace: Text | None = None
 
 
-class FunctionCallOutputItem(Item):
-    type: Literal["function_call_output"]
+class CustomCallItem(Item):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Text
+    name: Text
+    input: Text
+    namespace: Text | None = None
+
+
+class CallOutputItem(Item):
+    """The result of a call of a function or a custom tool."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Text
     output: ItemContent
 
 
 class ReasoningText(Historic):
-    type: Literal["reasoning_text"]
+    type: Literal["reasoning_text", "text"]
     text: Text
 
 
@@ -92,38 +127,55 @@ class SummaryText(Historic):
 
 
 class ReasoningItem(Item):
-    """The reasoning before the next answer. The chat template decides if the model sees it again."""
+    """The reasoning before the next answer. The chat template decides if the model sees it again.
+
+    encrypted_content: its text as the server has sealed it. That of another server is left out.
+    """
 
     type: Literal["reasoning"]
     summary: list[SummaryText] | None = None
     content: list[ReasoningText] | None = None
     encrypted_content: Text | None = None
 
+    @property
+    def text(self) -> str:
+        """The reasoning; empty if it cannot be read."""
+        if not self.content and (sealed := unseal(self.encrypted_content)) is not None:
+            return sealed
+        return "\n".join(part.text for part in self.content or self.summary or ())
 
-InputItem: TypeAlias = Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, ByType()]
-
-
-class FunctionTool(NullIsAbsent):
-    type: Literal["function"]
-    name: Text
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class NamedToolChoice(RequestModel):
-    """A function, as the one that must be called or one of those that may be."""
-
-    type: Literal["function"]
-    name: Text
+    @property
+    def is_lost(self) -> bool:
+        """True if it cannot be read."""
+        return self.encrypted_content is not None and not self.content and unseal(self.encrypted_content) is None
 
 
-class AllowedToolsChoice(RequestModel):
-    """The model sees only these tools."""
+class CompactionItem(Item):
+    """The summary of a conversation, in place of its items."""
 
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[NamedToolChoice] = Field(min_length=1)
+    type: Literal["compaction", "compaction_summary"]
+    encrypted_content: Text
+
+
+class HostedItem(Item):
+    """An act of a tool of OpenAI's servers in an earlier turn, or a note that a client kept; it is left out."""
+
+    type: Literal[
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "tool_search_call",
+        "tool_search_output",
+        "mcp_list_tools",
+        "ghost_snapshot",
+    ]
+
+
+CallItem: TypeAlias = FunctionCallItem | CustomCallItem
+InputItem: TypeAlias = Annotated[
+    MessageItem | CallItem | CallOutputItem | ReasoningItem | CompactionItem | HostedItem, ByType()
+]
 
 
 class PlainFormat(RequestModel):
@@ -155,18 +207,59 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore[misc]
-    """All other fields are refused by name."""
+class ItemFields(AnsweredFields):
+    """The fields of a conversation of items."""
 
     # The items of the response that this one continues, which come before the request's own.
     _history: Sequence[InputItem] = PrivateAttr(default=())
 
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
     instructions: Text | None = None
-    tools: list[Annotated[FunctionTool, ByType()]] | None = None
-    tool_choice: (
-        Annotated[Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice, ByType()] | None
-    ) = None
+    previous_response_id: Text | None = None
+    prompt_cache_key: Text | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        return FIELD_NAMES
+
+    def find_ignored(self) -> list[str]:
+        items = self.input if isinstance(self.input, list) else ()
+        parts = {
+            "service_tier": self.service_tier not in (None, "auto", "default"),
+            "input.encrypted_content": any(isinstance(item, ReasoningItem) and item.is_lost for item in items),
+        }
+        hosted = sorted({f"input.{item.type}" for item in items if isinstance(item, HostedItem)})
+        return [*super().find_ignored(), *(name for name, is_given in parts.items() if is_given), *hosted]
+
+    def continuing(self: F, history: Sequence[InputItem]) -> F:
+        """The same request after these items."""
+        if isinstance(self.input, list) and len(self.input) + len(history) > MAX_ITEMS:
+            reason = f"has {len(history)} items before it; together, at most {MAX_ITEMS:,} are allowed"
+            raise refuse("input", reason, "array_above_max_length")
+        continued: F = self.model_copy()
+        continued._history = history
+        return continued
+
+    @property
+    def all_items(self) -> list[InputItem]:
+        """The items before this request, and its own."""
+        own = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        return [*self._history, *own]
+
+    def chat_messages(self) -> list[dict[str, Any]]:
+        """The conversation in the shape of chat completions. Raises UsageError for what cannot be honoured."""
+        messages = _chat_messages(self.all_items, self.instructions, len(self._history))
+        if not messages:
+            raise refuse("input", "holds no item that the model can read", "invalid_value")
+        return messages
+
+
+class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[misc]
+    """All other fields are refused by name."""
+
+    tools: list[AnyTool] | None = None
+    tool_choice: AnyToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
@@ -181,39 +274,24 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
     truncation: Literal["auto", "disabled"] | None = None
     user: Text | None = None
     safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     store: bool | None = None
     background: bool | None = None
-    previous_response_id: Text | None = None
     conversation: Text | dict[str, Any] | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     max_tool_calls: Int | None = None
     prompt: dict[str, Any] | None = None
 
-    @property
-    def own_names(self) -> Mapping[str, str]:
-        return FIELD_NAMES
-
     def find_ignored(self) -> list[str]:
-        has_verbosity = self.text is not None and self.text.verbosity not in (None, "medium")
-        return [*super().find_ignored(), *(["text.verbosity"] if has_verbosity else [])]
-
-    def continuing(self, history: Sequence[InputItem]) -> ResponsesRequest:
-        """The same request after these items."""
-        if isinstance(self.input, list) and len(self.input) + len(history) > MAX_ITEMS:
-            reason = f"has {len(history)} items before it; together, at most {MAX_ITEMS:,} are allowed"
-            raise refuse("input", reason, "array_above_max_length")
-        continued: ResponsesRequest = self.model_copy()
-        continued._history = history
-        return continued
-
-    @property
-    def all_items(self) -> list[InputItem]:
-        """The items before this request, and its own."""
-        own = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        return [*self._history, *own]
+        reasoning = self.reasoning or Reasoning()
+        parts = {
+            "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
+            "reasoning.summary": reasoning.summary is not None,
+            "reasoning.generate_summary": reasoning.generate_summary is not None,
+            "include": any(name in _OF_HOSTED_TOOLS for name in self.include or ()),
+        }
+        given_parts = (name for name, is_given in parts.items() if is_given)
+        return [*super().find_ignored(), *given_parts, *ignored_parts(self.tools)]
 
     @property
     def is_stored(self) -> bool:
@@ -222,8 +300,8 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
 
     def to_spec(self, tenant: str) -> ChatSpec:
         _refuse_unsupported(self)
-        choice = _tool_choice(self)
-        tools = chat_tools([tool.model_dump(exclude={"type"}) for tool in _allowed_tools(self)], choice)
+        choice = tool_choice_of(self.tool_choice)
+        tools = chat_tools(allowed_functions(self.tools, self.tool_choice), choice)
         named = given(self, "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
         wants_logprobs = self.top_logprobs is not None or LOGPROBS in (self.include or ())
         return ChatSpec(
@@ -238,7 +316,7 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
             options=read_options(self),
             truncate_prompt_tokens=-1 if self.truncation == "auto" else None,
             truncation_side="turns",
-            messages=_chat_messages(self.all_items, self.instructions, len(self._history)),
+            messages=self.chat_messages(),
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
@@ -247,47 +325,25 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
 
 
 def _refuse_unsupported(body: ResponsesRequest) -> None:
-    whole = "reasoning comes whole, as reasoning_text; leave it out"
-    reasoning, options = body.reasoning or Reasoning(), body.stream_options or StreamOptions()
+    options = body.stream_options or StreamOptions()
     for param, is_refused, reason in (
         ("background", body.background and not body.is_stored, "it needs store: true, to be fetched later"),
         ("conversation", body.conversation is not None, "there are none here; use previous_response_id"),
         ("prompt", body.prompt is not None, "there are no stored prompts here"),
         ("max_tool_calls", body.max_tool_calls is not None, "there are no built-in tools here"),
-        ("service_tier", body.service_tier not in (None, "auto", "default"), "there is one tier"),
-        ("reasoning.summary", reasoning.summary is not None, whole),
-        ("reasoning.generate_summary", reasoning.generate_summary is not None, whole),
         ("stream_options", body.stream_options is not None and not body.stream, "it needs stream: true"),
         ("stream_options.include_obfuscation", options.include_obfuscation, "events are not padded"),
     ):
         if is_refused:
             raise refuse(param, f"is not supported as given: {reason}")
     for i, name in enumerate(body.include or ()):
-        if name != LOGPROBS:
-            raise refuse(f"include[{i}]", f"is {name[:64]!r}; only {LOGPROBS!r} can be included")
+        if name not in (LOGPROBS, ENCRYPTED_REASONING, *_OF_HOSTED_TOOLS):
+            known = f"only {LOGPROBS!r} and {ENCRYPTED_REASONING!r} can be included"
+            raise refuse(f"include[{i}]", f"is {name[:64]!r}; {known}")
     for key, value in (body.metadata or {}).items():
         if len(key) > 64 or len(value) > 512:
             reason = "has a key of more than 64 or a value of more than 512 characters"
             raise refuse("metadata", reason, "string_above_max_length")
-
-
-def _tool_choice(body: ResponsesRequest) -> ToolChoice:
-    choice = body.tool_choice
-    if isinstance(choice, NamedToolChoice):
-        return NamedTool(choice.name)
-    if isinstance(choice, AllowedToolsChoice):
-        return choice.mode
-    return choice or "auto"
-
-
-def _allowed_tools(body: ResponsesRequest) -> Sequence[FunctionTool]:
-    tools = body.tools or ()
-    if not isinstance(body.tool_choice, AllowedToolsChoice):
-        return tools
-    allowed = {tool.name for tool in body.tool_choice.tools}
-    if missing := sorted(allowed - {tool.name for tool in tools}):
-        raise refuse("tool_choice.tools", f"allows {missing[0]!r}, which is not one of the tools", "invalid_value")
-    return [tool for tool in tools if tool.name in allowed]
 
 
 def _structured(text: TextConfig | None) -> StructuredOutputsParams | None:
@@ -317,13 +373,19 @@ def _chat_messages(items: Sequence[InputItem], instructions: str | None, num_bef
             else:
                 conversation.add("system", content, "\n\n")
         elif isinstance(item, ReasoningItem):
-            if item.encrypted_content:
-                raise refuse(f"input[{i}].encrypted_content", "cannot be read here; send the reasoning as content")
-            texts = [part.text for part in item.content or item.summary or ()]
-            conversation.turn("assistant")["reasoning_content"] = "\n".join(texts)
+            if item.text:
+                conversation.turn("assistant")["reasoning_content"] = item.text
         elif isinstance(item, FunctionCallItem):
-            conversation.add_call(item.call_id, item.name, item.arguments)
-        else:
+            conversation.add_call(item.call_id, wire_name(item.name, item.namespace), item.arguments)
+        elif isinstance(item, CustomCallItem):
+            name = wire_name(item.name, item.namespace)
+            conversation.add_call(item.call_id, name, custom_arguments(item.input))
+        elif isinstance(item, CompactionItem):
+            if (summary := unseal(item.encrypted_content)) is None:
+                reason = "was made by another server and cannot be read here; compact the conversation anew"
+                raise refuse(f"input[{i}].encrypted_content", reason)
+            conversation.add("assistant", plain(summary), "\n\n")
+        elif isinstance(item, CallOutputItem):
             conversation.add_result(item.call_id, _content(item.output, f"input[{i}].output"), f"input[{i}].call_id")
     return conversation.messages
 

@@ -19,11 +19,19 @@ from octavo.server.event_log import EventLog
 from octavo.server.generation.json_schema import MAX_EXACT_NUMBER
 from octavo.server.http.access_log import record_of
 from octavo.server.http.long_answer import EVENTS, EventStream, run_unless_gone
-from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
-from octavo.server.protocols.answering import answer, ignored_names, name_ignored, tenant_of
+from octavo.server.protocols.answer_schemas import COMPACTION, RESPONSE, streamed_answer, whole_answer
+from octavo.server.protocols.answering import (
+    InputTokens,
+    answer,
+    count_prompt_tokens,
+    ignored_names,
+    name_ignored,
+    tenant_of,
+)
 from octavo.server.protocols.responses.answer import ResponsesWriter
+from octavo.server.protocols.responses.compaction import CompactionWriter, CompactRequest
 from octavo.server.protocols.responses.errors import RESPONSES
-from octavo.server.protocols.responses.request import FIELD_NAMES, ResponsesRequest
+from octavo.server.protocols.responses.request import FIELD_NAMES, F, ResponsesRequest
 from octavo.server.protocols.responses.stored_items import read_items, stored_items
 from octavo.server.response_store import BackgroundRun, StoredResponse
 from octavo.server.server_state import state_of
@@ -54,14 +62,7 @@ class ItemList(BaseModel):
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answers a conversation; with `stream` as typed events, with `background` before the answer is there."""
     store, owner = state_of(request).responses, tenant_of(request)
-    if (previous := body.previous_response_id) is not None:
-        stored = await store.get(owner, previous)
-        if stored is None:
-            reason = f"is {previous[:80]!r}, which is no stored response of this API key"
-            raise refuse("previous_response_id", reason, "previous_response_not_found")
-        if (status := stored.response["status"]) not in ("completed", "incomplete"):
-            raise refuse("previous_response_id", f"names a response that is {status}", "invalid_value")
-        body = body.continuing(read_items([*stored.input_items, *stored.response["output"]]))
+    body = await _with_history(request, body)
     items = stored_items(body.all_items) if body.is_stored else []
     written: asyncio.Future[ResponsesWriter] = asyncio.get_running_loop().create_future()
 
@@ -94,6 +95,35 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
         return name_ignored(ignored, record_of(request), JSONResponse(response))
     store.logs.put(response["id"], log)
     return name_ignored(ignored, record_of(request), _stream(request, log, 0))
+
+
+@router.post("/responses/input_tokens", include_in_schema=False)
+@router.post("/v1/responses/input_tokens", response_model=InputTokens)
+async def count_input_tokens(request: Request, body: ResponsesRequest) -> Response:
+    """The number of tokens in the prompt of this conversation, which may exceed the context."""
+    body = await _with_history(request, body)
+    count = InputTokens(input_tokens=await count_prompt_tokens(request, body))
+    return name_ignored(body.find_ignored(), record_of(request), JSONResponse(count.model_dump()))
+
+
+@router.post("/responses/compact", include_in_schema=False)
+@router.post("/v1/responses/compact", responses=whole_answer(COMPACTION))
+async def compact(request: Request, body: CompactRequest) -> Response:
+    """The user's messages of a conversation, and a summary of it that only this server reads."""
+    return await answer(request, await _with_history(request, body), CompactionWriter)
+
+
+async def _with_history(request: Request, body: F) -> F:
+    """The body after the response that it continues. Raises UsageError if there is no such response."""
+    if (previous := body.previous_response_id) is None:
+        return body
+    stored = await state_of(request).responses.get(tenant_of(request), previous)
+    if stored is None:
+        reason = f"is {previous[:80]!r}, which is no stored response of this API key"
+        raise refuse("previous_response_id", reason, "previous_response_not_found")
+    if (status := stored.response["status"]) not in ("completed", "incomplete"):
+        raise refuse("previous_response_id", f"names a response that is {status}", "invalid_value")
+    return body.continuing(read_items([*stored.input_items, *stored.response["output"]]))
 
 
 async def _never_gone() -> NoReturn:

@@ -9,8 +9,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from octavo.server.protocols.responses.request import (
+    CallOutputItem,
+    CompactionItem,
+    CustomCallItem,
     FunctionCallItem,
-    FunctionCallOutputItem,
+    HostedItem,
     InputItem,
     MediaPart,
     MessageItem,
@@ -19,7 +22,15 @@ from octavo.server.protocols.responses.request import (
 )
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 
 
 def read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
@@ -35,19 +46,25 @@ def stored_items(value: str | Sequence[InputItem]) -> list[dict[str, Any]]:
 
 def _stored(item: InputItem) -> dict[str, Any]:
     fields: dict[str, Any]
-    if isinstance(item, FunctionCallItem):
-        fields = {"type": item.type, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-    elif isinstance(item, FunctionCallOutputItem):
+    if isinstance(item, (FunctionCallItem, CustomCallItem)):
+        text = {"arguments": item.arguments} if isinstance(item, FunctionCallItem) else {"input": item.input}
+        space = {"namespace": item.namespace} if item.namespace else {}
+        fields = {"type": item.type, "call_id": item.call_id, "name": item.name, **text, **space}
+    elif isinstance(item, (CompactionItem, HostedItem)):
+        sealed = {"encrypted_content": item.encrypted_content} if isinstance(item, CompactionItem) else {}
+        fields = {"type": item.type, **sealed}
+    elif isinstance(item, CallOutputItem):
         fields = {"type": item.type, "call_id": item.call_id, "output": _plain(item.output)}
     elif isinstance(item, ReasoningItem):
         fields = {
             "type": item.type,
             "summary": [part.model_dump() for part in item.summary or ()],
             "content": [part.model_dump() for part in item.content or ()],
+            **({"encrypted_content": item.encrypted_content} if item.encrypted_content else {}),
         }
     else:
         fields = {"type": "message", "role": item.role, "content": _parts(item)}
-    item_id = item.id or f"{_PREFIXES[fields['type']]}_{secrets.token_hex(16)}"
+    item_id = item.id or f"{_PREFIXES.get(fields['type'], 'item')}_{secrets.token_hex(16)}"
     return {"id": item_id, "status": item.status or "completed", **fields}
 
 

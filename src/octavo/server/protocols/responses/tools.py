@@ -1,0 +1,213 @@
+"""The tools of Responses: functions, custom tools, those of a namespace, and those that only OpenAI's servers have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+from pydantic_core import from_json
+
+from octavo.server.errors import refuse
+from octavo.server.generation.spec import NamedTool, ToolChoice
+from octavo.server.http.json_body import RequestModel, Text
+from octavo.server.protocols.protocol_fields import ByType, Historic, NullIsAbsent
+
+# The argument of a custom tool's function, which holds its text.
+_INPUT = "input"
+
+
+class CallableTool(NullIsAbsent):
+    """defer_loading: has no effect, because there is no search for tools; likewise allowed_callers, because only the
+    model calls, and output_schema, which speaks of results."""
+
+    name: Text
+    description: Text | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[Text] | None = None
+
+
+class FunctionTool(CallableTool):
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+
+
+class PlainInput(NullIsAbsent):
+    type: Literal["text"]
+
+
+class GrammarInput(NullIsAbsent):
+    """A grammar of the text of a custom tool. The model reads it, but nothing enforces it."""
+
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: Text
+
+
+class CustomTool(CallableTool):
+    """A tool that takes a text. The model calls it as a function with that text."""
+
+    type: Literal["custom"]
+    format: Annotated[PlainInput | GrammarInput, ByType()] | None = None
+
+
+OwnTool: TypeAlias = FunctionTool | CustomTool
+
+
+class NamespaceTool(NullIsAbsent):
+    """Tools whose names the client tells apart by a common name, such as those of one MCP server."""
+
+    type: Literal["namespace"]
+    name: Text
+    description: Text | None = None
+    tools: list[Annotated[OwnTool, ByType()]]
+
+
+class HostedTool(Historic):
+    """A tool that OpenAI's servers run, which agents offer unasked. The model does not see it."""
+
+    type: Literal[
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+        "image_generation",
+        "tool_search",
+    ]
+
+
+AnyTool: TypeAlias = Annotated[OwnTool | NamespaceTool | HostedTool, ByType()]
+
+
+class NamedToolChoice(RequestModel):
+    """The function or custom tool that must be called."""
+
+    type: Literal["function", "custom"]
+    name: Text
+    namespace: Text | None = None
+
+
+class AllowedTool(Historic):
+    """A tool that may be called; one without a name is one of OpenAI's servers."""
+
+    type: Text
+    name: Text | None = None
+    namespace: Text | None = None
+
+
+class AllowedToolsChoice(RequestModel):
+    """The model sees only these tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool] = Field(min_length=1)
+
+
+AnyToolChoice: TypeAlias = Annotated[
+    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice, ByType()
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool as the model sees it. wire_name: its name for the model."""
+
+    wire_name: str
+    tool: OwnTool
+    namespace: str | None
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """The tool as a function for `chat_tools`."""
+        tool = self.tool
+        shown: dict[str, Any] = {"name": self.wire_name, "description": tool.description}
+        if isinstance(tool, FunctionTool):
+            return {**shown, "parameters": tool.parameters, "strict": tool.strict}
+        if isinstance(tool.format, GrammarInput):
+            rule = f"The input follows this {tool.format.syntax} grammar:\n{tool.format.definition}"
+            shown["description"] = f"{tool.description}\n\n{rule}" if tool.description else rule
+        properties = {_INPUT: {"type": "string"}}
+        return {**shown, "parameters": {"type": "object", "properties": properties, "required": [_INPUT]}}
+
+
+def wire_name(name: str, namespace: str | None) -> str:
+    """The name by which the model knows a tool."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def offered_tools(tools: Sequence[AnyTool] | None) -> Iterator[OfferedTool]:
+    """The tools that the model can call."""
+    for tool in tools or ():
+        if isinstance(tool, NamespaceTool):
+            for member in tool.tools:
+                yield OfferedTool(wire_name(member.name, tool.name), member, tool.name)
+        elif not isinstance(tool, HostedTool):
+            yield OfferedTool(tool.name, tool, None)
+
+
+def tool_choice_of(choice: str | NamedToolChoice | AllowedToolsChoice | None) -> ToolChoice:
+    """The choice with the tool's name for the model."""
+    if isinstance(choice, NamedToolChoice):
+        return NamedTool(wire_name(choice.name, choice.namespace))
+    if isinstance(choice, AllowedToolsChoice):
+        return choice.mode
+    return "none" if choice == "none" else "required" if choice == "required" else "auto"
+
+
+def allowed_functions(
+    tools: Sequence[AnyTool] | None, choice: str | NamedToolChoice | AllowedToolsChoice | None
+) -> list[dict[str, Any]]:
+    """The functions that the model may call. Raises UsageError for tools of which it can call none, and for a choice of
+    tools that are not there."""
+    for i, tool in enumerate(tools or ()):
+        if isinstance(tool, HostedTool) and not any(True for _ in offered_tools(tools)):
+            reason = f"is {tool.type}, which is not here; beside other tools it is left out"
+            raise refuse(f"tools[{i}].type", reason)
+    found = list(offered_tools(tools))
+    if isinstance(choice, AllowedToolsChoice):
+        names = {wire_name(item.name, item.namespace) for item in choice.tools if item.name is not None}
+        if missing := sorted(names - {item.wire_name for item in found}):
+            raise refuse("tool_choice.tools", f"allows {missing[0]!r}, which is not one of the tools", "invalid_value")
+        found = [item for item in found if item.wire_name in names]
+    return [item.function for item in found]
+
+
+def ignored_parts(tools: Sequence[AnyTool] | None) -> list[str]:
+    """The names of what has no effect in these tools."""
+    hosted = sorted({f"tools.{tool.type}" for tool in tools or () if isinstance(tool, HostedTool)})
+    own = [item.tool for item in offered_tools(tools)]
+    parts = {
+        "tools.defer_loading": any(tool.defer_loading for tool in own),
+        "tools.allowed_callers": any(set(tool.allowed_callers or ()) - {"direct"} for tool in own),
+        "tools.format": any(isinstance(tool, CustomTool) and isinstance(tool.format, GrammarInput) for tool in own),
+        "tools.output_schema": any(isinstance(tool, FunctionTool) and tool.output_schema for tool in own),
+    }
+    return [*hosted, *(name for name, is_given in parts.items() if is_given)]
+
+
+def shown_tool(tool: AnyTool) -> dict[str, Any]:
+    """A tool as the response repeats it, without fields that were not given, but for those that are always there."""
+    always = ("description", "parameters", "strict") if isinstance(tool, FunctionTool) else ()
+    fields: Mapping[str, Any] = tool.model_dump()
+    return {name: value for name, value in fields.items() if value is not None or name in always}
+
+
+def custom_arguments(text: str) -> str:
+    """The arguments of the function that stands for a custom tool."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """The text for a custom tool, also of arguments that were cut off; other arguments as they are."""
+    try:
+        value = from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = value.get(_INPUT, "") if isinstance(value, dict) and value.keys() <= {_INPUT} else arguments
+    return text if isinstance(text, str) else arguments
