@@ -73,6 +73,7 @@ OPTIONS = {
     "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
     "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
+    "prediction": Entry("Yes", 1, "text that much of the answer is expected to repeat, which makes it faster"),
 }
 NAMED = "named in `x-octavo-ignored-fields`"
 AN_IGNORED_FLAG = Entry(True, "yes", "true, false", without_effect=NAMED)

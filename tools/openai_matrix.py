@@ -162,7 +162,9 @@ CHAT = Route(
         "thinking": Entry({"type": "enabled"}, {"type": "x"}, f"enabled, disabled, adaptive; {NAMED} without thinking"),
         "enable_thinking": Entry(True, "yes", f"true, false; {NAMED} without thinking"),
         "verbosity": Entry("low", "mute", "low, medium, high", without_effect=NAMED),
-        "prediction": Entry({"type": "content"}, 1, "an object", without_effect=NAMED),
+        "prediction": Entry(
+            {"type": "content", "content": "Yes"}, {"type": "x"}, "text that the answer may repeat, or `type: content`"
+        ),
         **MEDIA,
         "reasoning_format": Entry("auto", "none", "only auto, deepseek", without_effect=THOUGHTS_APART),
         "include_reasoning": Entry(True, False, "only true", without_effect=THOUGHTS_APART),

@@ -56,6 +56,10 @@ class RequestMetrics:
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_processed_tokens: int = 0
+    num_draft_tokens: int = 0  # guesses at the answer that were computed, and right ones
+    num_accepted_draft_tokens: int = 0
+    num_prediction_tokens: int = 0  # of these, from the request's `prediction`
+    num_accepted_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from octavo.cli.run import _summary
+from octavo.outputs import RequestMetrics
 from tests.support.processes import COMMAND, Terminal, octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 
@@ -265,10 +268,19 @@ def test_a_schema(smollm2_path: Path, tmp_path: Path) -> None:
 
 
 def test_verbose_tells_counts_times_and_rates(tiny: Path) -> None:
-    result = octavo_here("run", tiny, "abcd", "--raw", *GREEDY, "--ignore-eos", "--verbose")
+    result = octavo_here("run", tiny, "abcd", "--raw", *GREEDY, "--ignore-eos", "--verbose", "--speculation", "off")
     lines = [line.split()[0] for line in result.stderr.splitlines()]
     assert lines == ["load", "prompt", "answer", "total"]
     assert "2 tokens (0 cached)" in result.stderr
+
+
+def test_verbose_tells_drafts() -> None:
+    timings = {
+        **asdict(RequestMetrics(num_generated_tokens=31, num_draft_tokens=25, num_accepted_draft_tokens=20)),
+        **dict.fromkeys(("load_s", "total_s"), 1.0),
+        **dict.fromkeys(("prefill_tokens_per_s", "decode_tokens_per_s"), 5.0),
+    }
+    assert "drafts  20 of 25 right, 3.00 tokens a step\n" in _summary(timings)
 
 
 def test_the_sampling_is_the_models(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ def test_the_whole_answer(client: httpx.Client, engine: FakeClient) -> None:
     }
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+    details = {"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert usage["completion_tokens_details"] == details
 
 
 def test_the_chunks(client: httpx.Client, engine: FakeClient) -> None:
@@ -221,6 +222,34 @@ def test_timings_and_prompt_logprobs(client: httpx.Client, engine: FakeClient) -
     assert chunks[-2]["choices"] == []
     assert chunks[-2]["timings"]["predicted_n"] == 1
     assert "usage" not in chunks[-2]
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "Hello",
+        {"type": "content", "content": "Hello"},
+        {"type": "content", "content": [{"type": "text", "text": "Hello"}]},
+    ],
+)
+def test_a_prediction_reaches_the_engine_and_its_tokens_are_counted(
+    client: httpx.Client, engine: FakeClient, prediction: Any
+) -> None:
+    engine.script = Script(num_drafts=(9, 6, 5, 4))
+    answer = client.post(URL, json={**BODY, "prediction": prediction, "timings": True})
+    assert "x-octavo-ignored-fields" not in answer.headers
+    assert engine.requests[-1].options.prediction == "Hello"
+    details = answer.json()["usage"]["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (4, 1)
+    assert (answer.json()["timings"]["draft_n"], answer.json()["timings"]["draft_n_accepted"]) == (9, 6)
+    chunks = post_stream(client, URL, {**BODY, "prediction": prediction, "stream_options": {"include_usage": True}})
+    assert chunks[-2]["usage"]["completion_tokens_details"] == details
+
+
+def test_an_empty_prediction_is_none(client: httpx.Client, engine: FakeClient) -> None:
+    engine.script = Script()
+    assert client.post(URL, json={**BODY, "prediction": {"type": "content", "content": ""}}).status_code == 200
+    assert engine.requests[-1].options.prediction == ""
 
 
 def test_thinking(smollm2_tokenizer: Tokenizer) -> None:

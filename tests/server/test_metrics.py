@@ -42,6 +42,10 @@ EXPECTED = {
     "vllm:prompt_tokens": "counter",
     "vllm:generation_tokens": "counter",
     "vllm:request_success": "counter",
+    "vllm:spec_decode_num_drafts": "counter",
+    "vllm:spec_decode_num_draft_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "counter",
     "vllm:iteration_tokens_total": "histogram",
     "vllm:time_to_first_token_seconds": "histogram",
     "vllm:inter_token_latency_seconds": "histogram",
@@ -220,6 +224,27 @@ def test_counters_never_fall_when_an_engine_is_restarted(engine: ScriptedEngine)
     asyncio.run(metrics.refresh())
     assert samples(metrics)["vllm:engine_restarts_total"] == 1
     assert samples(metrics)["vllm:num_preemptions_total"] == 11
+
+
+def test_drafts_are_counted_by_place_and_by_source(engine: ScriptedEngine) -> None:
+    metrics = ServerMetrics()
+    ObservedClient(engine, metrics, "m")
+    engine.numbers = replace(
+        engine.numbers,
+        num_drafts_total=5,
+        num_draft_tokens_total={"ngram": 9, "prediction": 6},
+        num_accepted_draft_tokens_total={"ngram": 4, "prediction": 3},
+        num_accepted_by_position_total={"0": 4, "1": 3},
+    )
+    asyncio.run(metrics.refresh())
+    found = samples(metrics)
+    assert found["vllm:spec_decode_num_drafts_total"] == 5
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == 15
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == 7
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total{0}"] == 4
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total{1}"] == 3
+    assert found["vllm:spec_decode_num_draft_tokens_by_source_total{prediction}"] == 6
+    assert found["vllm:spec_decode_num_accepted_tokens_by_source_total{ngram}"] == 4
 
 
 def test_gauges_are_those_of_now(engine: ScriptedEngine) -> None:

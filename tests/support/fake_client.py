@@ -39,6 +39,7 @@ class Script:
     pieces: a text becomes the tokens it is made of; a tuple (text, token ids) says both.
     delay_s: before each output. refusal: raised by `generate`. error: raised instead of the end.
     never_ends: after the pieces nothing comes. num_cached_tokens: of each prompt, as the usage reports it.
+    num_drafts: the last four fields of `RequestMetrics`.
     """
 
     pieces: Sequence[str | tuple[str, Sequence[int]]] = ("Hello", " world")
@@ -49,6 +50,7 @@ class Script:
     error: OctavoError | None = None
     never_ends: bool = False
     num_cached_tokens: int = 0
+    num_drafts: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 @dataclass
@@ -162,6 +164,7 @@ class FakeStream:
         self._has_output = False
         self._request = request
         self._tokenizer = tokenizer
+        self._num_drafts = script.num_drafts
         self._outputs = self._play(script)
 
     def __aiter__(self) -> AsyncIterator[OutputDelta | PoolingOutput]:
@@ -262,6 +265,10 @@ class FakeStream:
             num_prompt_tokens=len(request.prompt.token_ids),
             num_cached_tokens=num_cached_tokens,
             num_generated_tokens=num_generated,
+            num_draft_tokens=self._num_drafts[0],
+            num_accepted_draft_tokens=self._num_drafts[1],
+            num_prediction_tokens=self._num_drafts[2],
+            num_accepted_prediction_tokens=self._num_drafts[3],
         )
         is_told = finished or not self._has_output
         self._has_output = True

@@ -30,6 +30,7 @@ DEFINITIONS = {
     "total_tokens_per_s": "prompt and generated tokens of all requests, divided by end_to_end_s",
     "requests_per_s": "requests, divided by end_to_end_s",
     "kv_waste": "share of the allocated cache slots that held no token, averaged over all steps",
+    "guessed_share": "share of the generated tokens that were guessed rightly and computed in a step with others",
     "spread": "the median; low and high are the 10th and 90th percentile, which enclose the middle 80 % of the values",
     "load": "random token ids, different for each request, so that no prefix is cached; every request generates "
     "exactly output_len tokens greedily; all requests of a run are submitted at once; warm-up runs do not count",
@@ -66,6 +67,7 @@ class LatencyReport:
     end_to_end_s: Spread
     prompt_tokens_per_s: Spread
     output_tokens_per_s: Spread
+    guessed_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class ThroughputReport:
     time_per_output_token_s: Spread | None  # None with a single output token
     kv_waste: float
     num_preemptions: int
+    guessed_share: float
 
 
 def latency(
@@ -120,6 +123,7 @@ def latency(
         end_to_end_s=Spread.of(times),
         prompt_tokens_per_s=Spread.of([batch_size * input_len / max(run.first_tokens_s) for run in result.runs]),
         output_tokens_per_s=Spread.of([batch_size * output_len / time for time in times]),
+        guessed_share=result.guessed_share,
     )
 
 
@@ -158,6 +162,7 @@ def throughput(
         time_per_output_token_s=result.time_per_output_token_s,
         kv_waste=result.kv_waste,
         num_preemptions=result.num_preemptions,
+        guessed_share=result.guessed_share,
     )
 
 
@@ -186,6 +191,13 @@ class _Result:
     @property
     def times(self) -> list[float]:
         return [run.end_to_end_s for run in self.runs]
+
+    @property
+    def guessed_share(self) -> float:
+        """The share of generated tokens that were right guesses."""
+        metrics = [each for run in self.runs for each in run.requests]
+        right = sum(each.num_accepted_draft_tokens for each in metrics)
+        return right / max(sum(each.num_generated_tokens for each in metrics), 1)
 
     @property
     def time_to_first_token_s(self) -> Spread:

@@ -235,11 +235,17 @@ def _report(model: str, prompt: str, parts: list[RequestOutput], load_s: float, 
 def _summary(timings: dict[str, Any]) -> str:
     """Counts, times and rates in lines."""
     rates = [timings["prefill_tokens_per_s"], timings["decode_tokens_per_s"]]
+    drafts = ""
+    if drafted := timings["num_draft_tokens"]:
+        right = timings["num_accepted_draft_tokens"]
+        steps = max(timings["num_generated_tokens"] - 1 - right, 1)
+        drafts = f"drafts  {right:,} of {drafted:,} right, {(steps + right) / steps:.2f} tokens a step\n"
     prefill, decode = (f", {rate:,.0f} tokens/s" if rate else "" for rate in rates)
     return (
         f"load    {timings['load_s']:.2f} s\n"
         f"prompt  {timings['num_prompt_tokens']:,} tokens ({timings['num_cached_tokens']:,} cached) "
         f"in {timings['prefill_s']:.2f} s{prefill}\n"
         f"answer  {timings['num_generated_tokens']:,} tokens in {timings['decode_s']:.2f} s{decode}\n"
+        f"{drafts}"
         f"total   {timings['total_s']:.2f} s"
     )

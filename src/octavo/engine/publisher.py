@@ -8,6 +8,7 @@ from octavo.batch import StepOutput
 from octavo.engine.admission import GroupAdmission
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import FinishReason, Request, Sequence
+from octavo.engine.speculation.draft_source import PREDICTION
 from octavo.outputs import CompletionOutput, Logprob, OutputDelta, PoolingOutput, RequestMetrics
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenizer.stop_strings import StopStrings
@@ -201,6 +202,8 @@ def _prompt_logprobs(request: Request) -> list[dict[int, Logprob] | None] | None
 
 def _metrics(request: Request) -> RequestMetrics:
     times = request.times
+    drafted, accepted = map(sum, zip((0, 0), *request.num_drafts.values(), strict=True))
+    predicted, found = request.num_drafts.get(PREDICTION, (0, 0))
     return RequestMetrics(
         queue_s=max(times.scheduled - times.arrival, 0.0),
         prefill_s=max(times.first_token - times.scheduled, 0.0),
@@ -210,4 +213,8 @@ def _metrics(request: Request) -> RequestMetrics:
         num_cached_tokens=request.num_cached_tokens,
         num_generated_tokens=request.num_generated_tokens,
         num_preemptions=request.num_preemptions,
+        num_draft_tokens=drafted,
+        num_accepted_draft_tokens=accepted,
+        num_prediction_tokens=predicted,
+        num_accepted_prediction_tokens=found,
     )

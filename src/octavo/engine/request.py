@@ -201,6 +201,7 @@ class Request:
     is_followed: bool = False  # the progress of its prompt and its metrics are told
     end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    predicted_ids: list[int] = field(default_factory=list)  # of `RequestOptions.prediction`
     sequences: list[Sequence] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)
     pending_groups: list[SequenceGroup] = field(default_factory=list)  # wait for the first to compute the prompt

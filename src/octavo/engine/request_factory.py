@@ -65,6 +65,7 @@ class RequestFactory:
         room = self._limits.max_model_len - len(prompt)
         self._check_params(params, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        prediction = generation.options.prediction
         eos_token_ids = frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids
         request = Request(
             request_id=request_id,
@@ -79,6 +80,7 @@ class RequestFactory:
             is_measured=generation.is_measured and params.is_answered,
             is_followed=generation.is_followed,
             bad_words_ids=self._find_bad_words(params.sampling),
+            predicted_ids=self._tokenizer.encode(prediction, add_special_tokens=False) if prediction else [],
             times=RequestTimes(arrival=time.perf_counter()),
         )
         self._check_fits(request)

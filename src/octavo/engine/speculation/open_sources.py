@@ -8,6 +8,7 @@ from octavo.config import EngineConfig
 from octavo.engine.loading.devices import backend_name
 from octavo.engine.speculation.draft_source import DraftSource
 from octavo.engine.speculation.ngram import NgramSource
+from octavo.engine.speculation.prediction import PredictionSource
 from octavo.graph.builder import Graph
 from octavo.speculative_config import SpeculativeConfig
 
@@ -25,4 +26,5 @@ def draft_sources(config: EngineConfig, graph: Graph) -> list[DraftSource]:
             logger.warning("no drafts: this model keeps states, which cannot go back to earlier tokens")
         return []
     lookup = (options.prompt_lookup_min, options.prompt_lookup_max)
-    return [NgramSource(*lookup, options.num_speculative_tokens)]
+    most = options.num_speculative_tokens
+    return [PredictionSource(most), NgramSource(*lookup, most)]

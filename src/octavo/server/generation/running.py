@@ -272,4 +272,8 @@ def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
         num_cached_tokens=sum(item.num_cached_tokens for item in metrics),
         num_generated_tokens=sum(item.num_generated_tokens for item in metrics),
         num_preemptions=sum(item.num_preemptions for item in metrics),
+        num_draft_tokens=sum(item.num_draft_tokens for item in metrics),
+        num_accepted_draft_tokens=sum(item.num_accepted_draft_tokens for item in metrics),
+        num_prediction_tokens=sum(item.num_prediction_tokens for item in metrics),
+        num_accepted_prediction_tokens=sum(item.num_accepted_prediction_tokens for item in metrics),
     )

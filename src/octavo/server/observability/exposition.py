@@ -41,6 +41,10 @@ def _by(names: Sequence[str], counts: Mapping[str, int]) -> _Values:
     return {(name,): counts[name] for name in names}
 
 
+def _by_key(counts: Mapping[str, int]) -> _Values:
+    return {(key,): count for key, count in counts.items()}
+
+
 def _kv_usage(figures: ModelFigures) -> float:
     return figures.current.num_used_blocks / max(figures.current.num_blocks, 1)
 
@@ -72,6 +76,42 @@ _COUNTERS: tuple[_Row, ...] = (
     ("num_preemptions", "Sequences that gave their KV blocks to others.", (), lambda f: f.totals.num_preemptions_total),
     ("kv_block_evictions", "Cached KV blocks that were overwritten.", (), lambda f: f.totals.num_evictions_total),
     ("engine_steps", "Steps of the engine.", (), lambda f: f.totals.num_steps_total),
+    (
+        "spec_decode_num_drafts",
+        "Times that a sequence had drafts in a step.",
+        (),
+        lambda f: f.totals.num_drafts_total,
+    ),
+    (
+        "spec_decode_num_draft_tokens",
+        "Guessed tokens that steps computed.",
+        (),
+        lambda f: sum(f.totals.num_draft_tokens_total.values()),
+    ),
+    (
+        "spec_decode_num_accepted_tokens",
+        "Of these, right ones.",
+        (),
+        lambda f: sum(f.totals.num_accepted_draft_tokens_total.values()),
+    ),
+    (
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Right guesses by their place among the drafts of a step; shares are of all drafts.",
+        ("position",),
+        lambda f: _by_key(f.totals.num_accepted_by_position_total),
+    ),
+    (
+        "spec_decode_num_draft_tokens_by_source",
+        "Guessed tokens by where they came from.",
+        ("source",),
+        lambda f: _by_key(f.totals.num_draft_tokens_total),
+    ),
+    (
+        "spec_decode_num_accepted_tokens_by_source",
+        "Right guesses by where they came from.",
+        ("source",),
+        lambda f: _by_key(f.totals.num_accepted_draft_tokens_total),
+    ),
     ("engine_restarts", "Times that the engine's process was started again.", (), lambda f: f.num_restarts),
 )
 # Of loaded models.

@@ -40,7 +40,6 @@ CHAT: Table = {
     **COMPLETIONS,
     **_MEDIA,
     "verbosity": Literal["low", "medium", "high"],
-    "prediction": dict[str, Any],
     "functions": Annotated[list[Any], Field(max_length=0)],
 }
 _RESPONSES: Table = {

@@ -18,11 +18,12 @@ def timings(usage: Usage) -> dict[str, Any]:
     """The times of a request in milliseconds, under the names of llama.cpp's server.
 
     prompt_n: prompt tokens that were computed. cache_n: prompt tokens from the cache. predicted_ms, predicted_per_*:
-    for one choice, after its first token.
+    for one choice, after its first token. draft_n, draft_n_accepted: only if there were drafts.
     """
     metrics = usage.metrics
     num_computed = usage.num_prompt_tokens - usage.num_cached_tokens
     num_after_first = max(usage.num_completion_tokens - 1, 0)
+    drafts = {"draft_n": metrics.num_draft_tokens, "draft_n_accepted": metrics.num_accepted_draft_tokens}
     return {
         "queue_ms": metrics.queue_s * 1e3,
         "cache_n": usage.num_cached_tokens,
@@ -34,6 +35,7 @@ def timings(usage: Usage) -> dict[str, Any]:
         "predicted_ms": metrics.decode_s * 1e3,
         "predicted_per_token_ms": metrics.decode_s * 1e3 / max(num_after_first, 1),
         "predicted_per_second": num_after_first / metrics.decode_s if metrics.decode_s else 0.0,
+        **(drafts if metrics.num_draft_tokens else {}),
     }
 
 

@@ -151,10 +151,15 @@ class OpenAIWriter(AnswerWriter[R, S]):
         yield self.chunk(index, self.content(event), **extra)
 
     def _usage_object(self, usage: Usage) -> dict[str, Any]:
+        metrics = usage.metrics
         return {
             **_token_counts(usage.num_prompt_tokens, usage.num_completion_tokens),
             "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": usage.num_reasoning_tokens,
+                "accepted_prediction_tokens": metrics.num_accepted_prediction_tokens,
+                "rejected_prediction_tokens": metrics.num_prediction_tokens - metrics.num_accepted_prediction_tokens,
+            },
             **self.truncation,
         }
 

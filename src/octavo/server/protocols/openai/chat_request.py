@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
@@ -132,6 +132,22 @@ class Thinking(NullIsAbsent):
     budget_tokens: Int | None = None
 
 
+class PredictedContent(NullIsAbsent):
+    """Text that much of the answer is expected to repeat."""
+
+    type: Literal["content"]
+    content: Text | list[ContentPart]
+
+
+def _predicted(value: str | PredictedContent) -> str | None:
+    """The text of a prediction; None: it is empty."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value.content, str):
+        return value.content or None
+    return "".join(part.text or "" for part in value.content) or None
+
+
 class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):  # type: ignore[misc]
     """A conversation to continue."""
 
@@ -146,6 +162,7 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
     modalities: list[Literal["text"]] | None = None
+    prediction: Annotated[Annotated[Text | PredictedContent, ByType()], AfterValidator(_predicted)] | None = None
     reasoning_format: Literal["auto", "deepseek"] | None = None
     include_reasoning: Literal[True] | None = None
     parse_tool_calls: Literal[True] | None = None
