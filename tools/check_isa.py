@@ -52,12 +52,18 @@ def main(folders: list[str]) -> int:
     return bool(complaints)
 
 
+# Of objects for any machine.
+_BASE_FOLDERS = frozenset(
+    f"{name}.dir" for name in ("_native", "_json_text", "kernel_agreement", "nanobind-static", "nanobind-static-abi3")
+)
+
+
 def _level(path: Path) -> str | None:
     """The instruction set of an object by its folder; None: not ours."""
     for part in path.parts:
         if part.startswith("kernels_") and part.endswith(".dir"):
             return part.removeprefix("kernels_").removesuffix(".dir")
-        if part in ("_native.dir", "kernel_agreement.dir", "nanobind-static.dir", "nanobind-static-abi3.dir"):
+        if part in _BASE_FOLDERS:
             return "base"
     return None
 

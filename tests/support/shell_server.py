@@ -22,7 +22,8 @@ from octavo.errors import OverloadedError, UsageError
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.http.json_body import Int, JsonRoute, Number, RequestModel
+from octavo.server.http.json_body import Int, Number, RequestModel
+from octavo.server.http.json_route import JsonRoute
 from octavo.server.http.listener import bind, web_server
 from octavo.server.http.long_answer import EVENTS, EventStream, run_unless_gone
 

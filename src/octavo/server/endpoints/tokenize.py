@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import msgspec
 from anyio.to_thread import run_sync
@@ -17,7 +18,8 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import encode_conversation, encode_text
 from octavo.server.generation.spec import ChatSpec
-from octavo.server.http.json_body import Int, JsonRoute, Text, quote
+from octavo.server.http.json_body import WHOLE_NUMBERS, Text, quote
+from octavo.server.http.json_route import JsonRoute
 from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import read_spec
@@ -76,7 +78,7 @@ class TokenizerInfo(BaseModel):
 
 class DetokenizeRequest(NullIsAbsent):
     model: Text | None = None
-    tokens: list[Int] = Field(max_length=MAX_TOKENS)
+    tokens: Annotated[list[int], Field(max_length=MAX_TOKENS), WHOLE_NUMBERS]
 
 
 class TokensResponse(BaseModel):
@@ -96,7 +98,8 @@ class DetokenizeResponse(BaseModel):
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """The token ids of a prompt, the same as for `/v1/completions`, or of a conversation."""
     _check_kind(body)
-    spec = None if body.messages is None else await run_unless_gone(request, read_spec(lambda: _chat_spec(body)))
+    reading = None if body.messages is None else read_spec(request, lambda: _chat_spec(body))
+    spec = None if reading is None else await run_unless_gone(request, reading)
     async with state_of(request).models.use(body.model) as model:
         return await run_unless_gone(request, _tokenize(model, body, spec))
 

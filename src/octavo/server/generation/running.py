@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from anyio.to_thread import run_sync
+
 from octavo.batch import Float32
 from octavo.engine.client import AnswerStream
 from octavo.errors import EngineDeadError
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 # Outputs that wait here for a slow reader; the engine's client merges what comes beyond that.
 _MAX_WAITING_OUTPUTS = 4
+# Messages and tools of a conversation that is planned on another thread: it takes some microseconds for each.
+_LONG_CHAT = 64
 # Prompts of one request for vectors that the engine has at once.
 PROMPTS_AT_ONCE = 32
 
@@ -192,7 +196,10 @@ async def start_generation(
     try:
         answer_format = AnswerFormat()
         if isinstance(spec, ChatSpec):
-            spec, answer_format = plan_chat(model, spec)
+            chat = spec
+            is_long = len(chat.messages) + len(chat.tools) > _LONG_CHAT
+            plan = partial(plan_chat, model, chat)
+            spec, answer_format = await ticket.wait(partial(run_sync, plan)) if is_long else plan()
         prompts, num_truncated = await ticket.wait(lambda: prepare_prompts(model, spec))
         params = fit_max_tokens(model, spec.params, prompts)
         if isinstance(spec, TextSpec) and isinstance(spec.prompts[0], Infill):

@@ -165,7 +165,7 @@ async def answer(
         resources.callback(at_end)
 
     async def begin() -> AnswerWriter[Any, Any]:
-        spec = await read_spec(lambda: body.to_spec(tenant_of(request)))
+        spec = await read_spec(request, lambda: body.to_spec(tenant_of(request)))
         began_s = time.monotonic()
         model = await resources.enter_async_context(state.models.use(body.model))
         arrival = Arrival(record.began_s, time.monotonic() - began_s)
@@ -221,7 +221,7 @@ class CountedFields(Protocol):
 async def count_prompt_tokens(request: Request, body: CountedFields) -> int:
     """The number of tokens in the prompt of a conversation, which may exceed the context. Raises UsageError for what
     cannot be honoured."""
-    spec = await run_unless_gone(request, read_spec(lambda: body.to_spec(tenant_of(request))))
+    spec = await run_unless_gone(request, read_spec(request, lambda: body.to_spec(tenant_of(request))))
     async with state_of(request).models.use(body.model) as model:
         return len(await run_unless_gone(request, encode_conversation(model, spec)))
 
@@ -232,13 +232,20 @@ def ignored_names(body: AnsweredFields, generation: Generation) -> list[str]:
     return list(dict.fromkeys([*body.find_ignored(), *names]))
 
 
-async def read_spec(read: Callable[[], R]) -> R:
-    """The result of `read`, such as a body's `to_spec`. JSON schemas, whose check may take seconds, are checked on
-    another thread, so that nobody's stream waits for it. Raises UsageError for what cannot be honoured."""
+async def read_spec(request: Request, read: Callable[[], R]) -> R:
+    """The result of `read`, such as a body's `to_spec`. Large bodies, and JSON schemas, whose check may take seconds,
+    are read on another thread, so that nobody's stream waits for it. Raises UsageError for what cannot be honoured."""
     try:
-        return read()
+        return await off_loop(request, read)
     except BlocksLoopError:
         return await asyncio.get_running_loop().run_in_executor(_SCHEMA_CHECKS, read)
+
+
+async def off_loop(request: Request, work: Callable[[], R]) -> R:
+    """The result of `work`, whose time grows with the body: of a large one from another thread."""
+    if request.scope["state"].get("has_large_body"):
+        return await asyncio.get_running_loop().run_in_executor(_SCHEMA_CHECKS, work)
+    return work()
 
 
 def start_schema_threads() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
+from anyio.to_thread import run_sync
 from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
+from starlette.responses import Response
 
 from octavo.batch import Float32
 from octavo.generation_request import BATCH_PRIORITY, Pooling, PoolingParams, RequestOptions
@@ -17,7 +20,7 @@ from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_inputs
 from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
 from octavo.server.http.access_log import record_of
-from octavo.server.http.json_body import Int, Text, quote
+from octavo.server.http.json_body import WHOLE_NUMBERS, Int, Text, quote
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import tenant_of
 from octavo.server.protocols.protocol_fields import kind_of_inputs
@@ -25,6 +28,7 @@ from octavo.server.server_state import state_of
 
 MAX_INPUTS = 2048
 
+_encoder = msgspec.json.Encoder()
 _MANY = Field(min_length=1, max_length=MAX_INPUTS)
 _Piece: TypeAlias = Int | Text
 
@@ -43,7 +47,7 @@ def _kind(value: Any) -> str:
 Input: TypeAlias = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[list[Text], Tag("texts"), _MANY]
-    | Annotated[list[Int], Tag("tokens")]
+    | Annotated[list[int], WHOLE_NUMBERS, Tag("tokens")]
     | Annotated[list[_Piece], Tag("pieces")]
     | Annotated[list[Text | list[_Piece]], Tag("inputs"), _MANY],
     Discriminator(_kind),
@@ -98,6 +102,26 @@ def list_of_inputs(given: Any) -> Sequence[str | Sequence[int | str]]:
     """All inputs of an `Input`, of which one alone may be a text, or a list of ids with or without texts among them."""
     is_one = isinstance(given, str) or not given or any(isinstance(item, int) for item in given)
     return [given] if is_one else given
+
+
+async def vectors_response(
+    vectors: Sequence[Float32],
+    write: Callable[[int, Float32], Any],
+    head: Mapping[str, Any] | None = None,
+    key: str = "",
+) -> Response:
+    """The list of what `write` makes of each vector and its number, or an object with `head` and this list as `key`.
+
+    It is written on a thread, vector by vector: the JSON of thousands takes a second.
+    """
+
+    def encode() -> bytes:
+        items = b",".join(_encoder.encode(write(i, vector)) for i, vector in enumerate(vectors))
+        if head is None:
+            return b"[%b]" % items
+        return b'{"%b":[%b],%b' % (key.encode(), items, _encoder.encode(head)[1:])
+
+    return Response(await run_sync(encode), media_type="application/json")
 
 
 def check_dimensions(wanted: int | None, model: ServedModel) -> None:

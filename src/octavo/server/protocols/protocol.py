@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from octavo.errors import UsageError
 from octavo.server.errors import ApiError
-from octavo.server.http.json_body import JsonRoute
+from octavo.server.http.json_route import JsonRoute
 from octavo.server.http.route_table import DEFAULT_DIALECT, Dialect
 from octavo.server.protocols.answer_schemas import Schema, errors
 

@@ -24,19 +24,19 @@ from octavo.errors import UsageError
 from octavo.generation_request import RequestOptions
 from octavo.sampling_params import MAX_LOGPROBS, MAX_STRING_CHARS, BeamSearchParams, SamplingParams
 from octavo.server.generation.spec import ChatSpec, TextSpec
-from octavo.server.http.json_body import WHOLE, Int, Number, RequestModel, Text, quote
+from octavo.server.http.json_body import WHOLE, WHOLE_NUMBERS, Int, Number, RequestModel, Text, quote
 
 _UNSUPPORTED = "unsupported"
 
 NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
-_TokenId: TypeAlias = Annotated[Int, Field(json_schema_extra={"minimum": 0})]
+_TokenId: TypeAlias = Annotated[int, Field(json_schema_extra={"minimum": 0})]
 _String: TypeAlias = Annotated[Text, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STRING_CHARS})]
 # By the type of a dataclass's field, without None. Strings have their own way in `_field`.
 _TYPES: dict[str, Any] = {
     "bool": bool,
     "int": Int,
     "float": Number,
-    "Sequence[int]": list[_TokenId],
+    "Sequence[int]": Annotated[list[_TokenId], WHOLE_NUMBERS],
     "Sequence[str]": list[_String],
     "str | Sequence[str]": _String | list[_String],
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from octavo.batch import Float32
 from octavo.server.errors import refuse
@@ -15,7 +15,7 @@ from octavo.server.generation.spec import read_options
 from octavo.server.http.json_body import WHOLE, Text
 from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.protocols.answer_schemas import LLAMA_EMBEDDINGS, whole_answer
-from octavo.server.protocols.embedding import EmbeddingJob, Input, embed_inputs, list_of_inputs
+from octavo.server.protocols.embedding import EmbeddingJob, Input, embed_inputs, list_of_inputs, vectors_response
 from octavo.server.protocols.llama_cpp.errors import LLAMA_CPP
 from octavo.server.protocols.protocol_fields import OptionFields
 from octavo.server.server_state import state_of
@@ -46,8 +46,11 @@ async def create_embedding(request: Request, body: EmbeddingRequest) -> Response
         job = EmbeddingJob(list_of_inputs(body.input if body.content is None else body.content), read_options(body))
         found = await run_unless_gone(request, embed_inputs(request, model, job))
     order = 2 if body.embd_normalize is None else body.embd_normalize
-    vectors = [normalized(vector, order) for vector in found.vectors]
-    return JSONResponse([{"index": i, "embedding": [list(map(float, vector))]} for i, vector in enumerate(vectors)])
+
+    def write(index: int, vector: Float32) -> dict[str, Any]:
+        return {"index": index, "embedding": [list(map(float, normalized(vector, order)))]}
+
+    return await vectors_response(found.vectors, write)
 
 
 def normalized(vector: Float32, order: int) -> Float32:

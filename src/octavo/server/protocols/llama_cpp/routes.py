@@ -76,7 +76,7 @@ async def infill(request: Request, body: InfillRequest) -> Response:
 @router.post("/apply-template")
 async def apply_template(request: Request, body: TemplateRequest) -> dict[str, str]:
     """The text that the chat template makes of a conversation."""
-    spec = await run_unless_gone(request, read_spec(body.to_spec))
+    spec = await run_unless_gone(request, read_spec(request, body.to_spec))
     async with state_of(request).models.use(body.model) as model:
         return {"prompt": await run_unless_gone(request, render_conversation(model, spec))}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from starlette.requests import Request
@@ -26,6 +26,7 @@ from octavo.server.protocols.embedding import (
     check_dimensions,
     embed_inputs,
     unit_vector,
+    vectors_response,
 )
 from octavo.server.protocols.ollama.answer import nanoseconds
 from octavo.server.protocols.ollama.errors import OLLAMA
@@ -86,13 +87,15 @@ async def _embed(request: Request, body: EmbedRequest | EmbeddingsRequest, job: 
         if job.inputs:
             found = await run_unless_gone(request, embed_inputs(request, model, job))
         if isinstance(body, EmbeddingsRequest):
-            content: dict[str, Any] = {"embedding": list(map(float, found.vectors[0]))}
+            response: Response = JSONResponse({"embedding": list(map(float, found.vectors[0]))})
         else:
-            content = {
+            head = {
                 "model": model.name,
-                "embeddings": [list(map(float, unit_vector(vector))) for vector in found.vectors],
                 "total_duration": nanoseconds(time.monotonic() - record.began_s),
                 "load_duration": nanoseconds(load_s),
                 "prompt_eval_count": found.num_tokens,
             }
-        return name_ignored(ignored, record, JSONResponse(content))
+            response = await vectors_response(
+                found.vectors, lambda _, vector: list(map(float, unit_vector(vector))), head, "embeddings"
+            )
+        return name_ignored(ignored, record, response)

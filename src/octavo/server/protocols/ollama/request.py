@@ -16,7 +16,7 @@ from octavo.server.generation.content import Media, plain
 from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, TextSpec, read_options
-from octavo.server.http.json_body import Int, Number, Text, quote
+from octavo.server.http.json_body import WHOLE_NUMBERS, Int, Number, Text, quote
 from octavo.server.protocols.conversation import arguments_text, chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import OLLAMA, with_ignored
 from octavo.server.protocols.llama_sampling import LlamaSampling
@@ -131,7 +131,7 @@ class GenerateRequest(OllamaRequest):
     suffix: Text | None = None
     system: Text | None = None
     template: Text | None = None
-    context: Annotated[list[Int], Field(max_length=MAX_CONTEXT_TOKENS)] | None = None
+    context: Annotated[list[int], Field(max_length=MAX_CONTEXT_TOKENS), WHOLE_NUMBERS] | None = None
     raw: bool | None = None
     images: list[Text] | None = None
 

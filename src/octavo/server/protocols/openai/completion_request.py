@@ -11,7 +11,7 @@ from octavo.sampling_params import MAX_CHOICES
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextSpec, read_options
-from octavo.server.http.json_body import WHOLE, Int, Text
+from octavo.server.http.json_body import WHOLE, WHOLE_NUMBERS, Int, Text
 from octavo.server.protocols.ignored_fields import COMPLETIONS, with_ignored
 from octavo.server.protocols.protocol_fields import NumLogprobs, kind_of_inputs
 from octavo.server.protocols.sampling_fields import SamplingFields
@@ -34,8 +34,8 @@ _MANY = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 Prompts: TypeAlias = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[list[Text], Tag("texts"), _MANY]
-    | Annotated[list[Int], Tag("tokens"), Field(min_length=1, fail_fast=True)]
-    | Annotated[list[Annotated[list[Int], Field(fail_fast=True)]], Tag("token lists"), _MANY],
+    | Annotated[list[int], Field(min_length=1, fail_fast=True), WHOLE_NUMBERS, Tag("tokens")]
+    | Annotated[list[Annotated[list[int], Field(fail_fast=True), WHOLE_NUMBERS]], Tag("token lists"), _MANY],
     Discriminator(kind_of_inputs),
     WrapValidator(_name_the_types),
 ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from octavo.batch import Float32
 from octavo.server.errors import refuse
@@ -25,6 +25,7 @@ from octavo.server.protocols.embedding import (
     embed_inputs,
     list_of_inputs,
     unit_vector,
+    vectors_response,
 )
 from octavo.server.protocols.ignored_fields import VECTORS, with_ignored
 from octavo.server.protocols.openai.errors import OPENAI
@@ -64,15 +65,16 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     inputs = list_of_inputs(body.input)
     job = EmbeddingJob(inputs, read_options(body), body.pooling, body.truncate_prompt_tokens)
     vectors = await embed_inputs(request, model, job)
-    data = [
-        {"object": "embedding", "index": i, "embedding": _encode(vector, body.encoding_format)}
-        for i, vector in enumerate(vectors.vectors)
-    ]
+
+    def write(index: int, vector: Float32) -> dict[str, Any]:
+        return {"object": "embedding", "index": index, "embedding": _encode(vector, body.encoding_format)}
+
     usage = {"prompt_tokens": vectors.num_tokens, "total_tokens": vectors.num_tokens}
     if body.truncate_prompt_tokens is not None:
         usage["truncated_tokens"] = vectors.num_truncated_tokens
-    content = {"object": "list", "data": data, "model": model.name, "usage": usage}
-    return name_ignored(body.find_ignored(), record_of(request), JSONResponse(content))
+    head = {"object": "list", "model": model.name, "usage": usage}
+    response = await vectors_response(vectors.vectors, write, head, "data")
+    return name_ignored(body.find_ignored(), record_of(request), response)
 
 
 def _encode(vector: Float32, encoding: str | None) -> list[float] | str:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn
 
+from anyio.to_thread import run_sync
 from fastapi import Query
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -26,6 +27,7 @@ from octavo.server.protocols.answering import (
     count_prompt_tokens,
     ignored_names,
     name_ignored,
+    off_loop,
     tenant_of,
 )
 from octavo.server.protocols.responses.answer import ResponsesWriter
@@ -63,7 +65,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answers a conversation; with `stream` as typed events, with `background` before the answer is there."""
     store, owner = state_of(request).responses, tenant_of(request)
     body = await _with_history(request, body)
-    items = stored_items(body.all_items) if body.is_stored else []
+    items = await off_loop(request, lambda: stored_items(body.all_items)) if body.is_stored else []
     written: asyncio.Future[ResponsesWriter] = asyncio.get_running_loop().create_future()
 
     def make_writer(*parts: Any) -> ResponsesWriter:
@@ -123,7 +125,8 @@ async def _with_history(request: Request, body: F) -> F:
         raise refuse("previous_response_id", reason, "previous_response_not_found")
     if (status := stored.response["status"]) not in ("completed", "incomplete"):
         raise refuse("previous_response_id", f"names a response that is {status}", "invalid_value")
-    return body.continuing(read_items([*stored.input_items, *stored.response["output"]]))
+    earlier = [*stored.input_items, *stored.response["output"]]
+    return body.continuing(await run_sync(read_items, earlier))
 
 
 async def _never_gone() -> NoReturn:

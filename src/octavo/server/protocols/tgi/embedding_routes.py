@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from octavo.server.errors import refuse
 from octavo.server.generation.spec import read_options
@@ -19,6 +19,7 @@ from octavo.server.protocols.embedding import (
     embed_inputs,
     list_of_inputs,
     unit_vector,
+    vectors_response,
 )
 from octavo.server.protocols.protocol_fields import OptionFields
 from octavo.server.protocols.tgi.errors import TGI
@@ -54,5 +55,7 @@ async def create_vectors(request: Request, body: VectorsRequest) -> Response:
         check_dimensions(body.dimensions, model)
         job = EmbeddingJob(list_of_inputs(body.inputs), read_options(body), None, truncate_to, side)
         found = await run_unless_gone(request, embed_inputs(request, model, job))
-    vectors = found.vectors if body.normalize is False else map(unit_vector, found.vectors)
-    return JSONResponse([list(map(float, vector)) for vector in vectors])
+    is_raw = body.normalize is False
+    return await vectors_response(
+        found.vectors, lambda _, vector: list(map(float, vector if is_raw else unit_vector(vector)))
+    )
