@@ -21,7 +21,8 @@ namespace {
 
 using ValueTuple = std::tuple<size_t, int32_t, int32_t>;                      // offset, cols, domain
 using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  // tokens ... vocab_size
-using DomainTuple = std::tuple<std::string, int32_t, int32_t, bool>;          // name, rows, components, has_starts
+// name, rows, components, has_starts, groups
+using DomainTuple = std::tuple<std::string, int32_t, int32_t, bool, std::vector<int32_t>>;
 using IndexTuple = std::tuple<std::string, int32_t, int32_t, int32_t, bool>;  // key, domain, source, width, keeps
 using TimingTuple = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
 
@@ -37,9 +38,9 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<i
     std::tie(options.pool.barrier_spin_us, options.pool.idle_spin_us) = spin_us;
     StepLimits& l = options.limits;
     std::tie(l.tokens, l.requests, l.outputs, l.model_len, l.vocab_size) = limits;
-    l.domains = {{"tokens", "query_start_loc", l.tokens, 1, true},
-                 {"output rows", "", l.outputs, 0, false},
-                 {"output rows", "", l.outputs, 0, false}};
+    l.domains = {{"tokens", "query_start_loc", l.tokens, 1, true, {}},
+                 {"output rows", "", l.outputs, 0, false, {}},
+                 {"output rows", "", l.outputs, 0, false, {}}};
     l.indices = {{"output_indices", "", DOMAIN_OUTPUTS, DOMAIN_TOKENS, 1, false}};
     if (logits_rows < 0) throw std::invalid_argument("logits_rows must not be negative");
     l.logits_rows = logits_rows;
@@ -51,8 +52,8 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<i
 void add_domains(StepLimits& limits, const std::vector<DomainTuple>& domains, const std::vector<IndexTuple>& indices,
                  int32_t token_components) {
     limits.domains[DOMAIN_TOKENS].components = token_components;
-    for (const auto& [name, rows, components, has_starts] : domains)
-        limits.domains.push_back({name, name + ".starts", rows, components, has_starts});
+    for (const auto& [name, rows, components, has_starts, groups] : domains)
+        limits.domains.push_back({name, name + ".starts", rows, components, has_starts, groups});
     const auto check = [&](int32_t domain) {
         if (domain < 0 || static_cast<size_t>(domain) >= limits.domains.size())
             throw std::invalid_argument("an index of rows of no domain");

@@ -126,12 +126,32 @@ FurtherRows::FurtherRows(const DomainList& rows, const StepLimits& limits, Step&
                 found.starts = arrays_.back().data();
                 found.num_sequences = static_cast<int32_t>(entries) - 1;
             }
+            read_cached(name, object, step, found);
             domains_.at(number - FIRST_FURTHER_DOMAIN) = found;
         }
         read_indices(number, object, found.count, limits);
     }
     step.further = domains_.data();
     step.indices = indices_.data();
+}
+
+// Of a domain with caches.
+void FurtherRows::read_cached(const std::string& name, nb::handle rows, const Step& step, DomainRows& found) {
+    if (const nb::object lengths = rows.attr("lengths"); !lengths.is_none()) {
+        arrays_.emplace_back(lengths, (name + ".lengths").c_str());
+        if (arrays_.back().shape(0) != static_cast<size_t>(step.num_requests))
+            throw nb::value_error((name + ".lengths must have one entry a request").c_str());
+        found.lengths = arrays_.back().data();
+    }
+    const nb::object slots = rows.attr("slots");
+    if (slots.is_none() || found.count == 0) return;
+    positions_.emplace_back(slots, (name + ".slots").c_str());
+    if (positions_.back().shape(0) != static_cast<size_t>(step.num_cache_groups) ||
+        positions_.back().shape(1) != static_cast<size_t>(found.count))
+        throw nb::value_error((name + ".slots must be [" + std::to_string(step.num_cache_groups) + " cache groups, " +
+                               std::to_string(found.count) + " rows]")
+                                  .c_str());
+    found.slots = positions_.back().data();
 }
 
 // The arrays of a domain that the program reads.

@@ -36,12 +36,13 @@ class FurtherRows {
     FurtherRows(const DomainList& rows, const StepLimits& limits, Step& step);
 
   private:
+    void read_cached(const std::string& name, nanobind::handle rows, const Step& step, DomainRows& found);
     void read_indices(int32_t domain, nanobind::handle rows, int32_t count, const StepLimits& limits);
 
     std::vector<DomainRows> domains_;
     std::vector<const int32_t*> indices_;
     std::vector<Buffer<int32_t, 1>> arrays_;
-    std::vector<Buffer<int32_t, 2>> positions_;
+    std::vector<Buffer<int32_t, 2>> positions_;  // and slots
 };
 
 // Batch.token_sources and the tokens of the step before, kept alive. That step may still write them.

@@ -30,6 +30,9 @@ struct DomainRows {
     const int32_t* starts;     // [num_sequences + 1] or null: none
     const int32_t* positions;  // [components, count] or null: none
     int32_t components;        // of tokens 1 stands for all
+    // Of a domain with caches: rows of each sequence of the step in the cache, and where each row is written.
+    const int32_t* lengths = nullptr;  // [num_requests]
+    const int32_t* slots = nullptr;    // [num_cache_groups, count]
 };
 
 // Numbers of domains: those that every step has come first. Further ones follow in the order of their programs.
@@ -120,7 +123,7 @@ struct Weight {
 //     floats or ints         as [product of the leading dimensions, last dimension]; None: all zero
 //   tuple of Parameters      one tuple of weights (None among them: all zero)
 //   int, bool                one int; None: 0
-//   IndexArray                 one int, its number for Step::index
+//   IndexArray, RowDomain      one int, its number for Step::index or Step::domain
 //   float                    one float; None: 0
 //   str                      one int, the index in Kind; None: 0
 //   a nested dataclass       its fields in place; None: as if each of its fields were None

@@ -109,6 +109,7 @@ void Program::add_record(const RecordSpec& spec) {
         throw std::invalid_argument(spec.label + ": not every field has an operand");
     check_operands_fit(spec.label, record->args, *record->kernel);
     if (spec.kernel == "gather" || spec.kernel == "splice") check_row_index(spec);
+    if (spec.kernel == "cross_attention") check_cached_domain(spec);
     if (spec.kernel == "token_type_embedding") limit_token_types(*record);
     records_.push_back(std::move(record));
 }
@@ -122,6 +123,17 @@ void Program::check_row_index(const RecordSpec& spec) const {
         values_.at(spec.output).domain != indices[number].domain ||
         values_.at(spec.inputs.back()).domain != indices[number].source)
         throw std::invalid_argument(spec.label + ": reads an index of other rows");
+}
+
+// The domain of a CrossAttention has the cache group of the record.
+void Program::check_cached_domain(const RecordSpec& spec) const {
+    const auto place = std::find(spec.names.ints.begin(), spec.names.ints.end(), "domain") - spec.names.ints.begin();
+    const int64_t number = spec.ints.at(place);
+    const std::vector<DomainLimits>& domains = options_.limits.domains;
+    if (number >= FIRST_FURTHER_DOMAIN && number < static_cast<int64_t>(domains.size()))
+        for (const int32_t group : domains[number].groups)
+            if (group == spec.cache_group) return;
+    throw std::invalid_argument(spec.label + ": its domain has no such cache");
 }
 
 // Types have rows in the smallest of their tables.

@@ -211,6 +211,7 @@ class Program {
     void bind(Record& record);
     void limit_token_types(const Record& record);
     void check_row_index(const RecordSpec& spec) const;
+    void check_cached_domain(const RecordSpec& spec) const;
     void update_rows(const Step& step);
     bool take_counts(const Step& step);
     Step largest_step() const;

@@ -1,5 +1,6 @@
 #include "step_check.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace octavo {
@@ -66,19 +67,52 @@ std::string check_domains(const Step& s, const StepLimits& limits) {
     return error;
 }
 
+std::string check_table(const Step& s, const StepLimits& limits, int32_t group, int32_t request, int32_t length) {
+    const int32_t blocks = (length + limits.block_size - 1) / limits.block_size;
+    const int64_t row = static_cast<int64_t>(group) * s.num_requests + request;
+    std::string error =
+        check_range("block_tables row", s.block_tables + row * s.block_table_stride, blocks, limits.num_blocks);
+    return error.empty() ? error : "request " + std::to_string(request) + ": " + error;
+}
+
+std::string check_slots(const char* what, const int32_t* slots, int32_t count, const StepLimits& limits) {
+    const int64_t end = static_cast<int64_t>(limits.num_blocks) * limits.block_size;
+    for (int32_t t = 0; t < count; ++t)
+        if (slots[t] < 0 || slots[t] >= end) return wrong(what, t, slots[t], "from 0 to below", end);
+    return {};
+}
+
+// The rows of a domain in its caches.
+std::string check_cached(const Step& s, const DomainRows& rows, const DomainLimits& limit, const StepLimits& limits) {
+    if (limit.groups.empty() || limits.num_blocks == 0) return {};
+    const std::string lengths = limit.name + ".lengths", slots = limit.name + ".slots";
+    if (!rows.lengths) return lengths + " are missing";
+    if (rows.count > 0 && !rows.slots) return slots + " are missing";
+    const int64_t table_tokens = static_cast<int64_t>(s.block_table_stride) * limits.block_size;
+    std::string error = check_range(lengths.c_str(), rows.lengths, s.num_requests,
+                                    static_cast<int32_t>(std::min<int64_t>(table_tokens, INT32_MAX - 1)) + 1);
+    for (size_t i = 0; i < limit.groups.size() && error.empty(); ++i) {
+        const int32_t group = limit.groups[i];
+        if (group >= s.num_cache_groups) return "block_tables have no cache group " + std::to_string(group);
+        for (int32_t r = 0; r < s.num_requests && error.empty(); ++r)
+            error = check_table(s, limits, group, r, rows.lengths[r]);
+        if (error.empty() && rows.count > 0)
+            error =
+                check_slots(slots.c_str(), rows.slots + static_cast<int64_t>(group) * rows.count, rows.count, limits);
+    }
+    return error;
+}
+
 // Of one sequence.
 std::string check_blocks(const Step& s, const StepLimits& limits, int32_t request) {
     const int64_t table_tokens = static_cast<int64_t>(s.block_table_stride) * limits.block_size;
     const int32_t length = s.seq_lens[request];
     if (length > table_tokens)
         return wrong("seq_lens", request, length, "at most what block_tables hold,", table_tokens);
-    const int32_t blocks = (length + limits.block_size - 1) / limits.block_size;
-    for (int64_t g = 0; g < s.num_cache_groups; ++g) {
-        const int32_t* table = s.block_tables + (g * s.num_requests + request) * s.block_table_stride;
-        std::string error = check_range("block_tables row", table, blocks, limits.num_blocks);
-        if (!error.empty()) return "request " + std::to_string(request) + ": " + error;
-    }
-    return {};
+    std::string error;
+    for (int32_t g = 0; g < s.num_cache_groups && error.empty(); ++g)
+        if (limits.is_of_tokens(g)) error = check_table(s, limits, g, request, length);
+    return error;
 }
 
 std::string check_requests(const Step& s, const StepLimits& limits) {
@@ -132,11 +166,12 @@ std::string check_step(const Step& s, const StepLimits& limits) {
         error = check_range("token_types", s.token_types, s.num_tokens, limits.token_types);
     if (error.empty()) error = check_range("block_copies", s.block_copies, 2 * s.num_block_copies, limits.num_blocks);
     if (error.empty() && limits.num_blocks > 0) {
-        const int64_t slots = static_cast<int64_t>(limits.num_blocks) * limits.block_size;
-        const int32_t count = s.num_tokens * s.num_cache_groups;
-        for (int32_t t = 0; t < count && error.empty(); ++t)
-            if (s.slot_mapping[t] < 0 || s.slot_mapping[t] >= slots)
-                error = wrong("slot_mapping", t, s.slot_mapping[t], "from 0 to below", slots);
+        for (int32_t g = 0; g < s.num_cache_groups && error.empty(); ++g)
+            if (limits.is_of_tokens(g))
+                error = check_slots("slot_mapping", s.slot_mapping + static_cast<int64_t>(g) * s.num_tokens,
+                                    s.num_tokens, limits);
+        for (size_t i = 0; i < limits.domains.size() && error.empty(); ++i)
+            error = check_cached(s, s.domain(static_cast<int32_t>(i)), limits.domains[i], limits);
     }
     if (error.empty()) error = check_requests(s, limits);
     if (error.empty() && limits.num_blocks > 0 && limits.has_states) error = check_states(s, limits);

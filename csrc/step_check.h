@@ -15,6 +15,7 @@ struct DomainLimits {
     int32_t rows = 0;
     int32_t components = 0;  // that a position must have; 0: there need be none
     bool has_starts = false;
+    std::vector<int32_t> groups;  // of its caches; then there are DomainRows::lengths and slots
 };
 
 // An index array: `width` rows of `source` for each row of `domain`. keeps: -1 is none, and a step may be without it.
@@ -42,6 +43,14 @@ struct StepLimits {
     int32_t num_states = 0;             // slots
     std::vector<DomainLimits> domains;  // by their numbers
     std::vector<IndexLimits> indices;   // likewise; the first is output_indices
+
+    // Whether the layers of a group keep tokens, and not the rows of a further domain.
+    bool is_of_tokens(int32_t group) const {
+        for (const DomainLimits& domain : domains)
+            for (const int32_t other : domain.groups)
+                if (other == group) return false;
+        return true;
+    }
 };
 
 // The problem of the step, with array, index, value and limit; empty if there is none.

@@ -1,6 +1,7 @@
 // Attention: paged, causal, grouped heads; queries and keys come ready for the dot product.
 // FusedAttention: the same on q, k and v side by side, with per-head norms and rope.
 // LatentAttention: all heads on one key a token, whose first columns are also its value.
+// CrossAttention: all keys that a sequence has of the rows of another domain, which the step may have none of.
 // In one file: the bulk of the code is common to all and is compiled once.
 #include "attention_schedule.h"
 #include "shapes.h"
@@ -22,6 +23,9 @@ OCTAVO_SIGNATURE(LatentAttention, (q, q_rope, latent, k_rope), (alibi_slopes, qu
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
                   kv_type),
                  (scale, softcap));
+
+OCTAVO_SIGNATURE(CrossAttention, (q, k, v), (alibi_slopes, key_mean),
+                 (num_heads, num_kv_heads, head_dim, window, layer, domain, kv_type), (scale));
 
 constexpr int32_t LATENT_HEADS = 32;  // heads that share a conversion of keys; other heads are other workers' work
 
@@ -76,6 +80,52 @@ AttentionTask latent_task(const Args& args) {
     task.in.q_rope = args.inputs[LatentAttention::q_rope].data;
     task.in.k_rope = args.inputs[LatentAttention::k_rope].data;
     return task;
+}
+
+KvDims cross_dims(const Args& args) {
+    const auto dim = [&args](int index) { return static_cast<int32_t>(args.ints[index]); };
+    return {dim(CrossAttention::num_kv_heads), dim(CrossAttention::head_dim), dim(CrossAttention::head_dim)};
+}
+
+AttentionTask cross_task(const Args& args) {
+    using F = CrossAttention;
+    const View &q = args.inputs[F::q], &k = args.inputs[F::k], &v = args.inputs[F::v];
+    const KvDims dims = cross_dims(args);
+    AttentionTask task{};
+    AttentionShape& s = task.shape;
+    s.num_heads = static_cast<int32_t>(args.ints[F::num_heads]);
+    s.num_kv_heads = dims.heads;
+    s.group = s.num_heads / s.num_kv_heads;
+    s.head_dim = s.value_dim = dims.key;
+    s.padded_dim = kv_padded_dim(dims.value);
+    s.sees_all = true;
+    s.scale = args.floats[F::scale];
+    s.scale_length = 1;
+    task.kv_type = kv_type_of<F>(args);
+    task.in.q = q.data;
+    task.in.k = k.data;
+    task.in.v = v.data;
+    task.in.q_stride = q.cols;
+    task.in.k_stride = k.cols;
+    task.in.v_stride = v.cols;
+    task.in.key_offset = args.weights[F::key_mean].data;
+    task.writes = k.data != nullptr;
+    task.output = args.output;
+    task.cache = args.cache;
+    return task;
+}
+
+ScratchSizes cross_attention_scratch(const Args& largest, const Step& limits, int32_t num_workers) {
+    return attention_scratch_sizes(cross_task(largest), limits, num_workers);
+}
+
+void cross_attention(const Args& args, const Step& step, Worker& worker) {
+    const DomainRows rows = step.domain(static_cast<int32_t>(args.ints[CrossAttention::domain]));
+    run_cross_attention(cross_task(args), step, rows, worker, args.shared_scratch);
+}
+
+size_t cross_cache_bytes(const Args& args, int32_t block_size) {
+    return kv_block_bytes(kv_type_of<CrossAttention>(args), cross_dims(args), block_size);
 }
 
 ScratchSizes attention_scratch(const Args& largest, const Step& limits, int32_t num_workers) {
@@ -156,11 +206,25 @@ bool latent_attention_fits(const Args& args) {
            is_like(q, args.output) && has_rows_of(q, q_rope) && has_rows_of(q, latent) && has_rows_of(q, k_rope);
 }
 
+bool cross_attention_fits(const Args& args) {
+    using F = CrossAttention;
+    const View &q = args.inputs[F::q], &k = args.inputs[F::k], &v = args.inputs[F::v];
+    const int64_t heads = args.ints[F::num_heads], kv_heads = args.ints[F::num_kv_heads], dim = args.ints[F::head_dim];
+    if (!is_within(kv_heads, 1, heads) || heads % kv_heads != 0 || dim <= 0) return false;
+    const bool has_keys =
+        has_cols(k, kv_heads * dim) && is_like(v, k) && k.domain == args.ints[F::domain] && v.domain == k.domain;
+    return has_cols(q, heads * dim) && is_like(q, args.output) && (has_keys || (is_absent(k) && is_absent(v))) &&
+           args.ints[F::window] == 0 && is_absent(args.weights[F::alibi_slopes]) &&
+           is_within(args.ints[F::kv_type], 0, static_cast<int64_t>(KvType::int8)) &&
+           is_vector_or_absent(args.weights[F::key_mean], kv_heads * dim);
+}
+
 }  // namespace
 
 OCTAVO_KERNEL_WITH_CACHE(attention, Attention, attention_scratch, attention_cache_bytes<Attention>);
 OCTAVO_KERNEL_WITH_CACHE(fused_attention, FusedAttention, fused_attention_scratch,
                          attention_cache_bytes<FusedAttention>);
+OCTAVO_KERNEL_WITH_CACHE(cross_attention, CrossAttention, cross_attention_scratch, cross_cache_bytes);
 OCTAVO_KERNEL_WITH_CACHE(latent_attention, LatentAttention, latent_attention_scratch, latent_cache_bytes);
 
 }  // namespace octavo

@@ -284,6 +284,14 @@ inline void attend_keys(const AttentionShape& s, const HeadCache& cache, const Q
 template <typename Cache>
 inline void attend_block(const AttentionTask& task, QueryBlock block, int32_t token) {
     const AttentionShape& s = task.shape;
+    if (block.seq_len == 0) {  // of other rows: there are none
+        const int64_t width = static_cast<int64_t>(s.group) * s.value_dim;
+        for (int32_t row = 0; row < block.rows; row += s.group)
+            __builtin_memset(task.output.data + static_cast<int64_t>(token + row / s.group) * task.output.cols +
+                                 block.kv_head * width,
+                             0, sizeof(float) * width);
+        return;
+    }
     const HeadCache cache = cache_of(task, Cache::type, block.kv_head);
     const Interval splits = visible_splits(s, block);
     for (int32_t split = splits.begin; split < splits.end; ++split) {

@@ -34,6 +34,7 @@ struct AttentionShape {
     int32_t value_dim, padded_dim;  // of values, and rounded up to 16
     int32_t window;                 // 0: none
     bool chunked;                   // a token sees its own chunk of `window` positions up to itself
+    bool sees_all;                  // a token sees all keys of its sequence, which are those of other rows
     float scale, softcap;
     const float* slopes;        // ALiBi [num_heads] or null
     const float* sinks;         // [num_heads] or null
@@ -84,6 +85,7 @@ inline int32_t first_visible(const AttentionShape& shape, int32_t position) {
 
 // Positions that rows [first, last] see, the union.
 inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& block, int32_t first, int32_t last) {
+    if (shape.sees_all) return {0, block.seq_len};
     const int32_t low = block.first_position + first / shape.group, high = block.first_position + last / shape.group;
     return {first_visible(shape, low), high + 1};
 }

@@ -228,6 +228,21 @@ void run_on_cache(const AttentionTask& task, const Step& step, Worker& worker, v
     attend_queries<Cache>(task, step, worker.count, block, shared);
 }
 
+// Tokens that see the cache of a domain. rows: the step of that domain, whose tokens are its rows.
+template <typename Cache>
+void run_across(const AttentionTask& task, const Step& step, const Step& rows, Worker& worker, void* shared_scratch) {
+    Carver own{static_cast<char*>(worker.scratch)}, region{static_cast<char*>(shared_scratch)};
+    QueryBlock block = carve_block(task, own);
+    const AttentionShared shared = carve_shared(task, step, 0, region);
+#if defined(OCTAVO_ISA_amx)
+    if (uses_tiles<Cache>(task.shape)) configure_row_tiles(BLOCK_ROWS);
+#endif
+    if (worker.index == 0) *shared.next_item = 0;
+    write_all<Cache>(task, rows, worker, block, shared);
+    worker.barrier();
+    attend_queries<Cache>(task, step, worker.count, block, shared);
+}
+
 // The step as a layer of a cache group sees it: with the block tables and slots of that group alone.
 inline Step step_of_group(const Step& step, int32_t group) {
     Step own = step;
@@ -242,6 +257,19 @@ void run_attention(const AttentionTask& task, const Step& all, Worker& worker, v
         run_on_cache<Int8Cache>(task, step, worker, shared_scratch);
     else
         run_on_cache<HalfCache>(task, step, worker, shared_scratch);
+}
+
+void run_cross_attention(const AttentionTask& task, const Step& all, const DomainRows& domain, Worker& worker,
+                         void* shared_scratch) {
+    Step step = step_of_group(all, task.cache->group);
+    step.seq_lens = domain.lengths;
+    Step rows = step;
+    rows.num_tokens = domain.count;
+    rows.slot_mapping = domain.slots ? domain.slots + static_cast<int64_t>(task.cache->group) * domain.count : nullptr;
+    if (task.kv_type == KvType::int8)
+        run_across<Int8Cache>(task, step, rows, worker, shared_scratch);
+    else
+        run_across<HalfCache>(task, step, rows, worker, shared_scratch);
 }
 
 }  // namespace

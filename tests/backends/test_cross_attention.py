@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.backends import ExecutorLimits, get_backend, reference
+from octavo.backends import ExecutorLimits, cpu, get_backend, reference
+from octavo.backends.cpu import CompileOptions
 from octavo.batch import Batch, DomainRows
+from octavo.config import CPU_KV_DTYPES, KVDtype
 from octavo.engine.loading import model_graph
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
@@ -24,6 +26,7 @@ from octavo.graph.ops.linear import Input
 from octavo.graph.shard import shard
 from octavo.graph.values import TOKENS, RowDomain
 from octavo.quantization.packed import DenseWeight
+from tests.backends.cpu.conftest import available_isas
 from tests.support.batches import Request, step
 
 FRAMES = RowDomain("frames")
@@ -58,16 +61,16 @@ def model(*, has_own_cache: bool = False) -> Graph:
     return g
 
 
-def steps(num_groups: int = 1) -> list[Batch]:
+def steps(num_groups: int = 1, block: int = BLOCK) -> list[Batch]:
     """The prompts with all frames; then a token of each text in turn, without frames."""
     blocks = ([5, 2, 7], [3])
     texts = [Request(list(range(10 * i, 10 * i + 9)), own) for i, own in enumerate(blocks)]
-    slots = [own[i // BLOCK] * BLOCK + i % BLOCK for own, n in zip(blocks, LENGTHS, strict=True) for i in range(n)]
+    slots = [own[i // block] * block + i % block for own, n in zip(blocks, LENGTHS, strict=True) for i in range(n)]
     batches = []
     for counts in ((5, 2), (1, 1), (2, 1)):
-        batch = step(list(zip(texts, counts, strict=True)), block_size=BLOCK, num_groups=num_groups)
-        in_group = np.array(slots, np.int32) // BLOCK * num_groups + np.arange(num_groups, dtype=np.int32)[:, None]
-        places = (in_group * BLOCK + np.array(slots, np.int32) % BLOCK).astype(np.int32)
+        batch = step(list(zip(texts, counts, strict=True)), block_size=block, num_groups=num_groups)
+        in_group = np.array(slots, np.int32) // block * num_groups + np.arange(num_groups, dtype=np.int32)[:, None]
+        places = (in_group * block + np.array(slots, np.int32) % block).astype(np.int32)
         lengths = np.array(LENGTHS, np.int32)
         rows = DomainRows(0, lengths=lengths) if batches else DomainRows(12, lengths=lengths, slots=places)
         batch.inputs, batch.domains = (frames()[: rows.count],), {"frames": rows}
@@ -166,6 +169,14 @@ HOSTILE: dict[str, tuple[Callable[[Batch], Batch], str]] = {
 }
 
 
+# In blocks of eight tokens.
+HOSTILE_KERNEL: dict[str, tuple[Callable[[Batch], Batch], str]] = {
+    "a length beyond the table": (frames_with(lengths=numbers(25, 3)), ""),
+    "a slot beyond the cache": (frames_with(slots=np.full((1, 12), 64, np.int32)), ""),
+    "a block beyond the cache": (lambda b: replace(b, block_tables=b.block_tables + 3), ""),
+}
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_lengths_and_slots_are_refused_before_anything_runs(case: str) -> None:
     executor, (batch, *_) = executor_of(model()), steps()
@@ -175,10 +186,111 @@ def test_hostile_lengths_and_slots_are_refused_before_anything_runs(case: str) -
     np.testing.assert_allclose(executor.submit(batch).wait().logits, expected(batch), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["cpu", "torch:cpu"])
-def test_a_backend_without_a_kernel_refuses_the_operation_by_name(name: str) -> None:
-    with pytest.raises(GraphError, match=r"cross_attention: the (cpu|torch) backend has no"):
-        get_backend(name).compile(model(), weights(), LIMITS)
+def native(graph: Graph, isa: str | None = None, threads: int = 2, kv_dtype: KVDtype = "float16") -> Any:
+    options = CompileOptions(isa=isa, checked=threads == 3)
+    executor = cpu.compile(graph, weights(), LIMITS, num_threads=threads, kv_dtype=kv_dtype, options=options)
+    executor.allocate_cache(16, 8)
+    return executor
+
+
+@pytest.mark.parametrize("kv_dtype", CPU_KV_DTYPES)
+@pytest.mark.parametrize("isa", available_isas())
+def test_the_kernel_on_every_level(isa: str, kv_dtype: KVDtype) -> None:
+    """Beside a cache of tokens or without; checked memory and other numbers of threads change no bit."""
+    for groups in (1, 2):
+        graph = model(has_own_cache=groups == 2)
+        judge = reference.compile(graph, weights(), LIMITS, dtype=np.float64)
+        judge.allocate_cache(16, 8)
+        executors = [native(graph, isa, threads, kv_dtype) for threads in (1, 2, 3)]
+        for batch in steps(groups, 8):
+            batch.slot_mapping[groups - 1] = -1 if groups == 2 else 0  # not read
+            meant = judge.submit(batch).wait().logits
+            first, *others = [executor.submit(batch).wait().logits for executor in executors]
+            assert np.abs(first - meant).max() < (2e-2 if kv_dtype == "int8" else 2e-3) * np.abs(meant).max()
+            for other in others:
+                np.testing.assert_array_equal(other, first)
+
+
+def test_torch_has_the_meaning() -> None:
+    graph = model(has_own_cache=True)
+    judge = reference.compile(graph, weights(), LIMITS, dtype=np.float64)
+    executor = get_backend("torch:cpu").compile(graph, weights(), LIMITS)
+    for each in (judge, executor):
+        each.allocate_cache(16, 8)
+    for batch in steps(2, 8):
+        batch.slot_mapping[1] = -1  # not read
+        meant = judge.submit(batch).wait().logits
+        assert np.abs(executor.submit(batch).wait().logits - meant).max() < 2e-3 * np.abs(meant).max()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch:cpu"])
+def test_without_frames_in_kernels(backend: str) -> None:
+    executor, (batch, *_) = get_backend(backend).compile(model(), weights(), LIMITS), steps(1, 8)
+    executor.allocate_cache(16, 8)
+    rows = batch.domains["frames"]
+    batch.domains = {"frames": replace(rows, lengths=np.array([9, 0], np.int32))}
+    w = {name.removesuffix(".weight"): weight.dequantize() for name, weight in weights().items()}
+    logits = executor.submit(batch).wait().logits
+    np.testing.assert_allclose(logits[5:], w["embed"][batch.token_ids[5:]] @ w["head"].T, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch:cpu"])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_kernels_see_no_hostile_batch(case: str, backend: str) -> None:
+    executor, batches = get_backend(backend).compile(model(), weights(), LIMITS), steps(1, 8)
+    executor.allocate_cache(8, 8)
+    change, _ = HOSTILE_KERNEL.get(case, HOSTILE[case])
+    with pytest.raises(ValueError, match=r"frames\.(lengths|slots|cache)|block_tables"):
+        executor.submit(change(batches[0])).wait()
+    assert np.isfinite(executor.submit(batches[0]).wait().logits).all()
+
+
+def long_model(heads: EncoderAttentionParams) -> tuple[Graph, dict[str, DenseWeight]]:
+    width, kv_width = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+    shapes = {"embed.weight": (50, WIDTH), "head.weight": (50, width), "q.weight": (width, WIDTH)}
+    shapes |= {f"{name}.weight": (kv_width, WIDTH) for name in "kv"}
+    g = Graph(shapes)
+    encoded, h = g.add(Input(0, FRAMES, WIDTH)), g.embedding("embed")
+    q, k, v = g.linear(h, "q"), g.linear(encoded, "k"), g.linear(encoded, "v")
+    g.output = g.logits(g.select_rows(g.add(CrossAttention(q, k, v, heads, 0, FRAMES))), "head")
+    rng = np.random.default_rng(3)
+    return g, {n: DenseWeight(rng.normal(0, 2 * s[-1] ** -0.5, s).astype(np.float32)) for n, s in shapes.items()}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 40), (4, 1, 64), (2, 2, 16)])
+def test_many_rows_and_tokens_that_come_alone(heads: int, kv_heads: int, dim: int) -> None:
+    """Several splits of keys, blocks of queries, and groups of heads, which tiles compute; the bits of any chunks."""
+    graph, numbers_of = long_model(EncoderAttentionParams(heads, kv_heads, dim, dim**-0.5))
+    limits = ExecutorLimits(256, 2, 256, 256, further_rows={FRAMES: 700})
+    lengths, given = np.array([600, 37], np.int32), np.random.default_rng(4).normal(size=(637, WIDTH))
+    blocks = [list(range(38)), list(range(40, 56))]
+    slots = np.array([b[i // 16] * 16 + i % 16 for b, n in zip(blocks, lengths, strict=True) for i in range(n)])
+    texts = [Request([(7 * i + t) % 50 for i in range(190 - 100 * t)], blocks[t]) for t in range(2)]
+
+    def logits_of(executor: Any, chunks: list[tuple[int, int]]) -> np.ndarray:
+        executor.allocate_cache(64, 16)
+        found: list[list[np.ndarray]] = [[], []]
+        own = [Request(text.token_ids, text.blocks) for text in texts]
+        for number, counts in enumerate(chunks):
+            batch = step(list(zip(own, counts, strict=True)), block_size=16)
+            count = 0 if number else 637
+            rows = DomainRows(count, lengths=lengths, slots=None if number else slots.astype(np.int32)[None])
+            batch.inputs, batch.domains = (given[:count].astype(np.float32),), {"frames": rows}
+            logits = executor.submit(batch).wait().logits
+            for text, part in enumerate(np.split(logits, batch.query_start_loc[1:-1])):
+                found[text].append(part)
+        executor.close()
+        return np.concatenate([part for parts in found for part in parts])
+
+    whole, chunks = [(150, 90)], [(100, 1), (1, 1), (49, 88)]
+    judge = logits_of(reference.compile(graph, numbers_of, limits, dtype=np.float64), whole)
+    for isa in available_isas():
+        made = [cpu.compile(graph, numbers_of, limits, num_threads=n, options=CompileOptions(isa=isa)) for n in (1, 2)]
+        first, other = (logits_of(each, part) for each, part in zip(made, (whole, chunks), strict=True))
+        assert np.abs(first - judge).max() < 2e-3 * np.abs(judge).max()
+        np.testing.assert_array_equal(first, other)
+    plain = logits_of(get_backend("torch:cpu").compile(graph, numbers_of, limits), chunks)
+    assert np.abs(plain - judge).max() < 2e-3 * np.abs(judge).max()
 
 
 def test_the_engine_refuses_a_cache_of_another_domain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,14 +42,15 @@ from octavo.graph.ops.streams import (
     Sparsify,
 )
 from octavo.graph.passes import optimize
-from octavo.graph.values import TOKENS, IndexArray, Parameter, Value
+from octavo.graph.values import TOKENS, IndexArray, Parameter, RowDomain, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 from tests.support.operations import operations
 
 BACKENDS = ["reference", "cpu", "torch:cpu"]
 
-LIMITS = ExecutorLimits(32, 2, 32, 64)
+FRAMES = RowDomain("frames")
+LIMITS = ExecutorLimits(32, 2, 32, 64, further_rows={FRAMES: 32})
 WIDTH = 64
 BLOCK_SIZE = 16
 HEADS = AttentionParams(0, 4, 2, 16, 0.25, window=7)
@@ -91,6 +93,11 @@ def fused_attention(g: Graph, x: Value) -> Value:
 def attention(g: Graph, x: Value) -> Value:
     k = g.linear(x, "kv")
     return g.attention(x, k, k, HEADS, sinks="sinks")
+
+
+def cross_attention(g: Graph, x: Value) -> Value:
+    k = g.linear(g.add(Input(0, FRAMES, WIDTH)), "kv")
+    return g.add(CrossAttention(x, k, k, replace(ENCODER_HEADS, window=None, alibi_slopes=None), 0, FRAMES))
 
 
 def latent_attention(g: Graph, x: Value) -> Value:
@@ -159,6 +166,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     LatentAttention: latent_attention,
     HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
     EncoderAttention: lambda g, x: g.add(EncoderAttention(x, g.linear(x, "kv"), g.linear(x, "kv"), ENCODER_HEADS)),
+    CrossAttention: cross_attention,
     MeanPool: lambda g, x: g.add(MeanPool(x)),
     Gather: lambda g, x: g.select_rows(x),
     Splice: lambda g, x: g.add(Splice(x, x * 2.0, IndexArray(TOKENS, "doubled"))),
@@ -171,9 +179,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
 }
 
 
-# Every operation that a rank computes by itself. Others: cpu/test_collective.py and graph/test_shard.py; and
-# test_cross_attention.py, of an operation that only the reference computes.
-ALL_OPS = [cls for cls in operations() if not issubclass(cls, Collective | Send | CrossAttention)]
+# Every operation that a rank computes by itself. Others: cpu/test_collective.py and graph/test_shard.py.
+ALL_OPS = [cls for cls in operations() if not issubclass(cls, Collective | Send)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -201,6 +208,9 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
         if any(isinstance(node.op, Splice) for node in graph.nodes):
             doubled = np.where(np.arange(len(tokens)) % 3, -1, np.arange(len(tokens))[::-1]).astype(np.int32)
             batch.domains = {TOKENS.name: DomainRows(len(tokens), indices={"doubled": doubled})}
+        if any(isinstance(node.op, CrossAttention) for node in graph.nodes):
+            rows = DomainRows(len(tokens), lengths=batch.seq_lens, slots=batch.slot_mapping)
+            batch.domains = {FRAMES.name: rows}
         rng = np.random.default_rng(2)
         batch.inputs = tuple(rng.standard_normal((len(tokens), v.cols)).astype(np.float32) for v in graph.inputs)
         results.append(each.submit(batch).wait().logits)

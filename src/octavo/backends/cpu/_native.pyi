@@ -169,7 +169,7 @@ class Program:
         *,
         logits_rows: int = 0,
         checked: bool = False,
-        domains: list[tuple[str, int, int, bool]] = ...,
+        domains: list[tuple[str, int, int, bool, list[int]]] = ...,
         indices: list[tuple[str, int, int, int, bool]] = ...,
         token_components: int = 1,
     ) -> None:
@@ -177,8 +177,9 @@ class Program:
 
         logits_rows: the rows of logits that are held at once; more are computed and sampled in turns. 0: all.
         domains: those behind tokens, outputs and logits: name, most rows, components of a position, whether sequences
-        start. indices: those behind `logits_indices`: name, numbers of the domains whose rows have entries and whose
-        rows these are, entries a row, whether -1 is one. token_components: of the position of a token.
+        start, groups of its caches. indices: those behind `logits_indices`: name, numbers of the domains whose rows
+        have entries and whose rows these are, entries a row, whether -1 is one. token_components: of the position of
+        a token.
         """
 
     def share_threads(self, other: Program) -> None:

@@ -33,7 +33,7 @@ from octavo.graph.memory_plan import plan
 from octavo.graph.ops.linear import Embedding, FusedLinear
 from octavo.graph.ops.stages import BORDERS
 from octavo.graph.passes import Pass, optimize
-from octavo.graph.values import LOGITS, IndexArray, Parameter
+from octavo.graph.values import LOGITS, IndexArray, Parameter, RowDomain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +94,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
     if not options.checked:
         _keep_images(program, graph, packed)
-    indices = _add_records(program, planned, weights, packed, rows.indices)
+    indices = _add_records(program, planned, weights, packed, rows.numbers)
     program.finish()
     weight_bytes = {p: packed[p].nbytes if p in packed else 4 * math.prod(p.shape) for p in graph.parameters}
     mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
@@ -219,7 +219,7 @@ def _make_program(
         memory.total_bytes,
         logits_rows=limits.rows[LOGITS],
         checked=checked,
-        domains=[(n.domain.name, limits.rows[n.domain], n.components, n.starts) for n in rows.further],
+        domains=[(n.domain.name, limits.rows[n.domain], n.components, n.starts, list(n.groups)) for n in rows.further],
         indices=[
             (n.index.name, rows.domains[n.index.rows], rows.domains[n.source], n.width, n.keeps) for n in rows.arrays
         ],
@@ -241,7 +241,7 @@ def _add_records(
     planned: Sizes,
     weights: Mapping[str, Weight],
     packed: Mapping[Parameter, _native.PackedWeight],
-    row_indices: Mapping[IndexArray, int],
+    numbers: Mapping[IndexArray | RowDomain, int],
 ) -> Mapping[WeightOperand, int]:
     """Adds the operations to a program that has their values. The indices of the weights."""
     layout, nodes = planned.graph.cache_layout, planned.graph.nodes
@@ -261,7 +261,7 @@ def _add_records(
             continue
         cache = node.op.cache
         kv = cache if isinstance(cache, KVCache) else None
-        operands = lower(node.op, None if kv is None else planned.kv_formats[kv.layer], row_indices)
+        operands = lower(node.op, None if kv is None else planned.kv_formats[kv.layer], numbers)
         program.add_record(
             node.op.name,
             f"{node.layer}: {node.op.name}",

@@ -11,6 +11,7 @@ and each contributes operands under its name, by the type that it declares.
 | tuple of floats, ints| one plain float32 weight                                                   | absent weight   |
 | `int`, `bool`        | one int                                                                    | 0               |
 | `IndexArray`         | one int, its number among the index arrays of the program                  |                 |
+| `RowDomain`          | one int, its number among the domains of the program                       |                 |
 | `float`              | one float                                                                  | 0.0             |
 | `str`                | one int, its index in `KINDS`                                              | 0               |
 | a nested dataclass   | its fields, in place                                                       | each as None    |
@@ -37,7 +38,7 @@ from octavo.graph import passes
 from octavo.graph.cache import KVCache
 from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops.base import Op
-from octavo.graph.values import SELECTED, IndexArray, Parameter, Value
+from octavo.graph.values import SELECTED, IndexArray, Parameter, RowDomain, Value
 
 # The passes over a graph for the kernels, in their order.
 PASSES = (
@@ -64,17 +65,19 @@ class Operands:
     ints: Named[int] = field(default_factory=list)
     floats: Named[float] = field(default_factory=list)
     tuples: Named[tuple[WeightOperand, ...]] = field(default_factory=list)
-    row_indices: Mapping[IndexArray, int] = field(default_factory=dict)  # the number of each index array
+    numbers: Mapping[IndexArray | RowDomain, int] = field(default_factory=dict)  # of index arrays and domains
 
 
 def lower(
-    op: Op, layer_format: LayerFormat | None = None, indices: Mapping[IndexArray, int] = MappingProxyType({SELECTED: 0})
+    op: Op,
+    layer_format: LayerFormat | None = None,
+    numbers: Mapping[IndexArray | RowDomain, int] = MappingProxyType({SELECTED: 0}),
 ) -> Operands:
-    """The operands of `op`. layer_format: that of its cache; None: float16. indices: the number of each index array.
+    """The operands of `op`. layer_format: that of its cache; None: float16. numbers: of index arrays and domains.
 
     Raises GraphError for a field of an unsupported type.
     """
-    operands = Operands(row_indices=indices)
+    operands = Operands(numbers=numbers)
     _flatten(op, type(op), operands, op.name)
     if isinstance(op.cache, KVCache):
         layer_format = layer_format or LayerFormat("float16")
@@ -98,8 +101,8 @@ def _append(value: typing.Any, kind: typing.Any, operands: Operands, op: str, na
         operands.ints.append((name, int(value or 0)))
     elif kind is float:
         operands.floats.append((name, float(value or 0.0)))
-    elif kind is IndexArray:
-        operands.ints.append((name, operands.row_indices[value]))
+    elif kind in (IndexArray, RowDomain):
+        operands.ints.append((name, operands.numbers[value]))
     elif kind is str:
         if value is not None and value not in KINDS:
             raise GraphError(f"{op}.{name}: {value!r} is none of {', '.join(KINDS)}")

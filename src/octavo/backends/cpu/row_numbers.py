@@ -37,3 +37,8 @@ class RowNumbers:
         indices = {index: i for i, index in enumerate((SELECTED, *(array.index for array in arrays)))}
         components = next(need.components for need in needs if need.domain is TOKENS)
         return cls(needs, domains, indices, further, arrays, described(needs), components)
+
+    @property
+    def numbers(self) -> Mapping[IndexArray | RowDomain, int]:
+        """Those of index arrays and of domains, as operands of records have them."""
+        return dict([*self.indices.items(), *self.domains.items()])

@@ -90,16 +90,19 @@ def _attend_part(
     return mixed.permute(0, 3, 1, 2, 4).reshape(n, t, p.num_heads, -1)
 
 
-def attend_text(q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams) -> Tensor:
-    """One whole text, each token seeing those before and after it: q [t, heads * dim], k and v [t, kv heads * dim]."""
-    length, num_heads, num_kv_heads = q.shape[0], p.num_heads, p.num_kv_heads
+def attend_all(q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams) -> Tensor:
+    """Rows that see all keys: q [rows, heads * dim], k and v [keys, kv heads * dim].
+
+    With a window or slopes they are the tokens of one whole text, each seeing those before and after it.
+    """
+    num_heads, num_kv_heads = p.num_heads, p.num_kv_heads
     queries, keys, values = (
-        x.reshape(length, count, -1).transpose(0, 1)
+        x.reshape(len(x), count, -1).transpose(0, 1)
         for x, count in ((q, num_heads), (k, num_kv_heads), (v, num_kv_heads))
     )
     mask = None
-    index = torch.arange(length, device=q.device)
-    distance = (index - index[:, None]).abs()
+    index = torch.arange(len(k), device=q.device)
+    distance = (index - index[: len(q), None]).abs()
     if p.window is not None:
         mask = distance <= p.window
     if p.alibi_slopes is not None:

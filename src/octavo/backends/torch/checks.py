@@ -13,6 +13,7 @@ from octavo.graph.domains import check_domains, check_range, check_sequences, do
 from octavo.graph.ops.linear import Embedding
 from octavo.graph.ops.recurrence import check_states
 from octavo.graph.segments import check_inputs
+from octavo.graph.values import TOKENS
 
 
 class BatchChecks:
@@ -23,7 +24,10 @@ class BatchChecks:
         self._needs, self._rows = domain_needs(graph), limits.rows
         self._inputs, self._makes_logits = graph.inputs, graph.makes_logits
         self._has_states, self._has_keys = bool(graph.state_caches), bool(graph.kv_caches)
-        self._groups = graph.cache_layout.groups
+        groups = enumerate(graph.cache_layout.groups)
+        self._num_groups = len(graph.cache_layout.groups)
+        # Of other domains, `check_domains` knows the lengths.
+        self._groups = [(number, group) for number, group in groups if group.domain is TOKENS]
         tables = (n.op.num_rows for n in graph.nodes if isinstance(n.op, Embedding) and n.op.has_all)
         self._vocab = min(tables, default=0)
 
@@ -34,7 +38,7 @@ class BatchChecks:
         if self._has_states:
             check_states(batch, cache.num_states)
         check_token_types(self._graph, batch)
-        check_domains(self._needs, self._rows, batch)
+        check_domains(self._needs, self._rows, batch, (cache.num_blocks, cache.block_size))
         check_sequences(batch, limits.max_num_seqs, limits.max_model_len)
         if self._vocab:
             check_range("token_ids", batch.token_ids, self._vocab)
@@ -47,14 +51,17 @@ class BatchChecks:
             self._check_blocks(batch, cache)
 
     def _check_blocks(self, batch: Batch, cache: PagedCache) -> None:
-        size, groups = cache.block_size, len(self._groups)
+        size, groups = cache.block_size, self._num_groups
         tokens, requests = len(batch.token_ids), len(batch.seq_lens)
         slots, tables = batch.slot_mapping.shape, batch.block_tables.shape
         if min(slots[0], tables[0]) < groups or (slots[1], tables[1]) != (tokens, requests):
             raise ValueError(
                 f"slot_mapping and block_tables are not of {groups} groups, {tokens} tokens, {requests} requests"
             )
-        check_range("slot_mapping", batch.slot_mapping, cache.num_blocks * size)
+        written = batch.slot_mapping
+        if len(self._groups) < groups:
+            written = written[[number for number, _ in self._groups]]
+        check_range("slot_mapping", written, cache.num_blocks * size)
         ends = batch.seq_lens
         if tokens != requests or (batch.query_start_loc != np.arange(requests + 1)).any():
             ends = np.repeat(ends, np.diff(batch.query_start_loc))
@@ -62,6 +69,6 @@ class BatchChecks:
             raise ValueError("a position is not before the end of its sequence, seq_lens")
         if requests and -(-int(batch.seq_lens.max()) // size) > tables[2]:
             raise ValueError(f"{tables[2]} blocks do not hold a sequence of {batch.seq_lens.max()} tokens")
-        for number, group in enumerate(self._groups):
+        for number, group in self._groups:
             seen = seen_blocks(batch, group, number, slice(None), size, whole=True)
             check_range("block_tables", seen.tables, cache.num_blocks)

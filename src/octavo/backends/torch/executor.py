@@ -255,6 +255,11 @@ class TorchExecutor:
             positions = None if rows.positions is None else sent(rows.positions, self.device).long()
             indices = {name: sent(array, self.device).long() for name, array in rows.indices.items()}
             found[domain] = FurtherRows(rows.count, starts, positions, indices)
+            if rows.lengths is not None:  # of a domain with caches
+                slots = None if rows.slots is None else sent(rows.slots, self.device).long()
+                tables = sent(batch.block_tables, self.device).long()
+                lengths = tuple(rows.lengths.tolist())
+                found[domain] = replace(found[domain], lengths=lengths, slots=slots, tables=tables)
         return found
 
     def _seen_blocks(self, batch: Batch) -> list[SeenBlocks]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.backends.torch.attention import attend_text
+from octavo.backends.torch.attention import attend_all
 from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.plain import ACTIVATIONS, rotate, wide
 from octavo.backends.torch.recurrence import delta_rule, selective_scan, short_conv
@@ -21,7 +21,7 @@ from octavo.graph.builder import Node
 from octavo.graph.ops.attention import Attention, FusedAttention, Rope
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather, AllReduce
-from octavo.graph.ops.encoder import EncoderAttention, MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.encoder import CrossAttention, EncoderAttention, MeanPool, TokenTypeEmbedding
 from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
 from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.moe import MoE, Routing
@@ -373,7 +373,12 @@ def _latent_attention(op: LatentAttention, step: TorchStep) -> Tensor:
 def _encoder_attention(op: EncoderAttention, step: TorchStep) -> Tensor:
     q, k, v = (step.values[x] for x in (op.q, op.k, op.v))
     spans = step.spans_of(op.q.rows)
-    return torch.cat([attend_text(q[rows], k[rows], v[rows], op.params) for rows in spans], out=step.out)
+    return torch.cat([attend_all(q[rows], k[rows], v[rows], op.params) for rows in spans], out=step.out)
+
+
+@_form(CrossAttention)
+def _cross_attention(op: CrossAttention, step: TorchStep) -> Tensor:
+    return step.attend_across(op)
 
 
 @_form(MeanPool)

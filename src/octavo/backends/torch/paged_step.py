@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends import ExecutorLimits
-from octavo.backends.torch.attention import Queries, attend, scaled_queries
+from octavo.backends.torch.attention import Queries, attend, attend_all, scaled_queries
 from octavo.backends.torch.cache import LayerPages, PagedCache
 from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere
 from octavo.backends.torch.kernels.planes import Planes
@@ -28,6 +28,7 @@ from octavo.graph.cache import StateCache
 from octavo.graph.ops.attention import AttentionParams, FusedAttention, RopeParams
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather, AllReduce
+from octavo.graph.ops.encoder import CrossAttention
 from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
@@ -185,6 +186,21 @@ class PagedStep(TorchStep):
         whole = whole if end.bias is None else whole + end.bias
         whole = whole if residual is None else whole + residual
         return whole if dtype is None else whole.to(dtype)
+
+    def attend_across(self, op: CrossAttention) -> Tensor:
+        p, rows, cache = op.params, self.further[op.domain], self.cache
+        group, q = cache.layers[op.layer].group, self.values[op.q]
+        assert rows.tables is not None
+        if op.k is not None and op.v is not None and rows.count and rows.slots is not None:
+            keys, values = (self.values[x].reshape(rows.count, p.num_kv_heads, p.head_dim) for x in (op.k, op.v))
+            cache.write(op.layer, rows.slots[group], keys, values)
+        out = torch.zeros_like(q) if self.out is None else self.out.zero_()
+        for number, (span, length) in enumerate(zip(self.rows.spans, rows.lengths, strict=True)):
+            if length:
+                table = rows.tables[group, number : number + 1, : -(-length // cache.block_size)]
+                keys, values = (x[0, :length].flatten(1).to(q.dtype) for x in cache.read(op.layer, table))
+                out[span] = attend_all(q[span], keys, values, p)
+        return out
 
     def sum_over_ranks(self, op: AllReduce) -> Tensor:
         if self.group is None:

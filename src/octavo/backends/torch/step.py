@@ -20,6 +20,7 @@ from octavo.graph.builder import Node
 from octavo.graph.cache import StateCache
 from octavo.graph.ops.attention import AttentionParams, FusedAttention, RopeParams
 from octavo.graph.ops.collective import AllGather, AllReduce
+from octavo.graph.ops.encoder import CrossAttention
 from octavo.graph.ops.linear import FusedLinear
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
@@ -53,12 +54,19 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class FurtherRows:
-    """The rows of a domain in a step, on the device and in int64 but for `starts`: see `octavo.batch.DomainRows`."""
+    """The rows of a domain in a step, on the device and in int64: see `octavo.batch.DomainRows`.
+
+    starts and lengths are on the host. tables: block tables of all groups of layers [G, N, blocks], of a domain with
+    caches.
+    """
 
     count: int
     starts: tuple[int, ...] = ()
     positions: Tensor | None = None
     indices: Mapping[str, Tensor] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()
+    slots: Tensor | None = None
+    tables: Tensor | None = None
 
 
 NO_FURTHER_ROWS: Mapping[RowDomain, FurtherRows] = MappingProxyType({})
@@ -134,6 +142,10 @@ class TorchStep(ABC):
         q, k, v: [tokens, columns] of the step. k and v None: those of the earlier operation on this layer. A v without
         columns: values are the first columns of the keys.
         """
+
+    def attend_across(self, op: CrossAttention) -> Tensor:
+        """See `CrossAttention`. Raises GraphError where there is no cache."""
+        raise GraphError(f"{op.name}: the operation reads a cache, which whole texts do not have")
 
     def sum_over_ranks(self, op: AllReduce) -> Tensor:
         """The sum of a value over the ranks of a group. Raises GraphError where there is no group."""
