@@ -237,7 +237,7 @@ def test_a_conversation_is_compacted_and_goes_on(fake: ScriptedServer) -> None:
     assert [item["type"] for item in compacted["output"]] == ["message", "message", "compaction"]
     assert [item["content"] for item in compacted["output"][:2]] == [CONTEXT["content"], ASK["content"]]
     assert compacted["usage"]["output_tokens"] > 0
-    assert "Summarize our conversation" in prompt_of(fake)
+    assert "summarize our conversation" in prompt_of(fake)
     assert "a.txt" in prompt_of(fake)
 
     fake.script = Script(["Yes."])

@@ -21,9 +21,8 @@ from octavo.server.protocols.sealed_text import seal
 
 _MAX_TOKENS = 2048
 _ASK = (
-    "Summarize our conversation so far for someone who will go on with it and sees nothing else of it but my own "
-    "messages. Say what I want, what has been done and found, names, paths, figures and decisions included, and what "
-    "comes next. Write the summary and nothing else."
+    "Please summarize our conversation so far: what I asked for, what was done and found (names, paths, figures and "
+    "decisions), and what is left to do. Write the summary and nothing else."
 )
 _BEGINNING = "Summary of the conversation so far:\n"
 
