@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
+import json
 import math
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic
 import pytest
 
 from octavo import (
@@ -24,6 +27,7 @@ from octavo import (
     RequestOutputKind,
     SamplingParams,
     Span,
+    StructuredOutputsParams,
     TextPrompt,
     TokensPrompt,
     UsageError,
@@ -500,3 +504,27 @@ def test_larger_models_answer_alike_alone_and_in_a_batch(fixture: str, request: 
         together = llm.generate(PROMPTS, params)
         for prompt, output in zip(PROMPTS, together, strict=True):
             assert llm.generate(prompt, params)[0].outputs == output.outputs
+
+
+class Trip(pydantic.BaseModel):
+    """A class whose schema says nothing about further properties."""
+
+    city: Annotated[str, pydantic.Field(pattern='^[^"]{1,9}$')]
+    day: datetime.date
+    kind: Literal["bus", "train"]
+
+
+def test_answers_follow_a_pydantic_class_and_name_nothing_else(smollm2_path: Path) -> None:
+    structured = StructuredOutputsParams(json=Trip)
+    params = [SamplingParams(max_tokens=80, seed=seed, structured_outputs=structured) for seed in range(3)]
+    question = "Invent a trip as JSON with many details."
+    with LLM(str(smollm2_path)) as llm:
+        for output in llm.generate([question] * 3, params, closed_objects=True):
+            text = output.outputs[0].text
+            trip = Trip.model_validate_json(text)
+            assert '"' not in trip.city
+            assert set(json.loads(text)) == {"city", "day", "kind"}
+        [answer] = llm.chat(question, params[0], closed_objects=True)
+        assert Trip.model_validate_json(answer.outputs[0].text)
+        with pytest.raises(UsageError, match="closed_objects must be True or False, not 1"):
+            llm.generate("a", PARAMS, closed_objects=1)

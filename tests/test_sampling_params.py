@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import json
 import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+import pydantic
 import pytest
+from typing_extensions import TypedDict
 
 from octavo.errors import UsageError
 from octavo.generation_request import RequestOptions
@@ -156,6 +164,8 @@ def test_errors_name_the_field_and_say_what_is_wrong_in_one_word(name: str, valu
         ({"regex": "a", "json_object": True}, "structured_outputs", "invalid_value"),
         ({"json_object": 1}, "structured_outputs.json_object", "invalid_type"),
         ({"json": 5}, "structured_outputs.json", "invalid_type"),
+        ({"json": threading.Thread}, "structured_outputs.json", "invalid_json_schema"),
+        ({"json": Callable[[], int]}, "structured_outputs.json", "invalid_json_schema"),
         ({"json": {"a": {1, 2}}}, "structured_outputs.json", "invalid_json_schema"),
         ({"json": " " * 2**20}, "structured_outputs.json", "invalid_json_schema"),
         ({"regex": ""}, "structured_outputs.regex", "invalid_grammar"),
@@ -178,6 +188,28 @@ def test_wrong_constraints_are_refused(fields: dict[str, object], param: str, co
 def test_a_schema_is_kept_as_text() -> None:
     assert StructuredOutputsParams(json={"type": "string", "const": "é"}).json == '{"type": "string", "const": "é"}'
     assert StructuredOutputsParams(choice=iter(["a", "b"])).choice == ("a", "b")
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    born: datetime.date | None = None
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Pair(TypedDict):
+    first: Person
+
+
+@pytest.mark.parametrize("kind", [Person, Point, Pair, list[Person], Person | Point, Literal["a", "b"], int])
+def test_a_class_is_a_schema(kind: Any) -> None:
+    text = StructuredOutputsParams(json=kind).json
+    assert isinstance(text, str)
+    assert json.loads(text) == pydantic.TypeAdapter(kind).json_schema()
+    assert StructuredOutputsParams(json=Person) == StructuredOutputsParams(json=Person.model_json_schema())
 
 
 def test_values_at_the_limits_are_accepted() -> None:

@@ -72,6 +72,7 @@ CACHE_KEY = Entry("k", 1, "text", without_effect="prefixes of all prompts are ca
 OPTIONS = {
     "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
+    "closed_objects": Entry(True, "yes", "true, false: see docs/structured_outputs.md"),
     "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
     "prediction": Entry("Yes", 1, "text that much of the answer is expected to repeat, which makes it faster"),
 }

@@ -19,7 +19,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_origin
 
 from octavo.errors import UsageError
 
@@ -51,9 +51,9 @@ def check_fields(params: Any, prefix: str = "") -> None:
     Raises UsageError with the field's name, after prefix, and its code: one word for what is wrong.
     """
     for item in fields(params):
-        kind, value = str(item.type), getattr(params, item.name)
-        check = _CHECKS.get(kind.removesuffix(" | None")) if item.metadata or kind == "bool" else None
-        if check is not None and (value is not None or not kind.endswith(" | None")):
+        kind, value = str(item.type).removesuffix(" | None"), getattr(params, item.name)
+        check = _CHECKS.get(kind) if item.metadata or kind == "bool" else None
+        if check is not None and (value is not None or not str(item.type).endswith(" | None")):
             object.__setattr__(params, item.name, check(prefix + item.name, value, **item.metadata))
 
 
@@ -87,13 +87,14 @@ class RequestOutputKind(enum.Enum):
 class StructuredOutputsParams:
     """A constraint on the text of an answer; exactly one of these, with vLLM's names.
 
-    json: a JSON schema, as text or as a dict; stored as text. regex: a regular expression that matches the whole
-    answer. choice: the answer is one of these. grammar: a grammar in llguidance's dialect of Lark, or in llama.cpp's
-    GBNF. json_object: any JSON object. A constraint that cannot be enforced is refused when the request is submitted;
-    see `engine.constrained`.
+    json: a JSON schema, as text, as a dict, or as a class that pydantic has a schema for (a model, a dataclass, a
+    TypedDict, `list[Model]`, ...); stored as text. regex: a regular expression that matches the whole answer. choice:
+    the answer is one of these. grammar: a grammar in llguidance's dialect of Lark, or in llama.cpp's GBNF. json_object:
+    any JSON object. A constraint that cannot be enforced is refused when the request is submitted; see
+    `engine.constrained`.
     """
 
-    json: str | Mapping[str, object] | None = None
+    json: Any = None  # text on the wire, where a type of classes could not be read
     regex: str | None = limited(None, max_length=MAX_REGEX_CHARS)
     choice: Sequence[str] | None = limited(None, min_length=1, max_length=MAX_LIST_ITEMS)
     grammar: str | None = limited(None, max_length=MAX_GRAMMAR_CHARS)
@@ -275,17 +276,31 @@ class BeamSearchParams:
 
 def _schema_text(schema: object) -> str:
     name = "structured_outputs.json"
+    if isinstance(schema, type) or get_origin(schema) is not None:
+        schema = _schema_of_type(name, schema)
     if isinstance(schema, Mapping):
         try:
             schema = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise _refusal(name, f"is not a JSON schema: {error}", "invalid_json_schema") from None
     if not isinstance(schema, str):
-        raise _refusal(name, f"must be a JSON schema, as text or dict, not {schema!r:.80}", "invalid_type")
+        raise _refusal(name, f"must be a JSON schema, as text, dict or class, not {schema!r:.80}", "invalid_type")
     if len(schema) > MAX_SCHEMA_CHARS:
         limit = f"has {len(schema)} characters; at most {MAX_SCHEMA_CHARS} are allowed"
         raise _refusal(name, limit, "invalid_json_schema")
     return _string(name, schema, max_length=MAX_SCHEMA_CHARS)
+
+
+def _schema_of_type(name: str, kind: Any) -> Mapping[str, object]:
+    """The JSON schema of a class or another type, by pydantic."""
+    from pydantic import TypeAdapter  # here, because its import takes longer than all others of this module
+
+    try:
+        return TypeAdapter(kind).json_schema()
+    except Exception as error:  # pydantic has several, and classes may raise their own
+        reason = str(error).partition("\n")[0]
+        problem = f"is {kind!r:.80}, of which pydantic makes no JSON schema: {reason:.200}"
+        raise _refusal(name, problem, "invalid_json_schema") from None
 
 
 def _refusal(name: str, problem: str, code: str) -> UsageError:

@@ -267,6 +267,14 @@ def test_a_schema(smollm2_path: Path, tmp_path: Path) -> None:
     assert 0 <= json.loads(result.stdout)["size"] <= 999
 
 
+def test_objects_of_a_schema_may_be_closed(smollm2_path: Path, tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"size": {"const": 1}}, "required": ["size"]}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    constraint = ("--schema", tmp_path / "schema.json", "--closed-objects", "--seed", "1")
+    result = octavo_here("run", smollm2_path, "Name many properties.", *constraint)
+    assert json.loads(result.stdout) == {"size": 1}, result.stderr
+
+
 def test_verbose_tells_counts_times_and_rates(tiny: Path) -> None:
     result = octavo_here("run", tiny, "abcd", "--raw", *GREEDY, "--ignore-eos", "--verbose", "--speculation", "off")
     lines = [line.split()[0] for line in result.stderr.splitlines()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.texts.constrained import GrammarCompiler
+from octavo.engine.texts.constrained import GrammarCompiler, GrammarState
 from octavo.engine.texts.patterns import PatternError, UnenforceablePatternError, check_pattern, translate_pattern
 from octavo.engine.texts.schemas import OPTIONS, UnenforceableError, enforceable_lark, enforceable_schema
 from octavo.errors import UsageError
@@ -19,8 +19,11 @@ COMPILER = GrammarCompiler(ByteTokenizer(), 263)
 
 
 def accepts(text: str, **constraint: Any) -> bool:
-    matcher = COMPILER.compile(StructuredOutputsParams(**constraint)).copy().matcher
-    token_ids = [2 + byte for byte in text.encode()]
+    return is_whole(COMPILER.compile(StructuredOutputsParams(**constraint)), text)
+
+
+def is_whole(state: GrammarState, text: str) -> bool:
+    matcher, token_ids = state.copy().matcher, [2 + byte for byte in text.encode()]
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
@@ -167,3 +170,67 @@ def test_only_schemas_in_a_lark_grammar_are_rewritten() -> None:
     assert found.endswith(' b\nb: %json{"type": "null"} | %json {')
     with pytest.raises(UnenforceableError):
         enforceable_lark('start: %json {"pattern": "(?=a)"}')
+
+
+def person(**more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], **more}
+
+
+BASE = {"$defs": {"base": person()}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (person(), '{"name":"a"}', '{"name":"a","b":1}'),
+        (person(additionalProperties=True), '{"name":"a","b":1}', "{}"),
+        (person(patternProperties={"^x": {}}), '{"name":"a","b":1}', "{}"),
+        ({"type": "array", "items": person()}, '[{"name":"a"}]', '[{"name":"a","b":1}]'),
+        ({**BASE, "$ref": "#/$defs/base"}, '{"name":"a"}', '{"name":"a","b":1}'),
+        ({**BASE, "anyOf": [{"$ref": "#/$defs/base"}, {"type": "null"}]}, "null", '{"name":"a","b":1}'),
+        (
+            {**BASE, "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": {"type": "integer"}}}]},
+            '{"name":"a","b":1}',
+            '{"name":"a","c":1}',
+        ),
+        (
+            {**BASE, "type": "object", "properties": {"b": {"$ref": "#/$defs/base"}}, "allOf": [{"required": ["b"]}]},
+            '{"b":{"name":"a"}}',
+            '{"b":{"name":"a","c":1}}',
+        ),
+        (
+            person(anyOf=[{"properties": {"b": {"type": "integer"}}}, {"required": ["name"]}]),
+            '{"name":"a","b":1}',
+            '{"name":"a","c":1}',
+        ),
+        ({"type": "object"}, '{"a":1}', "[]"),
+        ({"type": "object", "properties": {"a": {"type": "object"}}}, '{"a":{"b":1}}', '{"a":{},"b":1}'),
+    ],
+)
+def test_objects_that_say_nothing_about_other_properties_are_closed(
+    schema: dict[str, Any], right: str, wrong: str
+) -> None:
+    params = StructuredOutputsParams(json=schema)
+    state = COMPILER.compile(params, closed_objects=True)
+    assert is_whole(state, right)
+    assert not is_whole(state, wrong)
+    assert accepts(right, json=schema)
+    if '"c"' in wrong or '"b":1' in wrong:
+        assert accepts(wrong, json=schema)  # the choice makes the difference
+
+
+def test_a_schema_that_others_build_on_is_not_closed_by_itself() -> None:
+    schema = {
+        "$defs": {"base": person()},
+        "type": "object",
+        "properties": {
+            "plain": {"$ref": "#/$defs/base"},
+            "more": {
+                "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]
+            },
+        },
+        "required": ["more"],
+    }
+    state = COMPILER.compile(StructuredOutputsParams(json=schema), closed_objects=True)
+    assert is_whole(state, '{"more":{"name":"a","b":1}}')
+    assert not is_whole(state, '{"more":{"name":"a","b":1,"c":2}}')

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.loader.generation_config import SamplingDefaults
+from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
@@ -149,3 +150,42 @@ def test_wrong_grammars_are_refused(server: RunningServer, grammar: str) -> None
     answer = server.client.post(TEXT, json={**BODIES[TEXT], "grammar": grammar})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == "grammar"
+
+
+OPEN = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "boolean"}}}}}
+
+
+def test_objects_may_be_closed_by_the_request_or_the_server(smollm2_tokenizer: Tokenizer) -> None:
+    for default in (False, True):
+        config = ServerConfig(closed_objects=default)
+        with scripted_server(smollm2_tokenizer, "openai", "responses", config=config) as running:
+            running.script = Script(["{}"])
+            for path in (CHAT, TEXT, RESPONSES):
+                for given in (None, False, True):
+                    params_of(running, path, {"closed_objects": given})
+                    expected = default if given is None else given
+                    assert running.last_request.options.closed_objects is expected
+
+
+def test_closed_objects_hold_for_calls_and_for_answers_beside_them(fake: ScriptedServer) -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": OPEN}}
+    answer = {"type": "json_schema", "json_schema": {"name": "x", "schema": OPEN}}
+    for fields in ({"tool_choice": "required"}, {"response_format": answer}):
+        for closed, count in ((False, 0), (True, 2 if "tool_choice" in fields else 4)):
+            body = {"tools": [tool], **fields, "closed_objects": closed}
+            grammar = params_of(fake, CHAT, body).structured_outputs.grammar
+            assert grammar.count('"additionalProperties": false') == count
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_model_that_wants_keys_of_its_own_gets_none(server: RunningServer, path: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    body = {**BODIES[path], "guided_json": schema, "max_tokens": 30, "temperature": 0, "logit_bias": {}}
+    comma = server.client.post("/tokenize", json={"prompt": ","}).json()["tokens"][0]
+    body["logit_bias"] = {str(comma): 60}
+    texts = []
+    for closed in (False, True):
+        answer = server.client.post(path, json={**body, "closed_objects": closed}).json()["choices"][0]
+        texts.append(answer["message"]["content"] if path == CHAT else answer["text"])
+    assert "," in texts[0]
+    assert set(json.loads(texts[1])) == {"a"}

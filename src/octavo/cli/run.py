@@ -55,6 +55,7 @@ class _RunCommand(HeadedCommand):
 @click.option("--system", help="system message before the prompt")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="text before the prompt; may be repeated")
 @click.option("--schema", metavar="FILE", help="the answer is JSON that matches the JSON schema in this file")
+@click.option("--closed-objects", is_flag=True, help="objects have only the properties that --schema names")
 @click.option("--grammar", metavar="TEXT", help="the answer matches this grammar, in Lark or GBNF")
 @click.option("--regex", metavar="TEXT", help="the answer matches this regular expression")
 @click.option("--choice", multiple=True, metavar="TEXT", help="the answer is this text or another --choice")
@@ -81,6 +82,7 @@ def run(
     Text on standard input is put before the prompt; with - as PROMPT it is the prompt.
     """
     started = time.monotonic()
+    closed_objects = constraint.pop("closed_objects")
     params = replace(sampling_params(sampling_options), structured_outputs=_constraint(**constraint))
     model, prompt = _model_and_prompt(list(words), files)
     if raw and system is not None:
@@ -97,7 +99,7 @@ def run(
         llm.check_generates()
         prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
-        parts = _stream(llm, prompt_ids, params, show=not as_json)
+        parts = _stream(llm, prompt_ids, params, show=not as_json, closed_objects=closed_objects)
     report = _report(model, prompt, parts, load_s, time.monotonic() - started)
     if as_json:
         write_json(report, indent=None)
@@ -187,9 +189,11 @@ def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": prompt}]
 
 
-def _stream(llm: LLM, prompt_ids: list[int], params: SamplingParams, *, show: bool) -> list[RequestOutput]:
+def _stream(
+    llm: LLM, prompt_ids: list[int], params: SamplingParams, *, show: bool, closed_objects: bool
+) -> list[RequestOutput]:
     parts = []
-    with llm.stream(prompt_ids, params) as stream:
+    with llm.stream(prompt_ids, params, closed_objects=closed_objects) as stream:
         try:
             for part in parts_of(stream):
                 parts.append(part)

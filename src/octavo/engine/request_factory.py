@@ -86,7 +86,8 @@ class RequestFactory:
         self._check_fits(request)
         self._create_groups(request, max_tokens)
         if params.structured_outputs is not None:
-            grammar = self.grammars().compile(params.structured_outputs)
+            is_closed = bool(generation.options.closed_objects)
+            grammar = self.grammars().compile(params.structured_outputs, closed_objects=is_closed)
             self._metrics.grammar_cache_bytes = self.grammars().cache.num_bytes
             for sequence in request.sequences:
                 sequence.grammar = grammar.copy()

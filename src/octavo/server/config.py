@@ -68,6 +68,11 @@ class ServerConfig:
     response_store: str | None = option(
         None, "SQLite file that keeps the responses of /v1/responses; default: they are kept in memory"
     )
+    closed_objects: bool = option(
+        False,
+        "objects of structured answers and calls have only the properties that their schema names, unless it says "
+        "something about others; a request's closed_objects wins",
+    )
     metrics_prefix: str = option("vllm", "prefix of the metric names")
     log_json: bool = option(False, "write the log as JSON, one object per line")
     otlp_endpoint: str | None = option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")

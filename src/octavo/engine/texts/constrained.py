@@ -26,7 +26,7 @@ from octavo.batch import token_mask
 from octavo.engine.texts.deep_stack import run_on_deep_stack
 from octavo.engine.texts.gbnf import GbnfError, is_gbnf
 from octavo.engine.texts.gbnf_to_lark import gbnf_to_lark
-from octavo.engine.texts.schemas import UnenforceableError, enforceable_lark, enforceable_schema
+from octavo.engine.texts.schemas import UnenforceableError, close_objects, enforceable_lark, enforceable_schema
 from octavo.errors import OverloadedError, UsageError
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -76,14 +76,15 @@ class GrammarCompiler:
         self.cache = GrammarCache(_CACHE_BYTES)
         self._filler = MaskFiller(tokenizer.eos_token_ids, vocab_size)
 
-    def compile(self, params: StructuredOutputsParams) -> GrammarState:
+    def compile(self, params: StructuredOutputsParams, *, closed_objects: bool = False) -> GrammarState:
         """The state before the first token, for each sequence to copy. It may take a second.
 
+        closed_objects: see `RequestOptions`.
         Raises UsageError (param `structured_outputs.` and its field, code `invalid_json_schema` or `invalid_grammar`)
         if it is invalid, cannot be enforced, is too large or matches no text, and OverloadedError if too many others
         are being compiled.
         """
-        source = make_source(params)
+        source = make_source(params, closed_objects=closed_objects)
         matcher = self.cache.get(source)
         if matcher is None:
             matcher = self._compile(source, self.prepare())
@@ -314,12 +315,13 @@ class GrammarSource(NamedTuple):
     text: str
 
 
-def make_source(params: StructuredOutputsParams) -> GrammarSource:
+def make_source(params: StructuredOutputsParams, *, closed_objects: bool = False) -> GrammarSource:
     """The source of a grammar. Raises UsageError for errors that can be found without compiling."""
     if params.json_object:
         return GrammarSource("json_object", _json_grammar({"type": "object"}))
     if params.json is not None:
-        return GrammarSource("json", _json_grammar(_parse_schema(str(params.json))))
+        schema = _parse_schema(str(params.json))
+        return GrammarSource("json", _json_grammar(close_objects(schema) if closed_objects else schema))
     if params.regex is not None:
         _check_regex(params.regex)
         return GrammarSource("regex", LLMatcher.grammar_from_regex(params.regex))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,6 +23,9 @@ MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "d
 LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
 SCHEMAS = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else")
 
+_OBJECT_KEYWORDS = {"properties", "patternProperties", "additionalProperties", "required", "minProperties"}
+_OBJECT_KEYWORDS |= {"maxProperties", "unevaluatedProperties"}
+_SPEAKS_OF_OTHERS = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
 # Control characters that JSON has no letter for, as `json.dumps` writes them.
 _CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00(?:0[0-7bef]|1[0-9a-f])|\x7f")
 # Without `u`: keys that a schema does not name could spell a name as `\\u0061`.
@@ -82,6 +86,69 @@ def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         given = options if isinstance(options, dict) else {}
         mended[OPTIONS] = {**given, "json_allowed_escapes": _ESCAPES_BY_ONE_LETTER}
     return mended
+
+
+def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with no properties but those that it names, in objects where it says nothing about others.
+
+    Objects without `properties` stay as they are. What several schemas describe at once (`allOf`, or `anyOf` beside
+    `properties`) has the names of all of them.
+    """
+    closed: dict[str, Any] = json.loads(json.dumps(schema))
+    waiting: list[tuple[Any, bool]] = [(closed, False)]
+    found: dict[tuple[int, bool], dict[str, Any]] = {}  # by whether the schema describes a value with others
+    while waiting:
+        node, is_part = waiting.pop()
+        if not isinstance(node, dict) or (id(node), is_part) in found:
+            continue
+        found[id(node), is_part] = node
+        groups = _same_value(closed, node)
+        are_parts = is_part or len(groups) + bool(_OBJECT_KEYWORDS & node.keys()) > 1
+        waiting += [(part, are_parts) for part in chain(*groups)]
+        same = {id(part) for part in chain(*groups)}
+        waiting += [(part, False) for part, _ in _schemas_within(closed, node, "") if id(part) not in same]
+    alone = [node for (key, is_part), node in found.items() if not is_part and (key, True) not in found]
+    names = [_all_names(closed, node) for node in alone]  # before any is closed
+    for node, named in zip(alone, names, strict=True):
+        if named:
+            node["properties"] = _properties(node) | {name: {} for name in named if name not in _properties(node)}
+            node["additionalProperties"] = False
+    return closed
+
+
+def _same_value(root: dict[str, Any], node: dict[str, Any]) -> list[list[Any]]:
+    """The schemas that describe the same value as a schema does, beside its own keywords; alternatives together."""
+    lists = {keyword: value for keyword, value in node.items() if isinstance(value, list)}
+    groups = [[member] for member in lists.get("allOf", ())]
+    groups += [lists[keyword] for keyword in ("anyOf", "oneOf") if keyword in lists]
+    return groups + ([[resolve(root, node["$ref"])]] if "$ref" in node else [])
+
+
+def _properties(node: dict[str, Any]) -> dict[str, Any]:
+    found = node.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _all_names(root: dict[str, Any], node: dict[str, Any]) -> dict[str, None]:
+    """The properties that a schema names itself or by others for the same value; none if one speaks of other names.
+
+    It is also none if only alternatives name some, which can be closed by themselves.
+    """
+    groups = _same_value(root, node)
+    if len(groups) == 1 and not _OBJECT_KEYWORDS & node.keys():
+        return {}
+    names: dict[str, None] = {}
+    waiting, seen = [node], set()
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        if _SPEAKS_OF_OTHERS & part.keys():
+            return {}
+        seen.add(id(part))
+        names |= dict.fromkeys(_properties(part))
+        waiting += chain(*_same_value(root, part))
+    return names
 
 
 def enforceable_lark(grammar: str) -> str:

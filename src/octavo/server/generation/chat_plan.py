@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from octavo.engine.texts.schemas import close_objects
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, changed
 from octavo.server.errors import refuse
@@ -132,10 +133,21 @@ def _with_tools(
     elif isinstance(spec.tool_choice, NamedTool):
         name, may_be_many = spec.tool_choice.name, False
         tools = [tool for tool in tools if tool["function"]["name"] == name]
-    grammar = write(tools, may_be_many, token_ids)
+    is_closed = bool(spec.options.closed_objects)
+    grammar = write([_closed(tool) for tool in tools] if is_closed else tools, may_be_many, token_ids)
     if wanted is not None and spec.tool_choice == "auto":
-        grammar = or_json(grammar, {"type": "object"} if wanted.json is None else json.loads(str(wanted.json)) or {})
+        schema = {"type": "object"} if wanted.json is None else json.loads(str(wanted.json))
+        schema = schema if isinstance(schema, dict) else {}  # true
+        grammar = or_json(grammar, close_objects(schema) if is_closed else schema)
     return changed(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
+
+
+def _closed(tool: Tool) -> Tool:
+    """The tool with `closed_objects` in its parameters."""
+    function = tool["function"]
+    if not function.get("parameters"):
+        return tool
+    return {**tool, "function": {**function, "parameters": close_objects(function["parameters"])}}
 
 
 def _for_template(message: Mapping[str, Any], model: str, knows_developers: bool) -> dict[str, Any]:

@@ -170,7 +170,11 @@ async def answer(
         model = await resources.enter_async_context(state.models.use(body.model))
         arrival = Arrival(record.began_s, time.monotonic() - began_s)
         record.model, record.is_chat = model.name, isinstance(spec, ChatSpec)
-        filled = replace(spec, params=spec.params.with_defaults(model.info.sampling_defaults.without(spec.given)))
+        options = spec.options
+        if options.closed_objects is None:
+            options = replace(options, closed_objects=state.config.closed_objects)
+        params = spec.params.with_defaults(model.info.sampling_defaults.without(spec.given))
+        filled = replace(spec, params=params, options=options)
         generation = await start_generation(state, model, filled, record.request_id, is_batch=record.is_batch)
         resources.push_async_callback(generation.aclose)
         return writer_class(body, filled, model, generation, arrival)
