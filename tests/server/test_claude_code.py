@@ -183,6 +183,37 @@ def test_what_has_no_effect_is_named(fake: ScriptedServer) -> None:
     assert (reply.status_code, reply.headers[HEADER]) == (200, named)
 
 
+def test_tools_of_anthropics_servers_are_left_out_beside_others(fake: ScriptedServer) -> None:
+    fake.script = Script(["Hi"])
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    lookup = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    done = {
+        "role": "assistant",
+        "content": [
+            {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}},
+            {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+            {"type": "text", "text": "Found."},
+        ],
+    }
+    body = body_of([ASK, done, ASK], tools=[*TOOLS, search, lookup], output_config={"task_budget": {"type": "tokens"}})
+    reply = post(fake, body)
+    assert reply.status_code == 200, reply.text
+    named = {"tools.web_search", "tools.tool_search_tool_regex", "tools.defer_loading", "output_config.task_budget"}
+    assert set(reply.headers[HEADER].split(", ")) >= {
+        *named,
+        "messages.server_tool_use",
+        "messages.web_search_tool_result",
+    }
+    assert "web_search" not in prompt_of(fake)
+    assert "WebFetch" in prompt_of(fake)  # nobody could search for it
+    for wrong in (
+        {"tools": [search]},
+        {"tools": [*TOOLS, search], "tool_choice": {"type": "tool", "name": "web_search"}},
+    ):
+        refused = post(fake, body_of([ASK], **wrong))
+        assert (refused.status_code, "web_search" in refused.json()["error"]["message"]) == (400, True)
+
+
 def test_a_deferred_tool_that_must_be_called_is_shown(fake: ScriptedServer) -> None:
     fake.script = Script(["Hi"])
     post(fake, body_of([ASK], tool_choice={"type": "tool", "name": "WebFetch"}))

@@ -166,11 +166,14 @@ def test_what_codex_kept_of_another_server_is_left_out(fake: ScriptedServer) -> 
         {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "typo"}},
         {"type": "ghost_snapshot", "ghost_commit": {"id": "a", "parent": None}},
     ]
-    more = {"service_tier": "priority", "include": ["web_search_call.action.sources"]}
+    reasoning = {"summary": "auto", "context": "auto", "mode": "standard"}
+    more = {"service_tier": "priority", "reasoning": reasoning, "include": ["web_search_call.action.sources"]}
     reply = fake.post("/v1/responses", body_of([ASK, *others, ASK], **more))
     assert reply.status_code == 200, reply.text
     named = set(reply.headers[HEADER].split(", "))
     assert named >= {
+        "reasoning.context",
+        "reasoning.mode",
         "service_tier",
         "include",
         "input.encrypted_content",

@@ -121,9 +121,21 @@ class RedactedThinkingBlock(Historic):
     data: Text
 
 
-AnyBlock: TypeAlias = Annotated[
-    TextBlock | MediaBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock, ByType()
-]
+class ServerBlock(Historic):
+    """An act of a tool that Anthropic's servers ran in an earlier turn; it is left out."""
+
+    type: Literal[
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "tool_search_tool_result",
+        "advisor_tool_result",
+        "fallback",
+    ]
+
+
+OwnBlock: TypeAlias = TextBlock | MediaBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
+AnyBlock: TypeAlias = Annotated[OwnBlock | RedactedThinkingBlock | ServerBlock, ByType()]
 
 
 class Message(Historic):
@@ -146,6 +158,26 @@ class Tool(NullIsAbsent):
     defer_loading: bool | None = None
     allowed_callers: list[Text] | None = None
     input_examples: list[dict[str, Any]] | None = None
+
+
+class ServerTool(Historic):
+    """A tool that Anthropic's servers run, which agents offer unasked. The model does not see it."""
+
+    type: Literal[
+        "web_search_20250305",
+        "web_search_20260209",
+        "web_search_20260318",
+        "web_fetch_20250910",
+        "web_fetch_20260209",
+        "web_fetch_20260309",
+        "web_fetch_20260318",
+        "tool_search_tool_regex",
+        "tool_search_tool_regex_20251119",
+        "tool_search_tool_bm25",
+        "tool_search_tool_bm25_20251119",
+        "advisor_20260301",
+    ]
+    name: Text
 
 
 class AnyToolChoice(NullIsAbsent):
@@ -212,6 +244,7 @@ class JsonSchemaFormat(NullIsAbsent):
 class OutputConfig(NullIsAbsent):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonSchemaFormat | None = None
+    task_budget: dict[str, Any] | None = None
 
 
 class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore[misc]
@@ -220,7 +253,7 @@ class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore
     model: Text | None = None
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: TextContent | None = None
-    tools: list[Annotated[Tool, ByType()]] | None = None
+    tools: list[Annotated[Tool | ServerTool, ByType()]] | None = None
     tool_choice: Annotated[AnyToolChoice | OneToolChoice, ByType()] | None = None
     thinking: Annotated[EnabledThinking | OtherThinking, ByType()] | None = None
     output_config: OutputConfig | None = None
@@ -232,14 +265,27 @@ class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore
         """The names of the given fields that have no effect."""
         names = sorted(name for name in self.ignored_fields if getattr(self, name) is not None)
         edits = () if self.context_management is None else self.context_management.edits or ()
-        tools = self.tools or ()
+        tools = [tool for tool in self.tools or () if isinstance(tool, Tool)]
         found = {
             "context_management.edits": any(not edit.changes_nothing for edit in edits),
             "thread": self.thread is not None,
             "tools.allowed_callers": any(set(tool.allowed_callers or ()) - {"direct"} for tool in tools),
             "tools.input_examples": any(tool.input_examples for tool in tools),
+            "tools.defer_loading": self.is_searched and any(tool.defer_loading for tool in tools),
+            "output_config.task_budget": self.output_config is not None and self.output_config.task_budget is not None,
         }
-        return [*names, *(name for name, is_given in found.items() if is_given)]
+        server_tools = {f"tools.{tool.name}" for tool in self.tools or () if isinstance(tool, ServerTool)}
+        contents = [message.content for message in self.messages if isinstance(message.content, list)]
+        blocks = {
+            f"messages.{block.type}" for content in contents for block in content if isinstance(block, ServerBlock)
+        }
+        given_parts = (name for name, is_given in found.items() if is_given)
+        return [*names, *given_parts, *sorted(server_tools), *sorted(blocks)]
+
+    @property
+    def is_searched(self) -> bool:
+        """True if the server is to search for deferred tools. It does not, so the model sees all of them."""
+        return any(isinstance(tool, ServerTool) and tool.type.startswith("tool_search") for tool in self.tools or ())
 
     def to_spec(self, tenant: str) -> ChatSpec:
         """The request to a model, with the default parameters. Raises UsageError for what cannot be honoured."""
@@ -304,13 +350,19 @@ class MessagesRequest(CountTokensRequest, AnsweredFields):
 
 def _loaded_tools(body: CountTokensRequest, choice: ToolChoice) -> list[Tool]:
     """The tools that the model sees: those whose loading is not deferred, that a result refers to, or that it must
-    call."""
+    call. Raises UsageError for a server's tool that is the only one, or that must be called."""
+    own = [tool for tool in body.tools or () if isinstance(tool, Tool)]
+    for i, tool in enumerate(body.tools or ()):
+        if isinstance(tool, ServerTool) and (not own or choice == NamedTool(tool.name)):
+            raise refuse(f"tools[{i}].type", f"is {tool.type}, which is not here; beside other tools it is left out")
+    if body.is_searched:
+        return own
     loaded = {choice.name} if isinstance(choice, NamedTool) else set()
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
             if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
                 loaded |= {part.tool_name for part in block.content if isinstance(part, ToolReferenceBlock)}
-    return [tool for tool in body.tools or () if not tool.defer_loading or tool.name in loaded]
+    return [tool for tool in own if not tool.defer_loading or tool.name in loaded]
 
 
 def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock] | None) -> list[dict[str, Any]]:
@@ -368,7 +420,7 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
         conversation.add(role, (_part(block, where),), "\n")
     elif isinstance(block, ToolUseBlock):
         conversation.add_call(block.id, block.name, arguments_text(block.input))
-    elif isinstance(block, RedactedThinkingBlock):
+    elif isinstance(block, (RedactedThinkingBlock, ServerBlock)):
         conversation.turn("assistant")
     elif isinstance(block, ThinkingBlock):
         thinking = block.thinking or unseal(block.signature) or ""

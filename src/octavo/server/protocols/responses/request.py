@@ -201,6 +201,8 @@ class Reasoning(RequestModel):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Text | None = None
+    mode: Text | None = None
 
 
 class StreamOptions(RequestModel):
@@ -286,8 +288,10 @@ class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[mis
         reasoning = self.reasoning or Reasoning()
         parts = {
             "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
-            "reasoning.summary": reasoning.summary is not None,
-            "reasoning.generate_summary": reasoning.generate_summary is not None,
+            **{
+                f"reasoning.{name}": getattr(reasoning, name) is not None
+                for name in ("summary", "generate_summary", "context", "mode")
+            },
             "include": any(name in _OF_HOSTED_TOOLS for name in self.include or ()),
         }
         given_parts = (name for name, is_given in parts.items() if is_given)
