@@ -183,12 +183,6 @@ SENSELESS: dict[str, tuple[dict[str, Value | None], str]] = {
         },
         "the embedding has 8 rows and the output 9, but the vocabulary has 9 tokens",
     ),
-    "BOS beyond": (
-        {"tokenizer.ggml.bos_token_id": 8},
-        "tokenizer.ggml.bos_token_id is 8 .*; the vocabulary has ids 0 to 7",
-    ),
-    "EOS negative": ({"tokenizer.ggml.eos_token_id": -1}, "tokenizer.ggml.eos_token_id is -1"),
-    "UNK 2^32-1": ({"tokenizer.ggml.unknown_token_id": (1 << 32) - 1}, "unknown_token_id is 4294967295"),
     "EOT as text": ({"tokenizer.ggml.eot_token_id": "x"}, "tokenizer.ggml.eot_token_id is 'x'"),
     "template of 50 MB": ({"tokenizer.chat_template": "x" * 50_000_000}, "the value of 'tokenizer.chat_template' has"),
     "template as number": ({"tokenizer.chat_template": 7}, "tokenizer.chat_template is 7 .*; it must be a string"),

@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 
 from octavo.errors import ModelLoadError
 from octavo.tokenizer.directory_vocab import read_directory_tokenizer
-from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
+from octavo.tokenizer.gguf_vocab import TokenType, read_gguf_tokenizer
 from tests.support.text_models import TEXTS, byte_level, encoder_metadata, unigram, wordpiece
 from tests.support.vocabularies import VALID_STRINGS
 
@@ -67,17 +67,35 @@ def test_gguf_unigram() -> None:
 @pytest.mark.parametrize(
     ("make", "key", "value", "message"),
     [
-        (wordpiece, "cls_token_id", 96, "cls_token_id is 96 .*; the vocabulary has ids 0 to 95"),
-        (wordpiece, "seperator_token_id", -1, "seperator_token_id is -1"),
+        (wordpiece, "cls_token_id", "1", "cls_token_id is '1' .*; the vocabulary has ids 0 to 95"),
         (unigram, "scores", np.full(96, np.nan, np.float32), "scores: entry 0 is not a number"),
         (unigram, "scores", np.zeros(3, np.float32), "scores has 3 entries"),
-        (unigram, "unknown_token_id", 96, "unknown_token_id is 96"),
+        (unigram, "unknown_token_id", 1.5, "unknown_token_id is 1.5"),
     ],
 )
 def test_damaged_metadata(make: Any, key: str, value: object, message: str) -> None:
     metadata = encoder_metadata(make()) | {f"tokenizer.ggml.{key}": value}
     with pytest.raises(ModelLoadError, match=message):
         read_gguf_tokenizer(metadata)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(wordpiece, "cls"), (wordpiece, "seperator"), (unigram, "unknown"), (unigram, "eos")]
+)
+def test_an_id_beyond_the_vocabulary_is_told(make: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The token is found by its text or its type instead."""
+    metadata = encoder_metadata(make())
+    if name == "unknown":
+        types = np.array(metadata["tokenizer.ggml.token_type"])
+        types[metadata["tokenizer.ggml.unknown_token_id"]] = TokenType.UNKNOWN
+        metadata["tokenizer.ggml.token_type"] = types
+    found = read_gguf_tokenizer(metadata | {f"tokenizer.ggml.{name}_token_id": 2**32 - 1})
+    assert f"tokenizer.ggml.{name}_token_id is 4294967295, but the vocabulary has 96 tokens" in caplog.text
+    expected = read_gguf_tokenizer(metadata)
+    for text in TEXTS[:3]:
+        assert found.encode(text, add_special_tokens=False) == expected.encode(text, add_special_tokens=False)
+    if make is wordpiece:
+        assert (found.prefix_ids, found.suffix_ids) == (expected.prefix_ids, expected.suffix_ids)
 
 
 def test_a_missing_separator_is_named() -> None:

@@ -24,6 +24,8 @@ def tokenizer_files(original: Tokenizer, max_length: int) -> dict[str, str]:
     """
     if original.coding is TokenCoding.WORDPIECE or not isinstance(original.plain.model, tokenizers.models.BPE):
         raise ModelLoadError("only vocabularies of type BPE can be written as tokenizer.json yet")
+    if original.joiner is not None:
+        raise ModelLoadError("pieces with equal scores have no form in tokenizer.json, whose merges are ranked")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,

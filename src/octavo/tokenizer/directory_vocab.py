@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tokenizers import AddedToken
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import read_optional
+from octavo.tokenizer.decoder_steps import Replacements, read_replacements
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from octavo.tokenizer.quiet_thread import run_quietly
 from octavo.tokenizer.template_files import read_directory_templates
@@ -52,7 +53,8 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
     tokens = [""] * num_tokens
     for text, i in vocab.items():
         tokens[i] = text
-    coding, strip = _coding(path, loaded)
+    steps = [] if loaded.decoder is None else _steps(json.loads(loaded.decoder.__getstate__()))
+    coding, strip = _coding(path, steps)
     control = {token.content: i for i, token in added.items() if token.special}
     user = [token for token in added.values() if not token.special]
     # Matched in the text before normalization, which removes the guards.
@@ -87,6 +89,7 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
         may_panic=_has_unknown_patterns(loaded),
         separator_ids=separator,
         marks_second=marks_second,
+        replacements=_replacements(path, steps),
         special_tokens=_special_tokens(config),
     )
 
@@ -160,10 +163,18 @@ def _has_unknown_patterns(loaded: tokenizers.Tokenizer) -> bool:
     return False
 
 
-def _coding(path: Path, loaded: tokenizers.Tokenizer) -> tuple[TokenCoding, bool]:
-    """The byte encoding of tokens; and True if the vocabulary adds the first space of a text."""
-    decoder = loaded.decoder
-    steps = _steps(json.loads(decoder.__getstate__())) if decoder is not None else []
+def _replacements(path: Path, steps: Sequence[Mapping[str, Any]]) -> Replacements:
+    try:
+        found, others = read_replacements(steps)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{path}: {error}") from None
+    if others:
+        logger.warning("%s: the decoder's replacement of %s is no plain text; it is ignored", path, others[0][:80])
+    return found
+
+
+def _coding(path: Path, steps: Sequence[Mapping[str, Any]]) -> tuple[TokenCoding, bool]:
+    """The byte encoding of tokens; and True if the vocabulary adds the first space of a text. steps: of the decoder."""
     kinds = [step.get("type") for step in steps]
     if "ByteLevel" in kinds:
         return TokenCoding.BYTE_LEVEL, False

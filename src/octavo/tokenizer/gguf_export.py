@@ -22,7 +22,7 @@ from octavo.tokenizer.directory_vocab import configured_eos, named_token_id, rea
 from octavo.tokenizer.gguf_vocab import TokenType, read_gguf_tokenizer
 from octavo.tokenizer.pre_tokenizers import GPT2_PATTERN, PRE_TOKENIZERS
 from octavo.tokenizer.template_files import gguf_templates
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import NO_REPLACEMENTS, Tokenizer
 from octavo.tokenizer.vocabulary import TokenCoding
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ def gguf_tokenizer(directory: Path, num_tokens: int) -> dict[str, MetadataValue]
     """
     path = directory / "tokenizer.json"
     original = read_directory_tokenizer(directory)
+    if original.replacements != NO_REPLACEMENTS:
+        logger.warning("%s: the decoder also replaces texts in answers, which GGUF files cannot say", path)
     form = _read(path)
     keys = _tokens(path, original, form, num_tokens)
     keys |= _named_ids(directory, original, num_tokens)

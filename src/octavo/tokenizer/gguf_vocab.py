@@ -6,11 +6,12 @@ Source: the GGUF specification, section "Tokenizer", and the kinds of token of t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,19 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from octavo.errors import ModelLoadError
 from octavo.tokenizer.pre_tokenizers import get_pre_tokenizer
+from octavo.tokenizer.score_merges import ScoreMerges
 from octavo.tokenizer.template_files import read_gguf_templates
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, build_pair, end_of_turn_ids, library_errors_as
+from octavo.tokenizer.vocabulary import (
+    MAX_TOKENS,
+    UNREACHABLE,
+    TokenCoding,
+    build_pair,
+    end_of_turn_ids,
+    library_errors_as,
+)
+
+logger = logging.getLogger(__name__)
 
 MAX_TOKEN_CHARS = 1 << 11
 MAX_MERGES = 1 << 21
@@ -28,6 +39,9 @@ MAX_MERGE_WORK = 1 << 28  # of the published vocabularies, Gemma's 262,144 token
 
 _KEY = "tokenizer.ggml."
 _NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown")
+# Models whose mask takes the white space before it.
+_MASKING_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+_MASKING_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3", "modern-bert")
 MAX_WORD_CHARS = 100  # of a word that WordPiece cuts; a longer one is unknown, as in BERT
 # The tokens of BERT: their texts, and their keys. The specification's spelling of the separator is wrong.
 _BERT_TOKENS = {
@@ -120,10 +134,7 @@ def _special_id(metadata: Mapping[str, object], tokens: _Tokens, text: str, *key
     """The id under one of the keys, or that of the token with this text."""
     for key in keys:
         value = metadata.get(f"{_KEY}{key}_token_id")
-        if value is not None:
-            if type(value) is not int or not 0 <= value < len(tokens.texts):
-                limit = len(tokens.texts) - 1
-                raise ModelLoadError(f"{_KEY}{key}_token_id is {_shown(value)}; the vocabulary has ids 0 to {limit}")
+        if value is not None and _is_reachable(value, f"{_KEY}{key}_token_id", len(tokens.texts)):
             return value
     if text not in tokens.vocab:
         raise ModelLoadError(f"{_KEY}{keys[0]}_token_id is missing, and so is the token {text}")
@@ -136,12 +147,10 @@ def _original_piece(text: str) -> str:
 
 def _unigram(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     """SentencePiece's unigram model, that of XLM-RoBERTa and T5. Kudo, arXiv 1804.10959."""
-    scores = _numbers(metadata, "scores", len(tokens.texts), "if").astype(np.float64)
-    if not np.isfinite(scores).all():
-        raise ModelLoadError(f"{_KEY}scores: entry {int(np.flatnonzero(~np.isfinite(scores))[0])} is not a number")
-    unknown = tokens.ids.get("unknown")
+    scores = _scores(metadata, len(tokens.texts))
+    unknown = tokens.ids.get("unknown", next(iter(tokens.of_type(TokenType.UNKNOWN).values()), None))
     if unknown is None:
-        raise ModelLoadError(f"{_KEY}unknown_token_id is missing")
+        raise ModelLoadError(f"{_KEY}unknown_token_id is missing, and no token is of the type unknown")
     with library_errors_as(ModelLoadError, f"{_KEY}tokens cannot be read"):
         model = models.Unigram(list(zip(tokens.texts, scores.tolist(), strict=True)), unknown, False)
     steps = [*_charsmap(metadata), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -207,11 +216,38 @@ def _byte_fallback(tokens: _Tokens) -> dict[str, Any]:
 
 
 def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
-    scores = _numbers(metadata, "scores", len(tokens.texts), "if").astype(np.float64)
+    if _KEY + "scores" in metadata:
+        scores = _scores(metadata, len(tokens.texts))
+    else:
+        logger.warning("%sscores is missing: of the pieces of a text, the leftmost are joined first", _KEY)
+        scores = np.zeros(len(tokens.texts))
+    merges = _merges_from_scores(tokens, scores)
+    joiner = _joiner(tokens, scores, merges)
+    model = models.BPE(tokens.vocab, [] if joiner is not None else merges, **_byte_fallback(tokens))
+    normalizer = _sentencepiece_normalizer(metadata)
+    tokenizer = _finish(metadata, tokens, TokenCoding.SENTENCEPIECE, model, normalizer, None, True)
+    return tokenizer if joiner is None else replace(tokenizer, joiner=joiner)
+
+
+def _scores(metadata: Mapping[str, object], num_tokens: int) -> NDArray[np.float64]:
+    scores = _numbers(metadata, "scores", num_tokens, "if").astype(np.float64)
     if not np.isfinite(scores).all():
         raise ModelLoadError(f"{_KEY}scores: entry {int(np.flatnonzero(~np.isfinite(scores))[0])} is not a number")
-    model = models.BPE(tokens.vocab, _merges_from_scores(tokens, scores), **_byte_fallback(tokens))
-    return _finish(metadata, tokens, TokenCoding.SENTENCEPIECE, model, _sentencepiece_normalizer(metadata), None, True)
+    return scores
+
+
+def _joiner(tokens: _Tokens, scores: NDArray[np.float64], merges: Sequence[tuple[str, str]]) -> ScoreMerges | None:
+    """The merges as they are made by score, if several of the joined pieces have the same one."""
+    user = tokens.of_type(TokenType.USER_DEFINED)  # found in the text before any merge
+    pairs = [(left, right) for left, right in merges if not {left, right, left + right} & user.keys()]
+    joined = [tokens.vocab[piece] for piece in {left + right for left, right in pairs}]
+    if len(np.unique(scores[joined])) == len(joined):
+        return None
+    found: dict[tuple[int, int], tuple[float, int]] = {}
+    for left, right in pairs:
+        piece = tokens.vocab[left + right]
+        found[tokens.vocab[left], tokens.vocab[right]] = float(scores[piece]), piece
+    return ScoreMerges(found)
 
 
 def _sentencepiece_normalizer(metadata: Mapping[str, object]) -> normalizers.Normalizer:
@@ -248,19 +284,20 @@ def _finish(
 ) -> Tokenizer:
     control = tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
     user = tokens.of_type(TokenType.USER_DEFINED)
+    spaces = _space_takers(metadata, [*user, *control])
     plain, special = build_pair(
         model,
         normalizer,
         pre_tokenizer,
-        [AddedToken(text, normalized=False) for text in user],
-        [AddedToken(text, normalized=False, special=True) for text in control],
+        [AddedToken(text, normalized=False, **spaces.get(text, {})) for text in user],
+        [AddedToken(text, normalized=False, special=True, **spaces.get(text, {})) for text in control],
     )
     bos, eos = tokens.ids.get("bos"), tokens.ids.get("eos")
     add_bos = _bool(metadata, _KEY + "add_bos_token", add_bos_default)
     add_eos = _bool(metadata, _KEY + "add_eos_token", False)
-    if add_eos and eos is None:
+    if add_eos and eos is None and _KEY + "eos_token_id" not in metadata:
         raise ModelLoadError(f"{_KEY}add_eos_token is true, but {_KEY}eos_token_id is missing")
-    if add_bos and bos is None and _KEY + "add_bos_token" in metadata:
+    if add_bos and bos is None and _KEY + "add_bos_token" in metadata and _KEY + "bos_token_id" not in metadata:
         raise ModelLoadError(f"{_KEY}add_bos_token is true, but {_KEY}bos_token_id is missing")
     return Tokenizer(
         plain=plain,
@@ -279,6 +316,19 @@ def _finish(
         chat_template=read_gguf_templates(metadata),
         special_tokens=_special_tokens(metadata, tokens),
     )
+
+
+def _space_takers(metadata: Mapping[str, object], special: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """The options of tokens that take the white space beside them. Files cannot say it, so models are known by name.
+
+    Source: llama.cpp, the end of `llama_vocab::impl::load`.
+    """
+    name, architecture = (str(metadata.get(f"general.{key}", "")).lower() for key in ("name", "architecture"))
+    if metadata.get(_KEY + "pre") in _MASKING_PRE or architecture in _MASKING_ARCHITECTURES:
+        return {"<mask>": {"lstrip": True}, "[MASK]": {"lstrip": True}}
+    if "phi-3" in name or "phi3" in name:
+        return {text: {"rstrip": True} for text in special if text not in ("<unk>", "<s>", "<|endoftext|>")}
+    return {}
 
 
 def _read_tokens(metadata: Mapping[str, object]) -> _Tokens:
@@ -302,10 +352,8 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
         key = f"{_KEY}{name}_token_id"
         if key not in metadata:
             continue
-        value = metadata[key]
-        if type(value) is not int or not 0 <= value < num_tokens:
-            raise ModelLoadError(f"{key} is {_shown(value)}; the vocabulary has ids 0 to {num_tokens - 1}")
-        ids[name] = value
+        if _is_reachable(value := metadata[key], key, num_tokens):
+            ids[name] = value
     if metadata[_KEY + "model"] not in ("gpt2", "gemma4"):
         # SentencePiece's ids of these tokens, for files that leave them out.
         kinds = {"unknown": TokenType.UNKNOWN, "bos": TokenType.CONTROL, "eos": TokenType.CONTROL}
@@ -313,6 +361,15 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
             if i < len(types) and types[i] == kind:
                 ids.setdefault(name, i)
     return ids
+
+
+def _is_reachable(value: object, key: str, num_tokens: int) -> TypeGuard[int]:
+    """True for an id of the vocabulary. One beyond it, often 2^32 - 1 for none, is told. Raises ModelLoadError."""
+    if type(value) is not int:
+        raise ModelLoadError(f"{key} is {_shown(value)}; the vocabulary has ids 0 to {num_tokens - 1}")
+    if not 0 <= value < num_tokens:
+        logger.warning(UNREACHABLE, "the file", key, value, num_tokens)
+    return 0 <= value < num_tokens
 
 
 def _without_control(merges: list[str], control: Mapping[str, int]) -> list[str]:

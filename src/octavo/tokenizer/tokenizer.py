@@ -13,7 +13,9 @@ import tokenizers
 
 from octavo.env import keep_tokenizers_on_one_thread
 from octavo.errors import UsageError
+from octavo.tokenizer.decoder_steps import ReplacedStream, Replacements
 from octavo.tokenizer.quiet_thread import run_quietly
+from octavo.tokenizer.score_merges import ScoreMerges
 from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.text_growth import NO_GROWTH, GrowthError, TextGrowth
 from octavo.tokenizer.text_pieces import PIECE_CHARS, cut_text
@@ -21,6 +23,8 @@ from octavo.tokenizer.token_sizes import TokenSizes, token_sizes
 from octavo.tokenizer.vocabulary import GUARD, TokenCoding, library_errors_as
 
 keep_tokenizers_on_one_thread()
+
+NO_REPLACEMENTS = Replacements()
 
 # On longer texts any pattern may reach the library's limit of attempts.
 _QUIET_CHARS = 1 << 18
@@ -55,6 +59,8 @@ class Tokenizer:
     may_panic: bool = False  # the model brings patterns of its own, which may give up on short texts
     separator_ids: tuple[int, ...] = ()  # between the two texts of a pair
     marks_second: bool = False  # the tokens of a pair's second text are of another type
+    replacements: Replacements = NO_REPLACEMENTS
+    joiner: ScoreMerges | None = None  # joins what `plain` and `special` make, if their merges cannot
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # `pad_token` and its like, which templates write
 
     @property
@@ -128,7 +134,8 @@ class Tokenizer:
             except GrowthError as error:
                 raise UsageError(f"the text is too long: {error}") from None
             # `encode` stops all other threads of Python; this call does not.
-            return [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
+            found = [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
+            return found if self.joiner is None else list(map(self.joiner.join, found))
 
         with library_errors_as(UsageError, "the tokenizer of this model cannot split this text into words"):
             is_quiet = self.may_panic or max(map(len, texts)) > _QUIET_CHARS
@@ -163,7 +170,8 @@ class Tokenizer:
         ids = list(ids)
         text = b"".join([self.token_bytes(i) for i in ids if i not in hidden]).decode("utf-8", "replace")
         starts_text = next((i not in self.literal_ids for i in ids if i not in hidden), False)
-        return text.removeprefix(" ") if self.strip_leading_space and starts_text else text
+        text = text.removeprefix(" ") if self.strip_leading_space and starts_text else text
+        return self.replacements.of_text(text)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, which may be only a part of a character; for a control token its name.
@@ -175,7 +183,7 @@ class Tokenizer:
         token = self.tokens[token_id]
         if token_id in self.literal_ids:
             return token.encode()
-        return self.coding.to_bytes(token)
+        return self.replacements.of_token(self.coding.to_bytes(token))
 
     @cached_property
     def sizes(self) -> TokenSizes | None:
@@ -212,17 +220,24 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._replaced = [ReplacedStream(each) for each in tokenizer.replacements.in_text]
 
     def push(self, ids: Iterable[int]) -> str:
         """Adds the next tokens and returns the text that becomes final.
 
         Raises UsageError naming an id outside the vocabulary.
         """
-        return self._decoder.decode(b"".join([self._tokenizer.token_bytes(i) for i in ids if i not in self._hidden]))
+        text = self._decoder.decode(b"".join([self._tokenizer.token_bytes(i) for i in ids if i not in self._hidden]))
+        for stream in self._replaced:
+            text = stream.push(text)
+        return text
 
     def flush(self) -> str:
         """Ends the answer. An incomplete character becomes one U+FFFD."""
-        return self._decoder.decode(b"", final=True)
+        text = self._decoder.decode(b"", final=True)
+        for stream in self._replaced:
+            text = stream.push(text) + stream.flush()
+        return text
 
 
 def _without_surrogates(text: str) -> str:
