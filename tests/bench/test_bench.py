@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from octavo.bench import DEFINITIONS, LatencyReport, Spread, ThroughputReport, latency, requests, throughput
+from octavo.bench import (
+    DEFINITIONS,
+    LatencyReport,
+    Spread,
+    ThroughputReport,
+    latency,
+    requests,
+    speculation,
+    speculation_texts,
+    throughput,
+)
 from octavo.engine.session import Session
+from octavo.engine.speculation.policy import DraftPolicy
 from octavo.errors import UsageError
+from tests.support.drafting import AnyPolicy
 from tests.support.fake_model import use_fake_model
+from tests.support.text_models import save_decoder
 
 
 def test_a_spread_is_the_middle_of_the_values() -> None:
@@ -92,3 +106,20 @@ def test_impossible_sizes_are_refused(monkeypatch: pytest.MonkeyPatch, sizes: di
     use_fake_model(monkeypatch)
     with pytest.raises(UsageError, match=message):
         latency("fake", **sizes)
+
+
+@pytest.mark.parametrize("users", [1, 8])
+def test_speculation_compares_answers_with_drafts_and_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, users: int
+) -> None:
+    for kind in speculation_texts.PROMPTS:
+        monkeypatch.setitem(speculation_texts.PROMPTS, kind, f"the quick brown fox and {kind} " * 2)
+    monkeypatch.setattr(DraftPolicy, "lengths", AnyPolicy(1, least=1).lengths)
+    model = str(save_decoder(tmp_path / "decoder"))
+    report = speculation(model, turns=1, output_len=60, users=users, max_model_len=200, num_threads=1)
+    assert report.are_equal
+    assert [each.kind for each in report.kinds] == list(speculation_texts.PROMPTS)
+    assert any((each.accepted_share or 0) > 0.1 and each.tokens_per_step > 1.1 for each in report.kinds)
+    assert report.worst_gain == min(each.gain for each in report.kinds) <= report.gain
+    with pytest.raises(UsageError, match="nothing to compare"):
+        speculation(model, turns=1, speculation="off")

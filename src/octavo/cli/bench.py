@@ -15,7 +15,7 @@ from octavo.cli.terminal import find_model, show_help_without_command, write, wr
 from octavo.engine.loading.progress_bar import size
 
 if TYPE_CHECKING:
-    from octavo.bench import LatencyReport, ProfileReport, StepProfile, ThroughputReport
+    from octavo.bench import LatencyReport, ProfileReport, SpeculationReport, StepProfile, ThroughputReport
 
 
 class _Commands(click.Group):
@@ -104,6 +104,51 @@ def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) 
         write_json(asdict(report))
     else:
         _write_profile(report)
+
+
+@bench.command()
+@_model
+@_number("--turns", 3, "turns that count, each without drafts and with")
+@_number("--output-len", 300, "tokens of each answer at most")
+@_number("--users", 1, "prompts at the same time; 8: all kinds at once")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="of the answers")
+@_as_json
+@with_engine_options
+def speculation(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
+    """Measure what drafts gain, by kind of text, and check that answers are the same."""
+    from octavo.bench import speculation as measure
+
+    report = _measured(measure, model, engine_options, load)
+    if as_json:
+        write_json(asdict(report))
+    else:
+        _write_speculation(report)
+
+
+def _write_speculation(report: SpeculationReport) -> None:
+    machine, users = report.machine, "1 user" if report.users == 1 else f"{report.users} users"
+    write_facts(
+        {
+            "model": f"{machine.model} ({machine.architecture}, {size(machine.weight_bytes)})",
+            "machine": f"{machine.processor}, {machine.num_cpus} CPUs, {machine.isa or machine.backend}",
+            "load": f"{users}, temperature {report.temperature:g}, {report.turns} turns",
+        }
+    )
+    names = "".join(f"{name:>9}" for name in ("tokens", "right", "a step", "off", "on", "gain", "first"))
+    write(f"\n{'kind of text':<18}{names}\n")
+    for each in report.kinds:
+        right = "-" if each.accepted_share is None else f"{each.accepted_share:.0%}"
+        write(
+            f"{each.kind:<18}{each.num_tokens:>9}{right:>9}{each.tokens_per_step:>9.2f}{each.plain_tokens_per_s:>9.1f}"
+            f"{each.tokens_per_s:>9.1f}{each.gain:>9.2f}{each.first_token_ratio:>9.2f}\n"
+        )
+    bits = "the same bits" if report.are_equal else "NOT the same"
+    write(
+        f"\nedits {report.edit_gain:.2f}, all {report.gain:.2f} (geometric means), worst {report.worst_gain:.2f}\n"
+        f"answers with drafts are {bits}\n\n"
+        "right: share of the drafts that were right. a step: tokens of a step. off, on: tokens/s after the first,\n"
+        "without drafts and with. gain: median of the turns. first: time to the first token with drafts over without.\n"
+    )
 
 
 _Report = TypeVar("_Report")

@@ -1,0 +1,175 @@
+"""The gain by drafts: answers to prompts of eight kinds with and without, in turns on one loaded model."""
+
+from __future__ import annotations
+
+import queue
+import statistics
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.bench.machine import Machine, describe_machine
+from octavo.bench.requests import check_sizes
+from octavo.bench.speculation_texts import EDITS, PROMPTS
+from octavo.config import EngineConfig
+from octavo.engine.loading.progress_bar import ProgressBar
+from octavo.engine.session import Session
+from octavo.errors import OctavoError, UsageError
+from octavo.generation_request import RequestOptions
+from octavo.outputs import OutputDelta, RequestMetrics
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class KindReport:
+    """The figures of one kind of text.
+
+    num_tokens: of the answer. accepted_share: of the drafts that were computed. tokens_per_step: mean. tokens_per_s:
+    after the first token, medians without drafts and with. gain, first_token_ratio: medians over the turns of the
+    speeds with drafts over those without, and of the times to the first token.
+    """
+
+    kind: str
+    num_tokens: int
+    accepted_share: float | None
+    tokens_per_step: float
+    plain_tokens_per_s: float
+    tokens_per_s: float
+    gain: float
+    first_token_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationReport:
+    """gain, edit_gain: geometric means over all kinds and over edits of files. worst_gain: of all kinds.
+
+    are_equal: answers and log-probabilities with drafts have the bits of those without.
+    """
+
+    machine: Machine
+    users: int
+    temperature: float
+    turns: int
+    kinds: list[KindReport]
+    gain: float
+    edit_gain: float
+    worst_gain: float
+    are_equal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    token_ids: list[int]
+    logprob: float | None
+    metrics: RequestMetrics
+
+    @property
+    def tokens_per_s(self) -> float:
+        return (self.metrics.num_generated_tokens - 1) / max(self.metrics.decode_s, 1e-9)
+
+
+def speculation(
+    model: str,
+    *,
+    turns: int = 3,
+    output_len: int = 300,
+    temperature: float = 0.0,
+    users: int = 1,
+    show_progress: bool = False,
+    **options: Any,
+) -> SpeculationReport:
+    """Answers each of `PROMPTS` without drafts and with, `turns` times; the first turn warms up and does not count.
+
+    users: prompts at the same time; with 8, all kinds at once. options: further fields of `EngineConfig`.
+    Raises UsageError if the options switch drafts off, ModelLoadError or InsufficientMemoryError.
+    """
+    check_sizes(turns=turns, output_len=output_len, users=users)
+    with (
+        closing(Session(EngineConfig.resolve(model, options))) as session,
+        ProgressBar(enabled=show_progress) as bar,
+    ):
+        engine = session.model().engine
+        drafting = engine.speculation
+        if drafting is None:
+            raise UsageError("drafts are off, so there is nothing to compare; give speculation ngram, on the CPU auto")
+        params = SamplingParams(
+            temperature=temperature,
+            seed=1,
+            max_tokens=output_len,
+            logprobs=0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        found: list[tuple[dict[str, _Answer], dict[str, _Answer]]] = []
+        for turn in range(turns + 1):
+            bar.update("turns", turn, turns + 1)
+            engine.speculation = None
+            plain = _answers(session, params, users, f"plain{turn}")
+            engine.speculation = drafting
+            found.append((plain, _answers(session, params, users, f"drafts{turn}")))
+        bar.update("turns", turns + 1, turns + 1)
+        are_equal = all(
+            (plain[kind].token_ids, plain[kind].logprob) == (drafted[kind].token_ids, drafted[kind].logprob)
+            for plain, drafted in found
+            for kind in PROMPTS
+        )
+        kinds = [_report(kind, found[1:]) for kind in PROMPTS]
+        return SpeculationReport(
+            describe_machine(session),
+            users,
+            temperature,
+            turns,
+            kinds,
+            statistics.geometric_mean([each.gain for each in kinds]),
+            statistics.geometric_mean([each.gain for each in kinds if each.kind in EDITS]),
+            min(each.gain for each in kinds),
+            are_equal,
+        )
+
+
+def _answers(session: Session, params: SamplingParams, users: int, salt: str) -> dict[str, _Answer]:
+    """By kind. salt: keeps the prompts of other turns out of the prefix cache, so that first tokens are comparable."""
+    kinds, answers = list(PROMPTS), {}
+    for first in range(0, len(kinds), users):
+        part = kinds[first : first + users]
+        results: queue.SimpleQueue[OutputDelta | OctavoError] = queue.SimpleQueue()
+        names = {}
+        for kind in part:
+            prompt = _prompt(session, PROMPTS[kind])
+            request = session.create_request(prompt, params, options=RequestOptions(cache_salt=salt))
+            names[request.request_id] = kind
+            session.submit(request, results.put)
+        for _ in part:
+            item = results.get()
+            if isinstance(item, OctavoError):
+                raise item
+            assert item.metrics is not None
+            choice = item.outputs[0]
+            answers[names[item.request_id]] = _Answer(choice.token_ids, choice.cumulative_logprob, item.metrics)
+    return answers
+
+
+def _prompt(session: Session, text: str) -> list[int]:
+    if session.tokenizer.chat_template is None:
+        return session.encode(text)
+    return session.encode_chat([{"role": "user", "content": text}])
+
+
+def _report(kind: str, turns: list[tuple[dict[str, _Answer], dict[str, _Answer]]]) -> KindReport:
+    pairs = [(plain[kind], drafted[kind]) for plain, drafted in turns]
+    last = pairs[-1][1].metrics
+    drafted = sum(answer.metrics.num_draft_tokens for _, answer in pairs)
+    accepted = sum(answer.metrics.num_accepted_draft_tokens for _, answer in pairs)
+    tokens = sum(answer.metrics.num_generated_tokens - 1 for _, answer in pairs)
+    return KindReport(
+        kind,
+        last.num_generated_tokens,
+        accepted / drafted if drafted else None,
+        tokens / max(tokens - accepted, 1),
+        statistics.median(plain.tokens_per_s for plain, _ in pairs),
+        statistics.median(answer.tokens_per_s for _, answer in pairs),
+        statistics.median(answer.tokens_per_s / plain.tokens_per_s for plain, answer in pairs),
+        statistics.median(
+            (answer.metrics.time_to_first_token_s or 0.0) / (plain.metrics.time_to_first_token_s or 1.0)
+            for plain, answer in pairs
+        ),
+    )
