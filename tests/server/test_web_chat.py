@@ -51,10 +51,16 @@ def test_an_answer_streams_as_markdown(page: Page, engine: FakeClient) -> None:
     assert answers(page).locator(".code-head span").inner_text() == "python"
     assert answers(page).locator("ol > li").all_inner_texts() == ["one", "two"]
     assert answers(page).locator("td").all_inner_texts() == ["1", "2"]
-    assert re.fullmatch(r"\d+ tokens\d+ tokens/sfirst token .+", page.locator(".stats").text_content() or "")
+    assert re.fullmatch(r"\d+ tokens[\d,]+ tokens/sfirst token .+", page.locator(".stats").text_content() or "")
     expect(page.locator("#send")).to_be_visible()
     expect(page.locator("#prompt")).to_be_focused()
     expect(page).to_have_title("Show me · Octavo")
+
+
+def test_the_rate_of_an_answer_in_one_burst_is_the_servers(page: Page, engine: FakeClient) -> None:
+    engine.script = Script([("All of it at once.", list(range(100, 161)))])
+    ask_to_the_end(page)
+    expect(page.locator(".stats")).to_contain_text("61 tokens20,000 tokens/s")  # 60 after the first, in 0.003 s
 
 
 @pytest.mark.parametrize("way", ["button", "escape"])

@@ -134,6 +134,7 @@ function requestBody() {
     messages,
     stream: true,
     stream_options: { include_usage: true },
+    timings: true,
     truncate_prompt_tokens: -1,
     truncation_side: "turns",
     ...settings.sampling(),
@@ -186,7 +187,10 @@ async function receiveWhenLoaded(current, body) {
   }
 }
 
-/** Reads the answer into the message. Its figures: from the request to the first token, and tokens a second after. */
+/**
+ * Reads the answer into the message. Its figures: from the request to the first token, and tokens a second after, in the
+ * end as the server measured them.
+ */
 async function receive(current, body) {
   const { message } = current;
   const start = performance.now();
@@ -214,7 +218,11 @@ async function receive(current, body) {
     }
     if (choice?.finish_reason) message.ending = choice.finish_reason;
     if (event.usage?.truncated_tokens) message.truncated = event.usage.truncated_tokens;
-    if (event.usage && first !== null) message.stats = stats(event.usage.completion_tokens, start, first, now);
+    if (event.usage && first !== null) {
+      message.stats = stats(event.usage.completion_tokens, start, first, now);
+      // An answer may come in one burst: the server knows how long it took.
+      message.stats.rate = event.timings?.predicted_per_second || message.stats.rate;
+    }
     if (isDrawn) {
       isDrawn = false;
       requestAnimationFrame(draw);
