@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CPP := $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
-.PHONY: setup clients build format lint type check test test-slow bench soak
+.PHONY: setup clients build format lint type check test test-slow nightly coverage bench soak
 
 setup:  ## an environment with everything that development needs
 	python3 -m venv $(VENV)
@@ -40,6 +40,12 @@ test:
 test-slow: clients  ## the large models, long property runs, emulated instruction sets, further client libraries
 	$(BIN)/pytest -m slow
 	$(VENV)-clients/bin/pytest tests/server/further_clients
+
+nightly:  ## everything: .ci/run all, slow tests, a second compiler, clang-tidy, fuzzers, coverage
+	.ci/nightly
+
+coverage:  ## lines and branches of src/, lines of csrc/ that the tests reach; reports in build/coverage
+	PATH="$(abspath $(BIN)):$$PATH" .ci/coverage
 
 bench:
 	$(BIN)/octavo bench latency smollm2

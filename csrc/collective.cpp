@@ -16,6 +16,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "pause.h"
+
 namespace octavo {
 namespace {
 
@@ -28,14 +30,6 @@ constexpr size_t PAGE = 4096;
 
 int64_t now_ms() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch()).count();
-}
-
-void pause_cpu() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");
-#endif
 }
 
 // Has the pages of shared memory, once they are touched by whomever, taken from this node while it has some. Returns an

@@ -27,6 +27,9 @@ const WeightType& parse_weight_type(const std::string& name);
 // Throws std::invalid_argument if there is no such type or if rows do not divide into its blocks.
 PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k);
 
+// Files are little-endian.
+inline uint16_t read_u16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
+
 inline size_t order_bytes(const PackedWeight& w) { return sizeof(int32_t) * static_cast<size_t>(w.num_orders) * w.k; }
 inline size_t range_bytes(const PackedWeight& w) {
     return is_dense(w.type->traits) ? 0 : static_cast<size_t>(num_panels(w)) * PANEL_COLS;

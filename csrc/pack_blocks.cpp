@@ -6,8 +6,6 @@
 namespace octavo {
 namespace {
 
-uint16_t read_u16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
-
 // 32 codes: low nibbles first, then high nibbles.
 void split_nibbles(const uint8_t* q, uint8_t* codes) {
     for (int i = 0; i < 16; ++i) {

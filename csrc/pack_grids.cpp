@@ -10,7 +10,6 @@ namespace {
 constexpr int PAIRS = QUADS / 2;
 constexpr int UNITS = 8;
 
-uint16_t read_u16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
 uint32_t read_u32(const uint8_t* p) { return read_u16(p) | static_cast<uint32_t>(read_u16(p + 2)) << 16; }
 
 // A block of one column. Eight values have one index, or one in each byte of it.

@@ -13,19 +13,12 @@
 #include <string>
 
 #include "isa.h"
+#include "pause.h"
 
 namespace octavo {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-void pause_cpu() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");  // about as long as the pause of x86; `yield` does nothing on most cores
-#endif
-}
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +27,7 @@ from octavo import (
 from octavo.batch import Batch, StepOutput
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_model import use_fake_model
+from tests.support.waiting import wait_until
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, seed=3)
 LONG = SamplingParams(max_tokens=60, ignore_eos=True, seed=3)
@@ -51,9 +51,7 @@ async def collect(llm: AsyncLLM, prompt: str, params: SamplingParams = PARAMS) -
 
 
 def wait_until_idle(llm: AsyncLLM) -> None:
-    deadline = time.monotonic() + 10
-    while llm._session._engine.engine.has_work and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not llm._session._engine.engine.has_work, seconds=10)
     assert not llm._session._engine.engine.has_work
 
 

@@ -37,6 +37,7 @@ from octavo.backends.memory import host_memory
 from octavo.batch import Batch
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_model import use_fake_model
+from tests.support.waiting import wait_until
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True, seed=3)
 
@@ -128,9 +129,7 @@ def test_a_closed_or_forgotten_stream_ends_its_request(llm: LLM) -> None:
     next(forgotten)
     del forgotten
     gc.collect()
-    deadline = time.monotonic() + 10
-    while llm._session._engine.engine.has_work and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not llm._session._engine.engine.has_work, seconds=10)
     assert not llm._session._engine.engine.has_work
 
 

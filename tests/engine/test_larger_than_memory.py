@@ -25,7 +25,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from tests.support import tiny_models
 from tests.support.forked import in_fork
 from tests.support.processes import octavo_here
-from tests.support.shell_server import wait_until
+from tests.support.waiting import wait_until
 
 MIB = 1 << 20
 PARAMS = SamplingParams(temperature=0, max_tokens=16, logprobs=5, prompt_logprobs=5)

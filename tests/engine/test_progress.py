@@ -11,6 +11,7 @@ import pytest
 
 from octavo.engine.loading import progress_bar as module
 from octavo.engine.loading.progress_bar import ProgressBar, size
+from tests.support.waiting import wait_until
 
 
 class FakeTerminal(io.StringIO):
@@ -136,10 +137,7 @@ def test_a_line_comes_after_a_second_without_a_report(
 
 
 def wait_for(text: str, stream: FakeTerminal) -> None:
-    end = time.monotonic() + 10
-    while text not in stream.getvalue():
-        assert time.monotonic() < end, stream.getvalue()
-        time.sleep(0.01)
+    wait_until(lambda: text in stream.getvalue(), lambda: stream.getvalue(), seconds=10)
 
 
 def test_items_elsewhere_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from octavo.errors import ModelLoadError
 from octavo.loader.aliases import ALIASES, Alias, resolve_alias
 from tests.support.fake_servers import Behaviour, serve, wheel
 from tests.support.tiny_gguf import tiny_gguf
+from tests.support.waiting import wait_until
 
 CONTENT = tiny_gguf() * 50  # 600 kB
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -210,10 +210,7 @@ def start() -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for_download(server: Behaviour) -> None:
-    deadline = time.monotonic() + 120
-    while not any(path.startswith("/files/") for path in server.seen("GET")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: any(path.startswith("/files/") for path in server.seen("GET")), seconds=120)
 
 
 def test_two_processes_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from octavo.errors import ModelLoadError
 from octavo.loader.hub import choose_files, resolve_model
 from tests.support.fake_servers import COMMIT, Behaviour, black_hole, serve
 from tests.support.tiny_gguf import tiny_gguf
+from tests.support.waiting import wait_until
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 PROGRAM = """
@@ -324,10 +324,7 @@ def test_interrupt_ends_at_once(tmp_path: Path) -> None:
     hub = Behaviour({"m.gguf": TestHub.CONTENT * 20}, seconds_per_chunk=0.1)
     with serve(hub) as endpoint:
         process = start(["org/name"], tmp_path, endpoint)
-        end = time.monotonic() + 60
-        while not any("/resolve/" in path for path in hub.seen("GET")):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: any("/resolve/" in path for path in hub.seen("GET")), seconds=60)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) != 0
         process.communicate()

@@ -15,6 +15,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.event_stream import DONE, post_stream
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
+from tests.support.waiting import wait_until
 
 URL = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -40,10 +41,7 @@ def client(scripted: ScriptedServer) -> Iterator[httpx.Client]:
 
 
 def wait_aborted(engine: FakeClient) -> None:
-    end = time.monotonic() + 5
-    while not engine.streams[-1].was_aborted:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: engine.streams[-1].was_aborted, seconds=5)
 
 
 def test_the_whole_answer(client: httpx.Client, engine: FakeClient) -> None:

@@ -21,6 +21,7 @@ from octavo.server.server_state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.asgi_server import asgi_client
 from tests.support.fake_client import FakeClient, Script, fake_model
+from tests.support.waiting import wait_until_async
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -155,10 +156,7 @@ def test_cancelling_is_for_the_same_key_only(model: ServedModel) -> None:
     async def test(client: httpx.AsyncClient, state: ServerState) -> None:
         anna, bert = ({"Authorization": f"Bearer {key}"} for key in ("anna", "bert"))
         asked = asyncio.create_task(client.post(CHAT, json=BODY, headers=anna))
-        end = time.monotonic() + 10
-        while not state.admission.num_requests:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: state.admission.num_requests, seconds=10)
         [request_id] = [ticket.request_id for lane in state.admission._lanes.values() for ticket in lane.tickets]
         path = f"/v1/requests/{request_id}/cancel"
         assert (await client.post(path)).status_code == 401

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +13,7 @@ from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
+from tests.support.waiting import wait_until
 
 MODULES = ("openai", "responses", "models", "health", "server", "sagemaker", "tokenize", "web")
 HI = [{"role": "user", "content": "Hi"}]
@@ -107,10 +107,7 @@ def test_load_counts_the_requests_that_have_not_ended(fake: ScriptedServer) -> N
         for _ in range(3):
             streams.enter_context(fake.http.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True}))
         assert fake.get("/load").json() == {"server_load": 3}
-    end = time.monotonic() + 20
-    while fake.get("/load").json() != {"server_load": 0}:  # the clients have left
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: fake.get("/load").json() == {"server_load": 0})  # the clients have left
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings"])

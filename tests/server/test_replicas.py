@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.server import RunningServer, running_server
+from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 LATE_S = 60.0
@@ -47,10 +47,7 @@ def by_engine(server: RunningServer, name: str, **labels: str) -> dict[str, floa
 
 def wait_for_sum(server: RunningServer, name: str, least: float) -> None:
     """An engine in a long step answers late; a scrape then shows its earlier figures."""
-    end = time.monotonic() + LATE_S
-    while sum(by_engine(server, name).values()) < least:
-        assert time.monotonic() < end, server.output
-        time.sleep(0.05)
+    wait_until(lambda: sum(by_engine(server, name).values()) >= least, lambda: server.output, seconds=LATE_S)
 
 
 def engine_pids(server: RunningServer) -> set[int]:
@@ -58,10 +55,11 @@ def engine_pids(server: RunningServer) -> set[int]:
 
 
 def wait_for_both(server: RunningServer) -> None:
-    end = time.monotonic() + LATE_S
-    while by_engine(server, "engine_state", state="ready") != {"0": 1, "1": 1}:
-        assert time.monotonic() < end, server.output
-        time.sleep(0.1)
+    wait_until(
+        lambda: by_engine(server, "engine_state", state="ready") == {"0": 1, "1": 1},
+        lambda: server.output,
+        seconds=LATE_S,
+    )
 
 
 def four_streams(client: httpx.Client, pool: ThreadPoolExecutor) -> list[Future[str]]:

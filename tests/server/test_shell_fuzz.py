@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from tests.server.test_shell_process import Process, process, ready
-from tests.support.shell_server import request, wait_until
+from tests.support.shell_server import request
+from tests.support.waiting import wait_until
 
 _GOOD = json.dumps({"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5}).encode()
 _STREAM = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, "num_events": 20}).encode()

@@ -19,7 +19,8 @@ import pytest
 
 from octavo.server.config import ServerConfig
 from octavo.server.http.listener import PortError, bind, url_of
-from tests.support.shell_server import Probe, Reply, Shell, read_reply, request, wait_until
+from tests.support.shell_server import Probe, Reply, Shell, read_reply, request
+from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 SOON_S = 15.0  # for a process to end on a machine with other work; what it must not wait for takes a minute

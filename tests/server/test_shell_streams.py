@@ -14,7 +14,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.support.shell_server import Shell, read_reply, request, running_shell, wait_until
+from tests.support.shell_server import Shell, read_reply, request, running_shell
+from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"

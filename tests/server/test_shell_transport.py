@@ -19,7 +19,8 @@ import pytest
 from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
 from octavo.server.http.listener import tls_context
-from tests.support.shell_server import Shell, read_reply, request, running_shell, wait_until
+from tests.support.shell_server import Shell, read_reply, request, running_shell
+from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 GOOD = {"messages": [{"role": "user", "content": "hi"}]}

@@ -18,8 +18,8 @@ from octavo.server.models.sleeper import Sleeper
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.server.test_model_manager import CountingLoader
 from tests.support.server import running_server
-from tests.support.shell_server import wait_until
 from tests.support.tiny_gguf import tiny_gguf, tiny_tensors
+from tests.support.waiting import wait_until
 
 BODY: dict[str, Any] = {
     "prompt": "ab",

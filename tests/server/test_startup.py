@@ -23,6 +23,7 @@ from octavo.server.models.model_loader import LoadReport
 from octavo.server.startup import build_state, check_exposure
 from tests.support.processes import octavo, octavo_here
 from tests.support.server import RunningServer, running_server, start_server
+from tests.support.waiting import wait_until
 from tests.support.witness import faulty
 
 CHAT = "/v1/chat/completions"
@@ -214,10 +215,7 @@ class Streams:
 
     def wait_until_accepted(self) -> None:
         """All of them, also those that wait: the head of an answer comes when the engine has accepted its request."""
-        end = time.monotonic() + 30
-        while not all(self.statuses):
-            assert time.monotonic() < end, self.statuses
-            time.sleep(0.02)
+        wait_until(lambda: all(self.statuses), lambda: self.statuses, seconds=30)
 
     def finish(self) -> list[str]:
         for thread in self._threads:

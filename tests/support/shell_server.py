@@ -7,7 +7,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from octavo.server.http.json_body import Int, Number, RequestModel
 from octavo.server.http.json_route import JsonRoute
 from octavo.server.http.listener import bind, web_server
 from octavo.server.http.long_answer import EVENTS, EventStream, run_unless_gone
+from tests.support.waiting import wait_until
 
 
 class Message(RequestModel):
@@ -254,12 +254,3 @@ def running_shell(modules: list[ModuleType] | None = None, **options: Any) -> It
         loops[0].call_soon_threadsafe(server.ending.set)
         thread.join(10)
         logging.getLogger("octavo").propagate = True
-
-
-def wait_until(condition: Any, timeout: float = 15.0) -> None:
-    """Fails after the timeout: on a busy machine little is at once, and what tests rule out takes half a minute."""
-    until = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > until:
-            raise AssertionError("it did not happen in time")
-        time.sleep(0.005)

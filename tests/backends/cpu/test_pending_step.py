@@ -12,6 +12,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
+from tests.support.waiting import wait_until
 
 ROWS, COLS = 1024, 2048
 OUTPUTS = 1  # the row symbol
@@ -58,10 +59,7 @@ def test_submit_returns_while_the_step_runs(big_batch):
 def test_the_pool_ends_a_step_for_which_nobody_waits(big_batch):
     program = add_program(20)
     step, copy = submit(program, big_batch)
-    deadline = time.monotonic() + 20
-    while not np.array_equal(copy, EXPECTED):
-        assert time.monotonic() < deadline, "the step waits for the thread that will wait for it"
-        time.sleep(0.01)
+    wait_until(lambda: np.array_equal(copy, EXPECTED), lambda: "the step waits for the thread that will wait for it")
     step.wait()
 
 

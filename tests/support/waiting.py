@@ -1,0 +1,40 @@
+"""Waiting for something to happen, as long as it takes. Tests sleep here: a time that was chosen is too short on a busy
+machine and too long on any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+PAUSE_S = 0.005
+
+
+def wait_until(condition: Callable[[], Any], what: Callable[[], object] | str = "", seconds: float = 20.0) -> Any:
+    """Returns the first true value of the condition. Fails after so many seconds, with `what`.
+
+    On a busy machine little is at once, and what tests rule out takes half a minute.
+    """
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        _check(end, what, seconds)
+        time.sleep(PAUSE_S)
+    return value
+
+
+async def wait_until_async(
+    condition: Callable[[], Any], what: Callable[[], object] | str = "", seconds: float = 20.0
+) -> Any:
+    """The same in an event loop, which goes on meanwhile."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        _check(end, what, seconds)
+        await asyncio.sleep(PAUSE_S)
+    return value
+
+
+def _check(end: float, what: Callable[[], object] | str, seconds: float) -> None:
+    if time.monotonic() > end:
+        raise AssertionError(f"it did not happen within {seconds:g} s: {what() if callable(what) else what}")

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""The second stage of `.ci/run`: tests of parts that few changes touch, and the contents with which they last passed.
+
+    python tools/ci_parts.py due [--all]        the parts that have to run, one a line
+    python tools/ci_parts.py tests PART...      the paths of their tests
+    python tools/ci_parts.py extras PART...     the extras that they need
+    python tools/ci_parts.py elsewhere          options of pytest: the gate leaves the tests of all parts out
+    python tools/ci_parts.py passed PART...     records that they passed as they are now
+
+A part is due when the digest of its files and requirements is not that of `.ci/passed.json`. The record is a file of
+the repository and not a difference of commits: it is the same in a clone without history, and whoever changes a part
+commits the record of the run that tried it. A record that was forgotten costs a run of the part, never a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).parents[1]
+PASSED = Path(".ci/passed.json")
+
+
+@dataclass(frozen=True)
+class Part:
+    """tests: what pytest runs, if it is pytest that does. files: what they try, as patterns of git. extras: what they
+    need beyond the environment of the gate.
+    """
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+
+
+PARTS = {
+    "native": Part(("csrc", "CMakeLists.txt", "cmake", "tests/backends/cpu/kernel_agreement*")),
+    "triton": Part(
+        (
+            "src/octavo/backends/torch/kernels",
+            "tests/support/kernel_cases.py",
+            "tests/support/cross_compile.py",
+            "benchmarks/gpu*.py",
+        ),
+        ("tests/backends/torch/kernels", "tests/benchmarks/test_gpu.py"),
+    ),
+    "pages": Part(
+        ("src/octavo/server/web", "tests/support/browser.py", "tests/support/chat_page.py"),
+        ("tests/server/test_web_*.py",),
+    ),
+    "clients": Part(("src/octavo/server/protocols", "src/octavo/server/http"), ("tests/server/clients",)),
+    "judges": Part(
+        ("src/octavo/compress", "src/octavo/quantization", "src/octavo/loader", "src/octavo/quality"),
+        (
+            "tests/compress/test_checkpoint_types.py",
+            "tests/compress/test_checkpoint_memory.py",
+            "tests/quantization/test_checkpoint_libraries.py",
+            "tests/quality/test_tasks.py",
+            "tests/quality/test_comparison.py",
+        ),
+        ("judges", "eval", "report"),
+    ),
+    "further_clients": Part(
+        ("src/octavo/server/protocols", "src/octavo/server/http"), ("tests/server/further_clients",), ("clients",)
+    ),
+}
+
+
+def digest(part: Part) -> str:
+    """Of the contents of its files, those that git does not know yet included, and of its requirements."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *part.files, *part.tests],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    names = sorted({name for name in listed.split("\0") if name and (ROOT / name).is_file()})
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    total = hashlib.sha256(json.dumps([project["optional-dependencies"][extra] for extra in part.extras]).encode())
+    for name in names:
+        total.update(f"{name}\0{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()[:16]
+
+
+def read_passed() -> dict[str, str]:
+    path = ROOT / PASSED
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def due(everything: bool) -> list[str]:
+    passed = read_passed()
+    return [name for name, part in PARTS.items() if everything or passed.get(name) != digest(part)]
+
+
+def record(names: list[str]) -> None:
+    passed = {name: value for name, value in read_passed().items() if name in PARTS}
+    passed.update({name: digest(PARTS[name]) for name in names})
+    (ROOT / PASSED).write_text(json.dumps(passed, indent=2, sort_keys=True) + "\n")
+
+
+def test_paths(names: list[str]) -> list[str]:
+    patterns = [pattern for name in names for pattern in PARTS[name].tests]
+    return [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("due").add_argument("--all", action="store_true")
+    commands.add_parser("elsewhere")
+    for command in ("tests", "extras", "passed"):
+        commands.add_parser(command).add_argument("part", nargs="+", choices=PARTS)
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "due":
+        lines = due(chosen.all)
+    elif chosen.command == "tests":
+        lines = test_paths(chosen.part)
+    elif chosen.command == "extras":
+        lines = [extra for name in chosen.part for extra in PARTS[name].extras]
+    elif chosen.command == "elsewhere":
+        lines = [f"--ignore={path}" for path in test_paths(list(PARTS))]
+    else:
+        record(chosen.part)
+        lines = []
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""The requirements of Octavo and of extras, one a line, without Octavo itself: `tools/ci_requirements.py [EXTRA...]`.
+
+`.ci/run` installs them while the native library is compiled.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+ROOT = Path(__file__).parents[1]
+
+
+def requirements(project: dict[str, Any], extra: str) -> Iterator[str]:
+    """Those of an extra; extras of Octavo that it names are replaced by theirs."""
+    for requirement in project["optional-dependencies"][extra]:
+        own = re.fullmatch(rf"{project['name']}\[([\w,]+)\]", requirement)
+        if own is None:
+            yield requirement
+        else:
+            for name in own[1].split(","):
+                yield from requirements(project, name)
+
+
+def main(extras: list[str]) -> int:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in requirements(project, extra))]
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
