@@ -457,3 +457,14 @@ def test_the_asynchronous_client(server: RunningServer) -> None:
 
     whole, streamed = asyncio.run(ask_twice())
     assert whole == streamed
+
+
+def test_the_list_of_models_as_anthropic_has_it(server: RunningServer) -> None:
+    client = client_of(server)
+    page = client.models.list()
+    [model] = list(page)
+    assert (model.id, model.type, model.display_name) == ("smollm2", "model", "smollm2")
+    assert model.created_at.tzinfo is not None
+    assert (page.has_more, page.first_id, page.last_id) == (False, "smollm2", "smollm2")
+    assert client.models.retrieve("smollm2") == model
+    assert client.models.retrieve("default").id == "smollm2"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
@@ -38,7 +40,8 @@ class DefaultSampling(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """OpenAI's fields and additional ones, which are null if they are known only after the model was loaded.
+    """OpenAI's fields, Anthropic's (type, display_name, created_at), and additional ones, which are null if they are
+    known only after the model was loaded.
 
     aliases: its other names. default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
     loading: only in the state of that name. max_model_len: maximum tokens of a request, prompt and answer. reason: the
@@ -48,7 +51,10 @@ class ModelCard(BaseModel):
     id: str
     aliases: list[str]
     object: str = "model"
+    type: str = "model"
+    display_name: str
     created: int
+    created_at: datetime
     owned_by: str = "octavo"
     root: str
     parent: str | None = None
@@ -66,10 +72,13 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models, loaded or not."""
+    """All models, loaded or not, with the ends of the page for Anthropic's clients."""
 
     object: str = "list"
     data: list[ModelCard]
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 @router.get("/models", include_in_schema=False)
@@ -77,7 +86,8 @@ class ModelList(BaseModel):
 async def list_models(request: Request) -> ModelList:
     """All models, loaded or not."""
     models = state_of(request).models
-    return ModelList(data=[_card(models, entry.name) for entry in models.entries])
+    cards = [_card(models, entry.name) for entry in models.entries]
+    return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
 
 @router.get("/models/{model_id:path}", include_in_schema=False)
@@ -125,7 +135,9 @@ def _card(models: ModelManager, name: str) -> ModelCard:
     return ModelCard(
         id=entry.name,
         aliases=models.names.aliases_of(entry.name),
+        display_name=entry.name,
         created=entry.created,
+        created_at=datetime.fromtimestamp(entry.created, timezone.utc),
         root=entry.config.model,
         max_model_len=info.max_model_len if info is not None else None,
         default_sampling_params=defaults,
