@@ -88,6 +88,7 @@ SERVER_ROOMS: dict[str, set[str]] = {
         "reasoning",
         "event_log",
         "response_store",
+        "config",
     },
 }
 # Each protocol is a folder that no other one imports, but for one product that takes the requests of another.

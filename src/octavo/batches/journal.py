@@ -7,15 +7,25 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from octavo.batches.lines import LineResult
 from octavo.errors import UsageError
 
 _SYNC_S = 1.0
-_COPY = 1 << 20
+# Names in the usage of a batch, and those in the usage of the routes.
+_USAGE = {
+    "input_tokens": ("prompt_tokens", "input_tokens"),
+    "output_tokens": ("completion_tokens", "output_tokens"),
+    "cached_tokens": ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens"),
+    "reasoning_tokens": (
+        "completion_tokens_details.reasoning_tokens",
+        "output_tokens_details.reasoning_tokens",
+    ),
+}
 
 
 class Journal:
@@ -28,7 +38,8 @@ class Journal:
 
     def __init__(self, path: Path, errors: Path | None, *, retry_failed: bool = False, ordered: bool = False) -> None:
         self.num_completed = self.num_failed = 0  # also those of earlier runs
-        self._done: dict[bytes, bool] = {}  # the digests of ids; True: failed
+        self.usage: Counter[str] = Counter()  # tokens, by their names in the usage of a batch
+        self._done: set[bytes] = set()  # the digests of ids
         if errors is not None and errors.resolve() == path.resolve():
             raise UsageError(f"{path} is named for the output and for the errors; give the errors a file of their own")
         self._output = self._open(path, retry_failed)
@@ -65,32 +76,36 @@ class Journal:
             os.fsync(file.fileno())
         self._synced_at = time.monotonic()
 
-    def close(self) -> None:
-        for file in {self._output, self._errors}:
-            file.close()
+    def end(self) -> None:
+        """Brings everything to the disk, and closes the files."""
+        try:
+            self.sync()
+        finally:
+            for file in {self._output, self._errors}:
+                file.close()
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        try:
-            self.sync()
-        finally:
-            self.close()
+        self.end()
 
     def _write(self, result: LineResult) -> None:
         file = self._errors if result.is_failed else self._output
         file.write(result.record())
-        self._note(result.custom_id, is_failed=result.is_failed)
+        body = None if result.is_failed else json.loads(result.body)
+        self._note(result.custom_id, body, is_failed=result.is_failed)
         if time.monotonic() - self._synced_at >= _SYNC_S:
             self.sync()
         else:
             file.flush()  # what another process sees, and what outlives this one
 
-    def _note(self, custom_id: str, *, is_failed: bool) -> None:
-        self._done[_digest(custom_id)] = is_failed
+    def _note(self, custom_id: str, body: Any, *, is_failed: bool) -> None:
+        self._done.add(_digest(custom_id))
         self.num_failed += is_failed
         self.num_completed += not is_failed
+        if not is_failed:
+            self.usage.update(_usage_of(body))
 
     def _open(self, path: Path, retry_failed: bool) -> BinaryIO:
         """The file, for this process alone. Notes what is in it, and cuts a line that has no end."""
@@ -99,12 +114,12 @@ class Journal:
             size, num_kept, num_lines = 0, 0, 0
             while (line := file.readline()).endswith(b"\n"):
                 size, num_lines = size + len(line), num_lines + 1
-                custom_id, is_failed = _read_record(line, path)
+                custom_id, is_failed, body = _read_record(line, path)
                 if is_failed and retry_failed:
                     continue
                 num_kept += 1
                 if not self.has(custom_id):
-                    self._note(custom_id, is_failed=is_failed)
+                    self._note(custom_id, body, is_failed=is_failed)
             file.truncate(size)
             return file if num_kept == num_lines else _without_failed(file, path)
         except BaseException:
@@ -128,12 +143,14 @@ def _locked(path: Path) -> BinaryIO:
     return file
 
 
-def _read_record(line: bytes, path: Path) -> tuple[str, bool]:
-    """The id of a result, and whether it failed."""
+def _read_record(line: bytes, path: Path) -> tuple[str, bool, Any]:
+    """The id of a result, whether it failed, and the body of an answer."""
     try:
         record = json.loads(line)
-        response = record["response"]
-        return str(record["custom_id"]), record["error"] is not None or response["status_code"] != 200
+        error, response = record["error"], record["response"]
+        if error is not None:
+            return str(record["custom_id"]), True, None
+        return str(record["custom_id"]), response["status_code"] != 200, response["body"]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise UsageError(f"{path} holds something else than the results of a batch; name another file") from None
 
@@ -150,6 +167,20 @@ def _without_failed(file: BinaryIO, path: Path) -> BinaryIO:
     partial.replace(path)
     file.close()
     return kept
+
+
+def _usage_of(body: Any) -> dict[str, int]:
+    """The tokens of an answer, whatever its route calls them."""
+    usage = body.get("usage") if isinstance(body, dict) else None
+    found = {}
+    for name, paths in _USAGE.items():
+        for path in paths:
+            value = usage
+            for key in path.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
+            if isinstance(value, int):
+                found[name] = value
+    return found
 
 
 def _digest(custom_id: str) -> bytes:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 MAX_LINE_BYTES = 8 << 20
@@ -30,6 +30,7 @@ class BatchLine:
     custom_id: str
     url: str
     body: dict[str, Any]
+    num_bytes: int = field(default=0, compare=False)  # of the line
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class LineError:
     code: str
     message: str
     param: str | None = None
+    num_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def _read(number: int, text: bytes, endpoint: str | None) -> BatchLine | LineErr
     found = _request(value, endpoint)
     if isinstance(found, tuple):
         url, body = found
-        return BatchLine(number, custom_id, url, body)
+        return BatchLine(number, custom_id, url, body, len(text))
     return LineError(number, custom_id, "invalid_request", found.reason, found.param)
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from octavo.batches.lines import BatchLine, LineError, LineResult, failed
 
+_WINDOW_BYTES = 8 << 20
 _WINDOW = 1000  # lines that are put in order: a shared beginning is then computed once
 _PREFIX_CHARS = 4096
 _BUSY = (429, 503)
@@ -30,6 +29,22 @@ class LineAnswer:
     request_id: str = ""
     retry_after_s: float = 1.0
     is_fault: bool = False
+
+
+def line_answer(status: int, headers: Mapping[str, str], body: bytes) -> LineAnswer:
+    """The answer to a line from that of a server. headers: their names in lower case."""
+    try:
+        json.loads(body)
+    except ValueError:  # of a proxy
+        body = json.dumps(body.decode("utf-8", "replace")).encode()
+    wait = headers.get("retry-after", "")
+    return LineAnswer(
+        status,
+        body,
+        headers.get("x-request-id", ""),
+        retry_after_s=float(wait) if wait.isdecimal() else 1.0,
+        is_fault=status == 500 and b'"engine_restarting"' in body,
+    )
 
 
 Call = Callable[[BatchLine], Awaitable[LineAnswer]]
@@ -61,13 +76,15 @@ class BatchRunner:
         """Returns when all lines have their results. Cancelled, it cancels the lines that run; they have no result."""
         running: set[asyncio.Task[None]] = set()
         try:
-            for line in in_order(lines):
-                if isinstance(line, LineError):
-                    self._put(failed(line, line.code, f"line {line.number}: {line.message}"))
-                    continue
-                while len(running) >= max(self._width(), 1):
-                    await _one_of(running)
-                running.add(asyncio.create_task(self._run(line)))
+            source = iter(lines)
+            while window := await asyncio.to_thread(next_window, source):
+                for line in window:
+                    if isinstance(line, LineError):
+                        self._put(failed(line, line.code, f"line {line.number}: {line.message}"))
+                        continue
+                    while len(running) >= max(self._width(), 1):
+                        await _one_of(running)
+                    running.add(asyncio.create_task(self._run(line)))
             while running:
                 await _one_of(running)
         finally:
@@ -105,12 +122,15 @@ async def _one_of(running: set[asyncio.Task[None]]) -> None:
         task.result()
 
 
-def in_order(lines: Iterable[BatchLine | LineError]) -> Iterator[BatchLine | LineError]:
-    """The lines, sorted by their beginnings within a window."""
-    waiting = deque[BatchLine | LineError]()
-    source = iter(lines)
-    while waiting := deque(sorted(islice(source, _WINDOW), key=_beginning)):
-        yield from waiting
+def next_window(lines: Iterator[BatchLine | LineError]) -> list[BatchLine | LineError]:
+    """The next lines, as many as may be in memory, sorted by their beginnings."""
+    window, num_bytes = [], 0
+    for line in lines:
+        window.append(line)
+        num_bytes += line.num_bytes
+        if len(window) == _WINDOW or num_bytes >= _WINDOW_BYTES:
+            break
+    return sorted(window, key=_beginning)
 
 
 def _beginning(line: BatchLine | LineError) -> str:

@@ -111,7 +111,7 @@ class _Job:
 
     def __init__(self, source: Path, given: dict[str, Any]) -> None:
         self.source, self.given = source, given
-        self.num_lines = self.num_left = self.num_tokens = 0
+        self.num_lines = self.num_left = self.num_tokens = self.num_tokens_before = 0
         self.began = time.monotonic()
 
     def lines(self) -> Iterator[BatchLine | LineError]:
@@ -146,14 +146,13 @@ class _Job:
             if not journal.has(line.custom_id):
                 numbers.append(line.number)
         self.num_left = len(numbers)
+        self.num_tokens_before = journal.usage["output_tokens"]
         journal.expect(numbers)
 
-    def count(self, result: LineResult) -> str:
-        """Counts a result; returns the note of the bar."""
+    def count(self, num_tokens: int) -> str:
+        """Counts a result. num_tokens: of all so far. Returns the note of the bar."""
         self.num_left -= 1
-        if not result.is_failed:
-            usage = json.loads(result.body).get("usage") or {}
-            self.num_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0)) or 0
+        self.num_tokens = num_tokens - self.num_tokens_before
         return f"{self.num_tokens / max(time.monotonic() - self.began, 1e-3):,.0f} tokens/s"
 
     def _with_limit(self, line: BatchLine | LineError) -> BatchLine | LineError:
@@ -173,7 +172,7 @@ async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_opt
 
     def put(result: LineResult) -> None:
         journal.put(result)
-        note = job.count(result)
+        note = job.count(journal.usage["output_tokens"])
         num_failed = f", {journal.num_failed:,} failed" if journal.num_failed else ""
         progress.update(name, job.num_lines - job.num_left, job.num_lines, note + num_failed)
 
@@ -191,7 +190,7 @@ async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Cal
     """An engine of its own behind the server's application, which nobody else can reach."""
     from octavo.server.app import create_app
     from octavo.server.config import ServerConfig
-    from octavo.server.http.in_memory import post
+    from octavo.server.http.in_memory import BatchCaller, post
     from octavo.server.models.model_names import served_name
     from octavo.server.protocols.answering import start_schema_threads
     from octavo.server.startup import build_state
@@ -214,8 +213,8 @@ async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Cal
 
             async def call(line: BatchLine) -> LineAnswer:
                 body = json.dumps(with_seed(line, line.custom_id)).encode()
-                answer = await post(app, line.url, body, owner="", request_id=f"req-{secrets.token_hex(12)}")
-                return _to_answer(answer.status, answer.headers, answer.body)
+                name = f"req-{secrets.token_hex(12)}"
+                return await post(app, line.url, body, caller=BatchCaller("", 0), request_id=name)
 
             yield call, lambda: num_rows + _SPARE
     finally:
@@ -234,6 +233,7 @@ async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
     import httpx
 
     from octavo import env
+    from octavo.batches.runner import line_answer
 
     key = env.openai_api_key()
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -249,28 +249,9 @@ async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
                 found = await client.post(line.url, json=with_seed(line, line.custom_id))
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise ConnectionError(f"{base}: {error or type(error).__name__}") from None
-            return _to_answer(found.status_code, dict(found.headers), found.content)
+            return line_answer(found.status_code, found.headers, found.content)
 
         yield call, lambda: _URL_WIDTH
-
-
-def _to_answer(status: int, headers: dict[str, str], body: bytes) -> LineAnswer:
-    from octavo.batches.runner import LineAnswer
-
-    try:
-        value = json.loads(body)
-    except ValueError:
-        value, body = None, json.dumps(body.decode("utf-8", "replace")).encode()
-    error = value.get("error") if isinstance(value, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    wait = headers.get("retry-after", "")
-    return LineAnswer(
-        status,
-        body,
-        headers.get("x-request-id", ""),
-        retry_after_s=float(wait) if wait.isdigit() else 1.0,
-        is_fault=code == "engine_restarting",
-    )
 
 
 class _Loading:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves `state`, with all routes that there are."""
-    app = build_app(state.config, route_modules(), state.metrics.http_request, state.responses.salt)
+    app = build_app(state.config, route_modules(), state.metrics.http_request, state.batches.salt)
     if state.metrics.tracer is not None:
         app.add_middleware(trace_context)
     app.state.server = state

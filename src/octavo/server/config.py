@@ -73,6 +73,9 @@ class ServerConfig:
         "objects of structured answers and calls have only the properties that their schema names, unless it says "
         "something about others; a request's closed_objects wins",
     )
+    batch_store: str | None = option(
+        None, "folder that keeps the files and batches of /v1/files and /v1/batches; default: they go with the server"
+    )
     metrics_prefix: str = option("vllm", "prefix of the metric names")
     log_json: bool = option(False, "write the log as JSON, one object per line")
     otlp_endpoint: str | None = option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")

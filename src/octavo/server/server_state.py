@@ -9,6 +9,7 @@ from typing import cast
 from fastapi import Request
 
 from octavo.server.admission import Admission
+from octavo.server.batch_worker import BatchWorker
 from octavo.server.config import ServerConfig
 from octavo.server.dashboard import DashboardHistory
 from octavo.server.models.model_manager import ModelManager
@@ -26,11 +27,13 @@ class ServerState:
     admission: Admission
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    batches: BatchWorker = field(init=False)
     history: DashboardHistory = field(default_factory=DashboardHistory)
     started_at: float = field(default_factory=time.monotonic)
     sleeper: Sleeper = field(init=False)
 
     def __post_init__(self) -> None:
+        self.batches = BatchWorker(self.config.batch_store, self.models, self.responses.salt)
         self.sleeper = Sleeper(self.models, self.config.sleep_after or None, self.config.sleep_level)
 
 

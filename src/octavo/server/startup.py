@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
+from starlette.types import ASGIApp
 
 from octavo.config import EngineConfig
 from octavo.core.heap import return_large_blocks
@@ -101,8 +102,9 @@ async def run_server(
     return_large_blocks()
     start_schema_threads()
     state = build_state(config, models, report)
-    lifetime = _Lifetime(state)
-    serving = asyncio.create_task(serve(create_app(state), config, sock, on_drain=lifetime.drain))
+    app = create_app(state)
+    lifetime = _Lifetime(state, app)
+    serving = asyncio.create_task(serve(app, config, sock, on_drain=lifetime.drain))
     living = asyncio.create_task(lifetime.live(report))
     recording = asyncio.create_task(state.history.record(state))
     try:
@@ -119,6 +121,7 @@ async def run_server(
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
+        await state.batches.close()
         await state.sleeper.close()
         await state.responses.close()
         await state.models.close()
@@ -129,8 +132,9 @@ async def run_server(
 class _Lifetime:
     """The tasks beside the web server."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, app: ASGIApp) -> None:
         self._state = state
+        self._app = app
         self._is_loaded = False
         self.was_interrupted = False
 
@@ -141,6 +145,7 @@ class _Lifetime:
         self._is_loaded = True
         async with models.use(models.default_name) as model:
             report.ready(model)
+        self._state.batches.start(self._app)
         while True:
             await asyncio.sleep(_WATCH_S)
             self._state.sleeper.watch(self._state.admission.num_requests)
@@ -154,6 +159,7 @@ class _Lifetime:
         """Refuses new requests and waits for the admitted ones."""
         admission, seconds = self._state.admission, self._state.config.drain
         admission.is_draining = True
+        await self._state.batches.stop()
         if not self._is_loaded:
             self.was_interrupted = number is signal.SIGINT
             return

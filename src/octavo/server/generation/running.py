@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync
 from octavo.batch import Float32
 from octavo.engine.client import AnswerStream
 from octavo.errors import EngineDeadError
-from octavo.generation_request import BATCH_PRIORITY, GenerationRequest, PoolingParams, RequestOptions
+from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.prompt import Prompt
 from octavo.sampling_params import changed
@@ -180,8 +180,6 @@ async def start_generation(
     Raises UsageError (with param and code) if the request is invalid, OverloadedError if there is no capacity.
     """
     model.info.texts.check(spec.params, 0)
-    if is_batch:
-        spec = replace(spec, options=replace(spec.options, priority=BATCH_PRIORITY))
     num_prompts = 1 if isinstance(spec, ChatSpec) else len(spec.prompts)
     ticket = state.admission.admit(
         model,
@@ -210,7 +208,13 @@ async def start_generation(
 
         async def submit() -> None:
             for prompt in prompts:
-                request = GenerationRequest(prompt=prompt, params=params, options=options, is_followed=spec.is_followed)
+                request = GenerationRequest(
+                    prompt=prompt,
+                    params=params,
+                    options=options,
+                    is_followed=spec.is_followed,
+                    is_measured=not is_batch,
+                )
                 streams.append(await model.client.generate(request))
 
         with constraint_named(spec.constraint_field):

@@ -37,7 +37,7 @@ class AccessRecord:
     status: int = 0
     model: str | None = None
     is_chat: bool = False
-    is_batch: bool = False  # a line of a batch: it has no place in the queue, and waits for all others
+    batch_priority: int | None = None  # of a line of a batch, which takes no place in the queue
     num_prompt_tokens: int | None = None
     num_completion_tokens: int | None = None
     num_cached_tokens: int | None = None

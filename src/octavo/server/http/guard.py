@@ -19,7 +19,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, ClientGoneError, shutting_down, to_api_error
 from octavo.server.http.access import ApiKeys, OriginRules, configured_keys, is_from_browser
 from octavo.server.http.access_log import AccessRecord, accepted_request_id
-from octavo.server.http.in_memory import BATCH_OWNER
+from octavo.server.http.in_memory import BATCH, BatchCaller
 from octavo.server.http.json_body import quote
 from octavo.server.http.route_table import Dialect, Headers, RouteTable
 
@@ -60,7 +60,6 @@ class Guard:
             method=scope["method"],
             path=scope["path"],
             client="" if client is None else client[0],
-            is_batch=BATCH_OWNER in scope,
             client_request_id="" if given_ids == [request_id] else ",".join(given_ids),
         )
         scope.setdefault("state", {})["access"] = record
@@ -81,8 +80,8 @@ class Guard:
 
     async def _serve(self, scope: Scope, exchange: _Exchange) -> None:
         headers: Headers = scope["headers"]
-        owner: str | None = scope.get(BATCH_OWNER)
-        if owner is None:
+        caller: BatchCaller | None = scope.get(BATCH)
+        if caller is None:
             self._origins.check(headers, scope["http_version"])
         if scope["method"] == "OPTIONS" and (preflight := self._origins.preflight_headers(headers)) is not None:
             await exchange.answer(204, preflight, b"")
@@ -90,9 +89,10 @@ class Guard:
         route = self._routes.find(scope["path"], scope["raw_path"])
         state = scope["state"]
         state["access"].route = route
-        if owner is None:
-            owner = "" if self._routes.is_public(scope["method"], route) else self._keys.tenant(headers)
-        state["tenant"] = owner
+        if caller is not None:
+            state["tenant"], state["access"].batch_priority = caller.owner, caller.priority
+        else:
+            state["tenant"] = "" if self._routes.is_public(scope["method"], route) else self._keys.tenant(headers)
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
         reads = exchange.has_more and self._routes.reads_body(route)

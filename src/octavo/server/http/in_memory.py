@@ -7,20 +7,21 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message
 
-# In an ASGI scope: the owner of a batch, which takes the place of its key. No client can set it.
-BATCH_OWNER = "octavo.batch_owner"
+from octavo.batches.runner import LineAnswer, line_answer
+
+# In an ASGI scope: a `BatchCaller`. No client can set it.
+BATCH = "octavo.batch"
 
 
 @dataclass(frozen=True, slots=True)
-class InMemoryAnswer:
-    """headers: their names in lower case."""
+class BatchCaller:
+    """The batch whose line a request is. owner: takes the place of its key. priority: of the request."""
 
-    status: int
-    headers: dict[str, str]
-    body: bytes
+    owner: str
+    priority: int
 
 
-async def post(app: ASGIApp, path: str, body: bytes, *, owner: str, request_id: str) -> InMemoryAnswer:
+async def post(app: ASGIApp, path: str, body: bytes, *, caller: BatchCaller, request_id: str) -> LineAnswer:
     """The whole answer to a JSON body. Cancelled, it ends the request, as a client does that leaves."""
     headers = {
         "host": "localhost",
@@ -41,7 +42,7 @@ async def post(app: ASGIApp, path: str, body: bytes, *, owner: str, request_id: 
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
         "client": None,
         "server": ("localhost", None),
-        BATCH_OWNER: owner,
+        BATCH: caller,
     }
     parts = [body]
     status, found, chunks = 0, dict[str, str](), list[bytes]()
@@ -61,4 +62,4 @@ async def post(app: ASGIApp, path: str, body: bytes, *, owner: str, request_id: 
             chunks.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return InMemoryAnswer(status, found, b"".join(chunks))
+    return line_answer(status, found, b"".join(chunks))

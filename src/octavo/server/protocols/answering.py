@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.generation_request import RequestOptions
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import (
     ChoiceEnd,
@@ -174,8 +175,9 @@ async def answer(
         if options.closed_objects is None:
             options = replace(options, closed_objects=state.config.closed_objects)
         params = spec.params.with_defaults(model.info.sampling_defaults.without(spec.given))
-        filled = replace(spec, params=params, options=options)
-        generation = await start_generation(state, model, filled, record.request_id, is_batch=record.is_batch)
+        filled = replace(spec, params=params, options=with_batch_priority(options, record))
+        is_batch = record.batch_priority is not None
+        generation = await start_generation(state, model, filled, record.request_id, is_batch=is_batch)
         resources.push_async_callback(generation.aclose)
         return writer_class(body, filled, model, generation, arrival)
 
@@ -234,6 +236,11 @@ def ignored_names(body: AnsweredFields, generation: Generation) -> list[str]:
     """The names of the fields that have no effect, on any model or on this one."""
     names = (body.own_names.get(name, name) for name in generation.ignored_fields)
     return list(dict.fromkeys([*body.find_ignored(), *names]))
+
+
+def with_batch_priority(options: RequestOptions, record: AccessRecord) -> RequestOptions:
+    """The options of a request, with the priority of its batch if it is a line of one."""
+    return options if record.batch_priority is None else replace(options, priority=record.batch_priority)
 
 
 async def read_spec(request: Request, read: Callable[[], R]) -> R:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -15,14 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.batch import Float32
-from octavo.generation_request import BATCH_PRIORITY, Pooling, PoolingParams, RequestOptions
+from octavo.generation_request import Pooling, PoolingParams, RequestOptions
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_inputs
 from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
 from octavo.server.http.access_log import record_of
 from octavo.server.http.json_body import WHOLE_NUMBERS, Int, Text, quote
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.answering import tenant_of
+from octavo.server.protocols.answering import tenant_of, with_batch_priority
 from octavo.server.protocols.protocol_fields import kind_of_inputs
 from octavo.server.server_state import state_of
 
@@ -83,9 +83,9 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
         record.request_id,
         num_sequences=min(len(job.inputs), PROMPTS_AT_ONCE),
         tenant=tenant_of(request),
-        is_batch=record.is_batch,
+        is_batch=record.batch_priority is not None,
     )
-    options = replace(job.options, priority=BATCH_PRIORITY) if record.is_batch else job.options
+    options = with_batch_priority(job.options, record)
     try:
         prepare = partial(prepare_inputs, model, job.inputs, job.truncate_to, job.side)
         prompts, num_truncated = await ticket.wait(prepare)

@@ -1,0 +1,292 @@
+"""The files and batches of a server: SQLite for what is known of them, and a folder for their contents.
+
+Each belongs to the API key of its request; others do not see it. All methods return quickly, but for `add_file`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from octavo.errors import UsageError
+
+MAX_FILE_BYTES = 200 << 20
+MAX_LINES = 50_000
+MAX_OWNED_BYTES = 8 << 30
+MAX_OWNED_FILES = 10_000
+MAX_ACTIVE_BATCHES = 64
+FILE_S = 30 * 24 * 3600  # a file of this purpose is kept so long unless its upload says otherwise
+_APPLICATION_ID = 0x0C7A51  # marks our files for SQLite
+_TABLES = """
+CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS files (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, purpose TEXT NOT NULL,
+  filename TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER);
+CREATE TABLE IF NOT EXISTS batches (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, is_active INTEGER NOT NULL,
+  content TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS owned_files ON files (owner, number);
+CREATE INDEX IF NOT EXISTS owned_batches ON batches (owner, number);
+"""
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+ENDED = ("failed", "completed", "expired", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """created_at, expires_at: seconds since 1970; None: it does not expire."""
+
+    id: str
+    owner: str
+    purpose: str
+    filename: str
+    bytes: int
+    created_at: int
+    expires_at: int | None
+
+
+@dataclass(slots=True)
+class StoredBatch:
+    """A batch as the API shows it. times: by the name of the field, such as `completed_at`, seconds since 1970.
+
+    output_file_id, error_file_id: ids that the files will have; they exist when the batch has ended, if they have a
+    line.
+    """
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: dict[str, str] | None
+    output_expires_s: int | None
+    output_file_id: str
+    error_file_id: str
+    times: dict[str, int]
+    status: Status = "validating"
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    model: str | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    usage: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ENDED
+
+    def enter(self, status: Status) -> None:
+        """Changes the status, and notes the time."""
+        self.status = status
+        self.times[f"{status}_at"] = int(time.time())
+
+
+class StoreFullError(UsageError):
+    """A key has as much in the store as it may."""
+
+
+class BatchStore:
+    """path: its folder, which is made if it is not there. salt: of the names of owners, for a new store.
+
+    One process at a time may use it. Raises UsageError.
+    """
+
+    def __init__(self, path: Path, salt: bytes) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise UsageError(f"--batch-store {path} is used by another server; give each its own") from None
+        except OSError as error:
+            raise UsageError(f"--batch-store {path}: {error.strerror}") from None
+        try:
+            self._database = _opened(path / "batches.sqlite")
+            with self._database:
+                self._database.execute("INSERT INTO salt SELECT ? WHERE NOT EXISTS (SELECT * FROM salt)", (salt,))
+            [found] = self._database.execute("SELECT value FROM salt").fetchone()
+            self.salt = bytes(found)
+        except sqlite3.Error as error:
+            os.close(self._lock)
+            raise UsageError(f"--batch-store {path}: {error}") from None
+        for leftover in path.glob("*.upload"):
+            leftover.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._database.close()
+        os.close(self._lock)
+
+    # --- files ---
+
+    def new_upload(self) -> Path:
+        """The place for a file that is being uploaded; `add_file` takes it over."""
+        return self.path / f"{secrets.token_hex(12)}.upload"
+
+    def add_file(
+        self, owner: str, source: Path, purpose: str, filename: str, expires_s: int | None = None, file_id: str = ""
+    ) -> StoredFile:
+        """Takes a file over, under a new id or under this one. Raises StoreFullError."""
+        now, size = int(time.time()), source.stat().st_size
+        count, owned = self._database.execute(
+            "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?", (owner,)
+        ).fetchone()
+        if not file_id and (count >= MAX_OWNED_FILES or owned + size > MAX_OWNED_BYTES):
+            raise StoreFullError(
+                f"there are {count} files of {owned} bytes; a key may have {MAX_OWNED_FILES} of {MAX_OWNED_BYTES} "
+                "bytes in all: delete some",
+                param="file",
+                code="storage_quota_exceeded",
+            )
+        found = StoredFile(
+            file_id or f"file-{secrets.token_hex(12)}",
+            owner,
+            purpose,
+            filename,
+            size,
+            now,
+            None if expires_s is None else now + expires_s,
+        )
+        with source.open("rb") as content:
+            os.fsync(content.fileno())
+        source.replace(self.content_of(found.id))
+        values = (owner, purpose, filename, size, now, found.expires_at)
+        with self._database:
+            self._database.execute("DELETE FROM files WHERE id = ?", (found.id,))
+            query = f"INSERT INTO files ({_FILE_FIELDS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            self._database.execute(query, (found.id, *values))
+        return found
+
+    def file(self, owner: str, file_id: str) -> StoredFile | None:
+        """The file; None if this owner has none with that id."""
+        self._remove_expired()
+        rows = self._database.execute(
+            f"SELECT {_FILE_FIELDS} FROM files WHERE id = ? AND owner = ?", (file_id, owner)
+        ).fetchall()
+        return StoredFile(*rows[0]) if rows else None
+
+    def files(
+        self, owner: str, *, after: str | None, limit: int, is_newest_first: bool, purpose: str | None
+    ) -> list[StoredFile]:
+        """Files behind the one of this id, at most `limit`."""
+        self._remove_expired()
+        order, sign = ("DESC", "<") if is_newest_first else ("ASC", ">")
+        rows = self._database.execute(
+            f"SELECT {_FILE_FIELDS} FROM files WHERE owner = :owner AND (:purpose IS NULL OR purpose = :purpose) AND "
+            f"(:after IS NULL OR number {sign} (SELECT number FROM files WHERE id = :after AND owner = :owner)) "
+            f"ORDER BY number {order} LIMIT :limit",
+            {"owner": owner, "purpose": purpose, "after": after, "limit": limit},
+        )
+        return [StoredFile(*row) for row in rows]
+
+    def content_of(self, file_id: str) -> Path:
+        """The place of a file's content. file_id: one of ours, never a client's."""
+        return self.path / f"{file_id}.jsonl"
+
+    def delete_file(self, owner: str, file_id: str) -> bool:
+        """Removes a file; False if this owner has none with that id."""
+        with self._database:
+            query = "DELETE FROM files WHERE id = ? AND owner = ?"
+            is_deleted = self._database.execute(query, (file_id, owner)).rowcount > 0
+        if is_deleted:
+            self.content_of(file_id).unlink(missing_ok=True)
+        return is_deleted
+
+    def _remove_expired(self) -> None:
+        query = "SELECT id, owner FROM files WHERE expires_at < ?"
+        for file_id, owner in self._database.execute(query, (int(time.time()),)).fetchall():
+            self.delete_file(owner, file_id)
+
+    # --- batches ---
+
+    def add_batch(self, batch: StoredBatch) -> None:
+        """Raises StoreFullError."""
+        query = "SELECT COUNT(*) FROM batches WHERE owner = ? AND is_active"
+        [count] = self._database.execute(query, (batch.owner,)).fetchone()
+        if count >= MAX_ACTIVE_BATCHES:
+            raise StoreFullError(
+                f"{count} batches run or wait; a key may have {MAX_ACTIVE_BATCHES}: wait for one to end, or cancel it",
+                code="batch_quota_exceeded",
+            )
+        with self._database:
+            self._database.execute(
+                "INSERT INTO batches (id, owner, is_active, content) VALUES (?, ?, 1, ?)",
+                (batch.id, batch.owner, _to_json(batch)),
+            )
+
+    def save(self, batch: StoredBatch) -> None:
+        with self._database:
+            self._database.execute(
+                "UPDATE batches SET is_active = ?, content = ? WHERE id = ?",
+                (not batch.has_ended, _to_json(batch), batch.id),
+            )
+
+    def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
+        """The batch; None if this owner has none with that id."""
+        query = "SELECT content FROM batches WHERE id = ? AND owner = ?"
+        rows = self._database.execute(query, (batch_id, owner)).fetchall()
+        return _from_json(rows[0][0]) if rows else None
+
+    def batches(self, owner: str, after: str | None, limit: int) -> list[StoredBatch]:
+        """Batches made before the one of this id, the latest first."""
+        rows = self._database.execute(
+            "SELECT content FROM batches WHERE owner = :owner AND "
+            "(:after IS NULL OR number < (SELECT number FROM batches WHERE id = :after AND owner = :owner)) "
+            "ORDER BY number DESC LIMIT :limit",
+            {"owner": owner, "after": after, "limit": limit},
+        )
+        return [_from_json(content) for (content,) in rows]
+
+    def active(self) -> Iterator[StoredBatch]:
+        """All batches that have not ended, the oldest first."""
+        for (content,) in self._database.execute("SELECT content FROM batches WHERE is_active ORDER BY number"):
+            yield _from_json(content)
+
+
+_FILE_FIELDS = "id, owner, purpose, filename, bytes, created_at, expires_at"
+
+
+def new_batch(owner: str, **fields: Any) -> StoredBatch:
+    """A batch with ids of its own."""
+    name = secrets.token_hex(12)
+    return StoredBatch(
+        id=f"batch_{name}",
+        owner=owner,
+        times={"created_at": int(time.time())},
+        output_file_id=f"file-{name}-output",
+        error_file_id=f"file-{name}-errors",
+        **fields,
+    )
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """The database, which only this user may read. Raises sqlite3.Error or OSError."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    database = sqlite3.connect(path, check_same_thread=False)
+    [application] = database.execute("PRAGMA application_id").fetchone()
+    [num_tables] = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if num_tables and application != _APPLICATION_ID:
+        raise sqlite3.DatabaseError("it is a database of another program")
+    database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.executescript(_TABLES)
+    return database
+
+
+def _to_json(batch: StoredBatch) -> str:
+    return json.dumps({name: getattr(batch, name) for name in StoredBatch.__slots__}, ensure_ascii=False)
+
+
+def _from_json(content: str) -> StoredBatch:
+    return StoredBatch(**json.loads(content))

@@ -1,0 +1,1 @@
+"""Files and batches in OpenAI's shape."""
