@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo.outputs import CompletionOutput, RequestMetrics
 from octavo.server.errors import ApiError
@@ -188,8 +190,7 @@ def _cuts(case: Case) -> Iterator[tuple[list[Event], str | None]]:
     for cut in range(len(case.text)):
         pieces = [case.text[:cut]]
         yield events_of(case, pieces, "length"), None
-        for stop in {case.text[cut : cut + length] for length in (1, 3)}:
-            yield events_of(case, pieces, "stop", stop), stop
+        yield events_of(case, pieces, "stop", case.text[cut]), case.text[cut]
         yield events_of(case, pieces, None), None
 
 
@@ -200,6 +201,16 @@ def of_format(name: str) -> list[Case]:
 def longest(name: str) -> Case:
     """The longest answer of this format that has as many calls as any."""
     return max(of_format(name), key=lambda case: (len(case.calls), len(case.text)))
+
+
+def distinct(cuts: Iterable[tuple[list[Event], str | None]]) -> Iterator[tuple[list[Event], str | None]]:
+    """Of the cuts that give the same events one, whatever the stop string."""
+    seen = set()
+    for events, stop in cuts:
+        shown = [(type(event), getattr(event, "text", ""), getattr(event, "arguments", "")) for event in events]
+        if (key := (*shown, stop is None)) not in seen:
+            seen.add(key)
+            yield events, stop
 
 
 @pytest.mark.parametrize("name", sorted(tool_formats()))
@@ -236,6 +247,17 @@ def test_text_that_is_no_markup_is_kept_at_a_stop_string(name: str, text: str, s
     assert text_of(events_of(Case(name, "", text), [text], "stop", stop)) == shown
 
 
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_answer_cut_anywhere_is_a_beginning_of_it(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(tool_formats())))
+    answers = st.lists(st.sampled_from([case.text for case in CASES]), min_size=1, max_size=3).map("".join)
+    text = data.draw(answers | st.text(alphabet='<>{}[]"\\:,;`/ \n|=_tolcanmergusfji', max_size=60))
+    case, cut = Case(name, "", text), data.draw(st.integers(0, len(text)))
+    whole, part = (text_of(events_of(case, [piece], end)) for piece, end in ((text, "stop"), (text[:cut], "length")))
+    assert whole.startswith(part.rstrip())
+
+
 def test_what_the_model_itself_has_ended_is_shown() -> None:
     for text in ("Hello <tool_", 'a {"name": "ru'):
         assert text_of(events_of(Case("hermes", "", text), [text], "stop")) == text
@@ -245,7 +267,7 @@ def test_what_the_model_itself_has_ended_is_shown() -> None:
 def test_every_protocol_shows_the_text_and_no_half_call_as_a_whole_one(protocol: str, model: ServedModel) -> None:
     kind = PROTOCOLS[protocol]
     for case in map(longest, tool_formats()):
-        for events, stop in cuts_of(case):
+        for events, stop in distinct(cuts_of(case)):
             is_cancelled = not events or not hasattr(events[-1], "finish_reason")
             streaming, whole = (writer_of(kind, model, stream=stream) for stream in (True, False))
             written = [data for _, data in streaming.begin()]
@@ -262,7 +284,7 @@ def test_every_protocol_shows_the_text_and_no_half_call_as_a_whole_one(protocol:
             assert shown.text == text_of(events), place
             if protocol != "tgi":  # whose stream has tokens
                 assert "".join(map(kind.text_of, written)) == shown.text, place
-            _check_end(protocol, shown, stop, place)
+            _check_end(protocol, shown, events, stop, place)
 
 
 def _without_error(writer: AnswerWriter[Any, Any], kind: Protocol) -> list[dict[str, Any]]:
@@ -275,20 +297,31 @@ def _without_error(writer: AnswerWriter[Any, Any], kind: Protocol) -> list[dict[
     return []
 
 
-def _check_end(protocol: str, shown: Shown, stop: str | None, place: object) -> None:
+def _check_end(protocol: str, shown: Shown, events: Sequence[Event], stop: str | None, place: object) -> None:
     """Calls are reported as made only if the arguments of the last one are whole."""
+    arguments = arguments_of(events)
+    is_whole = bool(arguments) and _is_object(arguments[-1])
     if protocol == "chat":
-        is_whole = bool(shown.calls) and _is_object(shown.calls[-1])
+        assert shown.calls == arguments, place
         assert shown.end == ("length" if stop is None else "tool_calls" if is_whole else "stop"), place
     elif protocol == "anthropic":
-        assert shown.end[0] in (
-            ("max_tokens", "model_context_window_exceeded") if stop is None else ("tool_use", "stop_sequence")
-        ), place
-        assert shown.end[1] == (stop if shown.end[0] == "stop_sequence" else None), place
+        assert len(shown.calls) == len(arguments), place
+        at_stop = ("tool_use", None) if is_whole else ("stop_sequence", stop)
+        at_limit = ("max_tokens", None)
+        assert shown.end == (at_limit if stop is None else at_stop), place
     elif protocol == "ollama":
+        follows_text = is_text_last(events)
+        assert len(shown.calls) == len(arguments) - (bool(arguments) and not is_whole and not follows_text), place
         assert shown.end == ("length" if stop is None else "stop"), place
     elif protocol == "responses":
+        assert shown.calls == arguments, place
         assert shown.end == ("incomplete" if stop is None else "completed"), place
+
+
+def is_text_last(events: Sequence[Event]) -> bool:
+    """True if text follows the last call, which so is broken rather than cut."""
+    kinds = [type(event) for event in events if getattr(event, "text", "") or isinstance(event, ToolCallDelta)]
+    return bool(kinds) and kinds[-1] is not ToolCallDelta
 
 
 def _is_object(arguments: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from octavo.server.reasoning.reasoning_format import (
     ReasoningPart,
     find_reasoning_format,
 )
+from octavo.server.tool_parsers.answer import join_neighbours
 
 # What tells the formats apart in published templates, shortened.
 QWEN3 = "{%- if '</think>' in content %}{%- set reasoning_content = content.split('</think>')[0] %}"
@@ -108,6 +110,22 @@ def test_any_text_gives_the_same_whatever_the_pieces(data: st.DataObject) -> Non
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
     assert parse(prompt, pieces) == parse(prompt, [text])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<thi", []),
+        ("<think>Hm.</thi", [ReasoningPart("Hm.")]),
+        ("<think>Hm.</think>a </thi", [ReasoningPart("Hm."), "a </thi"]),
+    ],
+)
+def test_half_a_mark_at_a_cut_is_no_text(text: str, shown: list[object]) -> None:
+    parser = think().create_parser("")
+    assert join_neighbours([*parser.push(text), *parser.finish("")]) == shown
+    parser = think().create_parser("")
+    kept = [part if isinstance(part, str) else part.text for part in [*parser.push(text), *parser.finish()]]
+    assert "".join(kept) == re.sub("</?think>", "", text)  # what the model itself has ended
 
 
 def test_magistral() -> None:
