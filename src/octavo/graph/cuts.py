@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import lcm
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from octavo.errors import GraphError
-from octavo.graph.splits import ColumnSplit, Range
+from octavo.graph.splits import ColumnSplit, ColumnStep, Range
 from octavo.graph.values import Parameter, Part, Value
 
 if TYPE_CHECKING:
@@ -24,13 +23,17 @@ if TYPE_CHECKING:
 
 CutOp = TypeVar("CutOp", bound="Op")
 
-Wish = int | ColumnSplit
+Wish = ColumnStep | ColumnSplit
 """The columns in which a value is wanted: a step at whose multiples ranks begin, or a split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addend:
     """The layout of a value that is the sum of those of all ranks."""
+
+    def whole(self, rank: RankGraph, cols: int, local: Value) -> Value:  # noqa: ARG002
+        """The whole value from a rank's addend."""
+        return rank.sum_of_ranks(local)
 
 
 ADDEND = Addend()
@@ -78,8 +81,8 @@ class Columnwise(Cut[CutOp]):
         wanted = wishes.wanted(output)
         if wanted is None:
             return []
-        if isinstance(wanted, int):
-            wanted = wishes.made_by_heads(op.inputs, wanted) or wanted
+        if wanted.free_step is not None:
+            wanted = wishes.made_by_heads(op.inputs, wanted.free_step) or wanted
         return [(value, wanted) for value in op.inputs if value.cols == output.cols]
 
     def same_columns(self, op: CutOp) -> tuple[Value, ...]:
@@ -117,11 +120,11 @@ class Groups(Cut[CutOp]):
         if wanted is None:
             return []
         if unit < x.cols:
-            return [(x, lcm(unit, wanted) if isinstance(wanted, int) else wanted)]
+            return [(x, wanted.in_units(unit))]
         # One group over all columns is computed in those of a rank where heads are made from it, or have made it.
-        if isinstance(wanted, int):
+        if wanted.free_step is not None:
             maker = wishes.maker(x).op
-            made = wishes.made_by_heads(maker.cut.same_columns(maker) or (x,), wanted)
+            made = wishes.made_by_heads(maker.cut.same_columns(maker) or (x,), wanted.free_step)
             if made is None:
                 return []
             wanted = made

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from octavo.graph.builder import Graph
 from octavo.graph.ops.base import Op
-from octavo.graph.ops.linear import FusedLinear, Linear
-from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import Parameter, Value
 
 
@@ -21,14 +19,9 @@ def fed_products(graph: Graph) -> Mapping[Op, tuple[Parameter, ...]]:
     found: dict[Op, tuple[Parameter, ...]] = {}
     for node in graph.nodes:
         op, value = node.op, node.output
-        is_gate = isinstance(op, GatedActivation) or (
-            isinstance(op, FusedLinear) and op.kind is not None and op.residual is None
-        )
-        if not is_gate or value in kept or len(readers.get(value, ())) != 1:
+        if not op.is_gate or value in kept or len(readers.get(value, ())) != 1:
             continue
         [reader] = readers[value]
-        if isinstance(reader, Linear):
-            found[op] = (reader.weight,)
-        elif isinstance(reader, FusedLinear) and reader.norm is None and reader.residual != value:
-            found[op] = reader.weights
+        if weights := reader.multiplied_with(value):
+            found[op] = weights
     return found

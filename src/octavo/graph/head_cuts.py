@@ -28,7 +28,7 @@ class AttentionHeads(Cut[Any]):
         self._queries, self._kv = queries, kv
 
     def asks(self, op: Any, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
-        heads = self._heads(op, output, wishes.wanted(output), wishes)
+        heads = self._heads(op, output, _step(wishes.wanted(output)), wishes)
         if heads is None:
             return []
         return [(getattr(op, name), columns) for name, columns in self._columns(op, heads).items()]
@@ -57,12 +57,12 @@ class AttentionHeads(Cut[Any]):
         given = ((name, value) for name in self._kv if (value := getattr(op, name)) is not None)
         return queries | {name: heads.kv_columns(value.cols // p.num_kv_heads) for name, value in given}
 
-    def _heads(self, op: Any, output: Value, wanted: Wish | None, wishes: Wishes) -> HeadSplit | None:
+    def _heads(self, op: Any, output: Value, step: int, wishes: Wishes) -> HeadSplit | None:
         if output in wishes.heads:
             return wishes.heads[output]
         p = op.params
         value_dim = output.cols // p.num_heads
-        step = lcm(wanted, value_dim) // value_dim if isinstance(wanted, int) else 1
+        step = lcm(step, value_dim) // value_dim
         layer = op.cache.layer if isinstance(op.cache, KVCache) else None
         heads = None if layer is None else wishes.heads_of_layer.get(layer)
         heads = heads or split_heads(p.num_heads, p.num_kv_heads, wishes.size, step)
@@ -78,7 +78,7 @@ class StateHeads(Cut["GatedDeltaRule | SelectiveScan"]):
     """A rank has some heads with their states. Every parameter has one element a head."""
 
     def asks(self, op: GatedDeltaRule | SelectiveScan, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:
-        split = _states(op, output, wishes.wanted(output), wishes)
+        split = _states(op, output, _step(wishes.wanted(output)), wishes)
         return [] if split is None else list(zip(op.inputs, split.inputs, strict=True))
 
     def made_by_heads(
@@ -97,9 +97,11 @@ class StateHeads(Cut["GatedDeltaRule | SelectiveScan"]):
         return rank.emit(replace(local, heads=split.local[rank.rank])), split.output
 
 
-def _states(
-    op: GatedDeltaRule | SelectiveScan, output: Value, wanted: Wish | None, wishes: Wishes
-) -> StateSplit | None:
+def _step(wish: Wish | None) -> int:
+    return (None if wish is None else wish.free_step) or 1
+
+
+def _states(op: GatedDeltaRule | SelectiveScan, output: Value, step: int, wishes: Wishes) -> StateSplit | None:
     if output not in wishes.states:
-        wishes.states[output] = op.heads.split(wishes.size, wanted if isinstance(wanted, int) else 1)
+        wishes.states[output] = op.heads.split(wishes.size, step)
     return wishes.states[output]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import UsageError
 from octavo.graph.cuts import ADDEND, Cut, Made, Wish, is_of, part_of, rows
-from octavo.graph.splits import ColumnSplit, even, even_columns
+from octavo.graph.splits import ColumnSplit, ColumnStep, even, even_columns
 from octavo.graph.values import Value
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Contracts(Cut["Linear"]):
 
     def asks(self, op: Linear, output: Value, wishes: Wishes) -> list[tuple[Value, Wish]]:  # noqa: ARG002
         step = wishes.steps(op.weight)
-        return [(op.x, step)] if step * wishes.size <= op.x.cols + step - 1 else []
+        return [(op.x, ColumnStep(step))] if step * wishes.size <= op.x.cols + step - 1 else []
 
     def part(self, op: Linear, output: Value, rank: RankGraph) -> Made | None:
         split = rank.layout(op.x)

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
-from octavo.graph.cuts import ADDEND, Addend, Made, RankLayout
+from octavo.graph.cuts import ADDEND, Made, RankLayout
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.rowwise import Add
@@ -86,16 +86,17 @@ class RankGraph:
 
     def _whole(self, value: Value) -> Value:
         layout = self._layouts[value]
-        local = self._forms[value, layout]
-        if isinstance(layout, Addend):
-            return self.sum_of_ranks(local)
         assert layout is not None
+        return layout.whole(self, value.cols, self._forms[value, layout])
+
+    def gathered(self, layout: ColumnSplit, cols: int, local: Value) -> Value:
+        """The whole value of so many columns, of which each rank has some."""
         *starts, total = accumulate((layout.width(rank) for rank in range(self.size)), initial=0)
         gathered = self.emit(AllGather(local, self.size, total, starts[self.rank]))
-        if layout.in_order(value.cols):
+        if layout.in_order(cols):
             return gathered
         pieces, column = [], 0
-        while column < value.cols:  # from the first rank that has it
+        while column < cols:  # from the first rank that has it
             rank, end = next((r, b) for r, ranges in enumerate(layout.ranges) for a, b in ranges if a <= column < b)
             pieces.append(self.columns(gathered, starts[rank] + layout.position(rank, column), end - column))
             column = end

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import lcm
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cuts import Wish
-from octavo.graph.splits import ColumnSplit, HeadSplit, StateSplit, even_columns
+from octavo.graph.splits import ColumnSplit, HeadSplit, StateSplit
 from octavo.graph.values import Parameter, Value
 
 Steps = Callable[[Parameter], int]
@@ -36,9 +35,7 @@ class Wishes:
     def split(self, value: Value) -> ColumnSplit | None:
         """The columns in which the value is wanted."""
         wish = self._found.get(value)
-        if isinstance(wish, int):
-            return even_columns(value.cols, self.size, wish)
-        return wish if wish is not None and wish.covers(value.cols) else None
+        return None if wish is None else wish.split(value.cols, self.size)
 
     def maker(self, value: Value) -> Node:
         """The operation that makes the value."""
@@ -55,11 +52,5 @@ class Wishes:
 
     def _add(self, value: Value, wish: Wish) -> None:
         before = self._found.setdefault(value, wish)
-        if before == wish or before is None:
-            return
-        if isinstance(before, int) and isinstance(wish, int):
-            self._found[value] = lcm(before, wish)
-        elif isinstance(before, ColumnSplit) and isinstance(wish, ColumnSplit):
-            self._found[value] = before.joined(wish)
-        else:
-            self._found[value] = before if isinstance(before, ColumnSplit) else wish
+        if before is not None and before != wish:
+            self._found[value] = wish.after(before)

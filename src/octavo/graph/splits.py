@@ -6,12 +6,43 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.graph.shard import RankGraph
+    from octavo.graph.values import Value
 
 Range = tuple[int, int]
 """[begin, end)"""
 
 _WIDTHS = (64, 32, 16)  # multiples that suit kernels, best first
 _UNEVEN = 1.03  # the widest part over the mean, up to which such a multiple is worth it
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStep:
+    """The wish for columns in any split whose borders are multiples of `step`. It has what `ColumnSplit` has of one."""
+
+    step: int
+
+    @property
+    def free_step(self) -> int:
+        return self.step
+
+    def split(self, cols: int, size: int) -> ColumnSplit | None:
+        return even_columns(cols, size, self.step)
+
+    def in_units(self, unit: int) -> ColumnStep:
+        return ColumnStep(lcm(unit, self.step))
+
+    def after(self, before: ColumnStep | ColumnSplit) -> ColumnStep | ColumnSplit | None:
+        return before.with_step(self.step)
+
+    def with_step(self, step: int) -> ColumnStep:
+        return self.in_units(step)
+
+    def with_split(self, split: ColumnSplit) -> ColumnSplit:
+        return split
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +59,37 @@ class ColumnSplit:
     @property
     def size(self) -> int:
         return len(self.ranges)
+
+    # As a wish for columns.
+
+    @property
+    def free_step(self) -> int | None:
+        """The step at whose multiples ranks may begin; None: they begin where the split says."""
+        return None
+
+    def split(self, cols: int, size: int) -> ColumnSplit | None:  # noqa: ARG002
+        """The columns of so many that each of `size` ranks has; None: they would not have all."""
+        return self if self.covers(cols) else None
+
+    def in_units(self, unit: int) -> ColumnSplit:  # noqa: ARG002
+        """The wish of an operation whose units of neighbouring columns stay together."""
+        return self
+
+    def after(self, before: ColumnStep | ColumnSplit) -> ColumnStep | ColumnSplit | None:
+        """Both wishes for one value; None: they cannot be met together."""
+        return before.with_split(self)
+
+    def with_step(self, step: int) -> ColumnSplit:  # noqa: ARG002
+        """Both, the other one for this step."""
+        return self
+
+    def with_split(self, split: ColumnSplit) -> ColumnSplit | None:
+        """Both, the other one for this split."""
+        return self.joined(split)
+
+    def whole(self, rank: RankGraph, cols: int, local: Value) -> Value:
+        """The whole value of so many columns from a rank's part of it."""
+        return rank.gathered(self, cols, local)
 
     def width(self, rank: int) -> int:
         """The number of columns of a rank."""

@@ -206,6 +206,15 @@ class Op(ABC):
         return ()
 
     @property
+    def is_gate(self) -> bool:
+        """True if the output is that of a gate, which a backend may leave as the codes that a product reads."""
+        return False
+
+    def multiplied_with(self, value: Value) -> tuple[Parameter, ...]:  # noqa: ARG002
+        """The weights of the products that take an input as it is, if nothing else of the operation reads it."""
+        return ()
+
+    @property
     def in_place(self) -> tuple[Value, ...]:
         """Inputs whose memory the output may reuse if they are not needed later.
 

@@ -115,6 +115,9 @@ class Linear(Op):
     def products(self) -> tuple[Parameter, ...]:
         return (self.weight,)
 
+    def multiplied_with(self, value: Value) -> tuple[Parameter, ...]:  # noqa: ARG002
+        return (self.weight,)
+
     def evaluate(self, step: Evaluation) -> Array:
         return linear(step, step.values[self.x], self.weight, self.bias)
 
@@ -191,6 +194,13 @@ class FusedLinear(Op):
         activation = 5 * rows * self.weights[0].shape[0] if self.kind is not None else 0
         residual = rows * self.residual.cols if self.residual is not None else 0
         return products + norm + activation + residual
+
+    @property
+    def is_gate(self) -> bool:
+        return self.kind is not None and self.residual is None
+
+    def multiplied_with(self, value: Value) -> tuple[Parameter, ...]:
+        return self.weights if self.norm is None and self.residual != value else ()
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]

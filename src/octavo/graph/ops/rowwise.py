@@ -157,6 +157,10 @@ class GatedActivation(Elementwise):
     up: Value
     kind: str
 
+    @property
+    def is_gate(self) -> bool:
+        return True
+
     def check_attributes(self) -> None:
         require_activation(self.kind)
 
