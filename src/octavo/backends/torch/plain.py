@@ -99,3 +99,8 @@ def rotate(x: Tensor, head_dim: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
     heads = x.reshape(x.shape[0], -1, head_dim)
     a, b, rest = torch.split(heads, [half, half, head_dim - 2 * half], dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).reshape(x.shape)
+
+
+def softcap(x: Tensor, cap: float, out: Tensor | None = None) -> Tensor:
+    """x, which approaches `cap` on either side."""
+    return torch.mul(torch.tanh(torch.div(x, cap, out=out), out=out), cap, out=out)

@@ -1,0 +1,112 @@
+"""Products with matrices, and mixtures of experts, in torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.backends.torch.coded import CodedRows
+from octavo.backends.torch.forms.register import form
+from octavo.backends.torch.plain import ACTIVATIONS, softcap, wide
+from octavo.backends.torch.step import TorchStep
+from octavo.graph.ops.latent_attention import HeadLinear
+from octavo.graph.ops.linear import FusedLinear, Linear, Logits
+from octavo.graph.ops.moe import MoE, Routing
+from octavo.graph.values import Parameter
+
+
+@form(Linear)
+def _plain_linear(op: Linear, step: TorchStep) -> Tensor:
+    return step.linear(step.rows_of(op.x), (op.weight,), (op.bias,), out=step.out)
+
+
+@form(HeadLinear)
+def _head_linear(op: HeadLinear, step: TorchStep) -> Tensor:
+    heads, out_features, in_features = op.weight.shape
+    x = step.values[op.x].reshape(-1, heads, in_features)
+    return step.stacked_product(x, op.weight).reshape(-1, heads * out_features)
+
+
+@form(Logits)
+def _logits(op: Logits, step: TorchStep) -> Tensor:
+    x, out = step.values[op.x], step.out
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    logits = step.linear(x, (op.weight,), (op.bias,), dtype=dtype, out=out)
+    logits = logits if op.scale == 1.0 else torch.mul(logits, op.scale, out=out)
+    return logits if op.softcap is None else softcap(logits, op.softcap, out)
+
+
+@form(FusedLinear)
+def _fused_linear(op: FusedLinear, step: TorchStep) -> Tensor | CodedRows:
+    x = step.rows_of(op.x)
+    if op.norm is not None:
+        x = step.normed_for(step.values[op.x], op.norm, op.eps, op.weights)
+    residual = None if op.residual is None else step.values[op.residual]
+    if op.kind is None:
+        return step.linear(x, op.weights, op.biases, residual, out=step.out)
+    if residual is None:
+        return step.gate_product(x, op, step.out)
+    # The place of the output may be that of the residual.
+    found = step.gate_product(x, op, step.find((len(x), op.weights[0].shape[0]), x.dtype))
+    assert isinstance(found, Tensor), "a product takes no codes of a sum"
+    return torch.add(found, residual, out=step.out)
+
+
+@form(MoE)
+def _moe(op: MoE, step: TorchStep) -> Tensor:
+    x = step.values[op.x]
+    router_x = x if op.router_x is None else step.values[op.router_x]
+    logits = step.linear(router_x, (op.router,), (op.router_bias,))
+    bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
+    chosen, weights = choose_experts(op.routing, wide(logits), bias)
+    weights = weights if factors is None else weights * wide(factors)[chosen]
+    chosen = chosen - op.first_expert  # those of other ranks become numbers that no expert here has
+    if (mixed := step.experts(op, x, (chosen, weights))) is not None:
+        return mixed
+    weights = weights.to(x.dtype)
+    out = torch.zeros_like(x)
+    for expert in range(op.gate.shape[0]):
+        if step.avoids_host:  # all rows, those of others with weight zero
+            weight = torch.where(chosen == expert, weights, 0.0)
+            is_chosen = (chosen == expert).any(dim=1, keepdim=True)
+            y = _expert(op, step, x, weight.sum(dim=1, keepdim=True), expert)
+            out = out + torch.where(is_chosen, y, 0.0)
+            continue
+        rows, place = torch.nonzero(chosen == expert, as_tuple=True)
+        if len(rows):
+            y = _expert(op, step, x[rows], weights[rows, place, None], expert)
+            out = out.index_add(0, rows, y.to(out.dtype))  # under autocast a product is narrower
+    return out
+
+
+def _expert(op: MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int) -> Tensor:
+    """The share of one expert in the output of the rows x that have chosen it with these weights."""
+
+    def product(x: Tensor, matrix: Parameter, bias: Parameter | None) -> Tensor:
+        y = step.product(x, matrix, expert)
+        return y if bias is None else y + step.weight(bias)[expert].to(y.dtype)
+
+    if op.routing.on_input:
+        x = x * weight
+    gate, up = product(x, op.gate, op.gate_bias), product(x, op.up, op.up_bias)
+    if op.limit is not None:
+        gate, up = gate.clamp(max=op.limit), up.clamp(-op.limit, op.limit)
+    y = product(ACTIVATIONS[op.kind](gate) * (up + op.up_offset), op.down, op.down_bias)
+    return y if op.routing.on_input else weight * y
+
+
+def choose_experts(routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See `octavo.graph.ops.Routing.choose`: experts and weights, both [rows, top_k]."""
+    scores = torch.softmax(logits, dim=-1) if routing.scoring == "softmax" else torch.sigmoid(logits)
+    rank = scores if bias is None else scores + bias
+    if routing.num_groups > 1:
+        groups = rank.reshape(len(rank), routing.num_groups, -1)
+        best = groups.sort(dim=-1).values[..., -routing.group_best :].sum(dim=-1)
+        kept = torch.argsort(-best, dim=-1, stable=True)[:, : routing.top_groups]
+        is_kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, kept, True)
+        rank = groups.masked_fill(~is_kept[..., None], -torch.inf).reshape(rank.shape)
+    chosen = torch.argsort(-rank, dim=-1, stable=True)[:, : routing.top_k]
+    weights = scores.gather(1, chosen)
+    if routing.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return chosen, weights * routing.scale
