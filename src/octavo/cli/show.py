@@ -174,7 +174,8 @@ def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
     if checkpoint.format == "gguf":
         names = [checkpoint.file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre")]
         return ", ".join(name for name in names if isinstance(name, str)) or None
-    return "tokenizer.json" if (checkpoint.path.parent / "tokenizer.json").is_file() else None
+    files = ("tokenizer.json", "tiktoken.model")
+    return next((file for file in files if (checkpoint.path.parent / file).is_file()), None)
 
 
 def _has_chat_template(checkpoint: Checkpoint) -> bool:

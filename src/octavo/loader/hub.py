@@ -33,7 +33,13 @@ _SIDE_FILES = frozenset(
         "tokenizer_config.json",
     }
 )
-_SIDE_FILES |= {"tokenizer.model", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}
+_SIDE_FILES |= {
+    "tokenizer.model",
+    "tiktoken.model",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+}
 _MODULES = "modules.json"
 _SIDE_FILES |= {_MODULES, "config_sentence_transformers.json"}
 # Modules of sentence-transformers, such as `1_Pooling/config.json`.

@@ -1,4 +1,4 @@
-"""A vocabulary from `tokenizer.json` and the small files beside it.
+"""A vocabulary from `tokenizer.json`, or `tiktoken.model`, and the small files beside it.
 
 Source: the serialization of the `tokenizers` library, and the files that transformers' `save_pretrained` writes.
 """
@@ -17,11 +17,12 @@ from tokenizers import AddedToken
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import read_optional
+from octavo.tokenizer import tiktoken_vocab
 from octavo.tokenizer.decoder_steps import Replacements, read_replacements
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from octavo.tokenizer.quiet_thread import run_quietly
 from octavo.tokenizer.template_files import read_directory_templates
-from octavo.tokenizer.text_growth import MAX_STEPS, MODEL_PARTS, TEXT_PARTS, TextGrowth, growth_of
+from octavo.tokenizer.text_growth import MAX_STEPS, MODEL_PARTS, NO_GROWTH, TEXT_PARTS, TextGrowth, growth_of
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import (
     MAX_TOKENS,
@@ -38,13 +39,17 @@ MAX_TOKENIZER_BYTES = 128 << 20  # the largest published one has 33 MB
 _PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a careless pattern never finishes
 _TOKEN_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _KNOWN_PATTERNS = frozenset(pattern for known in PRE_TOKENIZERS.values() for pattern in known.patterns)
+_KNOWN_PATTERNS |= {tiktoken_vocab.PATTERN}
 
 
 def read_directory_tokenizer(directory: Path) -> Tokenizer:
     """Builds the tokenizer. Raises ModelLoadError naming the file and the problem."""
-    path = directory / "tokenizer.json"
-    loaded, growth = _load(path)
-    config = tokenizer_config(directory)
+    path, config, growth = directory / "tokenizer.json", tokenizer_config(directory), NO_GROWTH
+    if not path.is_file() and (directory / tiktoken_vocab.FILE_NAME).is_file():
+        path = directory / tiktoken_vocab.FILE_NAME
+        loaded = tiktoken_vocab.read_tiktoken(directory, config)
+    else:
+        loaded, growth = _load(path)
     vocab = loaded.get_vocab(with_added_tokens=True)
     added = dict(sorted(loaded.get_added_tokens_decoder().items()))
     num_tokens = max([*vocab.values(), *added, -1]) + 1

@@ -38,6 +38,12 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = _byte_level_alphabet()
+_CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
+
+
+def byte_level_text(data: bytes) -> str:
+    """These bytes by GPT-2's substitutes for them."""
+    return "".join([_CHAR_OF_BYTE[byte] for byte in data])
 
 
 class TokenCoding(Enum):
