@@ -161,8 +161,10 @@ def test_a_string_is_accepted_if_and_only_if_it_matches(seed: int) -> None:
     for _ in range(400):
         pattern = Pattern(rng)
         right = re.compile(pattern.python)
-        try:
-            state = compiled(json={"type": "string", "pattern": pattern.ecma})
+        schema = {"type": "string", "pattern": pattern.ecma}
+        try:  # as an answer, or within a grammar, as the arguments of tools are
+            is_lark = rng.random() < 0.3
+            state = compiled(grammar=f"start: %json {json.dumps(schema)}") if is_lark else compiled(json=schema)
         except UsageError as error:  # an empty set of strings, or one that takes too long to tell
             assert "Unsatisfiable" in str(error) or "Unable" in str(error), (pattern.ecma, error)  # noqa: PT017
             continue
@@ -206,6 +208,27 @@ def test_keys_follow_patterns_in_every_spelling() -> None:
                     assert value == kind, (pattern.ecma, text, accepted)
                     num_accepted += 1
     assert num_accepted > 1000
+
+
+def test_a_regular_expression_is_the_whole_answer() -> None:
+    """`regex` is in Rust's syntax, of which the part here means the same in Python."""
+    rng = random.Random(7)
+    alphabet = 'ab0_-"\\/\n\té\xa0\u0661😀<> ]^.$'
+    num_accepted = 0
+    for _ in range(300):
+        parts: list[str] = []
+        for _ in range(rng.randint(1, 4)):
+            chars = "".join(re.escape(char) for char in rng.sample(alphabet, 3))
+            kinds = [f"[^{chars}]", f"[{chars}\\d]", ".", r"\w", r"\D", r"\s", re.escape(rng.choice(alphabet))]
+            kinds += [f"(?:{chars[:1]}|{kinds[0]})"] if chars[0] != "\\" else []
+            parts.append(rng.choice(kinds) + rng.choice(("", "*", "+", "?", "{1,2}")))
+        pattern = "".join(parts)
+        state, right = compiled(regex=pattern), re.compile(pattern)
+        for text in (*alphabet, *("".join(rng.choices(alphabet, k=rng.randint(0, 4))) for _ in range(12))):
+            accepted = accepts(state, text)
+            assert accepted == bool(right.fullmatch(text)), (pattern, text)
+            num_accepted += accepted
+    assert num_accepted > 300
 
 
 # --- schemas ---

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import functools
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import openai
 import pydantic
@@ -45,6 +46,16 @@ ROUTES = ("openai", "models", "responses")
 class Place(pydantic.BaseModel):
     kind: Literal["city", "river"]
     is_capital: bool
+
+
+class Visit(pydantic.BaseModel):
+    """A class with what pydantic writes for patterns, dates, options, lists and classes within it."""
+
+    note: Annotated[str, pydantic.Field(pattern=r'^[^"\\]{1,12}$')]
+    day: datetime.date
+    place: Place
+    others: Annotated[list[Place], pydantic.Field(max_length=1)]
+    rank: Annotated[int, pydantic.Field(ge=1, le=9)] | None
 
 
 @functools.cache  # a client reads all certificates of the machine
@@ -186,6 +197,18 @@ def test_an_answer_as_a_pydantic_model(client: openai.OpenAI) -> None:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Place)
     response = client.responses.parse(model=MODEL, input="Paris?", max_output_tokens=60, text_format=Place)
     assert isinstance(response.output_parsed, Place)
+    body |= {"max_tokens": 200, "response_format": Visit}
+    for seed in range(3):
+        visit = client.chat.completions.parse(**body, seed=seed).choices[0].message.parsed
+        assert isinstance(visit, Visit)
+        assert not set('"\\') & set(visit.note)
+
+
+def test_a_tool_as_a_pydantic_model(client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 200, "seed": 1}
+    body |= {"tools": [openai.pydantic_function_tool(Visit)], "tool_choice": "required", "parallel_tool_calls": False}
+    [call] = client.chat.completions.parse(**body).choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Visit)
 
 
 def test_responses(client: openai.OpenAI) -> None:

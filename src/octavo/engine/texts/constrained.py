@@ -50,6 +50,10 @@ _MAX_MASK_THREADS = 8
 
 # JSON with no more white space at a time than an indented document has; models that are given more run away in it.
 _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}", "lenient": False}
+# Tokens of these texts are allowed or forbidden together, where a string may hold all of them. They are llguidance's
+# without the line ends of Unicode, which `.` excludes in patterns.
+_TEXT = r'[^"\\\x00-\x1F\x7F\x85\u2028\u2029]'
+_SLICES = [r"[\x20\x0A\x0D\x09]+", f"{_TEXT}{{1,10}}", f"{_TEXT}{{1,30}}", f"{_TEXT}+"]
 _MAX_DEPTH = 96  # of a schema; llguidance refuses more than 128 itself
 _MAX_NAMES = 2048  # properties of one object
 _MAX_REPEAT = 10_000  # longer than any answer, and no automaton has as many states
@@ -122,7 +126,10 @@ class GrammarCompiler:
             if self._made_tokenizer is None:
                 vocabulary = _VocabularyView(self._tokenizer, self._vocab_size)
                 self._made_tokenizer = LLTokenizer(
-                    TokenizerWrapper(vocabulary), n_vocab=self._vocab_size, eos_token=vocabulary.eos_token_ids
+                    TokenizerWrapper(vocabulary),
+                    n_vocab=self._vocab_size,
+                    eos_token=vocabulary.eos_token_ids,
+                    slices=_SLICES,
                 )
             return self._made_tokenizer
 
