@@ -247,3 +247,51 @@ def test_draining_lets_nobody_in_and_waits_for_those_inside(model: ServedModel) 
         await asyncio.wait_for(idle, 1)
 
     run(test)
+
+
+def test_a_key_that_fills_the_queue_leaves_places_to_others(model: ServedModel) -> None:
+    """The reported case: 192 responses of one key in the background, and 503 for the other key."""
+
+    async def test() -> None:
+        admission = Admission(ServerConfig(max_queue=144), num_tenants=2)  # beside 16 that run
+        greedy = [admit(admission, model, "background", tenant="a") for _ in range(120)]
+        with pytest.raises(OverloadedError, match="for other API keys"):
+            admit(admission, model, "background", tenant="a")
+        assert not admission.is_full(model)
+        others = [admit(admission, model, "chat", tenant="b") for _ in range(40)]
+        assert admission.is_full(model)
+        for tenant in ("a", "b"):
+            with pytest.raises(OverloadedError):
+                admit(admission, model, "late", tenant=tenant)
+        others[0].release()
+        with pytest.raises(OverloadedError):  # the place is still the other's
+            admit(admission, model, "late", tenant="a")
+        admit(admission, model, "next", tenant="b")
+        for ticket in greedy[:60]:
+            ticket.release()
+        for _ in range(60):  # what nobody has reserved is for all
+            admit(admission, model, "more", tenant="b")
+
+    run(test)
+
+
+def test_a_key_that_fills_the_queue_with_tokens_leaves_some_to_others(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig(max_queued_tokens=1000), num_tenants=2)
+        admit(admission, model, "long", tenant="a").add_prompt_tokens(700)
+        with pytest.raises(OverloadedError, match="for other API keys"):
+            admit(admission, model, "more", tenant="a").add_prompt_tokens(100)
+        admit(admission, model, "other", tenant="b").add_prompt_tokens(250)
+
+    run(test)
+
+
+def test_without_several_keys_all_places_are_for_all(model: ServedModel) -> None:
+    async def test() -> None:
+        for num_tenants in (0, 1):
+            admission = Admission(ServerConfig(max_queue=4), num_tenants)
+            for _ in range(20):
+                admit(admission, model, "any", tenant="a" if num_tenants else "")
+            assert admission.is_full(model)
+
+    run(test)

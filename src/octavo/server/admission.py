@@ -3,12 +3,16 @@
 The engine does not report when it starts a request; the first sign is its first output, which a long prompt can delay
 by itself. Therefore a request counts as waiting while it has no output and is among the last `num_waiting` of those
 without one, in the engine's order of service (priority, then arrival). The others are being computed.
+
+Half of all places is reserved in equal shares for the API keys of the server, so that one key that fills the queue,
+with responses in the background for example, leaves some to each of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -68,18 +72,25 @@ class Ticket:
         raise self._error
 
     def add_prompt_tokens(self, count: int) -> None:
-        """Adds the tokens of all prompts once they are known. Raises OverloadedError if too many are waiting."""
+        """Adds the tokens of all prompts once they are known.
+
+        Raises OverloadedError if too many are waiting, UsageError for several prompts that could never wait together.
+        """
         if self.is_batch:
             return
-        self.lane.check_tokens(count, self.num_sequences)
+        limit = self.lane.tokens.limit
+        if self.num_prompts > 1 and count > limit:
+            message = f"the prompts have {count} tokens together; at most {limit} are allowed: send several requests"
+            raise UsageError(message, param="prompt", code="array_above_max_length")
+        self.lane.check_tokens(count, self.num_sequences, self.tenant)
         self.num_prompt_tokens += count
-        self.lane.num_waiting_tokens += count
+        self.lane.tokens.add(self.tenant, count)
 
     def started(self) -> None:
         """Marks the request as started by the engine, at its first output. May be called again."""
         if not self.has_started:
             self.has_started = True
-            self.lane.num_waiting_tokens -= self.num_prompt_tokens
+            self.lane.tokens.add(self.tenant, -self.num_prompt_tokens)
 
     def end(self, error: Exception) -> None:
         """Makes `wait` raise this error. Later errors are ignored."""
@@ -98,35 +109,68 @@ class Ticket:
 
 
 @dataclass
-class _Lane:
-    """The requests of one model: at most `limit` sequences, and at most `max_tokens` waiting prompt tokens."""
+class _Shares:
+    """Places in a queue, and the tenants that have them. num_tenants: those with a reserved share; 0: there is none."""
 
     limit: int
-    max_tokens: int
+    num_tenants: int
+    taken: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        return self.taken.total()
+
+    def add(self, tenant: str, count: int) -> None:
+        """Takes places, or gives them back."""
+        self.taken[tenant] += count
+        if not self.taken[tenant]:
+            del self.taken[tenant]
+
+    def open_to(self, tenant: str) -> int:
+        """The number of places that this tenant may take: not those that are reserved for others."""
+        share = self.limit // (2 * self.num_tenants) if self.num_tenants > 1 else 0
+        used = sum(min(count, share) for name, count in self.taken.items() if name != tenant)
+        return self.limit - self.total - max(0, share * (self.num_tenants - 1) - used)
+
+
+@dataclass
+class _Lane:
+    """The requests of one model. places: of sequences. tokens: of waiting prompt tokens."""
+
+    places: _Shares
+    tokens: _Shares
     tickets: dict[Ticket, None] = field(default_factory=dict)  # in order of arrival; clients may repeat an id
-    num_sequences: int = 0
-    num_waiting_tokens: int = 0
     _mean_stay_s: float = 0.0  # of requests that were answered
     _mean_in_flight: float = 0.0  # sequences, when these ended
     _next_place_at: float = 0.0  # the retry time given to the last refused request
 
     def add(self, ticket: Ticket) -> None:
-        if 2 * self.num_sequences < self.limit:
+        if 2 * self.num_sequences < self.places.limit:
             self._next_place_at = 0.0  # the crowd is gone
         self.tickets[ticket] = None
-        self.num_sequences += 0 if ticket.is_batch else ticket.num_sequences
+        self.places.add(ticket.tenant, 0 if ticket.is_batch else ticket.num_sequences)
 
-    def check_sequences(self, num_sequences: int) -> None:
+    @property
+    def num_sequences(self) -> int:
+        return self.places.total
+
+    def check_sequences(self, num_sequences: int, tenant: str) -> None:
         """Raises OverloadedError if there is no capacity for another request."""
-        if self.num_sequences >= self.limit:
-            there = f"{self.num_sequences} sequences run or wait"
-            raise self._overloaded(f"{there}; at most {self.limit} may (max_num_seqs and max_queue)", num_sequences)
+        if self.places.open_to(tenant) <= 0:
+            there, limit = f"{self.num_sequences} sequences run or wait", self.places.limit
+            message = f"{there}; at most {limit} may (max_num_seqs and max_queue)"
+            raise self._overloaded(message + self._reserved(self.places), num_sequences)
 
-    def check_tokens(self, count: int, num_sequences: int) -> None:
+    def check_tokens(self, count: int, num_sequences: int, tenant: str) -> None:
         """Raises OverloadedError if `count` further prompt tokens are too many; any prompt is admitted if none wait."""
-        if self.num_waiting_tokens and self.num_waiting_tokens + count > self.max_tokens:
-            limit = f"{count} more exceed the limit of {self.max_tokens} (max_queued_tokens)"
-            raise self._overloaded(f"prompts of {self.num_waiting_tokens} tokens wait; {limit}", num_sequences)
+        if self.tokens.total and count > self.tokens.open_to(tenant):
+            limit = f"{count} more exceed the limit of {self.tokens.limit} (max_queued_tokens)"
+            message = f"prompts of {self.tokens.total} tokens wait; {limit}"
+            raise self._overloaded(message + self._reserved(self.tokens), num_sequences)
+
+    @staticmethod
+    def _reserved(shares: _Shares) -> str:
+        return ", and some of them are for other API keys" if shares.num_tenants > 1 else ""
 
     def _overloaded(self, message: str, num_sequences: int) -> OverloadedError:
         return OverloadedError(message, code="server_overloaded", retry_after_s=self.retry_after_s(num_sequences))
@@ -139,7 +183,7 @@ class _Lane:
             self._mean_stay_s += weight * (stay_s - self._mean_stay_s)
             self._mean_in_flight += weight * (self.num_sequences - self._mean_in_flight)
         ticket.started()
-        self.num_sequences -= 0 if ticket.is_batch else ticket.num_sequences
+        self.places.add(ticket.tenant, -(0 if ticket.is_batch else ticket.num_sequences))
 
     def is_waiting(self, ticket: Ticket, num_waiting: int) -> bool:
         """True if the engine has not started the request. num_waiting: requests in the engine's queue."""
@@ -165,10 +209,14 @@ class _Lane:
 
 
 class Admission:
-    """All requests of the server, by model. Belongs to one event loop; decides without waiting."""
+    """All requests of the server, by model. Belongs to one event loop; decides without waiting.
 
-    def __init__(self, config: ServerConfig) -> None:
+    num_tenants: the number of API keys, whose names are the tenants of requests.
+    """
+
+    def __init__(self, config: ServerConfig, num_tenants: int = 0) -> None:
         self._config = config
+        self._num_tenants = num_tenants
         self._lanes: dict[str, _Lane] = {}
         self.is_draining = False  # the server is shutting down: it refuses all further requests
 
@@ -205,7 +253,7 @@ class Admission:
             raise OverloadedError("the server is shutting down", code="server_shutting_down", retry_after_s=5.0)
         lane = self._lane(model)
         if not is_batch:
-            lane.check_sequences(num_sequences)
+            lane.check_sequences(num_sequences, tenant)
         ticket = Ticket(
             lane=lane,
             request_id=request_id,
@@ -223,7 +271,7 @@ class Admission:
     def is_full(self, model: ServedModel) -> bool:
         """True if the next request would be refused."""
         lane = self._lane(model)
-        return lane.num_sequences >= lane.limit
+        return lane.num_sequences >= lane.places.limit
 
     def cancel(self, request_id: str, tenant: str) -> bool:
         """Cancels the requests with this id; False if this tenant has none."""
@@ -243,7 +291,8 @@ class Admission:
         if lane is None:
             limit = model.info.max_num_seqs + self._config.max_queue
             max_tokens = self._config.max_queued_tokens or _CONTEXTS_QUEUED * model.info.max_model_len
-            lane = self._lanes[model.name] = _Lane(limit, max_tokens)
+            places, tokens = (_Shares(number, self._num_tenants) for number in (limit, max_tokens))
+            lane = self._lanes[model.name] = _Lane(places, tokens)
         return lane
 
     def _limit_times(self, ticket: Ticket, lane: _Lane, model: ServedModel) -> None:

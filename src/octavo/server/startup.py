@@ -88,7 +88,8 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
         max_waiting=max(config.max_queue, 1),
         aliases=read_aliases(config.alias, list(models)),
     )
-    return ServerState(config=config, models=manager, admission=Admission(config), metrics=metrics, responses=responses)
+    admission = Admission(config, len(set(configured_keys(config))))
+    return ServerState(config=config, models=manager, admission=admission, metrics=metrics, responses=responses)
 
 
 async def run_server(
