@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.engine.consumers.row_consumer import RowConsumer, RowUse
 from octavo.errors import OctavoError
-from octavo.generation_request import Params, RequestOptions
+from octavo.generation_request import BATCH_PRIORITY, Params, RequestOptions
 from octavo.outputs import Logprob, RequestMetrics
 from octavo.prompt import Prompt
 
@@ -123,12 +123,14 @@ class SequenceGroup:
     consumers: tuple[RowConsumer, ...]
     num_seats: int = field(init=False)  # beams run in lockstep and need a seat each from the start
     is_text: bool = field(init=False)  # to embed or to score: nobody waits for its first token
+    is_batch: bool = field(init=False)  # nobody waits for it at all
     key: tuple[int, bool, int, int] = field(init=False)  # order of service: priority (lowest first), answers, arrival
     turn: tuple[int, int, bool, int, int] = field(init=False)  # order of admission: see `ServiceQueue.take_turn`
 
     def __post_init__(self) -> None:
         self.num_seats = self.request.params.num_seats
         self.is_text = not self.request.params.is_answered
+        self.is_batch = self.request.options.priority >= BATCH_PRIORITY
         self.key = (self.request.options.priority, self.is_text, self.request.arrival, self.members[0].index)
         self.turn = self.turn_at(0)
         self.adopt(self.members)

@@ -61,6 +61,7 @@ class Schedule:
     num_tokens_held_back: int = 0  # removed from the rest, so that the step does not become too long
     num_decodes: int = 0  # sequences whose next token came before all chunks; they are the first that are scheduled
     skips_decodes: bool = False  # a prompt is computed alone, while others could have had their next token
+    batch_rows_left: int | None = None  # for batches beside live requests; None: no group of a batch has asked yet
     chunk_start: int = 0  # where the first chunk begins in its sequence
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict)
 

@@ -15,6 +15,7 @@ priority, which let one pass after the other (`ServiceQueue`).
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits
 
 logger = logging.getLogger(__name__)
+
+_BATCH_SLOWDOWN = 1.25  # of a step of live requests, by the rows of batches
 
 
 class Scheduler:
@@ -179,6 +182,8 @@ class Scheduler:
         while position < len(running) and num_left > 0:  # preemption shortens the list from its end
             group = running[position]
             position += 1
+            if group.is_batch and not self._lets_batch_in(group, step):
+                break  # and so are all behind it
             if group in self._stages.busy:
                 continue
             members = group.members
@@ -199,6 +204,14 @@ class Scheduler:
             num_left -= 1
             step.num_groups_left -= 1
         return behind
+
+    def _lets_batch_in(self, group: SequenceGroup, step: Schedule) -> bool:
+        """True if live requests hardly notice a group of a batch in their step, which then counts its rows."""
+        if step.batch_rows_left is None:
+            num_rows = self._max_num_tokens - step.num_tokens_left - step.num_tokens_held_back
+            step.batch_rows_left = self.times.rows_beside(num_rows, _BATCH_SLOWDOWN) if num_rows else sys.maxsize
+        step.batch_rows_left -= len(group.members)
+        return step.batch_rows_left >= 0
 
     def _cut_drafts(self) -> None:
         """Drops drafts that cannot be right: those after the first that a grammar forbids.
@@ -242,6 +255,8 @@ class Scheduler:
                 if group.status is RequestStatus.RUNNING and group.members[0] not in step.scheduled:
                     self._schedule_chunk(group, step)
             elif waiting is None or not self._fits_whole(waiting, step):
+                break
+            elif waiting.is_batch and not self._lets_batch_in(waiting, step):
                 break
             elif self.admission.admit(waiting, step):
                 self._schedule_chunk(waiting, step)

@@ -59,6 +59,18 @@ class StepTimes:
         """True if a step of about this many rows was measured."""
         return any(4 * abs(num_rows - other) <= num_rows for other in self._rows_s)
 
+    def rows_beside(self, num_rows: int, slowdown: float) -> int:
+        """Further rows with which a step takes at most `slowdown` times as long as with num_rows; at least one.
+
+        A number of rows that was never measured is tried one above the largest that was.
+        """
+        alone_s, total = self.step_s(num_rows), num_rows + 1
+        if alone_s is None:
+            return 1
+        while total <= self.largest and (self.step_s(total + 1) or 0.0) <= slowdown * alone_s:
+            total += 1
+        return total - num_rows
+
     def step_s(self, num_rows: int) -> float | None:
         """Seconds of a step of so many rows without chunks; None: no such step was measured.
 
