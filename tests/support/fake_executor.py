@@ -21,6 +21,7 @@ from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, Params, RequestOptions
 from octavo.graph.cache import CacheSizes, KVCache, cache_layout
 from octavo.prompt import Prompt
+from octavo.tokenizer.tokenizer import NO_REPLACEMENTS
 from tests.support.late_steps import LateStep, with_tokens
 
 VOCAB_SIZE = 64
@@ -181,6 +182,7 @@ class FakeTokenizer:
     """64 tokens: 0 is BOS, 1 is EOS, the others are one character each, and two of them make up one."""
 
     vocab_size = VOCAB_SIZE
+    replacements = NO_REPLACEMENTS
     bos_token_id = 0
     eos_token_ids = frozenset({EOS_ID})
     special_token_ids = frozenset({0, EOS_ID})

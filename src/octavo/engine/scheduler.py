@@ -254,17 +254,17 @@ class Scheduler:
                 group = behind.popleft()
                 if group.status is RequestStatus.RUNNING and group.members[0] not in step.scheduled:
                     self._schedule_chunk(group, step)
-            elif waiting is None or not self._fits_whole(waiting, step):
-                break
-            elif waiting.is_batch and not self._lets_batch_in(waiting, step):
+            elif waiting is None or not self._may_begin(waiting, step):
                 break
             elif self.admission.admit(waiting, step):
                 self._schedule_chunk(waiting, step)
             else:
                 is_blocked = True
 
-    def _fits_whole(self, group: SequenceGroup, step: Schedule) -> bool:
-        """False: the model takes a text in one piece, and the rest of the step is too short for this one."""
+    def _may_begin(self, group: SequenceGroup, step: Schedule) -> bool:
+        """False: live requests would notice it, or the model takes a text in one piece and the step is too short."""
+        if group.is_batch and not self._lets_batch_in(group, step):
+            return False
         first = group.members[0]
         return not self._takes_whole_texts or (len(first.token_ids) <= step.num_tokens_left and step.num_rows_left > 0)
 
