@@ -136,11 +136,11 @@ def test_the_progress_of_a_prompt_and_the_times_so_far(server: RunningServer, pa
         times = [step["time_ms"] for step in steps]
         assert times == sorted(times)
         assert times[0] == 0 < times[-1]
-        assert len(steps) >= (2 if is_cached else 3)  # steps have 512 tokens
+        assert len(steps) >= 2  # those between may be merged on their way
     timed = [chunk["timings"] for chunk in followed if "prompt_progress" not in chunk]
     counts = [each["predicted_n"] for each in timed]
     assert counts == sorted(counts)
-    assert {1, 2, 3} <= set(counts)
+    assert counts[-1] == 3
     assert all(each["prompt_n"] + each["cache_n"] == steps[0]["total"] for each in timed)
     assert timed[-1]["predicted_ms"] > 0
     assert not any("prompt_progress" in chunk for chunk in plain)
@@ -191,7 +191,7 @@ def test_prompts_of_every_kind(fake: ScriptedServer, smollm2_tokenizer: Tokenize
         assert list(fake.last_request.prompt.token_ids) == hi
     complete(fake, prompt=["Hi", *ho, "Hi"])
     assert list(fake.last_request.prompt.token_ids) == [*hi, *ho, *hi]
-    for prompts in (["Hi", "Ho"], [hi, ho]):
+    for prompts in (["Hi", "Ho"], [hi, ho], [hi, "Ho"], ["Hi", [*ho]], [[*hi], ["Ho"]], [hi, {"prompt_string": "Ho"}]):
         answers = complete(fake, prompt=prompts)
         assert [answer["prompt"] for answer in answers] == ["Hi", "Ho"]
         assert [answer["index"] for answer in answers] == [0, 1]
@@ -203,7 +203,20 @@ def test_prompts_of_every_kind(fake: ScriptedServer, smollm2_tokenizer: Tokenize
         assert mine[-1]["stop"]
 
 
-@pytest.mark.parametrize("prompt", [1, [], {}, [[]], [1.5], {"prompt_string": "Hi", "multimodal_data": ["aGk="]}, [-1]])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        1,
+        [],
+        {},
+        [[]],
+        [1.5],
+        {"prompt_string": "Hi", "multimodal_data": ["aGk="]},
+        [-1],
+        ["Hi", {"a": 1}],
+        ["Hi", None],
+    ],
+)
 def test_wrong_prompts(fake: ScriptedServer, prompt: Any) -> None:
     assert refused(fake, "/completion", {"prompt": prompt}).startswith("prompt")
 

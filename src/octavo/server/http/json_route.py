@@ -37,7 +37,9 @@ class JsonRoute(APIRoute):
             return handler
 
         async def handle(request: Request) -> Response:
-            strict = _ParsedRequest(request.scope, request.receive)
+            # It is JSON whatever type a client has named; FastAPI would not hand over the body of a form.
+            headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+            strict = _ParsedRequest({**request.scope, "headers": headers}, request.receive)
             state = request.scope["state"]
             body = state.pop("body")  # its memory is free after this
             state["has_large_body"] = is_large = len(body) > INLINE_BYTES

@@ -37,8 +37,9 @@ class PromptObject(NullIsAbsent):
 
 
 Piece: TypeAlias = Int | Text
-# A list of ids, with or without texts between them, is one prompt; a list of texts or of lists are several prompts.
-Prompts: TypeAlias = Text | PromptObject | list[Piece] | Annotated[list[list[Piece]], Field(max_length=MAX_PROMPTS)]
+# A list of ids, with or without texts between them, is one prompt; a list of texts and of lists is several prompts.
+Several: TypeAlias = Annotated[list[Text | PromptObject | list[Piece]], Field(max_length=MAX_PROMPTS)]
+Prompts: TypeAlias = Text | PromptObject | list[Piece] | Several
 Bias: TypeAlias = "dict[str, Any] | list[Any]"
 
 
@@ -136,11 +137,17 @@ class CompletionRequest(LlamaRequest):
             return [given]
         if not 0 < len(given) <= MAX_PROMPTS:
             raise refuse("prompt", f"has {len(given)} prompts; 1 to {MAX_PROMPTS} are allowed", "invalid_value")
-        return list(given)
+        return [item.prompt_string if isinstance(item, PromptObject) else item for item in given]
 
     def media(self) -> Sequence[Media]:
-        found = self.prompt.multimodal_data or () if isinstance(self.prompt, PromptObject) else ()
-        return [Media("file", f"prompt.multimodal_data[{i}]") for i in range(len(found))]
+        several = self.prompt if isinstance(self.prompt, list) else ()
+        objects = {"prompt": self.prompt, **{f"prompt[{i}]": item for i, item in enumerate(several)}}
+        return [
+            Media("file", f"{path}.multimodal_data[{i}]")
+            for path, item in objects.items()
+            if isinstance(item, PromptObject)
+            for i in range(len(item.multimodal_data or ()))
+        ]
 
 
 class ExtraFile(NullIsAbsent):
