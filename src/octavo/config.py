@@ -110,10 +110,13 @@ class EngineConfig:
         "guess next tokens from the text so far, and compute several in one step where that is faster; answers stay "
         "the same: ngram, off, or auto (ngram on the CPU)",
     )
+    draft_model: str | None = option(
+        None, "small model with the same vocabulary that guesses next tokens: a path, hub id or short name"
+    )
     speculative_config: dict[str, Any] | str | None = option(  # noqa: RUF009 - None cannot change
         None,
-        "the same as JSON with vLLM's keys: method (ngram), num_speculative_tokens, prompt_lookup_min, "
-        "prompt_lookup_max",
+        "the same as JSON with vLLM's keys: method (ngram, draft_model), model, revision, num_speculative_tokens, "
+        "prompt_lookup_min, prompt_lookup_max",
     )
     pack_cache: bool | None = option(
         None,

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from octavo.config import EngineConfig
 
 SpeculationMode = Literal["auto", "off", "ngram"]
-DraftMethod = Literal["auto", "off", "ngram"]
+DraftMethod = Literal["auto", "off", "ngram", "draft_model"]
 
 MAX_SPECULATIVE_TOKENS = 15
 _INTEGERS = {"num_speculative_tokens": (0, 1024), "prompt_lookup_min": (1, 1024), "prompt_lookup_max": (1, 1024)}
-_STRINGS = ("method",)
+_STRINGS = ("method", "model", "revision")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """The sources of drafts and their limits.
 
-    method: auto is ngram on the CPU, else off.
+    method: auto is ngram on the CPU, else off; draft_model uses n-grams, too. model, revision: the draft model.
     num_speculative_tokens: the most drafts of a sequence in a step; fewer are computed wherever fewer pay.
     prompt_lookup_min, prompt_lookup_max: the tokens that must match for an n-gram, at least two, and the most that are
     compared.
@@ -35,6 +35,8 @@ class SpeculativeConfig:
     num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 16
+    model: str | None = None
+    revision: str | None = None
 
     @classmethod
     def of(cls, config: EngineConfig) -> SpeculativeConfig:
@@ -42,10 +44,14 @@ class SpeculativeConfig:
         given = _read(config.speculative_config)
         if config.speculation not in get_args(SpeculationMode):
             raise UsageError(f"speculation is {config.speculation!r}; it must be auto, off or ngram")
-        if not given:
+        if not given and config.draft_model is not None and config.speculation != "off":
+            return cls(method="draft_model", model=config.draft_model)
+        if not given and config.draft_model is None:
             return cls(method=config.speculation)
-        if config.speculation != "auto":
-            raise UsageError("speculative_config and speculation both say how to speculate; give one of them")
+        if config.speculation != "auto" or config.draft_model is not None:
+            names = "draft_model" if config.draft_model is not None else "speculation"
+            other = "speculative_config" if given else "speculation off"
+            raise UsageError(f"{other} and {names} both say how to speculate; give one of them")
         return cls(**_checked(given))
 
 
@@ -77,9 +83,12 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         elif value is not None and not (isinstance(value, str) and value):
             raise UsageError(f"speculative_config: {name} is {value!r}; it must be a name")
     values = {name: value for name, value in given.items() if value is not None}
-    method = values.get("method", "auto")
+    method = values.setdefault("method", "auto" if values.get("model") is None else "draft_model")
     if method not in get_args(DraftMethod):
         raise UsageError(f"speculative_config: method is {method!r}; it must be {', '.join(get_args(DraftMethod))}")
+    if (method == "draft_model") != ("model" in values):
+        problem = "has no use for a model" if "model" in values else "needs model, the path or name of the draft model"
+        raise UsageError(f"speculative_config: method {method} {problem}")
     longest = values.get("prompt_lookup_max", 1024)
     if values.get("prompt_lookup_min", 1) > longest:
         raise UsageError(

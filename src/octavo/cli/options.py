@@ -57,6 +57,7 @@ _SHORT_FLAGS = {"tensor_parallel_size": ["--tp"], "pipeline_parallel_size": ["--
 # The names that users of llama.cpp and vLLM know.
 _SHORT_FLAGS |= {
     "temperature": ["--temp"],
+    "draft_model": ["-md", "--model-draft"],
     "alias": ["-a", "--served-model-name"],
     "cors_origin": ["--cors-origins", "--cors"],
 }

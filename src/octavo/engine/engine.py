@@ -29,7 +29,8 @@ from octavo.engine.request import FinishReason, Request, RequestStatus
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.speculation.draft_source import DraftSource
+from octavo.engine.speculation.draft_source import MAX_DRAFTS, DraftSource
+from octavo.engine.speculation.model_drafter import ModelDrafter
 from octavo.engine.speculation.speculation import Speculation
 from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
 from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
@@ -132,8 +133,26 @@ class Engine:
         return bool(self._requests or self._failures or self._in_flight or self._ended)
 
     def speculate(self, sources: Row[DraftSource]) -> None:
-        """Takes drafts of these sources from now on; none: a step gives each sequence one token."""
-        self.speculation = Speculation(sources, self.scheduler.times, self.metrics) if sources else None
+        """Takes drafts of these sources from now on."""
+        self.speculation = Speculation(sources, self.scheduler.times, self.metrics)
+
+    def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS) -> None:
+        """Takes drafts of a model, too, whose cache gets the blocks of this one's. Raises UsageError if it cannot.
+
+        max_drafts: of a sequence in one step.
+        """
+        speculation, limits = self.speculation, self.limits
+        windows = [group.window for group in self.executor.cache_sizes.layout.groups]
+        if speculation is None or self._kv_cache.states is not None or None not in windows:
+            raise UsageError("draft_model needs a model without states that has layers without a window; leave it out")
+        draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
+        speculation.drafter = ModelDrafter(
+            draft,
+            self.scheduler.times,
+            limits,
+            max_drafts,
+            windows.index(None),
+        )
 
     # --- sleep ---
 
@@ -223,6 +242,7 @@ class Engine:
         while len(self._in_flight) < self.executor.num_stages:
             if self.speculation is not None:
                 self._propose(self.speculation)
+                started_at = time.perf_counter()  # the time of a draft model is none of the step
             schedule = self.scheduler.schedule()
             if not schedule.scheduled:
                 break

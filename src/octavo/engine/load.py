@@ -20,6 +20,7 @@ from octavo.engine.limits import EngineLimits
 from octavo.engine.loading.cache_plan import plan_cache
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_of, has_own_memory, memory_of_rank
+from octavo.engine.loading.draft_model import beside_draft, load_draft_model, share_threads
 from octavo.engine.loading.larger_than_memory import (
     memory_for_cache,
 )
@@ -35,6 +36,7 @@ from octavo.graph.spans import span_width
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.loader.hub import resolve_model
+from octavo.speculative_config import SpeculativeConfig
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -57,6 +59,7 @@ class LoadedModel:
     eos_token_id: int | None  # the one that a chat template writes
     path: Path
     hidden_size: int  # width of a vector of a text
+    draft_executor: Executor | None = None
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
@@ -161,8 +164,12 @@ def _load(
     limits = executor_limits(config, model_len, graph)
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
     executor = _executor(config, checkpoint, graph, limits, tokenizer.report)
+    draft: Executor | None = None
     try:
-        plan = plan_cache(config, model_len, executor.cache_sizes, _cache_memory(config, executor, model_len))
+        vocabulary = tokenizer.result()
+        draft = load_draft_model(config, vocabulary, checkpoint.config.vocab_size, model_len)
+        available = beside_draft(_cache_memory(config, executor, model_len), executor.cache_sizes, draft)
+        plan = plan_cache(config, model_len, executor.cache_sizes, available)
         executor.allocate_cache(plan.num_blocks, config.block_size, plan.num_states)
         engine_limits = EngineLimits(
             max_model_len=plan.max_model_len,
@@ -178,14 +185,15 @@ def _load(
             max_itl_s=config.max_itl / 1e3 if graph.generates else 0.0,
             span_width=span_width(graph),
         )
-        vocabulary = tokenizer.result()
         texts = text_model(graph, checkpoint.pooling, vocabulary)
         heads = text_heads(graph, checkpoint, texts, vocabulary)
         identity = cache_identity(config, checkpoint, graph, executor)
         engine = Engine(executor, vocabulary, engine_limits, texts, heads, identity)
-        engine.speculate(draft_sources(config, graph))
+        _use_drafts(engine, config, graph, draft)
     except BaseException:
         executor.close()
+        if draft is not None:
+            draft.close()
         raise
     if model_len > trained:
         logger.warning("max_model_len %d exceeds the %d that the model was made for", model_len, trained)
@@ -197,8 +205,18 @@ def _load(
         eos_token_id=_eos_token_id(engine.tokenizer),
         path=checkpoint.path,
         hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
+        draft_executor=draft,
         sampling_defaults=defaults,
     )
+
+
+def _use_drafts(engine: Engine, config: EngineConfig, graph: Graph, draft: Executor | None) -> None:
+    sources = draft_sources(config, graph)
+    if sources or draft is not None:
+        engine.speculate(sources)
+    if draft is not None:
+        share_threads(draft, engine.executor)
+        engine.draft_with(draft, SpeculativeConfig.of(config).num_speculative_tokens)
 
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:

@@ -56,8 +56,10 @@ class Session:
         self.metrics: EngineMetrics = self._loaded.engine.metrics
         self.max_model_len = self._loaded.engine.limits.max_model_len
         self.sampling_defaults = self._loaded.sampling_defaults
+        draft = self._loaded.draft_executor
+        executors = [self._loaded.executor, *([] if draft is None else [draft])]
         # Runs at exit too: a thread in native code must not outlive the interpreter.
-        self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor, self._pid)
+        self._shut_down = weakref.finalize(self, _shut_down, self._engine, executors, self._pid)
         self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)
         self._ids = itertools.count()
         self._work, self._worked_at = 0, 0.0  # see `measure_stall`
@@ -238,8 +240,9 @@ class Session:
         return self._loaded
 
 
-def _shut_down(engine: EngineThread, executor: Executor, pid: int) -> None:
+def _shut_down(engine: EngineThread, executors: list[Executor], pid: int) -> None:
     if os.getpid() != pid:  # forked: the threads that would be waited for are not there
         return
     engine.close()
-    executor.close()
+    for executor in executors:
+        executor.close()

@@ -24,7 +24,7 @@ class Draft:
     same level are right equally often; the source gives the numbers their meaning.
     """
 
-    source: DraftSource
+    source: DraftOrigin
     token_ids: list[int]
     levels: list[int]
 
@@ -36,14 +36,19 @@ class Guesser(Protocol):
         """At most `limit` tokens after those of the sequence and `tail`, which will be its next; None: no idea."""
 
 
-class DraftSource(Protocol):
-    """Guesses from one kind of knowledge. name: as metrics show it. max_drafts: of a sequence in one step."""
+class DraftOrigin(Protocol):
+    """The part of a source that is needed to learn how good it is. name: as metrics show it."""
 
     name: str
+
+    def prior(self, level: int) -> float:
+        """The share of right guesses of a level to assume before any was tried."""
+
+
+class DraftSource(DraftOrigin, Protocol):
+    """Guesses from one kind of knowledge. max_drafts: of a sequence in one step."""
+
     max_drafts: int
 
     def open(self, sequence: Sequence) -> Guesser | None:
         """The guesser of a sequence that begins its answer; None: there is nothing to know about it."""
-
-    def prior(self, level: int) -> float:
-        """The share of right guesses of a level to assume before any was tried."""

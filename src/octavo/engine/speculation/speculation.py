@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
@@ -10,12 +11,17 @@ from typing import TYPE_CHECKING
 from octavo.engine.request import RequestStatus, Sequence
 from octavo.engine.speculation.acceptance import Acceptance
 from octavo.engine.speculation.draft_source import MAX_DRAFTS, Draft, DraftSource, Guesser
+from octavo.engine.speculation.model_drafter import FAILURES, ModelDrafter
 from octavo.engine.speculation.policy import DraftPolicy
 
 if TYPE_CHECKING:
     from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.speculation.twin_blocks import DraftReading
     from octavo.engine.step_times import StepTimes
 
+logger = logging.getLogger(__name__)
+
+_ENOUGH = 2.0  # expected tokens of a draft from which the draft model is not asked
 _LIKELY = 0.5  # odds of the next token from which the step after it waits for it
 
 
@@ -33,6 +39,7 @@ class Guesses:
     draft: Draft | None = None
     odds: list[float] = field(default_factory=list)
     barred_at: int = -1
+    reading: DraftReading | None = None  # by the draft model
 
 
 class Speculation:
@@ -47,6 +54,7 @@ class Speculation:
         self._policy = DraftPolicy(times)
         self._metrics = metrics
         self._acceptance = Acceptance()
+        self.drafter: ModelDrafter | None = None
 
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
         """Gives sequences their drafts for the next step, and takes back those of the last.
@@ -61,11 +69,35 @@ class Speculation:
                 if _may_draft(sequence):
                     sequences.append(sequence)
         found = [(sequence, *guess) for sequence in sequences if (guess := self._guess(sequence, ())) is not None]
+        if self.drafter is not None and sequences and self.drafter.pays(num_rows):
+            self._ask_model(self.drafter, sequences, num_rows)
+            guesses = [(sequence, sequence.guesses) for sequence in sequences]
+            found = [(each, of.draft, of.odds) for each, of in guesses if of is not None and of.draft is not None]
         lengths = self._policy.lengths(
             [odds for _, _, odds in found], num_rows, max_rows - num_rows, may_explore=may_explore
         )
         for (sequence, draft, _), length in zip(found, lengths, strict=True):
             sequence.draft_token_ids = draft.token_ids[:length]
+
+    def _ask_model(self, drafter: ModelDrafter, sequences: list[Sequence], num_rows: int) -> None:
+        """Replaces the guesses of sequences by those of the draft model where these are better."""
+        wanted = []
+        for sequence in sequences:
+            guesses = sequence.guesses
+            if guesses is not None and (guesses.draft is None or expected_tokens(guesses.odds) < _ENOUGH):
+                wanted.append((sequence, guesses))
+        try:
+            drafts = drafter.draft(wanted, num_rows)
+        except FAILURES as error:
+            logger.error("the draft model is not used any more: %s", error)
+            self.drafter = None
+            return
+        for sequence, guesses in wanted:
+            draft = drafts.get(sequence)
+            if draft is not None:
+                odds = guesses.acceptance.odds(draft)
+                if guesses.draft is None or expected_tokens(odds) > expected_tokens(guesses.odds):
+                    guesses.draft, guesses.odds = draft, odds
 
     def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
         """True if the step after this one gets drafts. token_ids: one for each sequence, which it has not taken yet."""
@@ -74,6 +106,8 @@ class Speculation:
             guess = self._guess(sequence, (token_id,)) if _may_draft(sequence, 1) else None
             if guess is not None:
                 chains.append(guess[1])
+        if self.drafter is not None and self.drafter.pays(len(token_ids)):
+            return True
         return any(self._policy.lengths(chains, len(token_ids), MAX_DRAFTS))
 
     def may_draft_next(self, sequences: Iterable[Sequence]) -> bool:
@@ -87,6 +121,8 @@ class Speculation:
             guess = self._guess(sequence, ()) if _may_draft(sequence, 1) else None
             if guess is not None and guess[1][0] >= _LIKELY:
                 chains.append(guess[1][1:])
+        if self.drafter is not None and self.drafter.pays(num_rows):
+            return True
         return any(self._policy.lengths(chains, num_rows, MAX_DRAFTS))
 
     def bar(self, sequence: Sequence) -> None:
@@ -141,10 +177,7 @@ class Speculation:
             if draft is None:
                 continue
             odds = guesses.acceptance.odds(draft)
-            expected, value = 0.0, 1.0
-            for each in odds:
-                value *= each
-                expected += value
+            expected = expected_tokens(odds)
             if expected > best:
                 guesses.draft, guesses.odds, best = draft, odds, expected
 
@@ -158,6 +191,15 @@ def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
         and group.consumers[-1].takes_drafts
         and sequence.num_output_tokens + num_unknown > 0
     )
+
+
+def expected_tokens(odds: list[float]) -> float:
+    """Of a draft: the tokens that are right, on average."""
+    expected, value = 0.0, 1.0
+    for each in odds:
+        value *= each
+        expected += value
+    return expected
 
 
 def _add(counts: dict[str, int], key: str, count: int) -> None:

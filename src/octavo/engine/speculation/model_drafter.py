@@ -1,0 +1,200 @@
+"""Drafts from a small model with the same vocabulary, one token after another for all sequences in a step."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.backends import Executor
+from octavo.backends.sampling import SamplingError
+from octavo.engine.request import Sequence
+from octavo.engine.speculation.draft_source import MAX_DRAFTS, Draft
+from octavo.engine.speculation.twin_blocks import DraftReading, TokenRun, TwinBlocks
+from octavo.engine.step_times import StepTimes
+from octavo.errors import OctavoError
+
+if TYPE_CHECKING:
+    from octavo.engine.limits import EngineLimits
+    from octavo.engine.speculation.speculation import Guesses
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 16  # sequences that it drafts for in a step; beside more, no draft pays
+_INLINE = 16  # unread tokens that a draft step reads on its way
+_RETRY = 64  # steps after which it is tried again where it did not pay
+_FIRST_ODDS = 0.7
+_GAIN = 0.2  # of the time of an answer that drafts are assumed to save, when the reading of a prompt is weighed
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A draft in the making. value: probability that all of it is right."""
+
+    sequence: Sequence
+    guesses: Guesses
+    reading: DraftReading
+    limit: int
+    token_ids: list[int]
+    levels: list[int]
+    value: float = 1.0
+
+
+class ModelDrafter:
+    """Implements `DraftOrigin`. A level is a tenth of a guess's probability.
+
+    Its cache has the target's blocks, and one more for each sequence. A prompt is read late, in chunks between steps of
+    the target, so that first tokens do not wait for it; until then there are no drafts for the sequence.
+    """
+
+    name = "draft_model"
+
+    def __init__(
+        self,
+        executor: Executor,
+        times: StepTimes,
+        limits: EngineLimits,
+        max_drafts: int = MAX_DRAFTS,
+        group: int = 0,
+    ) -> None:
+        """times, limits: of the target. max_drafts: of a sequence in one step.
+
+        group: of the target's layers, one that keeps all blocks of a sequence.
+        """
+        self.executor = executor
+        self.max_drafts = min(max_drafts, MAX_DRAFTS, limits.block_size)  # a spare block has room for them
+        self._group = group
+        self._target_times, self._times = times, StepTimes()
+        self._limits = limits
+        self._twins = TwinBlocks(limits.block_size)
+        self._idle = 0
+
+    def prior(self, level: int) -> float:
+        return 0.3 + 0.06 * level
+
+    def pays(self, num_rows: int, odds: float = _FIRST_ODDS) -> bool:
+        """True if a first guess for each of so many sequences is worth its time; now and then also if unknown."""
+        cost = self._cost(num_rows, num_rows)
+        if 0 < num_rows <= _AT_ONCE and (cost is None or odds > cost):
+            self._idle = 0
+            return True
+        self._idle += 1
+        return num_rows <= _AT_ONCE and self._idle % _RETRY == 0
+
+    def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
+        """Drafts of these sequences, as far as it has read them. Without any, a chunk of a prompt is read.
+
+        num_rows: of the target's step without drafts. Raises OctavoError or RuntimeError if the model fails.
+        """
+        chains: list[_Chain] = []
+        behind: list[_Chain] = []
+        claimed: set[int] = set()  # blocks that are written: choices share those of their prompt at first
+        for sequence, guesses in wanted[:_AT_ONCE]:
+            chain = self._open(sequence, guesses)
+            blocks = set() if chain is None else self._twins.written(chain.reading, self._blocks(sequence))
+            if chain is None or not claimed.isdisjoint(blocks):
+                continue
+            claimed |= blocks
+            missing = len(sequence.token_ids) - chain.reading.num_read
+            (chains if missing <= _INLINE else behind).append(chain)
+        for chain in behind:
+            if self._is_worth_reading(chain):
+                self._read(chain)
+                break
+        active, first = chains, True
+        while active:
+            self._extend(active, is_first=first)
+            first = False
+            active = self._worth_more(active, num_rows)
+        return {each.sequence: Draft(self, each.token_ids, each.levels) for each in chains if each.token_ids}
+
+    def _blocks(self, sequence: Sequence) -> list[int]:
+        return sequence.block_tables[self._group].block_ids
+
+    def _open(self, sequence: Sequence, guesses: Guesses) -> _Chain | None:
+        if guesses.reading is None:
+            guesses.reading = DraftReading()
+        reading, tokens = guesses.reading, sequence.token_ids
+        block_ids = self._blocks(sequence)
+        self._twins.find(reading, tokens, block_ids, sequence.request.num_preemptions)
+        limit = min(
+            self.max_drafts,
+            sequence.request.max_total_tokens - len(tokens) - 1,
+            self._limits.max_model_len - len(tokens),
+        )
+        if limit <= 0 or guesses.barred_at == len(tokens):
+            return None
+        return _Chain(sequence, guesses, reading, limit, [], [])
+
+    def _is_worth_reading(self, chain: _Chain) -> bool:
+        """True if the drafts of the rest of the answer will save more time than the reading takes."""
+        tokens, step_s = chain.sequence.token_ids, self._target_times.step_s(1)
+        per_token = self._times.chunk_token_s(chain.reading.num_read)
+        if step_s is None or per_token is None:
+            return True
+        left = chain.sequence.request.max_total_tokens - len(tokens)
+        return left * _GAIN * step_s > (len(tokens) - chain.reading.num_read) * per_token
+
+    def _read(self, chain: _Chain) -> None:
+        """Reads as many tokens as take about a step of the target, with a step without logits' use."""
+        reading, tokens = chain.reading, chain.sequence.token_ids
+        step_s, per_token = self._target_times.step_s(1), self._times.chunk_token_s(reading.num_read)
+        count = 64 if step_s is None or per_token is None else int(step_s / per_token)
+        end = min(reading.num_read + min(max(count, _INLINE), 256), len(tokens) - 1)
+        self._run([self._part(chain, tokens[reading.num_read : end], reading.num_read)], end - reading.num_read)
+        self._twins.note(reading, tokens, self._blocks(chain.sequence), end)
+
+    def _extend(self, chains: list[_Chain], *, is_first: bool) -> None:
+        """Adds a guess to each chain."""
+        parts = []
+        for chain in chains:
+            tokens, reading = chain.sequence.token_ids, chain.reading
+            if is_first:
+                parts.append(self._part(chain, tokens[reading.num_read :], reading.num_read))
+            else:
+                parts.append(self._part(chain, chain.token_ids[-1:], len(tokens) + len(chain.token_ids) - 1))
+        guesses, logprobs = self._run(parts, 0)
+        for chain, token_id, logprob in zip(chains, guesses, logprobs, strict=True):
+            tokens, block_ids = chain.sequence.token_ids, self._blocks(chain.sequence)
+            if is_first:
+                self._twins.note(chain.reading, tokens, block_ids, len(tokens))
+            elif self._twins.room(block_ids, len(tokens) + len(chain.token_ids) - 1):
+                chain.reading.guesses.append(chain.token_ids[-1])
+            if token_id >= self._limits.vocab_size:  # rows of padding
+                chain.value = 0.0
+                continue
+            level = min(int(10 * math.exp(logprob)), 9)
+            chain.token_ids.append(token_id)
+            chain.levels.append(level)
+            chain.value *= chain.guesses.acceptance.odds(Draft(self, [token_id], [level]))[0]
+
+    def _part(self, chain: _Chain, token_ids: list[int], start: int) -> TokenRun:
+        sequence = chain.sequence
+        return TokenRun(token_ids, start, self._blocks(sequence), self._limits.num_blocks + sequence.row)
+
+    def _worth_more(self, chains: list[_Chain], num_rows: int) -> list[_Chain]:
+        """The chains whose next guess is worth its time."""
+        cost = self._cost(num_rows, len(chains)) or 0.0
+        room = [each for each in chains if len(each.token_ids) < each.limit and each.value]
+        return [each for each in room if each.value * _FIRST_ODDS > cost]
+
+    def _cost(self, num_rows: int, num_chains: int) -> float | None:
+        """The tokens of the target in the time of a guess and of its row, for each chain; None: unknown."""
+        draft_s, step_s = self._times.step_s(num_chains), self._target_times.step_s(num_rows)
+        if draft_s is None or not step_s:
+            return None
+        row_s = max((self._target_times.step_s(num_rows + num_chains) or step_s) - step_s, 0.0)
+        return (draft_s + row_s) / num_chains * num_rows / step_s
+
+    def _run(self, parts: list[TokenRun], num_chunk_tokens: int) -> tuple[list[int], list[float]]:
+        """A step of the draft model: the most likely next tokens, and their log-probabilities."""
+        started_at = time.perf_counter()
+        output = self.executor.submit(self._twins.batch(parts)).wait()
+        rows = 0 if num_chunk_tokens else len(parts)
+        self._times.observe(rows, num_chunk_tokens, parts[0].start, time.perf_counter() - started_at)
+        return output.token_ids.tolist(), output.logprobs.tolist()
+
+
+FAILURES = (OctavoError, SamplingError, RuntimeError, MemoryError)
