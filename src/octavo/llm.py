@@ -204,8 +204,9 @@ class LLM(LoadedLLM):
 
         A list of texts is a list of conversations of one message each.
 
-        chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
-        add_generation_prompt, and what the template knows besides; options may stand beside them. As `generate`.
+        chat_template: Jinja instead of the model's own, or the name of one of the model's.
+        template_arguments: tools, documents, add_generation_prompt, and what the template knows besides; options may
+        stand beside them. As `generate`.
         """
         options = take_options(template_arguments)
         is_many = isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple, str))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from octavo.cli.quantize import convert, quantize
@@ -334,6 +334,21 @@ def test_the_text_part_of_a_model_that_sees(name: str, tmp_path: Path, caplog: p
     assert result.exit_code == 0, result.stderr
     with closing(open_checkpoint(tmp_path / "q.gguf")) as quantized:
         assert_close(logits_of(quantized), expected, 0.05)
+
+
+def test_a_tie_that_is_said_beside_the_text_part(tmp_path: Path) -> None:
+    source, model = wrapped("ministral3", tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    del tensors["language_model.lm_head.weight"]
+    save_file(tensors, source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    del config["text_config"]["tie_word_embeddings"]
+    (source / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model.lm_head.weight.data.copy_(model.model.embed_tokens.weight.data)
+    assert run(source, tmp_path / "m.gguf")[0] == 0
+    for path in (source, tmp_path / "m.gguf"):
+        with closing(open_checkpoint(path)) as checkpoint:
+            assert_close(logits_of(checkpoint), expected_logits(model, TOKENS))
 
 
 @pytest.mark.parametrize("is_copy", [True, False])

@@ -168,6 +168,9 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
             config = replace(config, tie_word_embeddings=False)  # type: ignore[call-arg]
         else:
             del stored[_HEAD]
+    elif _HEAD not in stored and reader.has("text_config") and reader.flag("tie_word_embeddings", False):
+        # Models that also see say it beside the section about text.
+        config = replace(config, tie_word_embeddings=True)  # type: ignore[call-arg]
     with _errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
     with _errors_of(config_path):
