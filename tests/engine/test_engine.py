@@ -13,7 +13,9 @@ from octavo.engine.engine import Engine, RequestFailure
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import derive_seed
 from octavo.errors import NumericalError, UsageError
+from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta
+from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.support import fake_executor
 from tests.support.answers import Answers, answers_of, whole
@@ -71,6 +73,31 @@ def test_greedy_tokens_are_those_of_the_model() -> None:
     assert (choice.finish_reason, choice.stop_reason, output.finished) == ("length", None, True)
     assert choice.cumulative_logprob is None
     assert choice.logprobs is None
+
+
+def test_a_followed_request_tells_each_part_of_its_prompt() -> None:
+    """Beside one that is not followed, whose outputs stay as they are."""
+    engine, params = fake_engine(), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompt = [*range(5, 45)]  # steps have 16 tokens
+    run(engine, prompt[:8], params, "first")  # two blocks of the prompt are cached then
+    followed = GenerationRequest(prompt=Prompt(prompt), params=params, is_followed=True)
+    engine.add_request(engine.create_request("followed", followed))
+    engine.add_request(create_request(engine, "plain", [60, 61], params))
+    outputs = [output for _ in range(40) if engine.has_work for output in engine.step()]
+    mine = [output for output in outputs if isinstance(output, OutputDelta) and output.request_id == "followed"]
+    parts = [output.metrics for output in mine if not output.outputs]
+    told = [(part.num_processed_tokens, part.num_cached_tokens) for part in parts if part is not None]
+    assert told == [(8, 8), (24, 8)]  # the first token tells the end
+    assert {part.num_prompt_tokens for part in parts if part} == {40}
+    counts = [output.metrics.num_generated_tokens for output in mine if output.outputs and output.metrics]
+    assert counts == [1, 2, 3, 4]
+    plain = [output for output in outputs if isinstance(output, OutputDelta) and output.request_id == "plain"]
+    assert all(output.outputs for output in plain)
+    assert [output.metrics is not None for output in plain] == [True, False, False, True]
+    assert (
+        whole(mine).outputs[0].token_ids
+        == last(prompt, temperature=0, max_tokens=4, ignore_eos=True).outputs[0].token_ids
+    )
 
 
 def test_the_end_of_text_ends_the_answer_and_is_not_part_of_its_text() -> None:
