@@ -28,6 +28,7 @@ from octavo.engine.texts.gbnf import (
 
 MAX_GBNF_CHARS = 1 << 16
 _MAX_PLACES = 3000  # characters of one lexeme that is compared with others
+_MAX_STEPS = 100_000  # from one of them to the next
 _MAX_DEPTH = 150  # rules and groups within each other, in one lexeme
 _MAX_PAIRS = 100_000  # of places that are compared
 _MAX_VISITS = 200_000
@@ -72,7 +73,7 @@ class _Grammar:
         self.split: set[Symbol] = set()
         self._parts: dict[Symbol, list[Symbol]] = {}
         self._places: dict[Symbol, _Places | None] = {}
-        self._visits = self._pairs = 0
+        self._visits = self._pairs = self._steps = 0
         self._bounds = sorted(set(chain(*map(self._ends, self.rules.values()), (0,))))
         self._first: dict[str, int] = dict.fromkeys(self.rules, 0)
         self._nullable: set[str] = set()
@@ -111,6 +112,8 @@ class _Grammar:
     def split_what_could_be_too_long(self) -> None:
         while True:
             following = self._following()
+            if not any(following.values()):
+                return  # there is one lexeme, or each ends the text
             lexemes = [(symbol, self._places_of(symbol), after) for symbol, after in following.items()]
             unknown = {symbol for symbol, places, after in lexemes if places is None and after}
             longer = unknown or {
@@ -218,6 +221,7 @@ class _Grammar:
         """None for a lexeme that is too large."""
         if symbol not in self._places:
             places = _Places([], [], set(), set(), is_nullable=False)
+            self._steps = 0
             try:
                 self._places[symbol] = self._placed(symbol, places, 0)
             except _TooLargeError:
@@ -252,6 +256,9 @@ class _Grammar:
         row = whole._replace(first=set(), last=set(), is_nullable=True)
         for item in items:
             part = self._placed(item, whole, depth + 1)
+            self._steps += len(row.last) * len(part.first)
+            if self._steps > _MAX_STEPS:
+                raise _TooLargeError
             for place in row.last:
                 whole.following[place] |= part.first
             row = row._replace(
