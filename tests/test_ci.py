@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -160,3 +161,17 @@ def test_requirements_hold_those_of_extras_of_its_own_and_not_itself(capsys: pyt
     for start in ("numpy", "pytest>", "opentelemetry-sdk", "ray["):
         assert any(line.startswith(start) for line in lines), start
     assert not any(line.startswith("octavo") for line in lines)
+
+
+MOST_TIMED_SLEEPS = 123  # it only falls
+
+
+def test_no_more_tests_sleep_on_a_clock() -> None:
+    """A time that was chosen is too short on a busy machine: `tests/support/waiting.py` waits for a condition."""
+    sleeps = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"sleep\((0\.|[1-9])", line)
+    ]
+    assert len(sleeps) <= MOST_TIMED_SLEEPS, "\n".join(sleeps)

@@ -19,6 +19,7 @@ from octavo.generation_request import RequestOptions
 from octavo.outputs import OutputDelta
 from tests.engine.test_ranks import OPTIONS, PROMPTS, children, segments
 from tests.support.text_models import save_decoder
+from tests.support.waiting import wait_until
 
 SHAPES = [(2, 1), (1, 2), (3, 1), (2, 2)]
 IN_TIME_S = 5.0
@@ -109,10 +110,7 @@ def test_a_rank_is_killed_while_it_loads(model: str, seed: int) -> None:
 
     loading = threading.Thread(target=load, daemon=True)
     loading.start()
-    end = time.monotonic() + 60
-    while not (ranks := children()) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert ranks
+    ranks = wait_until(children, seconds=60)
     time.sleep(rng.uniform(0, 2.0))
     if Path(f"/proc/{ranks[0]}").exists():
         os.kill(ranks[0], signal.SIGKILL)

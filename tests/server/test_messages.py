@@ -20,6 +20,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
 from tests.support.server import RunningServer
+from tests.support.waiting import wait_until
 
 HELLO = Script(["Hello", " wörld", ("", [2])], num_cached_tokens=3)
 CALLS = Script(
@@ -344,11 +345,7 @@ def test_a_client_that_leaves_ends_its_request(fake: ScriptedServer) -> None:
     fake.script = Script(["Hello"], never_ends=True)
     with client_of(fake).messages.stream(model="fake", max_tokens=50, messages=HI) as stream:
         assert next(iter(stream)).type == "message_start"
-    for _ in range(200):
-        if fake.client.streams[-1].was_aborted:
-            return
-        asyncio.run(asyncio.sleep(0.02))
-    raise AssertionError("the request still runs")
+    wait_until(lambda: fake.client.streams[-1].was_aborted, "the request still runs")
 
 
 USE = {"type": "tool_use", "id": "x", "name": "get_weather", "input": {}}

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.support.server import RunningServer, running_server
+from tests.support.waiting import wait_until
 from tests.support.witness import Witness, checked, figures
 
 CHAT = "/v1/chat/completions"
@@ -63,15 +64,16 @@ async def post_all(server: RunningServer, bodies: list[dict[str, Any]]) -> list[
 def check_idle(server: RunningServer) -> None:
     """Nothing runs or waits, no block is in use, and the engine is still the same."""
     with server.client as client:
-        end = time.monotonic() + SOON_S
-        while True:
-            model = client.get("/dashboard/data").json()["models"][0]
-            used = model["num_running"], model["num_waiting"], model["num_used_blocks"]
-            if used == (0, 0, 0) or time.monotonic() > end:
-                break
-            time.sleep(0.05)
-        assert used == (0, 0, 0)
-        assert model["num_restarts"] == 0
+
+        def model() -> dict[str, Any]:
+            return client.get("/dashboard/data").json()["models"][0]
+
+        def used() -> list[int]:
+            now = model()
+            return [now[name] for name in ("num_running", "num_waiting", "num_used_blocks")]
+
+        wait_until(lambda: used() == [0, 0, 0], used, SOON_S)
+        assert model()["num_restarts"] == 0
         assert client.post(CHAT, json=body(1)).status_code == 200
 
 

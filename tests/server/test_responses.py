@@ -19,6 +19,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
 from tests.support.server import RunningServer
+from tests.support.waiting import wait_until
 
 HELLO = Script(["Hello", " wörld", ("", [2])], num_cached_tokens=3)
 CALLS = Script(
@@ -376,11 +377,7 @@ def test_a_client_that_leaves_ends_its_request(fake: ScriptedServer) -> None:
     stream = client_of(fake).responses.create(model="fake", input="Hi", stream=True)
     assert next(iter(stream)).type == "response.created"
     stream.close()
-    for _ in range(200):
-        if fake.client.streams[-1].was_aborted:
-            return
-        asyncio.run(asyncio.sleep(0.02))
-    raise AssertionError("the request still runs")
+    wait_until(lambda: fake.client.streams[-1].was_aborted, "the request still runs")
 
 
 def test_a_real_model(server: RunningServer) -> None:

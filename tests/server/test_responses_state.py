@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.server.test_responses import CALLS, HELLO, WEATHER, prompt_of
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +51,11 @@ def begin(client: openai.OpenAI, **body: Any) -> Response:
 
 
 def wait_for(client: openai.OpenAI, response: Response) -> Response:
-    until = time.monotonic() + 20
-    while response.status == "in_progress":
-        assert time.monotonic() < until
-        time.sleep(0.02)
-        response = client.responses.retrieve(response.id)
-    return response
+    def ended() -> Response | None:
+        now = client.responses.retrieve(response.id)
+        return None if now.status == "in_progress" else now
+
+    return wait_until(ended)
 
 
 @pytest.mark.parametrize("stream", [False, True])

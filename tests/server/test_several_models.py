@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from tests.support.server import RunningServer, running_server
 from tests.support.tiny_gguf import tiny_gguf, tiny_tensors
+from tests.support.waiting import wait_until
 
 COMPLETIONS = "/v1/completions"
 
@@ -96,13 +96,12 @@ def test_many_users_of_both_at_once(two_models: RunningServer) -> None:
         assert {name: len(found) for name, found in texts.items()} == {"a": 1, "b": 1}
 
     asyncio.run(test())
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        engines = [child for child in two_models.children() if "octavo.core.main" in " ".join(child.cmdline())]
-        if len(engines) == 1:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{len(engines)} engines are left")
+
+    def engines() -> list[str]:
+        lines = (" ".join(child.cmdline()) for child in two_models.children())
+        return [line for line in lines if "octavo.core.main" in line]
+
+    wait_until(lambda: len(engines()) == 1, engines, seconds=30)
 
 
 def test_a_model_that_breaks_does_not_harm_the_other(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from octavo.server.server_state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 from tests.support.scripted_server import ReadyLoader
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,7 @@ def scripted_app(
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()
-        end = time.monotonic() + 20
-        while not server.started and time.monotonic() < end and thread.is_alive():
-            time.sleep(0.01)
+        wait_until(lambda: server.started or not thread.is_alive())
         assert server.started
         try:
             yield ScriptedApp(f"http://127.0.0.1:{listener.getsockname()[1]}", metrics, observed, state)

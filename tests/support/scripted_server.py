@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from octavo.server.tool_parsers.tool_format import find_tool_format
 from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script, fake_model
+from tests.support.waiting import wait_until
 
 
 class ReadyLoader:
@@ -103,9 +103,7 @@ def scripted_server(
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()
-        end = time.monotonic() + 20
-        while not server.started and time.monotonic() < end and thread.is_alive():
-            time.sleep(0.01)
+        wait_until(lambda: server.started or not thread.is_alive())
         assert server.started
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from tests.support.server import RunningServer
+from tests.support.waiting import wait_until
 
 COMPLETIONS = "/v1/completions"
 SOON_S = 15.0  # on a machine with other work
@@ -45,14 +46,12 @@ def figures(server: RunningServer) -> dict[str, Any]:
 
 def wait_until_idle(server: RunningServer, seconds: float = 20.0) -> None:
     """Returns when nothing runs or waits and all blocks are free."""
-    end = time.monotonic() + seconds
-    while True:
+
+    def used() -> dict[str, int]:
         model = figures(server)
-        used = model["num_running"], model["num_waiting"], model["num_used_blocks"]
-        if used == (0, 0, 0):
-            return
-        assert time.monotonic() < end, f"(running, waiting, used blocks) are {used}"
-        time.sleep(0.05)
+        return {name: model[name] for name in ("num_running", "num_waiting", "num_used_blocks")}
+
+    wait_until(lambda: not any(used().values()), used, seconds)
 
 
 class Witness:
@@ -77,10 +76,11 @@ class Witness:
         wait_until_idle(self._server)
         assert self._server.process.poll() is None
         assert figures(self._server)["num_restarts"] == self._num_restarts + num_restarts
-        end = time.monotonic() + SOON_S
-        while (now := self._resident_bytes()) > 1.05 * self._bytes:
-            assert time.monotonic() < end, f"{now:,} bytes are resident, {self._bytes:,} were"
-            time.sleep(0.1)
+        wait_until(
+            lambda: self._resident_bytes() <= 1.05 * self._bytes,
+            lambda: f"{self._resident_bytes():,} bytes are resident, {self._bytes:,} were",
+            SOON_S,
+        )
 
     def _fill_cache(self) -> None:
         """Uses the first 2,880 tokens of the cache: a page of memory counts from its first use."""

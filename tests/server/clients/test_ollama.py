@@ -22,6 +22,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
 from tests.support.server import RunningServer
+from tests.support.waiting import wait_until
 
 MODEL = "smollm2"
 QUESTION: list[Any] = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -422,10 +423,7 @@ def test_a_model_leaves_after_its_last_answer(smollm2_tokenizer: Tokenizer) -> N
 
 
 def wait_for_unload(client: ollama.Client) -> bool:
-    end = time.monotonic() + 5
-    while client.ps().models and time.monotonic() < end:
-        time.sleep(0.02)
-    return not client.ps().models
+    return wait_until(lambda: not client.ps().models)
 
 
 def test_lines_carry_no_signs_of_life(smollm2_tokenizer: Tokenizer) -> None:

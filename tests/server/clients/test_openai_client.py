@@ -7,7 +7,7 @@ import datetime
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import openai
@@ -22,6 +22,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
 from tests.support.server import RunningServer
+from tests.support.waiting import wait_until
 
 MODEL = "smollm2"
 QUESTION: list[Any] = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -82,13 +83,6 @@ def scripted(fake: ScriptedServer) -> Iterator[openai.OpenAI]:
 
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": MODEL, "messages": QUESTION, "max_tokens": 12, **fields})
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # A real model
@@ -279,14 +273,14 @@ def test_a_timeout_and_a_client_that_leaves_free_the_engine(server: RunningServe
     endless = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
     with pytest.raises(openai.APITimeoutError):
         chat(client.with_options(timeout=0.4), **endless)
-    wait_for(lambda: num_running() == 0)
+    wait_until(lambda: num_running() == 0)
     stream = chat(client, stream=True, **endless)
     try:
         next(iter(stream))
-        wait_for(lambda: num_running() == 1)
+        wait_until(lambda: num_running() == 1)
     finally:
         stream.close()
-    wait_for(lambda: num_running() == 0)
+    wait_until(lambda: num_running() == 0)
 
 
 # A scripted engine
@@ -394,7 +388,7 @@ def test_a_client_that_is_cancelled_aborts_its_request(fake: ScriptedServer) -> 
         async with openai.AsyncOpenAI(base_url=f"{fake.url}/v1", api_key="none", max_retries=0) as client:
             before = len(fake.client.streams)
             request = asyncio.create_task(client.chat.completions.create(model="fake", messages=QUESTION))
-            await asyncio.to_thread(wait_for, lambda: len(fake.client.streams) > before)
+            await asyncio.to_thread(wait_until, lambda: len(fake.client.streams) > before)
             request.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await request
@@ -404,4 +398,4 @@ def test_a_client_that_is_cancelled_aborts_its_request(fake: ScriptedServer) -> 
             await stream.close()
 
     asyncio.run(leave())
-    wait_for(lambda: all(stream.was_aborted for stream in fake.client.streams[-2:]))
+    wait_until(lambda: all(stream.was_aborted for stream in fake.client.streams[-2:]))
