@@ -139,7 +139,7 @@ SAMPLING = {
     "user": USER,
     "metadata": Entry({"a": "b"}, 1, "an object", without_effect=SPEAKS_ONLY),
     "store": Entry(False, True, "only false", without_effect="nothing is stored"),
-    "service_tier": Entry("auto", "flex", "auto, default", without_effect="there is one tier"),
+    "service_tier": Entry("flex", "slow", "auto, default; flex: the priority of batches, below all other requests"),
     "safety_identifier": USER,
     "prompt_cache_key": CACHE_KEY,
     **OTHER_SAMPLERS,
@@ -258,7 +258,7 @@ CODEX = {
     name: Entry({"a": "b"}, 1, "an object", without_effect=NAMED)
     for name in ("client_metadata", "prompt_cache_options")
 }
-RESPONSES_TIER = Entry("auto", "slow", f"there is one tier; other names of OpenAI's are {NAMED}")
+RESPONSES_TIER = Entry("auto", "slow", f"flex: the priority of batches; other names of OpenAI's are {NAMED}")
 RESPONSES = Route(
     "/v1/responses",
     ResponsesRequest,

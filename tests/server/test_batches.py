@@ -7,7 +7,9 @@ import json
 import signal
 import socket
 import time
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,10 +18,13 @@ import pytest
 from starlette.requests import Request
 
 from octavo.batches.store import MAX_FILE_BYTES
+from octavo.generation_request import BATCH_PRIORITY, RequestOptions
 from octavo.server.errors import ApiError
+from octavo.server.generation.spec import read_options
 from octavo.server.protocols.batches.request import Upload
 from tests.support.server import RunningServer, running_server
 
+NO_OPTIONS: dict[str, Any] = {option.name: None for option in fields(RequestOptions)}
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -62,7 +67,12 @@ def results(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, A
 def test_a_batch_from_its_file_to_its_results(server: RunningServer) -> None:
     client = client_of(server)
     wrong = line("wrong", messages="text")
-    batch = begin(client, as_file([line("a"), wrong, line("b"), line("c")]), metadata={"job": "7"})
+    batch = begin(
+        client,
+        as_file([line("a"), wrong, line("b"), line("c")]),
+        metadata={"job": "7"},
+        output_expires_after={"anchor": "created_at", "seconds": 7200},
+    )
     assert batch.status in ("validating", "in_progress")
     done = wait_for(client, batch.id, *ENDED)
     assert done.status == "completed"
@@ -79,7 +89,8 @@ def test_a_batch_from_its_file_to_its_results(server: RunningServer) -> None:
     assert done.usage.input_tokens == sum(body["usage"]["prompt_tokens"] for body in bodies)
     assert done.completed_at is not None
     assert done.in_progress_at is not None
-    assert client.files.retrieve(done.output_file_id or "").purpose == "batch_output"
+    output = client.files.retrieve(done.output_file_id or "")
+    assert (output.purpose, (output.expires_at or 0) - output.created_at) == ("batch_output", 7200)
     with pytest.raises(openai.ConflictError, match="it cannot be cancelled"):
         client.batches.cancel(batch.id)
 
@@ -191,6 +202,8 @@ def test_wrong_uploads_and_batches_are_refused_by_name(server: RunningServer) ->
         ({"completion_window": "8d"}, "completion_window"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": {"x" * 65: "y"}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after"),
+        ({"window": "24h"}, "window"),
     ):
         body = {"input_file_id": good, "endpoint": "/v1/completions", "completion_window": "24h", **changed}
         response = httpx.post(f"{server.url}/v1/batches", json=body)
@@ -259,3 +272,21 @@ def test_a_killed_server_goes_on_and_other_keys_see_nothing(smollm2_path: Path, 
         )
         with pytest.raises(openai.NotFoundError):
             client_of(second, "two").batches.retrieve(batch.id)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
+    ],
+)
+def test_the_tier_flex_has_the_priority_of_batches(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{server.url}{path}", json={**body, "service_tier": "flex"}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["service_tier"] == "flex"
+    assert "x-octavo-ignored-fields" not in answer.headers
+    assert read_options(SimpleNamespace(service_tier="flex", **NO_OPTIONS)).priority == BATCH_PRIORITY
+    assert read_options(SimpleNamespace(service_tier="flex", **{**NO_OPTIONS, "priority": 3})).priority == 3
+    assert read_options(SimpleNamespace(service_tier="auto", **NO_OPTIONS)).priority == 0

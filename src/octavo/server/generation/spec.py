@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from octavo.errors import UsageError
-from octavo.generation_request import RequestOptions
+from octavo.generation_request import BATCH_PRIORITY, RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.generation.content import Media, MessageContent
 from octavo.server.generation.infill import Infill
@@ -32,9 +32,10 @@ def given(body: object, *names: str) -> dict[str, Any]:
 def read_options(body: object) -> RequestOptions:
     """The options of a request, each from the field of the same name in its body, if that is given.
 
-    Raises UsageError for an invalid value.
+    The service tier `flex` is the priority of batches. Raises UsageError for an invalid value.
     """
-    return RequestOptions(**given(body, *(option.name for option in fields(RequestOptions))))
+    tier = {"priority": BATCH_PRIORITY} if getattr(body, "service_tier", None) == "flex" else {}
+    return RequestOptions(**tier | given(body, *(option.name for option in fields(RequestOptions))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ _USAGE = {
 }
 _HEAD = {
     **_texts("id", "model", "system_fingerprint"),
-    "service_tier": None,
+    "service_tier": str | None,
     "created": int,
     "usage": _USAGE,
     "timings?": dict[str, float],

@@ -144,7 +144,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     user: Text | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "flex"] | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
 

@@ -62,7 +62,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
             "created": int(time.time()),
             "model": self.model.name,
             "system_fingerprint": _fingerprint(self.model.info.path, self.model.info.num_threads),
-            "service_tier": None,
+            "service_tier": "flex" if self.request.service_tier == "flex" else None,
         }
 
     @abstractmethod

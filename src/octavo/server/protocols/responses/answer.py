@@ -179,7 +179,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
-            "service_tier": "default",
+            "service_tier": "flex" if body.service_tier == "flex" else "default",
             "store": body.is_stored,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}, "verbosity": "medium", **text},

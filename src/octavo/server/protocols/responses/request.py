@@ -228,7 +228,7 @@ class ItemFields(AnsweredFields):
     def find_ignored(self) -> list[str]:
         items = self.input if isinstance(self.input, list) else ()
         parts = {
-            "service_tier": self.service_tier not in (None, "auto", "default"),
+            "service_tier": self.service_tier not in (None, "auto", "default", "flex"),
             "input.encrypted_content": any(isinstance(item, ReasoningItem) and item.is_lost for item in items),
         }
         hosted = sorted({f"input.{item.type}" for item in items if isinstance(item, HostedItem)})
