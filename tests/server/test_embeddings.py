@@ -170,3 +170,11 @@ def test_a_real_model_tells_near_from_far(server: RunningServer) -> None:
     cat, kitten, market = (np.array(item.embedding) for item in answer.data)
     assert len(cat) == 576
     assert cat @ kitten > cat @ market
+
+
+def test_many_vectors_are_written_in_pieces(fake: ScriptedServer) -> None:
+    texts = [f"text {i}" for i in range(130)]
+    answer = fake.post("/v1/embeddings", {"input": texts}).json()
+    assert [item["index"] for item in answer["data"]] == list(range(130))
+    assert [item["embedding"] for item in answer["data"][::43]] == vectors(fake, input=texts[::43])
+    assert answer["usage"]["total_tokens"] > 130

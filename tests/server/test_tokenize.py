@@ -96,3 +96,33 @@ def test_an_unknown_model_is_not_found(fake: ScriptedServer) -> None:
 
 def test_the_version_is_the_package_s(fake: ScriptedServer) -> None:
     assert fake.get("/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x y " * 100_000}, "prompt"),
+        ("/tokenize", {"content": "x y " * 100_000}, "content"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x y " * 100_000}]}, "messages"),
+    ],
+)
+def test_what_is_only_tokenized_has_a_limit(fake: ScriptedServer, path: str, body: Any, param: str) -> None:
+    answer = fake.post(path, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+    assert "at most 131072 are allowed" in error["message"]
+
+
+def test_many_tokens_are_written_in_pieces(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:
+    text = "A text far beyond the context of 1,024 tokens, é😀. " * 800
+    tokens = smollm2_tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+    assert len(tokens) > 3 * 4096
+    assert fake.post("/tokenize", {"content": text}).json() == {"tokens": tokens}
+    pieces = fake.post("/tokenize", {"content": text, "with_pieces": True}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == tokens
+    whole = fake.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert whole["tokens"] == tokens
+    assert whole["token_strs"] == [
+        piece["piece"] if isinstance(piece["piece"], str) else bytes(piece["piece"]).decode("utf-8", "replace")
+        for piece in pieces
+    ]

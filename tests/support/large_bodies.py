@@ -25,7 +25,7 @@ _TIMEOUT_S = 300
 
 
 def _ask(path: str, **fields: Any) -> tuple[str, bytes]:
-    return path, json.dumps({**fields, "max_tokens": 1} if path in (CHAT, TEXT) else fields).encode()
+    return path, json.dumps({"max_tokens": 1, **fields} if path in (CHAT, TEXT) else fields).encode()
 
 
 def _items(size: int, item: Any) -> list[Any]:
@@ -135,7 +135,9 @@ def _structures(size: int) -> dict[str, tuple[str, bytes]]:
         if len(json.dumps(nested)) > size // 4:
             break
     groups = "".join(f"(a{{1,{i}}}b){{1,{i}}}" for i in range(2, 60))
+    words = "([a-z]{1,50} ){1,50}" * 3
     return {
+        "words in a regex": _ask(TEXT, prompt="a", guided_regex=words, n=16, max_tokens=32),
         "empty lists": (TEXT, b'{"prompt":[' + b"[]," * (size // 3) + b"[]]}"),
         "depth": (TEXT, b'{"prompt":' + b"[" * (size // 2) + b"]" * (size // 2) + b"}"),
         "a number": (TEXT, b'{"prompt":"a","seed":' + b"1" * size + b"}"),
@@ -148,8 +150,10 @@ def _structures(size: int) -> dict[str, tuple[str, bytes]]:
         "schema": _ask(TEXT, prompt="a", guided_json=schema),
         "nested schema": _ask(TEXT, prompt="a", guided_json=nested),
         "tool's schema": _ask(CHAT, messages=[USER], tools=[_tool(schema)]),
-        "regex": _ask(TEXT, prompt="a", guided_regex=groups, n=16),
-        "groups of groups": _ask(TEXT, prompt="a", guided_regex="((((a{1,9}b?){1,9}c?){1,9}d?){1,9}e?){1,9}" * 8, n=16),
+        "regex": _ask(TEXT, prompt="a", guided_regex=groups, n=16, max_tokens=32),
+        "groups of groups": _ask(
+            TEXT, prompt="a", guided_regex="((((a{1,9}b?){1,9}c?){1,9}d?){1,9}e?){1,9}" * 8, n=16, max_tokens=32
+        ),
         "grammar": _ask(TEXT, prompt="a", guided_grammar="start: " + " | ".join(f'"{i}"' for i in range(size // 10))),
         "choices": _ask(TEXT, prompt="a", guided_choice=[f"{i}" * 8 for i in range(size // 40)]),
     }
