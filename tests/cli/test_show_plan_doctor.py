@@ -9,6 +9,8 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,10 +18,11 @@ from safetensors.numpy import load_file
 
 from octavo import LLM
 from octavo.backends.memory import MemoryBudget
+from octavo.cli import plan
 from octavo.config import EngineConfig
 from octavo.distributed.executor import GroupExecutor
 from octavo.engine.loading.cache_plan import plan_cache
-from octavo.engine.loading.memory_needs import memory_needs
+from octavo.engine.loading.memory_needs import MemoryNeeds, memory_needs
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint
@@ -81,6 +84,20 @@ def test_plan(smollm2_path: Path) -> None:
     text = octavo_here("plan", smollm2_path, "--ctx", "2048").stdout
     assert "2,048 tokens" in text
     assert "GFLOP at 2,048 tokens of context" in text
+
+
+def test_plan_names_a_draft_model_with_its_price(tmp_path: Path) -> None:
+    path = tmp_path / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+    path.write_bytes(tiny_gguf())
+    draft = json.loads(octavo_here("plan", path, "--json").stdout)["draft_model"]
+    assert draft["model"] == "qwen2.5-coder:0.5b"
+    assert draft["cost"] > 100  # beside this tiny model it is huge, and the text does not name it
+    assert "draft model" not in octavo_here("plan", path).stdout
+    needs = cast(MemoryNeeds, SimpleNamespace(num_parameters=7.6e9, num_active_parameters=0, bits_per_weight=4.8))
+    found = plan._draft(needs, "qwen2.5:7b")
+    assert found is not None
+    assert found["gain"] == pytest.approx(2.42, abs=0.01)
+    assert "-md qwen2.5:0.5b: about 286.1 MiB more, a guess takes 0.07 of a step" in plan._draft_facts(found)
 
 
 def test_plan_of_ranks(smollm2_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.loader.aliases import ALIASES
-from octavo.loader.catalogue import FAMILIES, catalogue, find, nearest
+from octavo.loader.catalogue import DRAFTS, FAMILIES, catalogue, draft_for, find, nearest
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.gguf import open_gguf
 from octavo.loader.hub import choose_files
@@ -98,3 +98,25 @@ def test_a_record_is_that_of_the_file(size: str, request: pytest.FixtureRequest)
     assert found == [header[key] for key in ("architecture", "model", "pre")]
     assert path.name == header["chosen"]
     assert open_checkpoint(path).architecture == "qwen2"
+
+
+@pytest.mark.parametrize(
+    ("model", "draft"),
+    [
+        ("qwen3:8b", "qwen3:0.6b"),
+        ("qwen3:8b:q8_0", "qwen3:0.6b"),
+        ("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M", "qwen2.5-coder:0.5b"),
+        ("/models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "qwen2.5-coder:0.5b"),
+        ("Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", "llama3.2:1b"),
+        ("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", None),
+        ("qwen3:0.6b", None),
+        ("other/Qwen3-80B.gguf", None),
+    ],
+)
+def test_the_draft_model_of_a_model(model: str, draft: str | None) -> None:
+    assert draft_for(model) == draft
+
+
+@pytest.mark.parametrize(("target", "draft"), DRAFTS.items())
+def test_a_draft_model_splits_text_as_its_target(target: str, draft: str) -> None:
+    assert HEADERS[target]["pre"] == HEADERS[draft]["pre"] is not None

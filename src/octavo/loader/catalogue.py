@@ -94,6 +94,29 @@ FAMILIES: dict[str, dict[str, str]] = {
 }
 
 
+# Model -> small model of the same vocabulary that can guess its tokens, cheap enough to gain something.
+DRAFTS: dict[str, str] = {
+    **{f"qwen3:{size}": "qwen3:0.6b" for size in ("4b", "8b", "14b", "32b", "30b")},
+    **{f"qwen2.5:{size}": "qwen2.5:0.5b" for size in ("1.5b", "3b", "7b", "14b")},
+    **{f"qwen2.5-coder:{size}": "qwen2.5-coder:0.5b" for size in ("1.5b", "3b", "7b")},
+    **dict.fromkeys(("llama3.2:3b", "llama3.1:8b", "llama3.3:70b"), "llama3.2:1b"),
+    "smollm2:1.7b": "smollm2:360m",
+    "granite3.3:8b": "granite3.3:2b",
+}
+
+
+def draft_for(model: str) -> str | None:
+    """The draft model for a short name, a repository or a file of the catalogue; None: none is known."""
+    name = model.lower()
+    for target, draft in DRAFTS.items():
+        repository = catalogue()[target]
+        stem = repository.partition("/")[2].lower().removesuffix("-gguf")
+        is_file = name.rpartition("/")[2].startswith((f"{stem}.", f"{stem}-q", f"{stem}-f", f"{stem}-i", f"{stem}-b"))
+        if is_file or name == target or name.startswith((f"{target}:", f"{target}-q", f"{repository.lower()}")):
+            return draft
+    return None
+
+
 def catalogue() -> dict[str, str]:
     """Every short name with its size, and the repository that it stands for."""
     return {f"{family}:{size}": repo for family, sizes in FAMILIES.items() for size, repo in sizes.items()}
