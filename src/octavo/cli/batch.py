@@ -69,7 +69,7 @@ def batch(*, source: Path, output: Path, engine_options: Options, **given: Any) 
     _run(source, output, engine_options, given)
 
 
-@click.command("run-batch", cls=HeadedCommand)
+@click.command("run-batch", cls=HeadedCommand, hidden=True)
 @click.option("-i", "--input-file", "source", type=_PATH, required=True, metavar="INPUT", help="file of requests")
 @click.option("-o", "--output-file", "output", type=_PATH, required=True, metavar="OUTPUT", help="file of answers")
 @click.option("-m", "--model", shell_complete=complete_model, help="path, hub id or short name")

@@ -152,6 +152,8 @@ class BatchWorker:
             await self._fail(batch, [{"code": "invalid_input", "message": str(error)}])
         except OSError as error:
             logger.error("%s stops: %s", batch.id, error)
+            with suppress(OSError):
+                await self.use(lambda store: _publish(store, batch))
             await self._fail(batch, [{"code": "storage_error", "message": f"the store: {error.strerror}"}])
 
     async def _run(self, batch: StoredBatch) -> None:
@@ -232,6 +234,8 @@ class _RunningBatch:
         self._lines: asyncio.Task[None] | None = None
         self._saved_at = self._ended_at = time.monotonic()
         self._has_aged = False
+        self._problem: OSError | None = None
+        self._loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
         if self._lines is not None:
@@ -244,11 +248,15 @@ class _RunningBatch:
             await use(lambda _: _count(batch, journal))
             if batch.status == "in_progress":
                 await self._run_lines(app, journal)
+            await use(lambda _: _count(batch, journal))  # after all results are written
+            if self._problem is not None:
+                raise self._problem
             was_cancelled = batch.status == "cancelling"
             code = "batch_cancelled" if was_cancelled else "batch_expired"
             is_cut = await use(lambda store: _end_rest(store, batch, journal, code))
         finally:
-            await use(lambda _: journal.end())
+            with suppress(OSError):  # of a full disk, which ends the batch
+                await use(lambda _: journal.end())
         if not was_cancelled:
             batch.enter("finalizing")
         await use(lambda store: _publish(store, batch))
@@ -273,10 +281,19 @@ class _RunningBatch:
     def _put(self, journal: Journal, result: LineResult) -> None:
         """Writes a result, and twice a second the counts, in the thread of the store."""
         now = self._ended_at = time.monotonic()
-        self._worker.submit(lambda _: journal.put(result))
+        self._worker.submit(lambda _: self._write(journal, result))
         if now - self._saved_at >= _SAVE_S:
             self._saved_at = now
             self._worker.submit(lambda _: _count(self.batch, journal))
+
+    def _write(self, journal: Journal, result: LineResult) -> None:
+        """A disk that is full ends the batch: its results would be lost."""
+        try:
+            if self._problem is None:
+                journal.put(result)
+        except OSError as error:
+            self._problem = error
+            self._loop.call_soon_threadsafe(self.stop)
 
     async def _call(self, app: ASGIApp, line: BatchLine) -> LineAnswer:
         body = json.dumps(with_seed(line, f"{self.batch.id} {line.number}")).encode()

@@ -1,0 +1,145 @@
+"""The worker of batches over an application that answers as the test wants: age, the end of its time, a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.batches.journal import Journal
+from octavo.batches.lines import LineResult
+from octavo.batches.store import MAX_ACTIVE_BATCHES, BatchStore, StoredBatch, StoreFullError, new_batch
+from octavo.errors import UsageError
+from octavo.server.batch_worker import BatchWorker
+from octavo.server.http.in_memory import BATCH, BatchCaller
+
+Answering = Callable[[BatchCaller, Any], Awaitable[None]]
+
+
+class NoModels:
+    """Stands for a `ModelManager` whose model was never loaded."""
+
+    def entry(self, name: str | None) -> None:
+        raise KeyError(name)
+
+
+def application(answering: Answering) -> Any:
+    """Answers every line with 200 when `answering` has returned."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = json.loads((await receive())["body"])
+        await answering(scope[BATCH], body)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps({"usage": {"prompt_tokens": 2}}).encode()})
+
+    return app
+
+
+async def run_batch(path: Path, answering: Answering, num_lines: int, *, seconds: float = 60.0) -> StoredBatch:
+    worker = BatchWorker(str(path), NoModels(), b"salt", age_s=0.05)  # type: ignore[arg-type]
+    worker.start(application(answering))
+    try:
+        batch = await worker.use(lambda store: prepared(store, num_lines, seconds))
+        await worker.add(batch)
+        while not (found := await worker.find("owner", batch.id) or batch).has_ended:
+            await asyncio.sleep(0)
+        return found
+    finally:
+        await worker.close()
+
+
+def prepared(store: BatchStore, num_lines: int, seconds: float = 60.0) -> StoredBatch:
+    upload = store.new_upload()
+    lines = [
+        {"custom_id": f"n{i}", "method": "POST", "url": "/v1/completions", "body": {"prompt": str(i)}}
+        for i in range(num_lines)
+    ]
+    upload.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file = store.add_file("owner", upload, "batch", "in")
+    batch = new_batch(
+        "owner",
+        endpoint="/v1/completions",
+        input_file_id=file.id,
+        completion_window="24h",
+        metadata=None,
+        output_expires_s=None,
+    )
+    batch.times["expires_at"] = int(time.time() + seconds)
+    return batch
+
+
+def test_one_line_at_a_time_ages_where_live_requests_leave_no_room(tmp_path: Path) -> None:
+    at_once, most = 0, 0
+
+    async def busy(caller: BatchCaller, _: Any) -> None:
+        nonlocal at_once, most
+        if caller.priority > 0:
+            await asyncio.Event().wait()  # no room, for ever
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+
+    batch = asyncio.run(run_batch(tmp_path, busy, 3))
+    assert (batch.status, batch.completed) == ("completed", 3)
+    assert most == 1
+
+
+def test_a_batch_whose_time_is_over_keeps_what_it_has(tmp_path: Path) -> None:
+    async def half(_: BatchCaller, body: Any) -> None:
+        if int(body["prompt"]) % 2:
+            await asyncio.Event().wait()
+
+    batch = asyncio.run(run_batch(tmp_path, half, 4, seconds=1.0))
+    assert (batch.status, batch.completed, batch.failed) == ("expired", 2, 2)
+    assert batch.usage == {"input_tokens": 4}
+    store = BatchStore(tmp_path, b"salt")
+    errors = [json.loads(line) for line in store.content_of(batch.error_file_id).read_text().splitlines()]
+    assert {error["error"]["code"] for error in errors} == {"batch_expired"}
+    assert store.file("owner", batch.error_file_id) is not None
+    store.close()
+
+
+def test_a_full_disk_fails_the_batch_and_keeps_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Journal.put
+
+    def put(self: Journal, result: LineResult) -> None:
+        if self.num_completed == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, result)
+
+    monkeypatch.setattr(Journal, "put", put)
+
+    async def at_once(_: BatchCaller, __: Any) -> None:
+        return
+
+    batch = asyncio.run(run_batch(tmp_path, at_once, 200))
+    assert (batch.status, batch.errors[0]["code"]) == ("failed", "storage_error")
+    assert "No space left" in batch.errors[0]["message"]
+    store = BatchStore(tmp_path, b"salt")
+    assert len(store.content_of(batch.output_file_id).read_text().splitlines()) == 2
+    store.close()
+
+
+def test_a_store_has_one_server_and_limits_a_key(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, b"first")
+    with pytest.raises(UsageError, match="used by another server"):
+        BatchStore(tmp_path, b"second")
+    for _ in range(MAX_ACTIVE_BATCHES):
+        store.add_batch(prepared(store, 1))
+    with pytest.raises(StoreFullError, match="64 batches run or wait"):
+        store.add_batch(prepared(store, 1))
+    store.close()
+    again = BatchStore(tmp_path, b"second")
+    assert again.salt == b"first"  # the names of its owners
+    assert len(list(again.active())) == MAX_ACTIVE_BATCHES
+    again.close()
+    (tmp_path / "batches.sqlite").write_bytes(b"something else" * 100)
+    with pytest.raises(UsageError, match="--batch-store"):
+        BatchStore(tmp_path, b"salt")
