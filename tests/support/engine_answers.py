@@ -16,6 +16,8 @@ def answers(llm: LLM) -> list[object]:
     greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     found: list[object] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy)]
     assert llm.metrics.num_preemptions_total > 0
+    # What is evicted before depends on the times of steps: these decide how many drafts they have.
+    llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=1))
     again = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8))[0]
     assert again.num_cached_tokens
     beams = llm.beam_search(PROMPTS[2:3], BeamSearchParams(beam_width=3, max_tokens=8))
