@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from octavo.backends.cpu import ceilings
+from octavo.bench import KindReport, SpeculationReport
+from octavo.bench.machine import Machine
+from octavo.cli.bench import _write_speculation
 from tests.support.processes import octavo, octavo_here
 
 
@@ -61,3 +66,18 @@ def test_mistakes_get_one_clear_line(tiny: Path, arguments: tuple[str, ...], cod
     assert result.returncode == code
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_speculation_shows_a_line_for_each_kind_of_text(capsys: pytest.CaptureFixture[str]) -> None:
+    values: dict[str, object] = dict.fromkeys((each.name for each in dataclasses.fields(Machine)), "x")
+    machine = Machine(**{**values, "weight_bytes": 1 << 20})  # type: ignore[arg-type]
+    kinds = [
+        KindReport("edits", 60, 0.72, 3.47, 46.6, 161.0, 3.45, 0.85),
+        KindReport("talk", 50, None, 1.0, 50.0, 49.5, 0.99, 1.0),
+    ]
+    _write_speculation(SpeculationReport(machine, 8, 0.7, 3, kinds, 1.85, 3.45, 0.99, False))
+    text = capsys.readouterr().out
+    assert "8 users, temperature 0.7, 3 turns" in text
+    assert re.search(r"edits +60 +72% +3.47 +46.6 +161.0 +3.45 +0.85\n", text)
+    assert re.search(r"talk +50 +- +1.00 ", text)
+    assert "edits 3.45, all 1.85 (geometric means), worst 0.99\nanswers with drafts are NOT the same\n" in text
