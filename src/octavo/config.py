@@ -124,6 +124,13 @@ class EngineConfig:
         "than memory, which run from there",
     )
     pack_cache_size: int | str = option("32GiB", "maximum disk space for the packed weights of all models")
+    prompt_cache_dir: str | None = option(
+        None,
+        "folder that keeps the KV cache of prompts: a prompt with the same beginning is read from there, also after a "
+        "restart; the files reveal the prompts",
+    )
+    prompt_cache_size: int | str = option("10GiB", "maximum disk space for the kept prompts of a model")
+    prompt_cache_private: bool = option(False, "keep also the prompts of requests with a cache_salt or an API key")
     num_threads: int = option(0, "compute threads; 0: one for each core that this process may use")
     tensor_parallel_size: int = option(
         1, "processes on this machine that compute each layer together, each with a part of its weights"
@@ -166,6 +173,7 @@ class EngineConfig:
             "pack_cache",
             "trust_remote_code",
             "deterministic",
+            "prompt_cache_private",
         ):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("pack_cache", None):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
@@ -173,6 +181,9 @@ class EngineConfig:
             object.__setattr__(self, "override_generation_config", json.dumps(self.override_generation_config))
         self.sampling_overrides  # noqa: B018 - raises
         parse_bytes("pack_cache_size", self.pack_cache_size)
+        parse_bytes("prompt_cache_size", self.prompt_cache_size)
+        if self.prompt_cache_dir is not None and not (isinstance(self.prompt_cache_dir, str) and self.prompt_cache_dir):
+            raise UsageError(f"prompt_cache_dir must be the path of a folder, not {self.prompt_cache_dir!r}")
         _check_kv_dtype(self.kv_dtype)
         _check_loading(self)
         check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
@@ -231,6 +242,11 @@ class EngineConfig:
     def pack_cache_bytes(self) -> int:
         """`pack_cache_size` as a number."""
         return parse_bytes("pack_cache_size", self.pack_cache_size)
+
+    @property
+    def prompt_cache_bytes(self) -> int:
+        """`prompt_cache_size` as a number."""
+        return parse_bytes("prompt_cache_size", self.prompt_cache_size)
 
     @classmethod
     def resolve(cls, model: str, options: dict[str, Any]) -> EngineConfig:

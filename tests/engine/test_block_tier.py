@@ -13,7 +13,7 @@ from octavo import LLM
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.engine.engine import Engine
 from octavo.engine.kv import block_tier
-from octavo.engine.kv.block_tier import opened, sealed
+from octavo.engine.kv.block_tier import BlockRow, BlockStore, opened, sealed
 from octavo.engine.kv.cache_identity import CacheIdentity, is_states_key
 from octavo.engine.limits import EngineLimits
 from octavo.engine.request import RequestStatus
@@ -34,6 +34,9 @@ IDENTITY = CacheIdentity(b"tiny", b"layout")
 class MemoryStore:
     """Records in a dictionary. is_slow: nothing arrives."""
 
+    keeps_prompts = False
+    keeps_private = True
+
     def __init__(self) -> None:
         self.records: dict[bytes, bytes] = {}
         self.is_slow = False
@@ -46,11 +49,13 @@ class MemoryStore:
         self.num_loaded += len(keys)
         return MemoryArrival(self, keys)
 
-    def save(self, key: bytes, record: bytes) -> None:
-        self.records[key] = record
+    def save(self, key: bytes, data: BlockRow) -> None:
+        self.records[key] = sealed(key, data)
 
     def discard(self, key: bytes) -> None:
         self.records.pop(key, None)
+
+    def close(self) -> None: ...
 
 
 class MemoryArrival:
@@ -63,7 +68,7 @@ class MemoryArrival:
 
 def make_engine(
     model: str,
-    store: MemoryStore | None = None,
+    store: BlockStore | None = None,
     *,
     identity: CacheIdentity | None = IDENTITY,
     kv_dtype: str = "float16",
@@ -257,9 +262,9 @@ class BrokenStore(MemoryStore):
         self.fail("load")
         return BrokenArrival(self, keys)
 
-    def save(self, key: bytes, record: bytes) -> None:
+    def save(self, key: bytes, data: BlockRow) -> None:
         self.fail("save")
-        super().save(key, record)
+        super().save(key, data)
 
     def discard(self, key: bytes) -> None:
         self.fail("discard")
@@ -360,7 +365,7 @@ def test_each_part_of_a_model_moves_its_own_part_of_a_block(
     model = save(tmp_path)
     stores: list[MemoryStore | None] = [MemoryStore()]
     monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
-    monkeypatch.setattr("octavo.engine.load.Engine", lambda *args: Engine(*args, store=stores[0]))
+    monkeypatch.setattr("octavo.engine.load.Engine", lambda *args, **_: Engine(*args[:6], store=stores[0]))
     text, others = "one two three four five six seven", [f"{i} eight nine ten eleven twelve thirteen" for i in range(8)]
 
     def answer(prompts: list[str], memory: int) -> list[object]:

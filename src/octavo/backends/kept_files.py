@@ -51,7 +51,7 @@ class KeptFile:
             with _open_folder(self.path.parent) as folder, _opened(self._name, flags, folder) as file:
                 try:
                     status = os.fstat(file)
-                    _check_private(status)
+                    check_private(status)
                     if not stat.S_ISREG(status.st_mode):
                         raise WrongFileError("not a regular file")
                     content = content_of(file)
@@ -141,14 +141,14 @@ def _open_folder(path: Path) -> Iterator[int]:
     """A descriptor of the folder, for all further accesses. Raises OSError if others may write to it."""
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
         try:
-            _check_private(os.fstat(folder))
+            check_private(os.fstat(folder))
         except WrongFileError as reason:
             remedy = f"chmod 700 {path}, or set OCTAVO_CACHE"
             raise PermissionError(0, f"the folder is not safe, {reason} ({remedy})") from None
         yield folder
 
 
-def _check_private(status: os.stat_result) -> None:
+def check_private(status: os.stat_result) -> None:
     """Checks that no other user could have written the mapped file, or could write to it while it is in use."""
     if status.st_uid != os.geteuid():
         raise WrongFileError(f"it belongs to user {status.st_uid}")

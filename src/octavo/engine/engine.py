@@ -171,6 +171,20 @@ class Engine:
             self.executor.wake_up()
             self._is_asleep = False
 
+    def close(self) -> None:
+        """Has the store, if there is one, keep what the last steps have computed. The executor is still there."""
+        tier = self._kv_cache.tier
+        if tier is None:
+            return
+        if tier.has_losses and not (self._is_asleep or self._in_flight or self._ended):
+            batch = self._kv_cache.saving_batch()
+            if batch is not None:
+                saved = tier.begin_step(batch, [], [])
+                with suppress(OctavoError):  # an executor that has failed has nothing to save
+                    self.executor.submit(batch).wait()
+                    tier.end_step(batch, saved)
+        tier.close()
+
     # --- requests ---
 
     def create_request(self, request_id: str, generation: GenerationRequest) -> Request:

@@ -114,6 +114,7 @@ class EngineThread:
             self._hand_over(sink, failure)
         if self._on_round_end is not None:
             self._on_round_end()
+        self.engine.close()
 
     def _publish(self) -> int:
         """Delivers the outputs of a step. Returns the number of answered requests."""

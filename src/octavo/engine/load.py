@@ -16,6 +16,8 @@ from octavo.backends.memory import MemoryBudget, address_space_limit, address_sp
 from octavo.backends.split import SplitBackend
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine
+from octavo.engine.kv.block_tier import BlockStore
+from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.limits import EngineLimits
 from octavo.engine.loading.cache_plan import plan_cache
 from octavo.engine.loading.compile_graph import compile_graph
@@ -188,7 +190,8 @@ def _load(
         texts = text_model(graph, checkpoint.pooling, vocabulary)
         heads = text_heads(graph, checkpoint, texts, vocabulary)
         identity = cache_identity(config, checkpoint, graph, executor)
-        engine = Engine(executor, vocabulary, engine_limits, texts, heads, identity)
+        store = _prompt_store(config, identity) if engine_limits.enable_prefix_caching else None
+        engine = Engine(executor, vocabulary, engine_limits, texts, heads, identity, store)
         _use_drafts(engine, config, graph, draft)
     except BaseException:
         executor.close()
@@ -208,6 +211,22 @@ def _load(
         draft_executor=draft,
         sampling_defaults=defaults,
     )
+
+
+def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore | None:
+    if config.prompt_cache_dir is None:
+        return None
+    if identity.is_unique:
+        logger.warning("prompts are not kept: the model's files are so new that their content may still change")
+        return None
+    # Most engines have none.
+    from octavo.engine.kv.disk_store import open_disk_store
+
+    root, label = Path(config.prompt_cache_dir).expanduser(), f"{config.model} ({config.kv_dtype})"
+    store = open_disk_store(root, identity, config.prompt_cache_bytes, label)
+    if store is not None:
+        store.keeps_private = config.prompt_cache_private
+    return store
 
 
 def _use_drafts(engine: Engine, config: EngineConfig, graph: Graph, draft: Executor | None) -> None:

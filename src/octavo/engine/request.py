@@ -79,6 +79,7 @@ class Sequence:
     row: int = -1  # where the batch builder keeps its arrays; -1: nowhere
     num_synced_blocks: int = 0  # entries of block_tables that the batch builder has seen
     arrived: dict[bytes, BlockRow] = field(default_factory=dict)  # from a store: bytes of blocks by their keys
+    num_kept_blocks: int = 0  # of its prompt, which the store beyond the cache has been given
     loads: list[LoadedBlock] = field(default_factory=list)  # blocks of the tables that its next step is to load
     state_load: LoadedBlock | None = None  # the same of its states
     state_slot: int = -1  # of its states after num_computed_tokens; -1: none

@@ -37,7 +37,12 @@ class BlockStore(Protocol):
     """Records by the keys of blocks and of states, perhaps slow. No method waits: the engine's thread calls them.
 
     A store that raises is not used again; the engine goes on without.
+    keeps_prompts: blocks of prompts are saved once they are computed, because the store outlives the cache.
+    keeps_private: it gets what belongs to a salt, too.
     """
+
+    keeps_prompts: bool
+    keeps_private: bool
 
     def has(self, key: bytes) -> bool:
         """True if there is a record. Blocks of a window have none before them, so keys are asked for one by one."""
@@ -45,11 +50,14 @@ class BlockStore(Protocol):
     def load(self, keys: Sequence[bytes]) -> Arrival:
         """Begins to load records."""
 
-    def save(self, key: bytes, record: bytes) -> None:
-        """Keeps a record, if there is room."""
+    def save(self, key: bytes, data: BlockRow) -> None:
+        """Keeps the record of these bytes, which nobody changes, if there is room: see `sealed`."""
 
     def discard(self, key: bytes) -> None:
         """Forgets a record whose content is wrong."""
+
+    def close(self) -> None:
+        """Ends the use of the store. This may wait until all is kept."""
 
 
 class LoadedBlock(NamedTuple):
@@ -99,11 +107,12 @@ class BlockTier:
     """A store below the cache of an engine.
 
     A block, or a snapshot of states, that is about to lose its content is saved by the next step, before that changes
-    anything.
+    anything. If the store keeps prompts, their blocks are saved by the step after the one that has computed them.
     """
 
     def __init__(self, store: BlockStore, block_bytes: int, state_bytes: int = 0) -> None:
         """block_bytes: `CacheSizes.moved_bytes`. state_bytes: `CacheSizes.moved_state_bytes`."""
+        self._private: set[bytes] = set()  # keys of the cache that are not saved
         self._store, self._block_bytes, self._state_bytes = store, block_bytes, state_bytes
         self._has_failed = False
         # Keys of blocks, and of slots for states, whose content is still in its place.
@@ -137,6 +146,29 @@ class BlockTier:
         self._lost_blocks.clear()
         self._lost_states.clear()
 
+    def note_computed(self, block_id: int, key: bytes, *, of_states: bool = False) -> None:
+        """Takes a block of a prompt, or a slot with states, that can be found now."""
+        if self._store.keeps_prompts:
+            self._note_loss(self._lost_states if of_states else self._lost_blocks, block_id, key)
+
+    def is_private(self, salt: str) -> bool:
+        """True if what a request with this salt computes is not saved. A server gives each API key a salt."""
+        return bool(salt) and not self._store.keeps_private
+
+    def hide(self, key: bytes) -> None:
+        """Notes that a content which can be found now is not to be saved."""
+        self._private.add(key)
+
+    @property
+    def has_losses(self) -> bool:
+        """True if the next step has something to save."""
+        return bool(self._lost_blocks or self._lost_states) and not self._has_failed
+
+    def close(self) -> None:
+        """Ends the use of the store, once it has kept what was saved."""
+        self._thread.shutdown()
+        self.ask(self._store.close, None)
+
     def begin_step(self, batch: Batch, blocks: Sequence[LoadedBlock], states: Sequence[LoadedBlock]) -> SavedKeys:
         """Adds what is to be saved and loaded to a batch that runs next. Returns the keys of what it saves."""
         lost_blocks, self._lost_blocks = self._lost_blocks, {}
@@ -158,7 +190,7 @@ class BlockTier:
                 continue
             for key, data in zip(keys, saves.data, strict=True):
                 if key not in self._refused:
-                    self.ask(partial(self._store.save, key, sealed(key, data)), None)
+                    self.ask(partial(self._store.save, key, data), None)
 
     def ask(self, question: Callable[[], _T], otherwise: _T) -> _T:
         """The store's answer; once it has failed, `otherwise`. That costs time, and never an answer."""
@@ -197,8 +229,20 @@ class BlockTier:
         self.ask(lambda: self._store.discard(key), None)
 
     def _note_loss(self, lost: dict[int, bytes], block_id: int, key: bytes) -> None:
-        if not self._has_failed and key not in self._refused and not self.has(key):
+        if key in self._private:
+            self._private.discard(key)
+        elif not self._has_failed and key not in self._refused and not self.has(key):
             lost[block_id] = key
+
+
+def saving_step(num_groups: int, block_id: int, block_size: int, slot: int) -> Batch:
+    """A step of one token that nobody needs, which may carry saves. slot: for states; -1: the model has none."""
+    zero, one, none = np.zeros(1, np.int32), np.ones(1, np.int32), np.zeros(0, np.int32)
+    table = np.full((num_groups, 1, 1), block_id, np.int32)
+    batch = Batch(zero, zero, np.array([0, 1], np.int32), one, table, table[:, 0] * block_size, none)
+    if slot >= 0:
+        batch.state_slots = np.array([slot], np.int32)
+    return batch
 
 
 def _memory(lost: dict[int, bytes], num_bytes: int) -> BlockBytes:

@@ -29,6 +29,11 @@ class CacheIdentity:
         """One that no other engine has: nothing is known of the model."""
         return cls(secrets.token_bytes(_KEY_BYTES), b"")
 
+    @property
+    def is_unique(self) -> bool:
+        """True of what `unique` returns: nothing that is named by it can be found again."""
+        return not self.layout
+
     def root(self, salt: str = "", adapter: bytes = b"") -> bytes:
         """The parent of a sequence's first block. Only sequences with the same salt and adapter share blocks."""
         found = hashlib.blake2b(digest_size=_KEY_BYTES)

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 
 from octavo.batch import Batch
 from octavo.engine.kv.block_pool import BlockPool
-from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys
+from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys, saving_step
 from octavo.engine.kv.cache_identity import CacheIdentity, block_key, states_key
 from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Sequence
@@ -262,6 +262,8 @@ class KVCacheManager:
                 for position in range(max(first, table.num_passed), end):
                     block_hash = self._group_hash(sequence.block_hashes[position], index)
                     self.pool.register(table.block_ids[position], block_hash)
+            if self.tier is not None:
+                self._keep(self.tier, sequence, first, end)
         if not self._has_windows:
             return
         for group, table in zip(self.layout.groups, sequence.block_tables, strict=True):
@@ -270,6 +272,24 @@ class KVCacheManager:
                 self.pool.free(table.block_ids[position])
                 table.block_ids[position] = 0
             table.num_passed = max(table.num_passed, passed)
+
+    def _keep(self, tier: BlockTier, sequence: Sequence, first: int, end: int) -> None:
+        """Gives the tier the full blocks of the prompt before `end`, with those that answers before it have filled.
+
+        Of what is private, it only learns the keys of the new ones, from `first` on.
+        """
+        request = sequence.request
+        is_private = tier.is_private(request.options.cache_salt)
+        start = first if is_private else sequence.num_kept_blocks
+        stop = end if is_private else min(end, request.num_prompt_tokens // self.block_size)
+        for index, table in enumerate(sequence.block_tables):
+            for position in range(max(start, table.num_passed), stop):
+                block_id, key = table.block_ids[position], self._group_hash(sequence.block_hashes[position], index)
+                if is_private:
+                    tier.hide(key)
+                elif self.pool.find(key) == block_id:
+                    tier.note_computed(block_id, key)
+        sequence.num_kept_blocks = max(sequence.num_kept_blocks, stop)
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size, request = sequence.block_hashes, self.block_size, sequence.request
@@ -307,7 +327,14 @@ class KVCacheManager:
         """Makes the states that a step has kept findable, or frees their slot."""
         if self.states is not None and item.snapshot is not None:
             position = item.snapshot.num_tokens // self.block_size - 1
-            self.states.release(item.snapshot.slot, item.sequence.block_hashes[position] if is_valid else None)
+            block_hash = item.sequence.block_hashes[position]
+            self.states.release(item.snapshot.slot, block_hash if is_valid else None)
+            key = states_key(block_hash)
+            if self.tier is not None and is_valid and self.states.pool.find(key) == item.snapshot.slot:
+                if self.tier.is_private(item.sequence.request.options.cache_salt):
+                    self.tier.hide(key)
+                else:
+                    self.tier.note_computed(item.snapshot.slot, key, of_states=True)
 
     def use(self, tier: BlockTier) -> None:
         """Gives the tier what is evicted from now on, and takes from it."""
@@ -327,6 +354,17 @@ class KVCacheManager:
                 if item.snapshot is not None:
                     states.append(item.state_load._replace(block_id=item.snapshot.slot))
         return self.tier.begin_step(batch, blocks, states)
+
+    def saving_batch(self) -> Batch | None:
+        """A step of one token that nobody needs, to save what the last step has computed. None: there is no room."""
+        if not self.pool.num_free_blocks or (self.states is not None and not self.states.pool.num_free_blocks):
+            return None
+        block_id, slot = self.pool.allocate(), -1
+        self.pool.free(block_id)
+        if self.states is not None:
+            slot = self.states.pool.allocate()
+            self.states.pool.free(slot)
+        return saving_step(len(self.layout.groups), block_id, self.block_size, slot)
 
     def end_step(self, batch: Batch, saved: SavedKeys | None) -> None:
         """Gives the store what a step has saved, also if its results do not count."""

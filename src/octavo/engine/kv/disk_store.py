@@ -1,0 +1,381 @@
+"""Blocks in files: a store that outlives its process, in append-only segments that several processes read.
+
+A folder has the segments of one `CacheIdentity`. One process at a time may write there; it has the lock of the file
+`writer.lock`. A segment is a header and records; each of both ends with a digest of its header, and the content of a
+record begins with a digest of itself (`block_tier.sealed`). The index is made from the headers when the folder is
+opened. Whatever is wrong with a file costs the records in it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import stat
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from octavo.backends.kept_files import WrongFileError, check_private
+from octavo.engine.kv.block_tier import BlockRow, sealed
+from octavo.engine.kv.cache_identity import CacheIdentity
+
+logger = logging.getLogger(__name__)
+
+_MAGIC, _RECORD_MAGIC = b"OCTKV001", b"REC1"
+_SEGMENT_HEAD = struct.Struct("<8s32s200s")  # magic, digest of the identity, label
+_RECORD_HEAD = struct.Struct("<4sBB2x40sQ")  # magic, is it gone, bytes of the key, key, bytes of the content
+_DIGEST_BYTES = 16
+_SEGMENT_BYTES, _RECORD_BYTES = _SEGMENT_HEAD.size + _DIGEST_BYTES, _RECORD_HEAD.size + _DIGEST_BYTES
+_MAX_KEY_BYTES = 40
+_MAX_SEGMENT_BYTES = 256 << 20
+_SEGMENTS_AT_LIMIT = 4  # at least as many, so that the oldest is a part of what is kept
+_MAX_QUEUED_BYTES = 256 << 20  # that wait to be written; what comes then is not kept
+_REFRESH_S = 1.0  # between two looks at what another process has written
+_LOCK = "writer.lock"
+_NAME = re.compile(r"\d{8}\.octkv")
+
+
+class SegmentHead(NamedTuple):
+    """The start of a segment. label: for people."""
+
+    identity: bytes
+    label: str
+
+    @property
+    def content(self) -> bytes:
+        text = self.label.encode()[:200].decode(errors="ignore").encode()
+        return _with_digest(_SEGMENT_HEAD.pack(_MAGIC, self.identity, text))
+
+    @classmethod
+    def read(cls, content: bytes) -> SegmentHead | None:
+        """None: it is damaged, or no segment."""
+        head = _without_digest(content, _SEGMENT_BYTES)
+        if head is None or not head.startswith(_MAGIC):
+            return None
+        _, identity, label = _SEGMENT_HEAD.unpack(head)
+        return cls(identity, label.rstrip(b"\0").decode(errors="replace"))
+
+
+class RecordHead(NamedTuple):
+    """The start of a record. num_bytes: of its content. is_gone: records of this key before it do not count."""
+
+    key: bytes
+    num_bytes: int
+    is_gone: bool = False
+
+    @property
+    def content(self) -> bytes:
+        return _with_digest(_RECORD_HEAD.pack(_RECORD_MAGIC, self.is_gone, len(self.key), self.key, self.num_bytes))
+
+    @classmethod
+    def read(cls, content: bytes) -> RecordHead | None:
+        """None: it is damaged, or none."""
+        head = _without_digest(content, _RECORD_BYTES)
+        if head is None or not head.startswith(_RECORD_MAGIC):
+            return None
+        _, is_gone, key_bytes, key, num_bytes = _RECORD_HEAD.unpack(head)
+        return cls(key[:key_bytes], num_bytes, bool(is_gone))
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """An open segment. end: of the records that are known. is_whole: it can be read, and nothing follows them.
+
+    The file is closed with the last place in it, so that nobody reads from a closed one.
+    """
+
+    path: Path
+    file: FileIO
+    end: int = 0
+    is_whole: bool = False
+    head: SegmentHead | None = None
+
+    @classmethod
+    def open(cls, path: Path) -> Segment:
+        """Raises OSError."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        return cls(path, FileIO(os.open(path, flags), "rb"))
+
+    def new_records(self) -> Iterator[tuple[RecordHead, int]]:
+        """The records after `end`, each with the offset of its content. Raises OSError.
+
+        Ends before what is damaged or not complete; the latter may be complete later.
+        """
+        file, status = self.file.fileno(), os.fstat(self.file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return
+        if self.head is None:
+            self.head = SegmentHead.read(os.pread(file, _SEGMENT_BYTES, 0))
+            self.end = _SEGMENT_BYTES
+        while self.head is not None:
+            head = RecordHead.read(os.pread(file, _RECORD_BYTES, self.end))
+            if head is None or self.end + _RECORD_BYTES + head.num_bytes > status.st_size:
+                break
+            self.end += _RECORD_BYTES + head.num_bytes
+            yield head, self.end - head.num_bytes
+        self.is_whole = self.head is not None and self.end == status.st_size
+
+
+class _Place(NamedTuple):
+    segment: Segment
+    offset: int
+    num_bytes: int
+
+
+class DiskArrival:
+    """Records that a thread reads."""
+
+    def __init__(self, reading: Future[list[bytes | None]]) -> None:
+        self._reading = reading
+
+    def wait(self, timeout_s: float) -> list[bytes | None] | None:
+        """See `Arrival`."""
+        wait([self._reading], timeout_s)
+        return self._reading.result() if self._reading.done() else None
+
+
+class DiskStore:
+    """A `BlockStore` in a folder. A problem with writing is logged once; then nothing more is written."""
+
+    keeps_prompts = True
+    keeps_private = False
+
+    def __init__(self, folder: Path, identity: bytes, limit_bytes: int, label: str = "") -> None:
+        """identity: 32 bytes. limit_bytes: of all segments. Raises OSError or WrongFileError."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(folder.stat())
+        self._folder, self._limit = folder, limit_bytes
+        self._head = SegmentHead(identity, label)
+        self._max_segment = min(_MAX_SEGMENT_BYTES, limit_bytes // _SEGMENTS_AT_LIMIT)
+        self._lock = threading.Lock()  # of what follows
+        self._index: dict[bytes, _Place] = {}
+        self._queued: dict[bytes, BlockRow] = {}
+        self._num_queued_bytes = 0
+        self._scanning = threading.Lock()
+        self._segments: dict[str, Segment] = {}
+        self._refreshed_at = 0.0
+        self._can_write, self._writer_lock = True, -1
+        self._current: Segment | None = None  # that this process appends to
+        self._writing = ThreadPoolExecutor(1, "octavo-kept-writer")
+        self._reading = ThreadPoolExecutor(1, "octavo-kept-reader")
+        self.refresh()
+
+    # --- the engine's thread: nothing waits for the disk ---
+
+    def has(self, key: bytes) -> bool:
+        """See `BlockStore`. Another process may write: now and then a thread looks for that."""
+        with self._lock:
+            if key in self._index or key in self._queued:
+                return True
+            if self._writer_lock < 0 and time.monotonic() - self._refreshed_at > _REFRESH_S:
+                self._refreshed_at = time.monotonic()
+                self._reading.submit(self.refresh)
+        return False
+
+    def load(self, keys: Sequence[bytes]) -> DiskArrival:
+        """See `BlockStore`."""
+        return DiskArrival(self._reading.submit(lambda: [self._read(key) for key in keys]))
+
+    def save(self, key: bytes, data: BlockRow) -> None:
+        """See `BlockStore`."""
+        with self._lock:
+            is_known = key in self._index or key in self._queued
+            if is_known or not self._can_write or self._num_queued_bytes + data.nbytes > _MAX_QUEUED_BYTES:
+                return
+            self._queued[key] = data
+            self._num_queued_bytes += data.nbytes
+        self._writing.submit(self._write, key, data)
+
+    def discard(self, key: bytes) -> None:
+        """See `BlockStore`. It does not come back after a restart, either."""
+        with self._lock:
+            is_known = self._index.pop(key, None) is not None or key in self._queued
+        if is_known:
+            self._writing.submit(self._write, key, None)
+
+    def flush(self) -> None:
+        """Waits until all is written."""
+        self._writing.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Writes what is queued, and lets another process write."""
+        self._writing.shutdown()
+        self._reading.shutdown()
+        if self._writer_lock >= 0:
+            os.close(self._writer_lock)
+            self._writer_lock = -1
+
+    # --- the other threads ---
+
+    def refresh(self) -> None:
+        """Finds records that other processes have written since the last time. Never raises OSError."""
+        with self._scanning:
+            try:
+                names = sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
+                for name in self._segments.keys() - names:
+                    self._drop(self._segments.pop(name))
+                for name in names:
+                    self._scan(name)
+            except OSError as error:
+                logger.warning("%s: the kept prompts cannot be read: %s", self._folder, error.strerror or error)
+
+    def _scan(self, name: str) -> None:
+        try:
+            segment = self._segments.get(name) or Segment.open(self._folder / name)
+            self._segments[name] = segment
+            for head, offset in segment.new_records():
+                if segment.head is None or segment.head.identity != self._head.identity:
+                    segment.is_whole = False
+                    return
+                with self._lock:
+                    if head.is_gone:
+                        self._index.pop(head.key, None)
+                    else:
+                        self._index[head.key] = _Place(segment, offset, head.num_bytes)
+        except OSError as error:
+            logger.info("%s/%s: not read: %s", self._folder, name, error.strerror or error)
+
+    def _drop(self, segment: Segment) -> None:
+        with self._lock:
+            self._index = {key: place for key, place in self._index.items() if place.segment is not segment}
+
+    def _read(self, key: bytes) -> bytes | None:
+        with self._lock:
+            place, data = self._index.get(key), self._queued.get(key)
+        if place is None:
+            return None if data is None else sealed(key, data)
+        return os.pread(place.segment.file.fileno(), place.num_bytes, place.offset)
+
+    def _write(self, key: bytes, data: BlockRow | None) -> None:
+        """Appends a record; data None: the note that those before it do not count."""
+        try:
+            if self._can_write and self._may_write():
+                self._append(key, b"" if data is None else sealed(key, data), is_gone=data is None)
+        except OSError as error:
+            self._can_write = False
+            logger.warning(
+                "%s: no more prompts are kept: %s; the answers stay the same", self._folder, error.strerror or error
+            )
+        finally:
+            with self._lock:
+                if data is not None:
+                    del self._queued[key]
+                    self._num_queued_bytes -= data.nbytes
+
+    def _may_write(self) -> bool:
+        """True: this process is the writer. Raises OSError if the folder is read-only."""
+        if self._writer_lock >= 0:
+            return True
+        file = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self.refresh()  # what the last writer has written
+        self._writer_lock = file
+        return True
+
+    def _append(self, key: bytes, content: bytes, *, is_gone: bool) -> None:
+        record = RecordHead(key, len(content), is_gone).content + content
+        if len(record) + _SEGMENT_BYTES > self._max_segment:
+            raise OSError(errno.EFBIG, f"a block takes {len(record)} bytes; raise prompt_cache_size")
+        with self._scanning:
+            segment = self._segment_for(len(record))
+            start = segment.end
+            _write_at(segment, record)
+            segment.end += len(record)
+            with self._lock:
+                if is_gone:
+                    self._index.pop(key, None)
+                else:
+                    self._index[key] = _Place(segment, start + _RECORD_BYTES, len(content))
+
+    def _segment_for(self, num_bytes: int) -> Segment:
+        """The one to append to: the last, if it is whole and has room, else a new one in place of the oldest."""
+        last = self._segments[max(self._segments)] if self._segments else None
+        if last is not None and last.end + num_bytes <= self._max_segment:
+            if last is not self._current and _may_go_on(last, self._head):
+                self._current = self._segments[last.path.name] = _writable(last)
+                self._move(last, self._current)
+                last = self._current
+            if last is self._current:
+                self._make_room(num_bytes)
+                return last
+        self._make_room(num_bytes + _SEGMENT_BYTES)
+        taken = [name for name in os.listdir(self._folder) if _NAME.fullmatch(name)]
+        path = self._folder / f"{int(max(taken)[:8]) + 1 if taken else 0:08}.octkv"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        segment = Segment(path, FileIO(os.open(path, flags, 0o600), "r+b"), head=self._head)
+        self._current = self._segments[path.name] = segment
+        _write_at(segment, self._head.content)
+        segment.end = _SEGMENT_BYTES
+        return segment
+
+    def _move(self, old: Segment, new: Segment) -> None:
+        with self._lock:
+            for key, place in self._index.items():
+                if place.segment is old:
+                    self._index[key] = place._replace(segment=new)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Removes the oldest segments until there is room for so many bytes more."""
+        sizes = {name: os.fstat(each.file.fileno()).st_size for name, each in self._segments.items()}
+        total = sum(sizes.values()) + num_bytes
+        for name in sorted(sizes):
+            segment = self._segments[name]
+            if total <= self._limit or segment is self._current:
+                break
+            segment.path.unlink(missing_ok=True)
+            self._drop(self._segments.pop(name))
+            total -= sizes[name]
+
+
+def open_disk_store(root: Path, identity: CacheIdentity, limit_bytes: int, label: str) -> DiskStore | None:
+    """The store of a model in its own folder of `root`. None, with a warning: there can be none."""
+    folder = root / identity.root().hex()[:32]
+    try:
+        return DiskStore(folder, identity.root(), limit_bytes, label)
+    except (OSError, WrongFileError) as error:
+        logger.warning("%s: prompts are not kept: %s", folder, getattr(error, "strerror", None) or error)
+        return None
+
+
+def _may_go_on(segment: Segment, head: SegmentHead) -> bool:
+    return segment.is_whole and segment.head is not None and segment.head.identity == head.identity
+
+
+def _writable(segment: Segment) -> Segment:
+    file = FileIO(os.open(segment.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b")
+    return Segment(segment.path, file, segment.end, is_whole=True, head=segment.head)
+
+
+def _write_at(segment: Segment, content: bytes) -> None:
+    """Appends to a segment, or raises OSError and leaves it as it was."""
+    file, left, end = segment.file.fileno(), memoryview(content), segment.end
+    try:
+        while left:
+            count = os.pwrite(file, left, end)
+            left, end = left[count:], end + count
+    except OSError:
+        os.ftruncate(file, segment.end)
+        raise
+
+
+def _with_digest(head: bytes) -> bytes:
+    return head + hashlib.blake2b(head, digest_size=_DIGEST_BYTES).digest()
+
+
+def _without_digest(content: bytes, num_bytes: int) -> bytes | None:
+    head = content[:-_DIGEST_BYTES]
+    return head if len(content) == num_bytes and _with_digest(head) == content else None
