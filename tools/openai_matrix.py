@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from octavo.batches.lines import ENDPOINTS
 from octavo.sampling_params import (
     MAX_CHOICES,
     MAX_LIST_ITEMS,
@@ -22,6 +23,7 @@ from octavo.sampling_params import (
 from octavo.server.endpoints.tokenize import MAX_TOKENS, DetokenizeRequest, TokenizeRequest
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.protocols.anthropic.request import CountTokensRequest, MessagesRequest
+from octavo.server.protocols.batches.request import BatchRequest
 from octavo.server.protocols.embedding import MAX_INPUTS
 from octavo.server.protocols.openai.chat_request import MAX_MESSAGES, ChatCompletionRequest
 from octavo.server.protocols.openai.completion_request import CompletionRequest
@@ -395,6 +397,23 @@ COUNT_TOKENS = Route(
     {**ASKED, "thread": Entry({"type": "continue"}, {"type": "new"}, "create, continue", without_effect=NAMED)},
     {"max_tokens": 5, "stream": True},
 )
+BATCHES = Route(
+    "/v1/batches",
+    BatchRequest,
+    {"input_file_id": "file-1", "endpoint": "/v1/chat/completions"},
+    {
+        "input_file_id": Entry("file-1", 1, "the id of a file with the purpose `batch`"),
+        "endpoint": Entry("/v1/completions", "/v1/rerank", ", ".join(f"`{path}`" for path in ENDPOINTS)),
+        "completion_window": Entry("24h", "25d", "1m to 7d; 24h if left out"),
+        "metadata": Entry({"a": "b"}, {"a": 1}, "16 texts; echoed", without_effect=SPEAKS_ONLY),
+        "output_expires_after": Entry(
+            {"anchor": "created_at", "seconds": 3600},
+            {"anchor": "created_at", "seconds": 60},
+            "`created_at` and 3600 to 2592000 seconds",
+        ),
+    },
+    {"model": "fake", "requests": []},
+)
 A_CONTENT = {"messages": None, "content": "Hi"}
 A_PROMPT = {"messages": None, "prompt": "Hi"}
 TOKENIZE = Route(
@@ -492,6 +511,7 @@ ROUTES = (
     COMPACT,
     MESSAGES_ROUTE,
     COUNT_TOKENS,
+    BATCHES,
     TOKENIZE,
     DETOKENIZE,
     TGI_BODY,

@@ -14,7 +14,7 @@ import pytest
 
 from octavo.batches.journal import Journal
 from octavo.batches.lines import BatchLine, LineError, LineResult, read_lines
-from octavo.batches.runner import BatchRunner, Call, LineAnswer, in_order
+from octavo.batches.runner import BatchRunner, Call, LineAnswer, next_window
 
 OK = LineAnswer(200, b"{}", "req")
 
@@ -47,12 +47,8 @@ def test_as_many_at_once_as_there_is_room_for() -> None:
 
 def test_lines_with_the_same_beginning_come_together() -> None:
     prompts = ["b 1", "a 1", "b 2", "a 2"]
-    assert [each.body["prompt"] for each in in_order(map(line, range(4), prompts)) if isinstance(each, BatchLine)] == [
-        "a 1",
-        "a 2",
-        "b 1",
-        "b 2",
-    ]
+    window = next_window(map(line, range(4), prompts))
+    assert [each.body["prompt"] for each in window if isinstance(each, BatchLine)] == ["a 1", "a 2", "b 1", "b 2"]
 
 
 def test_a_line_without_room_tries_again_and_an_engine_that_ends_only_a_few_times() -> None:

@@ -22,6 +22,7 @@ SHORT = ("--input-len", "4", "--output-len", "4", "--iterations", "1")
 COMMANDS = {
     "bench latency": ("MODEL", *SHORT),
     "bench profile": ("MODEL", "--rows", "1", "--prefill", "4", "--context", "4", "--iterations", "1"),
+    "bench speculation": ("MODEL", "--turns", "1", "--output-len", "4", "--max-model-len", "256"),
     "bench throughput": ("MODEL", *SHORT, "--num-prompts", "2"),
     "compare": ("MODEL", "--window", "32", "--turns", "0"),
     "convert": ("MODEL", "OUT/float.gguf", "--dtype", "f32"),

@@ -184,7 +184,7 @@ def test_an_answer_in_one_piece_that_nobody_reads(shell: Shell) -> None:
     with shell.connect() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(request(CHAT, call(messages=[{"role": "user", "content": text}])))
-        wait_until(lambda: len(psutil.Process().net_connections()) <= num_connections + 1, timeout=30)
+        wait_until(lambda: len(psutil.Process().net_connections()) <= num_connections + 1, seconds=30)
 
 
 def test_an_error_in_the_middle(shell: Shell) -> None:

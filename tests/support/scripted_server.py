@@ -100,6 +100,7 @@ def scripted_server(
             await manager.load(None)
             await server.serve(sockets=[listener])
             await manager.close()
+            await app.state.server.batches.close()
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()
