@@ -147,7 +147,7 @@ def test_completion(tmp_path: Path) -> None:
         asked = {"_OCTAVO_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         return octavo(env={**env, **asked}).stdout.split()
 
-    assert completed("octavo ru") == ["plain,run", "plain,run-batch"]
+    assert completed("octavo ru") == ["plain,run"]
     assert completed("octavo run qwen3:0") == ["plain,qwen3:0.6b"]
     assert "plain,--max-num-seqs" in completed("octavo serve --max-n")
     assert completed("octavo run ./mod") == ["file,./mod"]
