@@ -32,6 +32,7 @@ _COMMANDS = {
     "pull": "models.pull",
     "list": "models.list_models",
     "rm": "models.rm",
+    "cache": "cache.cache",
     "show": "show.show",
     "batch": "batch.batch",
     "run-batch": "batch.run_batch",

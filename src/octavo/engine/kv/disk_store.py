@@ -379,3 +379,49 @@ def _with_digest(head: bytes) -> bytes:
 def _without_digest(content: bytes, num_bytes: int) -> bytes | None:
     head = content[:-_DIGEST_BYTES]
     return head if len(content) == num_bytes and _with_digest(head) == content else None
+
+
+class KeptFolder(NamedTuple):
+    """The segments of one identity. label: of the model, empty if no segment is readable."""
+
+    path: Path
+    label: str
+    num_bytes: int
+    written_at: float
+
+    @classmethod
+    def all(cls, root: Path) -> list[KeptFolder]:
+        """Those below the root that have segments, the last written first. Raises OSError."""
+        folders = [cls._of(path, segments) for path in root.iterdir() if (segments := _segments_in(path))]
+        return sorted(folders, key=lambda each: -each.written_at)
+
+    @classmethod
+    def _of(cls, path: Path, segments: list[Path]) -> KeptFolder:
+        status = [each.stat() for each in segments]
+        label = ""
+        for each in segments:
+            with each.open("rb") as file:
+                head = SegmentHead.read(file.read(_SEGMENT_BYTES))
+            label = label if head is None else head.label
+        return cls(path, label, sum(each.st_size for each in status), max(each.st_mtime for each in status))
+
+    def clear(self) -> bool:
+        """Deletes the segments. False: a process writes there, and nothing is deleted. Raises OSError."""
+        file = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for segment in _segments_in(self.path):
+                segment.unlink(missing_ok=True)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(file)
+        return True
+
+
+def _segments_in(folder: Path) -> list[Path]:
+    if not re.fullmatch(r"[0-9a-f]{32}", folder.name) or folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(
+        path for path in folder.iterdir() if _NAME.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode)
+    )
