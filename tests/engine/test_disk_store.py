@@ -8,6 +8,8 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +18,15 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.engine.engine import Engine
+from octavo.engine.engine_thread import EngineThread
 from octavo.engine.kv import disk_store
 from octavo.engine.kv.block_tier import BlockRow, opened
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.disk_store import DiskStore, RecordHead, SegmentHead, open_disk_store
 from octavo.errors import UsageError
-from tests.engine.test_block_tier import CASES, PARAMS, PROMPT, bits, cached, finish, make_engine, run
+from tests.engine.test_block_tier import CASES, PARAMS, PARTS, PROMPT, bits, cached, finish, make_engine, run
 from tests.support.fake_executor import create_request
-from tests.support.text_models import save_decoder
+from tests.support.text_models import save_decoder, save_hybrid
 
 IDENTITY = bytes(range(32))
 KEYS = [bytes([i]) * 32 for i in range(4)] + [b"w" * 34, b"s" * 38]  # also of a window's group, and of states
@@ -313,6 +316,23 @@ def test_the_last_block_of_a_prompt_is_kept_when_the_engine_ends(tmp_path: Path)
     assert restarted("llama", tmp_path / "a", PROMPT[:41])[1] == 40
 
 
+def test_an_idle_engine_keeps_the_last_block_too(tmp_path: Path) -> None:
+    has_last = threading.Event()
+
+    class WatchedStore(DiskStore):
+        def save(self, key: bytes, data: BlockRow) -> None:
+            super().save(key, data)
+            if len(self._queued.keys() | self._index.keys()) == 5:
+                has_last.set()
+
+    engine = make_engine("llama", WatchedStore(tmp_path / "a", IDENTITY, 1 << 20))
+    thread = EngineThread(engine)
+    thread.submit(create_request(engine, "0", PROMPT[:41], replace(PARAMS, max_tokens=1)), lambda _: None)
+    assert has_last.wait(20)  # as long as nobody asks for more
+    thread.close()
+    assert restarted("llama", tmp_path / "a", PROMPT[:41])[1] == 40
+
+
 def test_a_conversation_is_kept_with_the_answers_in_it(tmp_path: Path) -> None:
     engine = make_engine("llama", open_store(tmp_path / "a"))
     engine.add_request(create_request(engine, "0", PROMPT[:20], replace(PARAMS, max_tokens=14)))
@@ -363,3 +383,21 @@ def test_a_model_keeps_its_prompts_through_a_restart(tmp_path: Path, monkeypatch
     for wrong in ({"prompt_cache_size": "big"}, {"prompt_cache_dir": ""}, {"prompt_cache_private": 1}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             answer(**wrong)
+
+
+@pytest.mark.parametrize("save", [save_decoder, save_hybrid])
+@pytest.mark.parametrize("options", PARTS, ids=str)
+def test_parts_of_a_model_keep_their_parts_of_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], save: Callable[[Path], Path]
+) -> None:
+    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
+    model, params = save(tmp_path / "model"), SamplingParams(temperature=0, max_tokens=1)
+    sizes = {"max_model_len": 96, "max_num_seqs": 2, "num_threads": 1, "kv_cache_memory": 1 << 20}
+    answers = []
+    for _ in range(2):
+        with LLM(str(model), prompt_cache_dir=str(tmp_path / "kept"), **sizes, **options) as llm:  # type: ignore[arg-type]
+            [output] = llm.generate("one two three four five six seven", params)
+            answers.append((output.outputs[0].token_ids, output.num_cached_tokens))
+    (first, before), (second, after) = answers
+    assert (first, before) == (second, 0)
+    assert after >= 16

@@ -171,19 +171,23 @@ class Engine:
             self.executor.wake_up()
             self._is_asleep = False
 
-    def close(self) -> None:
-        """Has the store, if there is one, keep what the last steps have computed. The executor is still there."""
+    def save_computed(self) -> None:
+        """Has the store keep what the last step has computed, by a step of its own. Only without requests."""
         tier = self._kv_cache.tier
-        if tier is None:
+        if tier is None or not tier.has_losses or self._is_asleep or self._in_flight or self._ended:
             return
-        if tier.has_losses and not (self._is_asleep or self._in_flight or self._ended):
-            batch = self._kv_cache.saving_batch()
-            if batch is not None:
-                saved = tier.begin_step(batch, [], [])
-                with suppress(OctavoError):  # an executor that has failed has nothing to save
-                    self.executor.submit(batch).wait()
-                    tier.end_step(batch, saved)
-        tier.close()
+        batch = self._kv_cache.saving_batch()
+        if batch is not None:
+            saved = tier.begin_step(batch, [], [])
+            self.executor.submit(batch).wait()
+            tier.end_step(batch, saved)
+
+    def close(self) -> None:
+        """Ends the use of the store, if there is one. The executor is still there."""
+        if self._kv_cache.tier is not None:
+            with suppress(OctavoError):  # an executor that has failed has nothing to save
+                self.save_computed()
+            self._kv_cache.tier.close()
 
     # --- requests ---
 

@@ -127,6 +127,8 @@ class EngineThread:
 
     def _take_commands(self) -> bool:
         """Waits for work, then executes the callers' submissions and aborts. False: the engine is closed."""
+        if not self.engine.has_work:
+            self.engine.save_computed()
         with self._wake:
             while not (self._added or self._aborted or self._calls or self._is_closing or self.engine.has_work):
                 self._wake.wait()
