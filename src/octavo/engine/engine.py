@@ -185,7 +185,7 @@ class Engine:
     def close(self) -> None:
         """Ends the use of the store, if there is one. The executor is still there."""
         if self._kv_cache.tier is not None:
-            with suppress(OctavoError):  # an executor that has failed has nothing to save
+            with suppress(Exception):  # an executor that has failed has nothing to save
                 self.save_computed()
             self._kv_cache.tier.close()
 

@@ -36,7 +36,6 @@ _SEGMENT_HEAD = struct.Struct("<8s32s200s")  # magic, digest of the identity, la
 _RECORD_HEAD = struct.Struct("<4sBB2x40sQ")  # magic, is it gone, bytes of the key, key, bytes of the content
 _DIGEST_BYTES = 16
 _SEGMENT_BYTES, _RECORD_BYTES = _SEGMENT_HEAD.size + _DIGEST_BYTES, _RECORD_HEAD.size + _DIGEST_BYTES
-_MAX_KEY_BYTES = 40
 _MAX_SEGMENT_BYTES = 256 << 20
 _SEGMENTS_AT_LIMIT = 4  # at least as many, so that the oldest is a part of what is kept
 _MAX_QUEUED_BYTES = 256 << 20  # that wait to be written; what comes then is not kept
