@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from octavo.backends.cpu import ceilings
 from octavo.cli.main import octavo
+from octavo.engine.kv.cache_identity import CacheIdentity
+from octavo.engine.kv.disk_store import open_disk_store
 from octavo.server.registry import registered
 from tests.support.processes import octavo_here
 
@@ -24,6 +27,7 @@ COMMANDS = {
     "bench profile": ("MODEL", "--rows", "1", "--prefill", "4", "--context", "4", "--iterations", "1"),
     "bench speculation": ("MODEL", "--turns", "1", "--output-len", "4", "--max-model-len", "256"),
     "bench throughput": ("MODEL", *SHORT, "--num-prompts", "2"),
+    "cache list": ("OUT",),
     "compare": ("MODEL", "--window", "32", "--turns", "0"),
     "convert": ("MODEL", "OUT/float.gguf", "--dtype", "f32"),
     "doctor": (),
@@ -66,6 +70,11 @@ def test_no_key_has_spaces(command: str, tiny: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ceilings, "_BEYOND_CACHES", 1 << 20)
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     words = [str(tiny) if word == "MODEL" else word.replace("OUT", str(tmp_path)) for word in COMMANDS[command]]
+    if command == "cache list":
+        store = open_disk_store(tmp_path, CacheIdentity(b"tiny", b"layout"), 1 << 20, "tiny")
+        assert store is not None
+        store.save(bytes(32), np.zeros(3000, np.uint8))
+        store.close()
     with registered("http://127.0.0.1:1", ("tiny",), time.time()):
         result = octavo_here(*command.split(), *words, "--json")
     assert result.returncode == 0, result.stderr
