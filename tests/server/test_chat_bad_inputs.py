@@ -290,7 +290,7 @@ FIELDS = {
     "audio": ('"audio": {"voice": "x"}', "audio", "unsupported_parameter"),
     "functions": ('"functions": [{}]', "functions", "array_above_max_length"),
     "web_search_options": ('"web_search_options": {}', "web_search_options", "unsupported_parameter"),
-    "service_tier": ('"service_tier": "flex"', "service_tier", "invalid_value"),
+    "service_tier": ('"service_tier": "slow"', "service_tier", "invalid_value"),
     "spaces": ('"spaces_between_special_tokens": false', "spaces_between_special_tokens", "unsupported_value"),
     "length_penalty": ('"length_penalty": 2', "length_penalty", "invalid_value"),
     "beams": ('"use_beam_search": true, "n": 2, "top_p": 0.5', "top_p", "unsupported_value"),
