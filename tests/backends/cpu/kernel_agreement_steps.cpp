@@ -97,6 +97,55 @@ void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_di
     }
 }
 
+// Queries of two requests over the rows of another domain: one step that writes these, and one that only reads them.
+void compare_cross(Judge& judge, Random& random, int32_t head_dim, int32_t block_size, KvType type) {
+    Call call;
+    call.kernel = "cross_attention";
+    call.weights = {Operand{}, type == KvType::int8 ? random_vector(random, 2 * head_dim) : Operand{}};
+    call.ints = {4, 2, head_dim, 0, 0, FIRST_FURTHER_DOMAIN, static_cast<int64_t>(type)};
+    call.floats = {0.125f};
+    call.cols = 4 * head_dim;
+    const Batch written(0, 45, block_size);
+    std::vector<Memory> caches;
+    std::vector<LayerCache> layers;
+    for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) {
+        Args args{};
+        args.ints = call.ints.data();
+        const size_t bytes = find_kernel(call.kernel, Isa::scalar)->cache(args, block_size);
+        caches.emplace_back(bytes * 2 * 128 / block_size);
+        layers.push_back({caches.back().data(), bytes, block_size});
+    }
+    for (const int32_t num_tokens : {7, 1}) {
+        const Batch batch(0, num_tokens, block_size);
+        const bool writes = num_tokens > 1;
+        const int32_t count = writes ? written.step.num_tokens : 0;
+        const DomainRows domain = {
+            count, 2, nullptr, nullptr, 0, written.lengths.data(), writes ? written.slots.data() : nullptr};
+        call.step = batch.step;
+        call.step.further = &domain;
+        call.limits = call.step;
+        call.limits.num_tokens = written.step.num_tokens;
+        call.limits.block_table_stride = 128;  // as a limit: tokens of a sequence
+        call.rows = batch.step.num_tokens;
+        call.inputs = matrices(random_matrix(random, call.rows, 4 * head_dim),
+                               writes ? random_matrix(random, count, 2 * head_dim) : Matrix(),
+                               writes ? random_matrix(random, count, 2 * head_dim) : Matrix());
+        const Matrix expected = run(call, Isa::scalar, 1, call.rows, &layers[0]);
+        for (size_t level = 1; level < layers.size(); ++level) {
+            const Matrix output = run(call, static_cast<Isa>(level), 1 + num_tokens % 3, call.rows, &layers[level]);
+            const std::string what = std::to_string(head_dim) + " dimensions, blocks of " + std::to_string(block_size);
+            // With a float16 cache AMX has an arithmetic of its own.
+            const bool own = uses_tiles(static_cast<Isa>(level)) && type == KvType::float16;
+            judge.check(call.kernel, static_cast<int>(level), what, expected.values.data(),
+                        (own && are_close(expected.values, output.values) ? expected : output).values.data(),
+                        output.values.size);
+            judge.check(call.kernel, static_cast<int>(level), what + ", cache",
+                        reinterpret_cast<float*>(caches[0].data()), reinterpret_cast<float*>(caches[level].data()),
+                        caches[0].size() / sizeof(float));
+        }
+    }
+}
+
 // Three steps on states that the one before left: the second starts in the middle of a chunk and keeps a copy of the
 // state within it, the third starts from that copy. `size`: floats of the state of one of four slots.
 void compare_state(Judge& judge, Random& random, Call& call, const std::vector<int32_t>& input_cols, size_t size,
@@ -208,6 +257,7 @@ void compare_positions(Judge& judge, Random& random) {
                 for (Call* call : {&plain, &fused})
                     call->weights.push_back(kv_type == 1 ? random_vector(random, 2 * head_dim) : Operand{});
                 for (Call* call : {&plain, &fused}) compare_attention(judge, random, *call, head_dim, block_size);
+                compare_cross(judge, random, head_dim, block_size, static_cast<KvType>(kv_type));
             }
     }
 }
