@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from octavo.batch import Batch, StepOutput
 from octavo.engine import engine as engine_module
 from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.speculation.draft_source import DraftSource
+from octavo.engine.speculation.speculation import Speculation
+from octavo.engine.step_times import StepTimes
 from octavo.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from tests.support.answers import Answers
@@ -244,3 +249,16 @@ def test_prompts_are_admitted_beside_endless_drafts(monkeypatch: pytest.MonkeyPa
     assert len(waits) >= 4
     assert max(waits) <= 3
     assert engine.metrics.num_accepted_draft_tokens_total["script"] > 200 * users
+
+
+def test_nobody_guesses_in_a_crowd() -> None:
+    class NoSource(DraftSource):
+        """Fails the test if it is asked."""
+
+        def open(self, sequence: object) -> None:
+            raise AssertionError(sequence)
+
+    crowd = [SimpleNamespace(draft_token_ids=[1], token_ids=[1], num_computed_tokens=0) for _ in range(17)]
+    speculation = Speculation([NoSource.__new__(NoSource)], StepTimes(), EngineMetrics(num_blocks=1))
+    assert not speculation.would_draft(crowd, [0] * 17)  # type: ignore[arg-type]
+    assert not speculation.may_draft_next(crowd)  # type: ignore[arg-type]

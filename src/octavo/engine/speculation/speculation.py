@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENOUGH = 2.0  # expected tokens of a draft from which the draft model is not asked
+_CROWD = 16  # sequences beyond which nobody guesses: a guess takes 20 us, and rows beside so many cost their full time
 _LIKELY = 0.5  # odds of the next token from which the step after it waits for it
 
 
@@ -68,6 +69,8 @@ class Speculation:
                 num_rows += 1
                 if _may_draft(sequence):
                     sequences.append(sequence)
+        if num_rows > _CROWD:
+            return
         found = [(sequence, *guess) for sequence in sequences if (guess := self._guess(sequence, ())) is not None]
         if self.drafter is not None and sequences and self.drafter.pays(num_rows):
             self._ask_model(self.drafter, sequences, num_rows)
@@ -102,6 +105,8 @@ class Speculation:
     def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
         """True if the step after this one gets drafts. token_ids: one for each sequence, which it has not taken yet."""
         chains = []
+        if len(token_ids) > _CROWD:
+            return False
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             guess = self._guess(sequence, (token_id,)) if _may_draft(sequence, 1) else None
             if guess is not None:
@@ -115,8 +120,10 @@ class Speculation:
 
         Then it must not be submitted before.
         """
-        chains, num_rows = [], 0
-        for sequence in sequences:
+        chains, num_rows, waiting = [], 0, list(sequences)
+        if len(waiting) > _CROWD:
+            return False
+        for sequence in waiting:
             num_rows += 1
             guess = self._guess(sequence, ()) if _may_draft(sequence, 1) else None
             if guess is not None and guess[1][0] >= _LIKELY:
