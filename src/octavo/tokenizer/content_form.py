@@ -17,47 +17,42 @@ _CALL_ID = "call12345"  # nine letters and digits, which Mistral's templates ask
 
 
 class ContentForms:
-    """The forms that one template takes, role by role. Each role is tried once, when it first comes.
+    """The forms that one template takes, role by role. Each form is tried once for a role, when it is first asked for.
 
     render: the template's text of a conversation; None if it fails.
     """
 
     def __init__(self, render: Callable[[Sequence[Mapping[str, Any]]], str | None]) -> None:
         self._render = render
-        self._shown: dict[str, tuple[bool, bool]] = {}
+        self._shown: dict[tuple[str, bool], bool] = {}
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The messages with the content in the template's form; what it takes as it is stays the same."""
         return [self._fit(message) for message in messages]
 
     def _fit(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        content = message.get("content")
+        content, role = message.get("content"), message["role"]
         if isinstance(content, str):
-            shows_text, shows_parts = self._shows(message["role"])
-            return message if shows_text or not shows_parts else {**message, "content": _parts(content)}
-        if isinstance(content, (list, tuple)) and not self._shows(message["role"])[1]:
+            takes_parts = not self._shows(role, in_parts=False) and self._shows(role, in_parts=True)
+            return {**message, "content": _parts(content)} if takes_parts else message
+        if isinstance(content, (list, tuple)) and not self._shows(role, in_parts=True):
             return {**message, "content": "\n".join(part["text"] for part in content)}
         return message
 
-    def _shows(self, role: str) -> tuple[bool, bool]:
-        """True if the template shows a string in a message of this role, and the same of parts."""
-        if role not in self._shown:
+    def _shows(self, role: str, *, in_parts: bool) -> bool:
+        """True if the template shows a text in a message of this role: a string, or a list of one part."""
+        found = self._shown.get((role, in_parts))
+        if found is None:
             before, after = _around(role)
-            around = [self.fit(messages) for messages in (before, after)]
-            text, parts = (
-                self._render([*around[0], {**_message(role), "content": content}, *around[1]]) or ""
-                for content in (_WORD, _parts(_WORD))
-            )
-            self._shown[role] = _has_word(text), _has_word(parts) and not _LITERAL.search(parts)
-        return self._shown[role]
+            message = {**_message(role), "content": _parts(_WORD) if in_parts else _WORD}
+            text = self._render([*self.fit(before), message, *self.fit(after)]) or ""
+            found = _WORD.lower() in text.lower() and not (in_parts and _LITERAL.search(text))
+            self._shown[role, in_parts] = found
+        return found
 
 
 def _parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
-
-
-def _has_word(text: str) -> bool:
-    return _WORD.lower() in text.lower()
 
 
 def _message(role: str) -> dict[str, Any]:
