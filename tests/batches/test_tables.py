@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.batches.lines import BatchLine, LineError
+from octavo.batches.runner import next_window
 from octavo.batches.tables import read_table
 from octavo.errors import UsageError
 
@@ -23,6 +24,12 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "in.csv"
     path.write_text(TABLE, encoding="utf-8", newline="")
     return path
+
+
+def test_prompts_count_as_bytes_of_what_is_read_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("prompt\n" + f"{'é' * 100_000}\n" * 100, encoding="utf-8")
+    assert len(next_window(read_table(path, None, None, None))) == 42  # 8 MiB
 
 
 def test_a_column_and_a_template(table: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +19,7 @@ from octavo.batches.store import MAX_ACTIVE_BATCHES, BatchStore, StoredBatch, St
 from octavo.errors import UsageError
 from octavo.server.batch_worker import BatchWorker
 from octavo.server.http.in_memory import BATCH, BatchCaller
+from tests.support.waiting import wait_until_async
 
 Answering = Callable[[BatchCaller, Any], Awaitable[None]]
 
@@ -47,9 +49,12 @@ async def run_batch(path: Path, answering: Answering, num_lines: int, *, seconds
     try:
         batch = await worker.use(lambda store: prepared(store, num_lines, seconds))
         await worker.add(batch)
-        while not (found := await worker.find("owner", batch.id) or batch).has_ended:
-            await asyncio.sleep(0)
-        return found
+
+        async def has_ended() -> StoredBatch | None:
+            found = await worker.find("owner", batch.id)
+            return found if found is not None and found.has_ended else None
+
+        return cast("StoredBatch", await wait_until_async(has_ended))
     finally:
         await worker.close()
 
@@ -127,6 +132,28 @@ def test_a_full_disk_fails_the_batch_and_keeps_what_is_written(tmp_path: Path, m
     store.close()
 
 
+@pytest.mark.parametrize("num_refused", [1, 2])
+def test_a_database_without_room_fails_the_batch(
+    tmp_path: Path, num_refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = BatchStore.add_file, []
+
+    def add_file(self: BatchStore, *args: Any) -> Any:
+        if args[2] == "batch_output" and len(refused) < num_refused:
+            refused.append(args)
+            raise sqlite3.OperationalError("database or disk is full")
+        return real(self, *args)
+
+    monkeypatch.setattr(BatchStore, "add_file", add_file)
+
+    async def at_once(_: BatchCaller, __: Any) -> None:
+        return
+
+    batch = asyncio.run(run_batch(tmp_path, at_once, 2))
+    assert (batch.status, batch.errors[0]["message"]) == ("failed", "the store: database or disk is full")
+    assert len(refused) == num_refused
+
+
 def test_a_store_has_one_server_and_limits_a_key(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, b"first")
     with pytest.raises(UsageError, match="used by another server"):
@@ -142,4 +169,8 @@ def test_a_store_has_one_server_and_limits_a_key(tmp_path: Path) -> None:
     again.close()
     (tmp_path / "batches.sqlite").write_bytes(b"something else" * 100)
     with pytest.raises(UsageError, match="--batch-store"):
+        BatchStore(tmp_path, b"salt")
+    (tmp_path / "batches.sqlite").unlink()
+    (tmp_path / "batches.sqlite").mkdir()
+    with pytest.raises(UsageError, match=r"--batch-store .*: Is a directory"):
         BatchStore(tmp_path, b"salt")

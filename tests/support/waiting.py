@@ -5,6 +5,7 @@ machine and too long on any other.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,12 +28,16 @@ def wait_until(condition: Callable[[], Any], what: Callable[[], object] | str = 
 async def wait_until_async(
     condition: Callable[[], Any], what: Callable[[], object] | str = "", seconds: float = 20.0
 ) -> Any:
-    """The same in an event loop, which goes on meanwhile."""
+    """The same in an event loop, which goes on meanwhile. condition: may also return an awaitable of the value."""
     end = time.monotonic() + seconds
-    while not (value := condition()):
+    while not (value := await _awaited(condition())):
         _check(end, what, seconds)
         await asyncio.sleep(PAUSE_S)
     return value
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
 
 
 def _check(end: float, what: Callable[[], object] | str, seconds: float) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from octavo.batches.lines import BatchLine, LineError, LineResult, failed
 
+SPARE_LINES = 4  # wait beside those that run, so that no row of a step stays empty
 _WINDOW_BYTES = 8 << 20
 _WINDOW = 1000  # lines that are put in order: a shared beginning is then computed once
 _PREFIX_CHARS = 4096

@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import secrets
-import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.errors import UsageError
+from octavo.private_database import open_private
 
 MAX_FILE_BYTES = 200 << 20
 MAX_LINES = 50_000
@@ -24,9 +24,8 @@ MAX_OWNED_BYTES = 8 << 30
 MAX_OWNED_FILES = 10_000
 MAX_ACTIVE_BATCHES = 64
 FILE_S = 30 * 24 * 3600  # a file of this purpose is kept so long unless its upload says otherwise
-_APPLICATION_ID = 0x0C7A51  # marks our files for SQLite
+_APPLICATION_ID = 0x0C7A51
 _TABLES = """
-CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS files (
   number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, purpose TEXT NOT NULL,
   filename TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER);
@@ -112,14 +111,17 @@ class BatchStore:
         except OSError as error:
             raise UsageError(f"--batch-store {path}: {error.strerror}") from None
         try:
-            self._database = _opened(path / "batches.sqlite")
-            with self._database:
-                self._database.execute("INSERT INTO salt SELECT ? WHERE NOT EXISTS (SELECT * FROM salt)", (salt,))
-            [found] = self._database.execute("SELECT value FROM salt").fetchone()
-            self.salt = bytes(found)
-        except sqlite3.Error as error:
+            self._database, self.salt = open_private(
+                path / "batches.sqlite",
+                f"--batch-store {path}",
+                _TABLES,
+                application_id=_APPLICATION_ID,
+                salt=salt,
+                synchronous="FULL",
+            )
+        except UsageError:
             os.close(self._lock)
-            raise UsageError(f"--batch-store {path}: {error}") from None
+            raise
         for leftover in path.glob("*.upload"):
             leftover.unlink(missing_ok=True)
 
@@ -267,21 +269,6 @@ def new_batch(owner: str, **fields: Any) -> StoredBatch:
         error_file_id=f"file-{name}-errors",
         **fields,
     )
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    """The database, which only this user may read. Raises sqlite3.Error or OSError."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    database = sqlite3.connect(path, check_same_thread=False)
-    [application] = database.execute("PRAGMA application_id").fetchone()
-    [num_tables] = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-    if num_tables and application != _APPLICATION_ID:
-        raise sqlite3.DatabaseError("it is a database of another program")
-    database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = FULL")
-    database.executescript(_TABLES)
-    return database
 
 
 def _to_json(batch: StoredBatch) -> str:

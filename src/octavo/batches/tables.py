@@ -42,7 +42,8 @@ def read_table(
             continue
         prompt = str(row[wanted[0]]) if template is None else _filled(template, row)
         messages = [{"role": "system", "content": system}] if system is not None else []
-        yield BatchLine(number, custom_id, _CHAT, {"messages": [*messages, {"role": "user", "content": prompt}]})
+        body = {"messages": [*messages, {"role": "user", "content": prompt}]}
+        yield BatchLine(number, custom_id, _CHAT, body, num_bytes=len(prompt.encode("utf-8", "surrogatepass")))
 
 
 def _filled(template: str, row: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _URL_WIDTH = 32
-_SPARE = 4  # requests that wait beside those that run, so that no row of a step stays empty
 _EXIT_FAILED = 6
 
 
@@ -162,24 +162,22 @@ class _Job:
         name = "max_output_tokens" if line.url == "/v1/responses" else "max_tokens"
         if line.body.keys() & {"max_tokens", "max_completion_tokens", "max_output_tokens"}:
             return line
-        return BatchLine(line.number, line.custom_id, line.url, {**line.body, name: limit})
+        return replace(line, body={**line.body, name: limit})
 
 
 async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_options: Options) -> None:
     from octavo.batches.runner import BatchRunner
 
-    name = f"{job.source.name}"
-
     def put(result: LineResult) -> None:
         journal.put(result)
         note = job.count(journal.usage["output_tokens"])
         num_failed = f", {journal.num_failed:,} failed" if journal.num_failed else ""
-        progress.update(name, job.num_lines - job.num_left, job.num_lines, note + num_failed)
+        progress.update(job.source.name, job.num_lines - job.num_left, job.num_lines, note + num_failed)
 
     url = job.given.get("url")
     place = _server(url) if url else _engine(job.given.get("model") or DEFAULT_MODEL, engine_options)
     async with place as (call, width):
-        progress.update(name, job.num_lines - job.num_left, job.num_lines)
+        progress.update(job.source.name, job.num_lines - job.num_left, job.num_lines)
         job.began = time.monotonic()
         wanted = job.given.get("rows")
         await BatchRunner(call, lambda: wanted or width(), put).run(job.left(journal))
@@ -188,6 +186,7 @@ async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_opt
 @asynccontextmanager
 async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
     """An engine of its own behind the server's application, which nobody else can reach."""
+    from octavo.batches.runner import SPARE_LINES
     from octavo.server.app import create_app
     from octavo.server.config import ServerConfig
     from octavo.server.http.in_memory import BatchCaller, post
@@ -216,7 +215,7 @@ async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Cal
                 name = f"req-{secrets.token_hex(12)}"
                 return await post(app, line.url, body, caller=BatchCaller("", 0), request_id=name)
 
-            yield call, lambda: num_rows + _SPARE
+            yield call, lambda: num_rows + SPARE_LINES
     finally:
         await _close(state)
 

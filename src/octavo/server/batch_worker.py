@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +21,11 @@ from starlette.types import ASGIApp
 
 from octavo.batches.journal import Journal
 from octavo.batches.lines import BatchLine, LineError, LineResult, failed, read_lines, with_seed
-from octavo.batches.runner import BatchRunner, LineAnswer
+from octavo.batches.runner import SPARE_LINES, BatchRunner, LineAnswer
 from octavo.batches.store import MAX_LINES, BatchStore, StoredBatch
 from octavo.errors import OctavoError
 from octavo.generation_request import BATCH_PRIORITY
+from octavo.private_database import reason_of
 from octavo.server.http.in_memory import BatchCaller, post
 from octavo.server.models.model_manager import ModelManager
 
@@ -31,7 +33,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_SPARE = 4  # lines that wait beside those that run, so that no row of a step stays empty
 _WIDTH = 32  # of a model that is not loaded
 _SAVE_S = 0.5  # between two notes of the counts of a batch that runs
 _AGE_S = 120.0  # without the end of any line: then one line runs like a live request
@@ -142,19 +143,22 @@ class BatchWorker:
         def next_one(store: BatchStore) -> StoredBatch | None:
             return next((batch for batch in store.active() if batch.owner == owner), None)
 
-        while (batch := await self.use(next_one)) is not None:
-            await self._run_or_fail(batch)
+        try:
+            while (batch := await self.use(next_one)) is not None:
+                await self._run_or_fail(batch)
+        except (OSError, sqlite3.Error) as error:  # not even the failure could be written
+            logger.error("batches stop until the next one comes or the server starts again: %s", reason_of(error))
 
     async def _run_or_fail(self, batch: StoredBatch) -> None:
         try:
             await self._run(batch)
         except OctavoError as error:
             await self._fail(batch, [{"code": "invalid_input", "message": str(error)}])
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             logger.error("%s stops: %s", batch.id, error)
-            with suppress(OSError):
+            with suppress(OSError, sqlite3.Error):
                 await self.use(lambda store: _publish(store, batch))
-            await self._fail(batch, [{"code": "storage_error", "message": f"the store: {error.strerror}"}])
+            await self._fail(batch, [{"code": "storage_error", "message": f"the store: {reason_of(error)}"}])
 
     async def _run(self, batch: StoredBatch) -> None:
         running = self._running[batch.id] = _RunningBatch(batch, self, self._age_s)
@@ -186,7 +190,7 @@ class BatchWorker:
         with suppress(OctavoError, KeyError):
             info = self._models.entry(model).info
             if info is not None:
-                return (info.max_num_seqs + _SPARE) // max(len(self._running), 1)
+                return (info.max_num_seqs + SPARE_LINES) // max(len(self._running), 1)
         return _WIDTH // max(len(self._running), 1)
 
 

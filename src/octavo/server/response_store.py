@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import secrets
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from octavo.errors import UsageError
+from octavo.private_database import open_private
 from octavo.server.event_log import EventLogs
 
 T = TypeVar("T")
@@ -25,9 +25,8 @@ T = TypeVar("T")
 MAX_RESPONSES = 10_000
 MAX_MEMORY_BYTES = 64 << 20
 MAX_FILE_BYTES = 1 << 30
-_APPLICATION_ID = 0x0C7A50  # marks our files for SQLite
+_APPLICATION_ID = 0x0C7A50
 _TABLES = """
-CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, owner TEXT NOT NULL, size INTEGER NOT NULL, content TEXT);
 CREATE INDEX IF NOT EXISTS sizes ON responses (owner, size);
 """
@@ -76,12 +75,14 @@ class ResponseStore:
         self.running: dict[str, BackgroundRun] = {}
         self.logs = EventLogs()
         self._thread = ThreadPoolExecutor(1, "octavo-responses")
-        try:
-            self._database = _open(path)
-            self.salt = _salt(self._database)
-        except (sqlite3.Error, OSError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UsageError(f"--response-store {path}: {reason or error}") from None
+        self._database, self.salt = open_private(
+            None if path is None else Path(path),
+            f"--response-store {path}",
+            _TABLES,
+            application_id=_APPLICATION_ID,
+            salt=secrets.token_bytes(16),
+            synchronous="NORMAL",
+        )
 
     def put(self, owner: str, stored: StoredResponse) -> None:
         """Stores a response, or replaces it. It returns at once; later calls find the response."""
@@ -141,26 +142,3 @@ class ResponseStore:
     def _is_full(self) -> bool:
         count, size = self._database.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM responses").fetchone()
         return bool(count > self.max_responses or size > self.max_bytes)
-
-
-def _open(path: str | None) -> sqlite3.Connection:
-    """The database, which only this user may read. Raises sqlite3.Error or OSError."""
-    if path is not None:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    database = sqlite3.connect(path or ":memory:", check_same_thread=False)
-    [application] = database.execute("PRAGMA application_id").fetchone()
-    [num_tables] = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-    if num_tables and application != _APPLICATION_ID:
-        raise sqlite3.DatabaseError("it is a database of another program")
-    database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    database.executescript(_TABLES)
-    return database
-
-
-def _salt(database: sqlite3.Connection) -> bytes:
-    with database:
-        database.execute("INSERT INTO salt SELECT ? WHERE NOT EXISTS (SELECT * FROM salt)", (secrets.token_bytes(16),))
-        [salt] = database.execute("SELECT value FROM salt").fetchone()
-    return bytes(salt)

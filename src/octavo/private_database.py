@@ -1,0 +1,58 @@
+"""SQLite databases that only this user may read."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Literal
+
+from octavo.errors import UsageError
+
+_SALT = "CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL);"
+
+
+def open_private(
+    path: Path | None,
+    name: str,
+    tables: str,
+    *,
+    application_id: int,
+    salt: bytes,
+    synchronous: Literal["NORMAL", "FULL"],
+) -> tuple[sqlite3.Connection, bytes]:
+    """The database with these tables, and its salt, which is this one if the database is new.
+
+    path: None: in memory. name: what errors call it, such as the option. application_id: marks our files for SQLite.
+    Threads may share it, one at a time. Raises UsageError if the file cannot be used, or is of another program.
+    """
+    database: sqlite3.Connection | None = None
+    try:
+        if path is not None:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        database = sqlite3.connect(path or ":memory:", check_same_thread=False)
+        _prepare(database, tables, application_id, synchronous)
+        with database:
+            database.execute("INSERT INTO salt SELECT ? WHERE NOT EXISTS (SELECT * FROM salt)", (salt,))
+            [found] = database.execute("SELECT value FROM salt").fetchone()
+        return database, bytes(found)
+    except (sqlite3.Error, OSError) as error:
+        if database is not None:
+            database.close()
+        raise UsageError(f"{name}: {reason_of(error)}") from None
+
+
+def reason_of(error: sqlite3.Error | OSError) -> str:
+    """The words of an error, without its number and path."""
+    return str((isinstance(error, OSError) and error.strerror) or error)
+
+
+def _prepare(database: sqlite3.Connection, tables: str, application_id: int, synchronous: str) -> None:
+    [application] = database.execute("PRAGMA application_id").fetchone()
+    [num_tables] = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if num_tables and application != application_id:
+        raise sqlite3.DatabaseError("it is a database of another program; give another place")
+    database.execute(f"PRAGMA application_id = {application_id}")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute(f"PRAGMA synchronous = {synchronous}")
+    database.executescript(_SALT + tables)
