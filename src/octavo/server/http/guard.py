@@ -103,8 +103,7 @@ class Guard:
 
     async def _read_body(self, exchange: _Exchange) -> bytes:
         """Reads the whole body. Raises ApiError 408, 413, 415 or 503."""
-        given = list(exchange.headers.items())
-        _check_type(exchange.headers, is_from_browser(given), self._origins.is_program_here(given))
+        _check_type(exchange.headers, self._origins)
         config = self._config
         limit = config.max_body_bytes
         too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large", headers=_CLOSE)
@@ -187,20 +186,23 @@ class _Exchange:
             await self.send({"type": "http.response.body", "body": b""})
 
 
-def _check_type(headers: dict[bytes, bytes], is_from_browser: bool, is_program_here: bool) -> None:
+def _check_type(headers: dict[bytes, bytes], origins: OriginRules) -> None:
     """Raises ApiError 415 unless the body is plain JSON.
 
     Clients written for Ollama name no type, and curl that of a form. Pages must name JSON, which no form can.
     """
     content_type = headers.get(b"content-type")
-    if content_type is None and is_from_browser:
+    if content_type is None and is_from_browser(list(headers.items())):
         message = "there is no content type; pages must send application/json"
         raise ApiError(415, message, code="unsupported_content_type")
     if content_type is not None:
         kind, _, parameters = content_type.partition(b";")
         charset = parameters.lower().replace(b" ", b"").replace(b'"', b"")
-        types = (b"application/json", *(_PLAIN_TYPES if is_program_here else ()))
-        if kind.strip().lower() not in types or charset not in (b"", b"charset=utf-8"):
+        kind = kind.strip().lower()
+        is_read = kind == b"application/json" or (
+            kind in _PLAIN_TYPES and origins.is_program_here(list(headers.items()))
+        )
+        if not is_read or charset not in (b"", b"charset=utf-8"):
             message = f"the content type must be application/json, not {quote(content_type.decode('latin-1'))}"
             raise ApiError(415, message, code="unsupported_content_type")
     encoding = headers.get(b"content-encoding", b"")
