@@ -6,11 +6,10 @@ import asyncio
 import json
 import signal
 import socket
-import time
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -23,6 +22,7 @@ from octavo.server.errors import ApiError
 from octavo.server.generation.spec import read_options
 from octavo.server.protocols.batches.request import Upload
 from tests.support.server import RunningServer, running_server
+from tests.support.waiting import wait_until
 
 NO_OPTIONS: dict[str, Any] = {option.name: None for option in fields(RequestOptions)}
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -49,11 +49,13 @@ def begin(client: openai.OpenAI, content: bytes, **options: Any) -> openai.types
 
 
 def wait_for(client: openai.OpenAI, batch_id: str, *states: str) -> openai.types.Batch:
-    deadline = time.monotonic() + 120
-    while (batch := client.batches.retrieve(batch_id)).status not in states:
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.02)
-    return batch
+    found: list[openai.types.Batch] = []
+
+    def has_come() -> openai.types.Batch | None:
+        found[:] = [client.batches.retrieve(batch_id)]
+        return found[0] if found[0].status in states else None
+
+    return cast("openai.types.Batch", wait_until(has_come, lambda: found, seconds=120.0))
 
 
 def results(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
@@ -251,12 +253,12 @@ def test_a_killed_server_goes_on_and_other_keys_see_nothing(smollm2_path: Path, 
             other.files.content(batch.input_file_id)
         assert other.batches.list().data == []
         assert other.files.list().data == []
-        while True:
+
+        def num_completed() -> int:
             counts = client.batches.retrieve(batch.id).request_counts
-            if counts is not None and counts.completed > 5:
-                break
-            time.sleep(0.01)
-        assert counts.completed < len(lines)
+            return 0 if counts is None else counts.completed
+
+        assert wait_until(lambda: (count := num_completed()) > 5 and count) < len(lines)
         for process in (first.process, *first.children()):
             process.send_signal(signal.SIGKILL)
         first.process.wait()

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import wait_until
+
 PROSE = "The quick brown fox jumps over the lazy dog, and isn't it 3.14 times as large?\n"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "hi"}
@@ -180,12 +182,12 @@ class StreamWatch:
 
     def __init__(self, url: str, pid: int) -> None:
         self.url, self.pid = url, pid
-        command = [sys.executable, __file__, url.removeprefix("http://")]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "tests.support.large_bodies", url.removeprefix("http://")]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
         self._gaps: list[tuple[float, float]] = []
         self._answers: list[tuple[float, float]] = []
         threading.Thread(target=self._read, daemon=True).start()
-        self.measure(lambda: time.sleep(0.5))  # until it runs
+        self._wait_for_both(since=0.0)  # until it runs
 
     def close(self) -> None:
         self._process.terminate()
@@ -198,9 +200,7 @@ class StreamWatch:
         begin = time.monotonic()
         statuses = act() or []
         end = time.monotonic()
-        while not all(len([at for at, _ in rows if at > end]) >= 2 for rows in (self._gaps, self._answers)):
-            assert self._process.poll() is None, "the stream has failed"
-            time.sleep(0.01)
+        self._wait_for_both(since=end)
         gap, health = (max(took for at, took in list(rows) if at > begin) for rows in (self._gaps, self._answers))
         return Figures(gap, health, self._memory()["VmHWM"] - before, statuses)
 
@@ -208,6 +208,15 @@ class StreamWatch:
         """The figures while so many clients send this body at once."""
         with ThreadPoolExecutor(num_clients) as pool:
             return self.measure(lambda: list(pool.map(lambda _: post(self.url, path, body), range(num_clients))))
+
+    def _wait_for_both(self, since: float) -> None:
+        """Waits for two events of the stream and two answers behind a moment."""
+
+        def have_come() -> bool:
+            assert self._process.poll() is None, "the stream has failed"
+            return all(len(rows) > 1 and rows[-2][0] > since for rows in (self._gaps, self._answers))
+
+        wait_until(have_come, "two events and two answers", seconds=_TIMEOUT_S)
 
     def _memory(self) -> dict[str, int]:
         text = Path(f"/proc/{self.pid}/status").read_text()
