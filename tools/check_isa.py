@@ -54,7 +54,16 @@ def main(folders: list[str]) -> int:
 
 # Of objects for any machine.
 _BASE_FOLDERS = frozenset(
-    f"{name}.dir" for name in ("_native", "_json_text", "kernel_agreement", "nanobind-static", "nanobind-static-abi3")
+    f"{name}.dir"
+    for name in (
+        "octavo_base",
+        "_native",
+        "_native_tests",
+        "_json_text",
+        "kernel_agreement",
+        "nanobind-static",
+        "nanobind-static-abi3",
+    )
 )
 
 

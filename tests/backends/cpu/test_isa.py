@@ -80,6 +80,15 @@ def test_checker_finds_wide_registers(tmp_path, objects, capsys):
     assert "an instruction of avx2 in an object of scalar" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("target", ["octavo_base", "_native", "_native_tests", "_json_text", "kernel_agreement"])
+def test_checker_finds_wide_instructions_in_objects_for_any_machine(target, objects, capsys):
+    compile_object(objects, "avx2", WIDE, "-mavx2")
+    (objects / f"{target}.dir").mkdir(exist_ok=True)
+    shutil.move(objects / "kernels_avx2.dir" / "x.cpp.o", objects / f"{target}.dir" / "x.cpp.o")
+    assert load_checker().main([str(objects)]) == 1
+    assert "an instruction of avx2 in an object of base" in capsys.readouterr().out
+
+
 def test_checker_finds_functions_that_the_linker_could_merge(objects, capsys):
     compile_object(objects, "avx2", "inline int f(int x) { return x; } int (*p)(int) = f;", "-mavx2")
     assert load_checker().main([str(objects)]) == 1
