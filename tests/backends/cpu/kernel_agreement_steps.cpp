@@ -53,18 +53,45 @@ bool are_close(const Floats& expected, const Floats& found) {
     return apart <= std::ldexp(largest, -13);
 }
 
-// Prompt, then one token, each on the cache that the step before left.
-void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_dim, int32_t block_size) {
-    const Batch steps[] = {{0, 45, block_size}, {45, 46, block_size}, {46, 100, block_size}, {100, 101, block_size}};
-    std::vector<Memory> caches;
+// A cache of 128 tokens for each of two requests and for each level that this machine has. The last of the call's ints
+// is the type of the cache.
+struct LevelCaches {
+    std::vector<Memory> memory;
     std::vector<LayerCache> layers;
-    for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) {
+
+    LevelCaches(const Call& call, int32_t block_size) {
         Args args{};
         args.ints = call.ints.data();
         const size_t bytes = find_kernel(call.kernel, Isa::scalar)->cache(args, block_size);
-        caches.emplace_back(bytes * 2 * 128 / block_size);
-        layers.push_back({caches.back().data(), bytes, block_size});
+        for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) {
+            memory.emplace_back(bytes * 2 * 128 / block_size);
+            layers.push_back({memory.back().data(), bytes, block_size, 0});
+        }
     }
+};
+
+// Runs the call on the cache of each level. Compares outputs and caches with those of the scalar level.
+void compare_on_caches(Judge& judge, const Call& call, LevelCaches& caches, const std::string& what) {
+    const Matrix expected = run(call, Isa::scalar, 1, call.rows, &caches.layers[0]);
+    for (size_t level = 1; level < caches.layers.size(); ++level) {
+        const Matrix output = run(call, static_cast<Isa>(level), 1 + call.rows % 3, call.rows, &caches.layers[level]);
+        // With a float16 cache AMX has an arithmetic of its own.
+        const bool own = uses_tiles(static_cast<Isa>(level)) && call.kernel != "latent_attention" &&
+                         static_cast<KvType>(call.ints.back()) == KvType::float16;
+        judge.check(call.kernel, static_cast<int>(level), what, expected.values.data(),
+                    (own && are_close(expected.values, output.values) ? expected : output).values.data(),
+                    output.values.size);
+        Memory &scalar = caches.memory[0], &found = caches.memory[level];
+        judge.check(call.kernel, static_cast<int>(level), what + ", cache", reinterpret_cast<float*>(scalar.data()),
+                    reinterpret_cast<float*>(found.data()), scalar.size() / sizeof(float));
+    }
+}
+
+// Prompt, then one token, each on the cache that the step before left.
+void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_dim, int32_t block_size) {
+    const Batch steps[] = {{0, 45, block_size}, {45, 46, block_size}, {46, 100, block_size}, {100, 101, block_size}};
+    LevelCaches caches(call, block_size);
+    const std::string what = std::to_string(head_dim) + " dimensions, blocks of " + std::to_string(block_size);
     for (const Batch& batch : steps) {
         call.step = call.limits = batch.step;
         call.limits.block_table_stride = 128;  // as a limit: tokens of a sequence
@@ -80,20 +107,7 @@ void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_di
                          random_matrix(random, call.rows, 2 * head_dim));
         else
             call.inputs = matrices(random_matrix(random, call.rows, 8 * head_dim));
-        const Matrix expected = run(call, Isa::scalar, 1, call.rows, &layers[0]);
-        for (size_t level = 1; level < layers.size(); ++level) {
-            const Matrix output = run(call, static_cast<Isa>(level), 1 + call.rows % 3, call.rows, &layers[level]);
-            const std::string what = std::to_string(head_dim) + " dimensions, blocks of " + std::to_string(block_size);
-            // With a float16 cache AMX has an arithmetic of its own.
-            const bool own = uses_tiles(static_cast<Isa>(level)) && call.kernel != "latent_attention" &&
-                             static_cast<KvType>(call.ints.back()) == KvType::float16;
-            judge.check(call.kernel, static_cast<int>(level), what, expected.values.data(),
-                        (own && are_close(expected.values, output.values) ? expected : output).values.data(),
-                        output.values.size);
-            judge.check(call.kernel, static_cast<int>(level), what + ", cache",
-                        reinterpret_cast<float*>(caches[0].data()), reinterpret_cast<float*>(caches[level].data()),
-                        caches[0].size() / sizeof(float));
-        }
+        compare_on_caches(judge, call, caches, what);
     }
 }
 
@@ -106,15 +120,8 @@ void compare_cross(Judge& judge, Random& random, int32_t head_dim, int32_t block
     call.floats = {0.125f};
     call.cols = 4 * head_dim;
     const Batch written(0, 45, block_size);
-    std::vector<Memory> caches;
-    std::vector<LayerCache> layers;
-    for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) {
-        Args args{};
-        args.ints = call.ints.data();
-        const size_t bytes = find_kernel(call.kernel, Isa::scalar)->cache(args, block_size);
-        caches.emplace_back(bytes * 2 * 128 / block_size);
-        layers.push_back({caches.back().data(), bytes, block_size});
-    }
+    LevelCaches caches(call, block_size);
+    const std::string what = std::to_string(head_dim) + " dimensions, blocks of " + std::to_string(block_size);
     for (const int32_t num_tokens : {7, 1}) {
         const Batch batch(0, num_tokens, block_size);
         const bool writes = num_tokens > 1;
@@ -130,19 +137,7 @@ void compare_cross(Judge& judge, Random& random, int32_t head_dim, int32_t block
         call.inputs = matrices(random_matrix(random, call.rows, 4 * head_dim),
                                writes ? random_matrix(random, count, 2 * head_dim) : Matrix(),
                                writes ? random_matrix(random, count, 2 * head_dim) : Matrix());
-        const Matrix expected = run(call, Isa::scalar, 1, call.rows, &layers[0]);
-        for (size_t level = 1; level < layers.size(); ++level) {
-            const Matrix output = run(call, static_cast<Isa>(level), 1 + num_tokens % 3, call.rows, &layers[level]);
-            const std::string what = std::to_string(head_dim) + " dimensions, blocks of " + std::to_string(block_size);
-            // With a float16 cache AMX has an arithmetic of its own.
-            const bool own = uses_tiles(static_cast<Isa>(level)) && type == KvType::float16;
-            judge.check(call.kernel, static_cast<int>(level), what, expected.values.data(),
-                        (own && are_close(expected.values, output.values) ? expected : output).values.data(),
-                        output.values.size);
-            judge.check(call.kernel, static_cast<int>(level), what + ", cache",
-                        reinterpret_cast<float*>(caches[0].data()), reinterpret_cast<float*>(caches[level].data()),
-                        caches[0].size() / sizeof(float));
-        }
+        compare_on_caches(judge, call, caches, what);
     }
 }
 
