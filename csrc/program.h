@@ -69,7 +69,7 @@ struct EarlierTokens {
 };
 
 // Blocks and memory outside the cache: `count` rows of `block_bytes`, `stride` bytes apart, in each the bytes of a
-// block in all caches, one behind the other. The same of slots for states, `block_ids`, in all operations.
+// block in all caches, one behind the other. Or slots for states: then the bytes of a slot in all operations.
 struct BlockBytes {
     const int32_t* block_ids = nullptr;
     char* data = nullptr;
@@ -109,7 +109,7 @@ class Program {
     // called once, after `finish`. Throws std::invalid_argument for a weight that no record reads or that is a vector.
     void stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes);
 
-    // Blocks of the cache, and slots for the states of so many sequences.
+    // Makes room for `num_blocks` blocks of `block_size` tokens, and for the states of `num_states` sequences.
     void allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num_states);
 
     // Logits that an AllGather makes of those of several ranks.

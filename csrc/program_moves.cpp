@@ -29,7 +29,7 @@ void move_part(char* data, size_t bytes, size_t offset, const BlockBytes& saves,
 
 }  // namespace
 
-// Of each cache: what the largest of its layers needs.
+// The bytes of a block in each cache: those of its largest layer.
 std::vector<size_t> Program::block_bytes_of(int32_t block_size) const {
     std::vector<size_t> bytes(caches_.size());
     for (const auto& record : records_)

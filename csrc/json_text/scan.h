@@ -31,8 +31,8 @@ struct JsonRuns {
 // comma between two runs. A run has at most twice `run_bytes`, or one item.
 JsonRuns split_json(const uint8_t* data, size_t size, size_t begin, size_t run_bytes, int64_t most_items);
 
-// A string of JSON. end: the offset behind it, the size of the text if it does not end. is_plain: its bytes stand for
-// themselves, without escapes and control characters.
+// A JSON string. end: the offset just past its closing quote, or the size of the text if there is none. is_plain: it
+// has neither escapes nor control characters.
 struct JsonString {
     size_t end;
     bool is_plain;

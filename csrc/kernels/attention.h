@@ -107,8 +107,8 @@ inline void rms_norm_head(const float* x, const float* weight, const AttentionIn
     for (int32_t i = 0; i < n; ++i) out[i] = weight ? x[i] * scale * weight[i] : x[i] * scale;
 }
 
-// out = rope(norm(x)) of one head; cos_sin of its token. Compiled once, like write_token: inlined wherever they are
-// called they would be a fifth of this file, and a call is a thousandth of their time.
+// out = rope(norm(x)) of one head; cos_sin of its token. Compiled once, like write_token, and called from
+// several places: both loop over a whole head, so a call adds little, and inlined copies take longer to compile.
 __attribute__((noinline)) inline void prepare_head(const AttentionTask& task, const float* x, HeadNorm norm,
                                                    const float* cos_sin, float* out) {
     const int32_t n = task.shape.head_dim;

@@ -29,12 +29,10 @@ class MovedSizes:
 
     def check(self, batch: Batch) -> None:
         """Raises ValueError for blocks that the cache does not have, and for memory of another type or size."""
-        for name in MOVES:
-            moved = getattr(batch, name)
-            if moved is not None:
-                is_block = name.startswith("block")
-                count, num_bytes = self.num_blocks if is_block else self.num_states, self.block_bytes
-                _check(name, moved, count, num_bytes if is_block else self.state_bytes)
+        blocks, states = (self.num_blocks, self.block_bytes), (self.num_states, self.state_bytes)
+        for name, (count, num_bytes) in zip(MOVES, (blocks, blocks, states, states), strict=True):
+            if (moved := getattr(batch, name)) is not None:
+                _check(name, moved, count, num_bytes)
 
 
 def _check(name: str, moved: BlockBytes, count: int, num_bytes: int) -> None:

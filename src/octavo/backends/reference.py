@@ -311,7 +311,7 @@ class ReferenceExecutor:
 
 
 def _move(saves: BlockBytes | None, loads: BlockBytes | None, parts_of: Callable[[int], Iterator[Array]]) -> None:
-    """Saves, then loads, the bytes of blocks or states, of which `parts_of` gives the arrays."""
+    """Saves blocks or states, then loads some. parts_of: the arrays that one of them has, by its id."""
     if saves is not None:
         for block_id, row in zip(saves.block_ids.tolist(), saves.data, strict=True):
             row[:] = np.concatenate([part.view(np.uint8) for part in parts_of(block_id)])
