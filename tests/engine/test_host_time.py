@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from octavo.batch import Batch, StepOutput
 from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
+from octavo.engine.speculation.ngram import NgramSource
+from octavo.engine.speculation.policy import DraftPolicy
 from octavo.sampling_params import RequestOutputKind, SamplingParams
+from tests.support.drafting import with_drafts
 from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer, create_request
 
 
@@ -63,6 +67,13 @@ def make_engine(num_seqs: int, params: SamplingParams) -> tuple[Engine, FreeExec
     return engine, executor
 
 
+class NoDrafts(DraftPolicy):
+    """Looks for drafts that pay and takes none, so that all steps are alike."""
+
+    def lengths(self, *args: Any, **options: Any) -> list[int]:
+        return [0] * len(super().lengths(*args, **options))
+
+
 def quietest_ms(times: list[float]) -> float:
     """The median of the quietest of ten stretches: other processes slow this one through the caches."""
     return min(statistics.median(times[i : i + 20]) for i in range(0, 200, 20)) * 1e3
@@ -98,3 +109,19 @@ def test_the_executor_waits_little_between_steps(num_seqs: int, limit_ms: float,
         engine.prepare()
         engine.finish()
     assert quietest_ms(executor.gaps_s[1:]) < limit_ms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_seqs", "limit_ms"), [(1, 0.35), (16, 1.0)])
+def test_guesses_cost_the_host_little(num_seqs: int, limit_ms: float) -> None:
+    """They are dearest beside as many sequences as get some, in answers that repeat themselves."""
+    engine, executor = make_engine(num_seqs, SamplingParams(max_tokens=400, ignore_eos=True))
+    with_drafts(engine, NgramSource(), NoDrafts(engine.scheduler.times))
+    times = []
+    for _ in range(200):
+        executor.spent_s = 0.0
+        start = time.thread_time()
+        engine.step()
+        times.append(time.thread_time() - start - executor.spent_s)
+    assert engine.admission.running[0].guesses is not None
+    assert quietest_ms(times) < limit_ms

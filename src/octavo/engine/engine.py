@@ -275,10 +275,7 @@ class Engine:
         """Gives sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
         busy, running = self.admission.stages.busy, self.admission.running
         idle = [sequence for sequence in running if sequence.group not in busy] if busy else running
-        is_waited_for = self.admission.may_admit or any(
-            len(sequence.token_ids) - sequence.num_computed_tokens > 1 for sequence in idle
-        )
-        speculation.propose(idle, self.limits.max_num_outputs, may_explore=not is_waited_for)
+        speculation.propose(idle, self.limits.max_num_outputs, may_explore=not self.admission.may_admit)
 
     def prepare(self) -> None:
         """Prepares the step after the one in flight, if its sequences are certain to continue.

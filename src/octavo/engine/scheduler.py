@@ -238,7 +238,7 @@ class Scheduler:
         """
         members, num_drafts = group.members, len(group.members[0].draft_token_ids)
         if num_drafts:
-            num_others = sum(len(other.members) for other in self._queue.running) - len(step.scheduled)
+            num_others = self._queue.num_seats_taken - len(step.scheduled)
             num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
             needed = self.kv_cache.num_blocks_to_append(members, [1 + num_drafts])
             if needed > self.kv_cache.pool.num_free_blocks:

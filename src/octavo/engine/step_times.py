@@ -7,6 +7,7 @@ slow step changes nothing, and a wrong estimate is corrected by the step that it
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 
 _MIN_CHUNK_TOKENS = 8  # the time of fewer is lost in that of the rows
@@ -22,6 +23,8 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._rows_s: dict[int, deque[float]] = {}  # by rows: seconds of a step without chunks
+        self._row_medians: dict[int, float] = {}  # of these, since every step asks for many
+        self._measured: list[int] = []  # numbers of rows, in order
         self._chunk_s: dict[int, deque[float]] = {}  # by context: seconds a token of a chunk
         self._num_steps = 0  # without chunks
         self._forgotten_at: dict[int, int] = {}  # by rows: the step at which their times are too old
@@ -29,21 +32,24 @@ class StepTimes:
     @property
     def largest(self) -> int:
         """The most rows that were measured; 0: none were."""
-        return max(self._rows_s, default=0)
+        return self._measured[-1] if self._measured else 0
 
     @property
     def last_row_s(self) -> float:
         """Seconds that a row adds between the two largest measured steps; 0.0: there is one at most."""
-        *_, below, above = [0, 0, *sorted(self._rows_s)]
-        if not below:
+        if len(self._measured) < 2:
             return 0.0
-        return (_median(self._rows_s[above]) - _median(self._rows_s[below])) / (above - below)
+        below, above = self._measured[-2:]
+        return (self._row_medians[above] - self._row_medians[below]) / (above - below)
 
     def observe(self, num_rows: int, num_chunk_tokens: int, context: int, elapsed_s: float) -> None:
         """Takes a step into account. context: tokens before the first of the chunk tokens, if there are any."""
         if num_chunk_tokens == 0:
             self._num_steps += 1
+            if num_rows not in self._rows_s:
+                insort(self._measured, num_rows)
             _remember(self._rows_s, num_rows, elapsed_s)
+            self._row_medians[num_rows] = _median(self._rows_s[num_rows])
             self._forgotten_at[num_rows] = self._num_steps + _FORGOTTEN_AFTER * len(self._rows_s[num_rows])
             if self._num_steps % _FORGOTTEN_AFTER == 0:
                 self._forget()
@@ -53,7 +59,8 @@ class StepTimes:
 
     def _forget(self) -> None:
         for num_rows in [each for each, step in self._forgotten_at.items() if step <= self._num_steps]:
-            del self._rows_s[num_rows], self._forgotten_at[num_rows]
+            del self._rows_s[num_rows], self._row_medians[num_rows], self._forgotten_at[num_rows]
+            self._measured.remove(num_rows)
 
     def knows(self, num_rows: int) -> bool:
         """True if a step of about this many rows was measured."""
@@ -76,16 +83,18 @@ class StepTimes:
 
         Between two measured ones it lies between their times; beyond all it is the time of the nearest.
         """
-        measured = self._rows_s
-        if num_rows == 0 or num_rows in measured:
-            return _median(measured[num_rows]) if num_rows else 0.0
-        below = max((other for other in measured if other < num_rows), default=None)
-        above = min((other for other in measured if other > num_rows), default=None)
-        if below is None or above is None:
-            nearest = above if below is None else below
-            return None if nearest is None else _median(measured[nearest])
-        first_s, share = _median(measured[below]), (num_rows - below) / (above - below)
-        return first_s + share * (_median(measured[above]) - first_s)
+        if num_rows == 0:
+            return 0.0
+        medians, measured = self._row_medians, self._measured
+        known_s = medians.get(num_rows)
+        if known_s is not None:
+            return known_s
+        position = bisect_left(measured, num_rows)
+        if position in (0, len(measured)):
+            return medians[measured[max(position - 1, 0)]] if measured else None
+        below, above = measured[position - 1 : position + 1]
+        first_s, share = medians[below], (num_rows - below) / (above - below)
+        return first_s + share * (medians[above] - first_s)
 
     def chunk_token_s(self, context: int) -> float | None:
         """Seconds that a token of a chunk adds to a step, as of the nearest measured context; None: none was."""

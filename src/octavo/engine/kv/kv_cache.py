@@ -85,15 +85,16 @@ class KVCacheManager:
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
         """The number of blocks that must be free before `append` to each sequence, copies of shared blocks included."""
         needed = 0
-        writers: Counter[int] = Counter()
+        shared: list[int] = []
         for sequence, count in zip(sequences, num_tokens, strict=True):
             if count:
                 entries = len(sequence.block_tables[0].block_ids) if sequence.block_tables else 0
                 added = self.num_blocks_for(sequence.num_computed_tokens + count) - entries
                 needed += added * len(self.layout.groups)
-                writers.update(block_id for _, block_id in self._shared_last(sequence))
+                shared += [block_id for _, block_id in self._shared_last(sequence)]
         # The last of a block's owners writes in place.
-        return needed + sum(min(count, self.pool.ref_count(block_id) - 1) for block_id, count in writers.items())
+        writers = Counter(shared).items() if shared else ()
+        return needed + sum(min(count, self.pool.ref_count(block_id) - 1) for block_id, count in writers)
 
     def append(self, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]]:
         """Allocates space for num_tokens more; the caller ensures that blocks are free.

@@ -16,29 +16,35 @@ class Acceptance:
 
     def __init__(self, everybody: Acceptance | None = None) -> None:
         self._everybody = everybody
-        self._counts: dict[tuple[str, int], tuple[float, float]] = {}  # tried, right
+        self._counts: dict[str, dict[int, tuple[float, float]]] = {}  # by source and level: tried, right
 
     def odds(self, draft: Draft) -> list[float]:
         """Of each token of the draft: the probability that it is right if those before it are."""
         source = draft.source
-        return [self._share((source.name, level), source.prior(level)) for level in draft.levels]
+        general = None if self._everybody is None else self._everybody._counts.get(source.name)
+        known = [counts for counts in (general, self._counts.get(source.name)) if counts]
+        odds, last, share = [], None, 0.0
+        for level in draft.levels:
+            if level != last:  # many have the highest
+                last, share = level, source.prior(level)
+                for counts in known:
+                    if level in counts:
+                        tried, right = counts[level]
+                        share = (right + _WEIGHT * share) / (tried + _WEIGHT)
+            odds.append(share)
+        return odds
 
     def observe(self, draft: Draft, token_ids: list[int]) -> None:
         """Compares a draft with the tokens that came. Behind the first wrong guess nothing is learned."""
         for guess, level, token_id in zip(draft.token_ids, draft.levels, token_ids, strict=False):
             is_right = guess == token_id
-            key = (draft.source.name, level)
-            self._count(key, is_right)
+            self._count(draft.source.name, level, is_right)
             if self._everybody is not None:
-                self._everybody._count(key, is_right)
+                self._everybody._count(draft.source.name, level, is_right)
             if not is_right:
                 break
 
-    def _share(self, key: tuple[str, int], prior: float) -> float:
-        expected = prior if self._everybody is None else self._everybody._share(key, prior)
-        tried, right = self._counts.get(key, (0.0, 0.0))
-        return (right + _WEIGHT * expected) / (tried + _WEIGHT)
-
-    def _count(self, key: tuple[str, int], is_right: bool) -> None:
-        tried, right = self._counts.get(key, (0.0, 0.0))
-        self._counts[key] = tried * _FORGETTING + 1.0, right * _FORGETTING + is_right
+    def _count(self, source: str, level: int, is_right: bool) -> None:
+        counts = self._counts.setdefault(source, {})
+        tried, right = counts.get(level, (0.0, 0.0))
+        counts[level] = tried * _FORGETTING + 1.0, right * _FORGETTING + is_right

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 16  # sequences that it drafts for in a step; beside more, no draft pays
 _INLINE = 16  # unread tokens that a draft step reads on its way
 _RETRY = 64  # steps after which it is tried again where it did not pay
 _FIRST_ODDS = 0.7
@@ -77,11 +76,11 @@ class ModelDrafter:
     def pays(self, num_rows: int, odds: float = _FIRST_ODDS) -> bool:
         """True if a first guess for each of so many sequences is worth its time; now and then also if unknown."""
         cost = self._cost(num_rows, num_rows)
-        if 0 < num_rows <= _AT_ONCE and (cost is None or odds > cost):
+        if cost is None or odds > cost:
             self._idle = 0
             return True
         self._idle += 1
-        return num_rows <= _AT_ONCE and self._idle % _RETRY == 0
+        return self._idle % _RETRY == 0
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
         """Drafts of these sequences, as far as it has read them. Without any, a chunk of a prompt is read.
@@ -91,7 +90,7 @@ class ModelDrafter:
         chains: list[_Chain] = []
         behind: list[_Chain] = []
         claimed: set[int] = set()  # blocks that are written: choices share those of their prompt at first
-        for sequence, guesses in wanted[:_AT_ONCE]:
+        for sequence, guesses in wanted:
             chain = self._open(sequence, guesses)
             blocks = set() if chain is None else self._twins.written(chain.reading, self._blocks(sequence))
             if chain is None or not claimed.isdisjoint(blocks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.engine.speculation.draft_source import MAX_DRAFTS, Draft
-from octavo.engine.speculation.token_index import MAX_MATCH, TokenIndex
+from octavo.engine.speculation.token_index import MAX_MATCH, TokenIndex, levels_from
 
 if TYPE_CHECKING:
     from octavo.engine.request import Sequence
@@ -24,12 +24,8 @@ class NgramSource:
         return NgramGuesser(self, sequence)
 
     def prior(self, level: int) -> float:
-        return match_prior(level)
-
-
-def match_prior(level: int) -> float:
-    """The share of right guesses after so many matching tokens: a cautious view of code, prose and lists."""
-    return 0.3 + 0.6 * min(level - 2, 8) / 8
+        """A cautious view of code, prose and lists."""
+        return 0.3 + 0.6 * min(level - 2, 8) / 8
 
 
 class NgramGuesser:
@@ -51,4 +47,4 @@ class NgramGuesser:
         if len(following) < limit:  # the text repeats itself: what follows its end is its end again
             following = [*following, *tail]
             following = (following * (limit // len(following) + 1))[:limit]
-        return Draft(self._source, following, [min(match.length + i, longest) for i in range(limit)])
+        return Draft(self._source, following, levels_from(match.length, limit, longest))

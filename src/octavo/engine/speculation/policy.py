@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from octavo.engine.step_times import StepTimes
 
@@ -31,45 +32,46 @@ class DraftPolicy:
         so far are tried.
         """
         lengths, best = [0] * len(chains), 0
-        steps = self._steps(chains)[:max_drafts]
-        alone_s = self._seconds(num_rows, may_explore)
-        if alone_s is None or not steps:
+        most = min(max_drafts, self._most_rows(may_explore) - num_rows)
+        if most <= 0 or not any(chains):
             return lengths
-        expected, best_rate = float(num_rows), _MIN_GAIN * num_rows / alone_s
+        steps = self._steps(chains, most)
+        expected, best_rate = float(num_rows), _MIN_GAIN * num_rows / self._seconds(num_rows)
         for count, (value, _) in enumerate(steps, 1):
             expected += value
-            seconds = self._seconds(num_rows + count, may_explore)
-            if seconds is None:
-                break
-            if expected / seconds > best_rate:
-                best, best_rate = count, expected / seconds
+            rate = expected / self._seconds(num_rows + count)
+            if rate > best_rate:
+                best, best_rate = count, rate
         for _, index in steps[:best]:
             lengths[index] += 1
         return lengths
 
     @staticmethod
-    def _steps(chains: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
-        """The expected tokens that each further draft adds, the best first, each with its sequence.
+    def _steps(chains: Sequence[Sequence[float]], most: int) -> list[tuple[float, int]]:
+        """The expected tokens that each further draft adds, the `most` best in order, each with its sequence.
 
         A draft is never worth more than the one before it, so those of a sequence stay in their order.
         """
         steps = []
         for index, chain in enumerate(chains):
             value = 1.0
-            for odds in chain:
+            for odds in chain[:most]:
                 value *= odds
                 steps.append((value, index))
-        steps.sort(key=lambda step: -step[0])
-        return steps
+        steps.sort(key=itemgetter(0), reverse=True)
+        return steps[:most]
 
-    def _seconds(self, num_rows: int, may_explore: bool) -> float | None:
-        """The time of a step of so many rows; None: it is too far from anything measured."""
+    def _most_rows(self, may_explore: bool) -> int:
+        """The rows of the largest step whose time is known, or near enough to a known one."""
+        largest = self._times.largest
+        return max(int(_GROWTH * largest), largest + 1) if may_explore else largest
+
+    def _seconds(self, num_rows: int) -> float:
+        """The time of a step of so many rows."""
         times = self._times
-        largest, seconds = times.largest, times.step_s(num_rows)
-        if seconds is None or num_rows <= largest:
+        largest, seconds = times.largest, times.step_s(num_rows) or 0.0
+        if num_rows <= largest:
             return seconds
-        if not may_explore or num_rows > max(_GROWTH * largest, largest + 1):
-            return None
         # Rows beyond are at least as dear as the last ones: kernels have no use for their spare width any more.
         slope = max(times.last_row_s, _ROW_COST * seconds / largest)
         return seconds + slope * (num_rows - largest)

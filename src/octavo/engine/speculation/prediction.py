@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.engine.speculation.draft_source import MAX_DRAFTS, PREDICTION, Draft
-from octavo.engine.speculation.token_index import MAX_MATCH, TokenIndex
+from octavo.engine.speculation.token_index import MAX_MATCH, TokenIndex, levels_from
 
 if TYPE_CHECKING:
     from octavo.engine.request import Sequence
@@ -52,7 +52,7 @@ class PredictionGuesser:
             return None
         self._lead = num_answered - place
         following = text[place : place + limit]
-        return Draft(self._source, following, [min(length + i, MAX_MATCH) for i in range(len(following))])
+        return Draft(self._source, following, levels_from(length, len(following)))
 
     def _match_at(self, place: int, last: list[int]) -> int:
         """The tokens before a place of the text that equal the last of the answer."""

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENOUGH = 2.0  # expected tokens of a draft from which the draft model is not asked
-_CROWD = 16  # sequences beyond which nobody guesses: a guess takes 20 us, and rows beside so many cost their full time
+# Sequences beyond which nobody guesses, not even to learn whether it would pay: a guess takes the host about 10 us, and
+# rows beside so many cost their full time.
+_CROWD = 16
 _LIKELY = 0.5  # odds of the next token from which the step after it waits for it
 
 
@@ -60,15 +62,19 @@ class Speculation:
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
         """Gives sequences their drafts for the next step, and takes back those of the last.
 
-        running: sequences in no step. max_rows: of a step. may_explore: see `DraftPolicy.lengths`.
+        running: sequences in no step. max_rows: of a step. may_explore: see `DraftPolicy.lengths`; never beside prompts
+        that are under way.
         """
         sequences, num_rows = [], 0
         for sequence in running:
             sequence.draft_token_ids = []
-            if len(sequence.token_ids) - sequence.num_computed_tokens == 1:
+            num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
+            if num_missing == 1:
                 num_rows += 1
                 if _may_draft(sequence):
                     sequences.append(sequence)
+            elif num_missing > 1:
+                may_explore = False
         if num_rows > _CROWD:
             return
         found = [(sequence, *guess) for sequence in sequences if (guess := self._guess(sequence, ())) is not None]

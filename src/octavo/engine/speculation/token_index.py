@@ -42,13 +42,23 @@ class TokenIndex:
             return None
         token_ids, best = self._token_ids, Match(-1, 0)
         end, depth = self._latest.get(text[-2] << 32 | text[-1], -1), min(len(text), MAX_MATCH)
+        tail = text[-depth:]
         for _ in range(_MAX_PLACES):
             if end < 0 or best.length == depth:
                 break
-            length, most = _MIN_MATCH, min(depth, end)
-            while length < most and token_ids[end - 1 - length] == text[-1 - length]:
-                length += 1
+            if end >= depth and token_ids[end - depth : end] == tail:  # the rule where a text repeats itself
+                length = depth
+            else:
+                length, most = _MIN_MATCH, min(depth, end)
+                while length < most and token_ids[end - 1 - length] == text[-1 - length]:
+                    length += 1
             if length > best.length:
                 best = Match(end, length)
             end = self._earlier[end]
         return best if best.length else None
+
+
+def levels_from(length: int, count: int, longest: int = MAX_MATCH) -> list[int]:
+    """Of each of `count` guesses: the tokens that match before it, at most `longest`. length: before the first."""
+    rising = range(length, min(length + count, longest))
+    return [*rising, *[longest] * (count - len(rising))]
