@@ -89,14 +89,10 @@ class PagedCache:
             ]
             for cache in graph.state_caches
         }
-
+        self._state_arrays = [array for arrays in self.states.values() for array in arrays]
         state_bytes = sum(array[0].nbytes for array in self._state_arrays)
         block_bytes = sum(blocks.shape[1] for blocks in self.slots)
         self.moved_sizes = MovedSizes(num_blocks, block_bytes, num_states, state_bytes)
-
-    @property
-    def _state_arrays(self) -> list[Tensor]:
-        return [array for arrays in self.states.values() for array in arrays]
 
     def _pages(self, kv: KVCache, dtype: torch.dtype, blocks: Tensor, group: int) -> LayerPages:
         scales: list[Tensor | None] = [None, None]
