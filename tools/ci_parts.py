@@ -40,7 +40,7 @@ class Part:
 
 
 PARTS = {
-    "native": Part(("csrc", "CMakeLists.txt", "cmake", "tests/backends/cpu/kernel_agreement*")),
+    "native": Part((".ci/native", "csrc", "CMakeLists.txt", "cmake", "tests/backends/cpu/kernel_agreement*")),
     "triton": Part(
         (
             "src/octavo/backends/torch/kernels",
