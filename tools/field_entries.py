@@ -79,3 +79,4 @@ OPTIONS = {
 NAMED = "named in `x-octavo-ignored-fields`"
 AN_IGNORED_FLAG = Entry(True, "yes", "true, false", without_effect=NAMED)
 AN_IGNORED_NUMBER = Entry(1, "x", "an integer", without_effect=NAMED)
+AN_IGNORED_TEXT = Entry("r", 1, "text", without_effect=NAMED)

@@ -22,7 +22,6 @@ from octavo.sampling_params import (
 )
 from octavo.server.endpoints.tokenize import MAX_TOKENS, DetokenizeRequest, TokenizeRequest
 from octavo.server.generation.prompt import MAX_PROMPTS
-from octavo.server.protocols.anthropic.request import CountTokensRequest, MessagesRequest
 from octavo.server.protocols.batches.request import BatchRequest
 from octavo.server.protocols.embedding import MAX_INPUTS
 from octavo.server.protocols.openai.chat_request import MAX_MESSAGES, ChatCompletionRequest
@@ -31,12 +30,11 @@ from octavo.server.protocols.openai.embedding_routes import EmbeddingsRequest
 from octavo.server.protocols.rerank.routes import RerankRequest, ScoreRequest
 from octavo.server.protocols.responses.compaction import CompactRequest
 from octavo.server.protocols.responses.request import MAX_ITEMS, ResponsesRequest
-from octavo.server.protocols.tgi.embedding_routes import VectorsRequest
-from octavo.server.protocols.tgi.request import GenerateRequest, Parameters
+from tools.anthropic_fields import ANTHROPIC_ROUTES
 from tools.field_entries import (
     AN_IGNORED_FLAG,
     AN_IGNORED_NUMBER,
-    ANTHROPIC_TOOL,
+    AN_IGNORED_TEXT,
     BEAMS,
     CACHE_KEY,
     FLAG,
@@ -58,10 +56,11 @@ from tools.field_entries import (
 )
 from tools.field_table import table
 from tools.llama_fields import INPUTS, LLAMA_MACHINERY, LLAMA_ROUTES, OTHER_SAMPLERS
+from tools.tgi_fields import TGI_ROUTES
 
 PAGE = Path(__file__).parents[1] / "docs" / "openai.md"
 
-SESSION = {name: Entry("r", 1, "text", without_effect=NAMED) for name in ("request_id", "session_id")}
+SESSION = dict.fromkeys(("request_id", "session_id"), AN_IGNORED_TEXT)
 IGNORED_EVERYWHERE = {
     **SESSION,
     "guided_decoding_backend": Entry("x", 1, "text", without_effect=NAMED),
@@ -342,61 +341,6 @@ COMPACT = Route(
     },
     {"temperature": 1, "store": True},
 )
-CACHE_CONTROL = Entry(
-    {"type": "ephemeral"},
-    {"type": "forever"},
-    "`ephemeral`",
-    without_effect="prefixes of all prompts are cached anyway",
-)
-ASKED = {
-    "model": OWN_MODEL,
-    "messages": Entry(MESSAGES, [], f"1 to {MAX_MESSAGES}; the last one is the user's"),
-    "system": Entry("Be kind.", 1, "text, or blocks of text"),
-    "tools": Entry([ANTHROPIC_TOOL], [{"type": "bash_20250124", "name": "bash"}], "with `input_schema`"),
-    "tool_choice": Entry({"type": "any"}, {"type": "all"}, "auto, any, none, tool", {"tools": [ANTHROPIC_TOOL]}),
-    "thinking": Entry({"type": "disabled"}, {"type": "enabled", "budget_tokens": 0}, "if the model can think"),
-    "output_config": Entry(
-        {"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "huge"}, "`format`, `effort`"
-    ),
-    "cache_control": CACHE_CONTROL,
-    "context_management": Entry(
-        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        {"edits": 1},
-        f"no edit is made; those that would change something are {NAMED}",
-    ),
-    "anthropic_version": SESSION["request_id"],
-    **dict.fromkeys(("inference_geo", "speed", "fallback_credit_token", "user_profile_id"), SESSION["request_id"]),
-    **{name: Entry({"a": 1}, 1, "an object", without_effect=NAMED) for name in ("diagnostics", "billing_policy")},
-    "anthropic_beta": Entry(["x"], 1, "texts", without_effect=NAMED),
-    "fallbacks": Entry("default", 1, "text or a list", without_effect=NAMED),
-    "mcp_servers": Entry([], [{}], "only an empty list", without_effect=NAMED),
-}
-MESSAGES_ROUTE = Route(
-    "/v1/messages",
-    MessagesRequest,
-    {"messages": MESSAGES, "max_tokens": 5},
-    ASKED
-    | {
-        "thread": Entry({"type": "create"}, {"type": "continue"}, "only `create`", without_effect=NAMED),
-        "max_tokens": Entry(5, 0, "1 and more"),
-        "stop_sequences": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
-        "temperature": TEMPERATURE,
-        "top_p": TOP_P,
-        "top_k": TOP_K,
-        "metadata": Entry({"user_id": "me"}, {"user_id": 1}, "`user_id`", without_effect=SPEAKS_ONLY),
-        "service_tier": Entry("auto", "priority", "auto, standard_only", without_effect="there is one tier"),
-        "stream": FLAG,
-        **OPTIONS,
-    },
-    {"container": "x", "workspace_id": "x", "seed": 1},
-)
-COUNT_TOKENS = Route(
-    "/v1/messages/count_tokens",
-    CountTokensRequest,
-    {"messages": MESSAGES},
-    {**ASKED, "thread": Entry({"type": "continue"}, {"type": "new"}, "create, continue", without_effect=NAMED)},
-    {"max_tokens": 5, "stream": True},
-)
 BATCHES = Route(
     "/v1/batches",
     BatchRequest,
@@ -441,66 +385,6 @@ DETOKENIZE = Route(
     {"model": OWN_MODEL, "tokens": Entry([5, 6], [-1], f"at most {MAX_TOKENS} ids of the model")},
     {"skip_special_tokens": True},
 )
-TGI = Route(
-    "/generate",
-    Parameters,
-    {"inputs": "Hi"},
-    {
-        "max_new_tokens": Entry(5, 0, "1 to the rest of the context"),
-        "temperature": Entry(0.5, 0, "above 0, to 2"),
-        "top_k": Entry(5, 0, "1 and more"),
-        "top_p": TOP_P,
-        "typical_p": Entry(0.5, 0, "above 0, to 1"),
-        "repetition_penalty": Entry(1.1, 10.5, "above 0, to 10"),
-        "frequency_penalty": Entry(0.5, 3, "-2 to 2"),
-        "do_sample": FLAG,
-        "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1"),
-        "stop": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
-        "truncate": Entry(8, 0, "1 and more"),
-        "return_full_text": FLAG,
-        "details": FLAG,
-        "decoder_input_details": Entry(True, "yes", "true, false; not streamed"),
-        "top_n_tokens": Entry(2, 21, "0 to 20, with `details` or a stream", needs={"details": True}),
-        "grammar": Entry({"type": "regex", "value": "a+"}, {"type": "xml", "value": "a"}, "json, json_schema, regex"),
-        "best_of": Entry(1, 2, "only 1", without_effect="one sequence is generated"),
-        "watermark": Entry(False, True, "only false", without_effect="there are no watermarks"),
-        "adapter_id": Entry(None, "mine", "only null", without_effect="there are no adapters"),
-    },
-    {"min_p": 0.1, "n": 2},
-    nest="parameters",
-)
-TGI_BODY = Route(
-    "/generate",
-    GenerateRequest,
-    {"inputs": "Hi"},
-    {
-        "inputs": Entry("Hi", 1, "text"),
-        "parameters": Entry({}, 1, "an object; its fields are listed below"),
-        "stream": FLAG,
-        "model": OWN_MODEL,
-        "options": Entry({}, 1, "an object", without_effect=NAMED),
-        **OPTIONS,
-    },
-    {"raw": True},
-)
-TEI = Route(
-    "/embed",
-    VectorsRequest,
-    {"inputs": "Hi"},
-    {
-        "model": OWN_MODEL,
-        "inputs": Entry(["Hi", [5, "Ho"]], [], INPUTS),
-        "truncate": FLAG,
-        "truncation_direction": Entry("Left", "top", "Left, Right, the default; with `truncate`"),
-        "normalize": FLAG,
-        "prompt_name": Entry(
-            None, "query", "only null", without_effect="prompts of sentence-transformers are not read"
-        ),
-        "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
-        **OPTIONS,
-    },
-    {"input": "Hi"},
-)
 ROUTES = (
     CHAT,
     COMPLETIONS,
@@ -509,14 +393,11 @@ ROUTES = (
     SCORE,
     RESPONSES,
     COMPACT,
-    MESSAGES_ROUTE,
-    COUNT_TOKENS,
+    *ANTHROPIC_ROUTES,
     BATCHES,
     TOKENIZE,
     DETOKENIZE,
-    TGI_BODY,
-    TGI,
-    TEI,
+    *TGI_ROUTES,
     *LLAMA_ROUTES,
 )
 
