@@ -105,11 +105,16 @@ class BatchWorker:
         self._wake(batch.owner)
 
     async def find(self, owner: str, batch_id: str) -> StoredBatch | None:
-        """The batch as far as it has come."""
+        """The batch as far as it has come; None if this owner has none with that id."""
         running = self._running.get(batch_id)
         if running is not None and running.batch.owner == owner:
             return running.batch
         return await self.use(lambda store: store.batch(owner, batch_id))
+
+    async def batches(self, owner: str, after: str | None, limit: int) -> list[StoredBatch]:
+        """Batches made before the one of this id, the latest first, as far as they have come."""
+        stored = await self.use(lambda store: store.batches(owner, after, limit))
+        return [self._running[batch.id].batch if batch.id in self._running else batch for batch in stored]
 
     async def cancel(self, batch: StoredBatch) -> StoredBatch:
         """Begins to cancel a batch that has not ended."""

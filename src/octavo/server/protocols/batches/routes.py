@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from octavo.batches.store import FILE_S, StoredFile
+from octavo.batches.store import FILE_S, StoredBatch, StoredFile
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.http.json_body import quote
 from octavo.server.protocols.answering import tenant_of
@@ -94,10 +94,8 @@ async def list_batches(
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=_MAX_BATCHES_SHOWN)] = 20,
 ) -> Response:
-    owner, batches = tenant_of(request), state_of(request).batches
-    stored = await batches.use(lambda store: store.batches(owner, after, limit + 1))
-    found = [await batches.find(owner, batch.id) or batch for batch in stored[:limit]]
-    return JSONResponse(list_body([batch_body(batch) for batch in found], len(stored) > limit))
+    found = await state_of(request).batches.batches(tenant_of(request), after, limit + 1)
+    return JSONResponse(list_body([batch_body(batch) for batch in found[:limit]], len(found) > limit))
 
 
 @router.get("/v1/batches/{batch_id}")
@@ -122,7 +120,7 @@ async def _file(request: Request, file_id: str, param: str | None = None) -> Sto
     return file
 
 
-async def _batch(request: Request, batch_id: str) -> Any:
+async def _batch(request: Request, batch_id: str) -> StoredBatch:
     batch = await state_of(request).batches.find(tenant_of(request), batch_id)
     if batch is None:
         raise _absent("batch", batch_id)
