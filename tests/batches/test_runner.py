@@ -14,7 +14,7 @@ import pytest
 
 from octavo.batches.journal import Journal
 from octavo.batches.lines import BatchLine, LineError, LineResult, read_lines
-from octavo.batches.runner import BatchRunner, Call, LineAnswer, next_window
+from octavo.batches.runner import BatchRunner, Call, LineAnswer, line_answer, next_window
 
 OK = LineAnswer(200, b"{}", "req")
 
@@ -43,6 +43,13 @@ def test_as_many_at_once_as_there_is_room_for() -> None:
     results = run(call, [line(number) for number in range(20)])
     assert sorted(result.number for result in results) == list(range(20))
     assert most == 4
+
+
+def test_an_indented_answer_is_one_line_of_the_output() -> None:
+    answer = line_answer(200, {"x-request-id": "r"}, b'{\r\n  "text": "a\\nb"\n}\n')
+    assert json.loads(answer.body) == {"text": "a\nb"}
+    assert LineResult(1, "a", answer.status, answer.request_id, answer.body).record().splitlines()[1:] == []
+    assert json.loads(line_answer(502, {}, b"<html>\n</html>").body) == "<html>\n</html>"
 
 
 def test_lines_with_the_same_beginning_come_together() -> None:

@@ -18,6 +18,7 @@ _WINDOW = 1000  # lines that are put in order: a shared beginning is then comput
 _PREFIX_CHARS = 4096
 _BUSY = (429, 503)
 _MAX_WAIT_S = 30.0
+_IN_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # as a result is; OpenAI's own server indents its answers
 _MAX_FAULTS = 3  # an engine that ends with a line may have ended because of it
 
 
@@ -36,7 +37,8 @@ def line_answer(status: int, headers: Mapping[str, str], body: bytes) -> LineAns
     """The answer to a line from that of a server. headers: their names in lower case."""
     try:
         json.loads(body)
-    except ValueError:  # of a proxy
+        body = body.translate(_IN_ONE_LINE)  # line ends can only be between values
+    except (ValueError, RecursionError):  # of a proxy
         body = json.dumps(body.decode("utf-8", "replace")).encode()
     wait = headers.get("retry-after", "")
     return LineAnswer(
