@@ -118,6 +118,8 @@ OPEN = {"type": "object", "properties": {"a": {"type": "integer"}, "b\n": {"type
         (OPEN, '{"a":1,"c":"x"}', r'{"\u0061":"x"}'),
         (OPEN, r'{"b\n":1}', r'{"b\u000a":"x"}'),
         ({"patternProperties": {"^x": {"type": "integer"}}, "type": "object"}, '{"x":1}', r'{"\u0078":"x"}'),
+        ({"patternProperties": {"x": {"type": "integer"}, "\\x78": {"minimum": 3}}}, '{"x":3}', '{"x":2}'),
+        ({"patternProperties": {"x": {"type": "integer"}, "\\x78": {"minimum": 3}}}, '{"x":3}', '{"x":"a"}'),
         ({"minProperties": 2, "required": ["a"], "type": "object"}, '{"a":1,"b":2}', '{"a":1}'),
         ({"format": "date", "type": "string"}, '"2024-02-29"', '"2023-02-29"'),
         ({"format": "date", "type": "string"}, '"2000-02-29"', '"1900-02-29"'),

@@ -40,6 +40,17 @@ _NAMES = {
 }
 _SPECIAL = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]  # in the order of XLM-RoBERTa
 VOCAB_SIZE = 96
+_TINY: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 640,
+    "pad_token_id": 0,
+    "eos_token_id": 3,
+}
+"""The sizes of decoders with a ChatML vocabulary."""
 
 
 def wordpiece() -> Tokenizer:
@@ -137,16 +148,9 @@ def save_decoder(directory: Path, *, labels: int = 0) -> Path:
     """A tiny Qwen3 with a ChatML vocabulary, as a causal model or with a head of classification."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=96,
+        **_TINY,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=640,
-        pad_token_id=0,
-        eos_token_id=3,
         tie_word_embeddings=True,
         **({"num_labels": labels} if labels else {}),
     )
@@ -157,17 +161,10 @@ def save_hybrid(directory: Path) -> Path:
     """A tiny LFM2, of attention and convolutions, with a ChatML vocabulary."""
     torch.manual_seed(0)
     config = Lfm2Config(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=96,
+        **_TINY,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=640,
         layer_types=["conv", "full_attention", "conv", "conv"],
         block_auto_adjust_ff_dim=False,
-        pad_token_id=0,
-        eos_token_id=3,
     )
     return _save_byte_level(Lfm2ForCausalLM(config), directory)
 

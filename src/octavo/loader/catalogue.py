@@ -112,7 +112,7 @@ def draft_for(model: str) -> str | None:
         repository = catalogue()[target]
         stem = repository.partition("/")[2].lower().removesuffix("-gguf")
         is_file = name.rpartition("/")[2].startswith((f"{stem}.", f"{stem}-q", f"{stem}-f", f"{stem}-i", f"{stem}-b"))
-        if is_file or name == target or name.startswith((f"{target}:", f"{target}-q", f"{repository.lower()}")):
+        if is_file or name == target or name.startswith((f"{target}:", f"{target}-q", repository.lower())):
             return draft
     return None
 

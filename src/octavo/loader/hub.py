@@ -42,8 +42,8 @@ _SIDE_FILES |= {
 }
 _MODULES = "modules.json"
 _SIDE_FILES |= {_MODULES, "config_sentence_transformers.json"}
-# Modules of sentence-transformers, such as `1_Pooling/config.json`.
 _NAMED_TEMPLATE = re.compile(r"additional_chat_templates/[\w-]+\.jinja", re.ASCII)
+# Modules of sentence-transformers, such as `1_Pooling/config.json`.
 _MODULE_FILE = re.compile(r"[0-9]{1,2}_\w+/(?:config\.json|model\.safetensors)", re.ASCII)
 # Of several GGUF files in a repository, the one that most people want: small, with little loss.
 _PREFERRED_VARIANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")

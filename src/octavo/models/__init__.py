@@ -53,7 +53,9 @@ class Architecture(Protocol):
 def _declarations() -> Mapping[str, Mapping[str, tuple[Any, ...]]]:
     """The `ALIASES` and `VARIANT_OF` of every module, from its text: importing all of them would delay every start."""
     modules = [(folder, module.name) for folder in __path__ for module in pkgutil.iter_modules([folder])]
-    texts = {name: Path(folder, f"{name}.py").read_text() for folder, name in modules if not name.startswith("_")}
+    texts = {
+        name: Path(folder, f"{name}.py").read_text("utf-8") for folder, name in modules if not name.startswith("_")
+    }
     return {
         name: {key: ast.literal_eval(value) for key, value in _DECLARATION.findall(text)}
         for name, text in texts.items()

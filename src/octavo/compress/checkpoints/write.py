@@ -143,10 +143,10 @@ def _copy_others(source: Path, folder: Path) -> None:
         is_index = path.name.endswith(".index.json")
         if path.suffix not in _COPIED or path.name in _NOT_COPIED or is_index or not path.is_file():
             continue
+        copy = folder / path.relative_to(source)
         try:
             if (size := path.stat().st_size) > _MAX_COPIED_BYTES:
                 raise ModelWriteError(f"{path}: {size:,} bytes, too many for a file beside a model; move it away")
-            copy = folder / path.relative_to(source)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)
         except OSError as error:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from octavo.engine.texts.text_cursor import TextCursor
+
 MAX_NESTING = 100  # groups within each other
 MAX_CODE_POINT = 0x10FFFF
 
@@ -95,10 +97,9 @@ def parse_gbnf(text: str) -> dict[str, Symbol]:
     return _Parser(text).parse()
 
 
-class _Parser:
+class _Parser(TextCursor):
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
+        super().__init__(text)
         self._nesting = 0
         self._named: dict[str, int] = {}
 
@@ -128,19 +129,6 @@ class _Parser:
     def _error(self, problem: str) -> GbnfError:
         line = self._text.count("\n", 0, self._at) + 1
         return GbnfError(f"line {line}: {problem} at {self._text[self._at : self._at + 20]!r}")
-
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _take(self, text: str) -> bool:
-        found = self._text.startswith(text, self._at)
-        self._at += len(text) if found else 0
-        return found
-
-    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        found = pattern.match(self._text, self._at)
-        self._at = found.end() if found else self._at
-        return found
 
     def _skip(self, space: re.Pattern[str]) -> None:
         self._match(space)

@@ -25,6 +25,7 @@ from octavo.engine.texts.gbnf import (
     Token,
     parse_gbnf,
 )
+from octavo.engine.texts.patterns import rust_char
 
 MAX_GBNF_CHARS = 1 << 16
 _MAX_PLACES = 3000  # characters of one lexeme that is compared with others
@@ -354,7 +355,7 @@ def _combined(symbol: Symbol, parts: list[str]) -> str:
 def _escaped(code: int) -> str:
     if 0xD800 <= code < 0xE000:
         raise GbnfError(f"U+{code:X} is half of a character")
-    return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"
+    return rust_char(code)
 
 
 def _range(first: int, last: int) -> str:

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from octavo.engine.texts.text_cursor import TextCursor
+
 MAX_GROUPS = 100  # within each other
 _MAX_CODE_POINT = 0x10FFFF
 
@@ -147,16 +149,15 @@ def _write(node: PatternNode, *, at_start: bool = False, at_end: bool = False) -
 # --- reading ---
 
 
-class _Parser:
+class _Parser(TextCursor):
     """Reads a pattern by ECMA-262, with the `u` flag where both ways differ.
 
     is_loose: the pattern is only checked. What has no one meaning for all regular expressions is no error then.
     """
 
     def __init__(self, pattern: str, *, is_loose: bool = False) -> None:
-        self._text = pattern
+        super().__init__(pattern)
         self._is_loose = is_loose
-        self._at = 0
         self._depth = 0
         self._dot = _DOT
         self._has_empty_class = False
@@ -169,19 +170,6 @@ class _Parser:
         if self._at < len(self._text):
             raise PatternError("unmatched ) in the pattern")
         return tree
-
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _take(self, text: str) -> bool:
-        found = self._text.startswith(text, self._at)
-        self._at += len(text) if found else 0
-        return found
-
-    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        found = pattern.match(self._text, self._at)
-        self._at = found.end() if found else self._at
-        return found
 
     def _doubt(self, problem: str) -> None:
         """Raises PatternError for what is read in different ways, unless the reading is loose."""
@@ -245,7 +233,7 @@ class _Parser:
         if self._peek() == "?":
             found = self._match(_GROUP)
             if found is None:
-                raise PatternError(f"unknown kind of group: ({self._text[self._at :][:20]!r}")
+                raise PatternError(f"unknown kind of group at {self._text[self._at - 1 :][:20]!r}")
         self._depth += 1
         if self._depth > MAX_GROUPS:
             raise PatternError(f"groups are nested deeper than {MAX_GROUPS}")
@@ -330,16 +318,16 @@ class _Parser:
         while not self._take("]"):
             first = self._class_item()
             if self._peek() != "-" or self._text[self._at + 1 : self._at + 2] in ("]", ""):
-                parts.append(first if isinstance(first, str) else _code(first))
+                parts.append(first if isinstance(first, str) else rust_char(first))
                 continue
             self._at += 1
             last = self._class_item()
             if isinstance(first, str) or isinstance(last, str):
-                parts += [item if isinstance(item, str) else _code(item) for item in (first, ord("-"), last)]
+                parts += [item if isinstance(item, str) else rust_char(item) for item in (first, ord("-"), last)]
             elif first > last:
                 raise PatternError(f"the range {chr(first)}-{chr(last)} is out of order")
             else:
-                parts.append(f"{_code(first)}-{_code(last)}")
+                parts.append(f"{rust_char(first)}-{rust_char(last)}")
         inside = "".join(parts)
         return f"[^{_EXCLUDED}{inside}]" if is_negated else f"[{inside}--[{_EXCLUDED}]]"
 
@@ -357,11 +345,11 @@ class _Parser:
         return self._class_escape()
 
 
-def _code(code: int) -> str:
-    """A character inside of a class."""
+def rust_char(code: int) -> str:
+    """A code point in Rust's syntax, by itself or inside of a class."""
     return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"
 
 
 def _one(code: int) -> str:
     """One character as a class or by itself."""
-    return _NOTHING if _IS_EXCLUDED.match(chr(code)) else _code(code)
+    return _NOTHING if _IS_EXCLUDED.match(chr(code)) else rust_char(code)

@@ -244,8 +244,12 @@ def _mend_patterns(node: dict[str, Any], pointer: str, *, is_lenient: bool) -> N
         if node["pattern"] is None:
             del node["pattern"]
     if isinstance(schemas := node.get("patternProperties"), dict):
-        found = {translated(name, f"/patternProperties/{escaped(name)}"): schema for name, schema in schemas.items()}
-        node["patternProperties"] = {name: schema for name, schema in found.items() if name is not None}
+        found: dict[str, Any] = {}
+        for name, schema in schemas.items():
+            if (text := translated(name, f"/patternProperties/{escaped(name)}")) is not None:
+                # Two spellings of one pattern, such as `a` and `\\x61`.
+                found[text] = {"allOf": [found[text], schema]} if text in found else schema
+        node["patternProperties"] = found
     reference = node.get("$ref")
     if isinstance(reference, str) and "/patternProperties/" in reference and not is_lenient:
         raise UnenforceableError(f"{pointer}/$ref", "refers into patternProperties; put that schema into $defs")

@@ -31,7 +31,7 @@ from octavo.server.generation.well_formed_schema import (
     check_type,
     check_type_names,
     check_well_formed,
-    find_circle,
+    find_schemas,
     same_value,
     schemas_of,
     shown,
@@ -177,45 +177,30 @@ def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]
 
 
 class _Checker:
-    """Walks through a schema without recursion, because the schema is not trusted."""
+    """Checks that a schema can be enforced."""
 
     def __init__(self, root: object) -> None:
         self._root = root
         self._is_before_2020 = isinstance(root, dict) and bool(_BEFORE_2020.match(str(root.get("$schema", ""))))
 
     def check(self) -> None:
-        stack: list[SchemaNode] = [(self._root, "")]
-        schemas: dict[str, Any] = {}
-        while stack:
-            schema, pointer = stack.pop()
-            if pointer not in schemas:
-                schemas[pointer] = schema
-                stack += self._check_node(schema, pointer)
+        schemas = find_schemas(self._root, self._check_keyword)
         objects = [schema for schema in schemas.values() if isinstance(schema, dict)]
         if sum(len(schema.get("properties", ())) for schema in objects) > MAX_PROPERTIES:
             raise SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
-        if (circle := find_circle(schemas)) is not None:
-            raise SchemaError(circle, "refers to itself in a circle without end")
         if (endless := _find_endless(schemas)) is not None:
             raise SchemaError(endless, "needs a value within each of its values, so none is ever complete")
 
-    def _check_node(self, schema: Any, pointer: str) -> Iterator[SchemaNode]:
-        """The schemas within this one and the one it refers to, after checking its own keywords."""
-        if isinstance(schema, bool):
-            return
-        if not isinstance(schema, dict):
-            raise SchemaError(pointer, f"must be an object or a boolean, not {shown(schema)}")
-        for keyword, value in schema.items():
-            place = f"{pointer}/{escaped(keyword)}"
-            _check_value(keyword, value, place)
-            if keyword == "$ref":
-                yield self._referred(value, place)
-            elif keyword in _KEYWORDS:
-                yield from schemas_of(keyword, value, place)
-            if keyword in ("pattern", "patternProperties"):
-                for pattern in [value] if keyword == "pattern" else value:
-                    _check_pattern(pattern, place)
-            self._check_enforceable(keyword, value, place, schema)
+    def _check_keyword(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> Iterator[SchemaNode]:
+        _check_value(keyword, value, place)
+        if keyword == "$ref":
+            yield self._referred(value, place)
+        elif keyword in _KEYWORDS:
+            yield from schemas_of(keyword, value, place)
+        if keyword in ("pattern", "patternProperties"):
+            for pattern in [value] if keyword == "pattern" else value:
+                _check_pattern(pattern, place)
+        self._check_enforceable(keyword, value, place, schema)
 
     def _check_enforceable(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> None:
         if keyword == "format" and schema.get("type", "string") not in ("number", "integer", "boolean"):

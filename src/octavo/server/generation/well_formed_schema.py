@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
@@ -46,6 +46,8 @@ _LENGTH = re.compile("(min|max)(Length|Items|Properties)")
 
 SchemaNode = tuple[object, str]
 """A schema within the schema, and its JSON pointer."""
+CheckKeyword = Callable[[str, Any, str, dict[str, Any]], Iterable[SchemaNode]]
+"""Checks a keyword, its value, the pointer to it, and its schema; returns the schemas that it has or refers to."""
 
 
 class SchemaError(Exception):
@@ -59,7 +61,23 @@ def check_well_formed(schema: object) -> None:
     """Raises SchemaError for a schema that is none in any draft, is too large or refers to what it does not have."""
     check_size(schema)
     ids, anchors = _names_within(schema)
-    stack: list[SchemaNode] = [(schema, "")]
+
+    def check_keyword(keyword: str, value: Any, place: str, _: dict[str, Any]) -> Iterator[SchemaNode]:
+        _check_value(keyword, value, place)
+        if keyword == "$ref":
+            yield from _referred(schema, value, place, ids, anchors)
+        yield from schemas_of(keyword, value, place)
+
+    find_schemas(schema, check_keyword)
+
+
+def find_schemas(root: object, check_keyword: CheckKeyword) -> dict[str, Any]:
+    """The schemas in a schema by pointer, itself included: objects and booleans, none of which is its own part.
+
+    It does not recurse, because a schema is not trusted. Raises SchemaError for one of another type, and for a circle
+    of references and alternatives.
+    """
+    stack: list[SchemaNode] = [(root, "")]
     schemas: dict[str, Any] = {}
     while stack:
         node, pointer = stack.pop()
@@ -71,13 +89,10 @@ def check_well_formed(schema: object) -> None:
         if not isinstance(node, dict):
             raise SchemaError(pointer, f"must be an object or a boolean, not {shown(node)}")
         for keyword, value in node.items():
-            place = f"{pointer}/{escaped(keyword)}"
-            _check_value(keyword, value, place)
-            if keyword == "$ref":
-                stack += _referred(schema, value, place, ids, anchors)
-            stack += schemas_of(keyword, value, place)
-    if (circle := find_circle(schemas)) is not None:
+            stack += check_keyword(keyword, value, f"{pointer}/{escaped(keyword)}", node)
+    if (circle := _find_circle(schemas)) is not None:
         raise SchemaError(circle, "refers to itself in a circle without end")
+    return schemas
 
 
 def check_size(schema: object) -> None:
@@ -132,7 +147,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def find_circle(schemas: Mapping[str, Any]) -> str | None:
+def _find_circle(schemas: Mapping[str, Any]) -> str | None:
     """The pointer to a schema that applies itself to the same value again; None: there is none."""
     targets = {pointer: list(chain(*same_value(schema, pointer))) for pointer, schema in schemas.items()}
     try:

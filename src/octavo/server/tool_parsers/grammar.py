@@ -52,7 +52,7 @@ def arguments_value(tool: Tool) -> str:
     """
     function = tool["function"]
     schema = function.get("parameters") or _NO_ARGUMENTS
-    schema = {"type": "object", **schema} | {"type": "object"}
+    schema = {**schema, "type": "object"}
     is_strict = bool(function.get("strict"))
     if not is_strict and not OPENS_OBJECT & schema.keys():
         schema = {**schema, "additionalProperties": False}
