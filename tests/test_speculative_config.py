@@ -31,6 +31,8 @@ def test_json_and_dictionary_say_the_same() -> None:
         ({"speculative_config": {"num_speculative_tokens": "4"}}, "num_speculative_tokens is '4'"),
         ({"speculative_config": {"num_speculative_tokens": -1}}, "num_speculative_tokens is -1"),
         ({"speculative_config": {"prompt_lookup_min": 5, "prompt_lookup_max": 3}}, "more than prompt_lookup_max 3"),
+        ({"speculative_config": {"prompt_lookup_min": 17}}, "prompt_lookup_min is 17; .* from 1 to 16"),
+        ({"speculative_config": {"prompt_lookup_max": 1}}, "prompt_lookup_max is 1; .* from 2 to 1024"),
         ({"speculation": "off", "speculative_config": {"method": "ngram"}}, "give one of them"),
     ],
 )

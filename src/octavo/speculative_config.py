@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 SpeculationMode = Literal["auto", "off", "ngram"]
 DraftMethod = Literal["auto", "off", "ngram", "draft_model"]
 
-MAX_SPECULATIVE_TOKENS = 15
-_INTEGERS = {"num_speculative_tokens": (0, 1024), "prompt_lookup_min": (1, 1024), "prompt_lookup_max": (1, 1024)}
+MAX_DRAFTS = 15  # of a sequence in one step; 16 rows fill the tiles of every kernel
+MAX_MATCH = 16  # tokens of an n-gram
+# One token alone says too little, and more than MAX_MATCH are not compared.
+_INTEGERS = {"num_speculative_tokens": (0, 1024), "prompt_lookup_min": (1, MAX_MATCH), "prompt_lookup_max": (2, 1024)}
 _STRINGS = ("method", "model", "revision")
 
 
@@ -28,13 +30,13 @@ class SpeculativeConfig:
     method: auto is ngram on the CPU, else off; draft_model uses n-grams, too. model, revision: the draft model.
     num_speculative_tokens: the most drafts of a sequence in a step; fewer are computed wherever fewer pay.
     prompt_lookup_min, prompt_lookup_max: the tokens that must match for an n-gram, at least two, and the most that are
-    compared.
+    compared, at most MAX_MATCH.
     """
 
     method: DraftMethod = "auto"
-    num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
+    num_speculative_tokens: int = MAX_DRAFTS
     prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 16
+    prompt_lookup_max: int = MAX_MATCH
     model: str | None = None
     revision: str | None = None
 
@@ -89,7 +91,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     if (method == "draft_model") != ("model" in values):
         problem = "has no use for a model" if "model" in values else "needs model, the path or name of the draft model"
         raise UsageError(f"speculative_config: method {method} {problem}")
-    longest = values.get("prompt_lookup_max", 1024)
+    longest = values.get("prompt_lookup_max", MAX_MATCH)
     if values.get("prompt_lookup_min", 1) > longest:
         raise UsageError(
             f"speculative_config: prompt_lookup_min is {values['prompt_lookup_min']}, more than prompt_lookup_max "

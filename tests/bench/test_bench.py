@@ -123,3 +123,11 @@ def test_speculation_compares_answers_with_drafts_and_without(
     assert report.worst_gain == min(each.gain for each in report.kinds) <= report.gain
     with pytest.raises(UsageError, match="nothing to compare"):
         speculation(model, turns=1, speculation="off")
+
+
+def test_speculation_of_answers_of_one_token_gains_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for kind in speculation_texts.PROMPTS:
+        monkeypatch.setitem(speculation_texts.PROMPTS, kind, kind)
+    model = str(save_decoder(tmp_path / "decoder"))
+    report = speculation(model, turns=1, output_len=1, users=8, num_threads=1)
+    assert (report.gain, report.edit_gain, report.worst_gain) == (1.0, 1.0, 1.0)

@@ -26,7 +26,7 @@ class KindReport:
 
     num_tokens: of the answer. accepted_share: of the drafts that were computed. tokens_per_step: mean. tokens_per_s:
     after the first token, medians without drafts and with. gain, first_token_ratio: medians over the turns of the
-    speeds with drafts over those without, and of the times to the first token.
+    speeds with drafts over those without, and of the times to the first token; 1.0 for answers of one token.
     """
 
     kind: str
@@ -167,9 +167,12 @@ def _report(kind: str, turns: list[tuple[dict[str, _Answer], dict[str, _Answer]]
         tokens / max(tokens - accepted, 1),
         statistics.median(plain.tokens_per_s for plain, _ in pairs),
         statistics.median(answer.tokens_per_s for _, answer in pairs),
-        statistics.median(answer.tokens_per_s / plain.tokens_per_s for plain, answer in pairs),
+        statistics.median(_ratio(answer.tokens_per_s, plain.tokens_per_s) for plain, answer in pairs),
         statistics.median(
-            (answer.metrics.time_to_first_token_s or 0.0) / (plain.metrics.time_to_first_token_s or 1.0)
-            for plain, answer in pairs
+            _ratio(answer.metrics.time_to_first_token_s, plain.metrics.time_to_first_token_s) for plain, answer in pairs
         ),
     )
+
+
+def _ratio(value: float | None, base: float | None) -> float:
+    return value / base if value and base else 1.0

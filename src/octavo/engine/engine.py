@@ -29,7 +29,7 @@ from octavo.engine.request import FinishReason, Request, RequestStatus
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.speculation.draft_source import MAX_DRAFTS, DraftSource
+from octavo.engine.speculation.draft_source import DraftSource
 from octavo.engine.speculation.model_drafter import ModelDrafter
 from octavo.engine.speculation.speculation import Speculation
 from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
@@ -37,6 +37,7 @@ from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta, PoolingOutput
+from octavo.speculative_config import MAX_DRAFTS
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

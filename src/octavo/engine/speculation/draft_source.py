@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from octavo.engine.request import Sequence
 
 PREDICTION = "prediction"  # the source that requests bring with them
-MAX_DRAFTS = 15  # of a sequence in one step; 16 rows fill the tiles of every kernel
 
 
 @dataclass(slots=True)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from octavo.backends import Executor
 from octavo.backends.sampling import SamplingError
 from octavo.engine.request import Sequence
-from octavo.engine.speculation.draft_source import MAX_DRAFTS, Draft
+from octavo.engine.speculation.draft_source import Draft
 from octavo.engine.speculation.twin_blocks import DraftReading, TokenRun, TwinBlocks
 from octavo.engine.step_times import StepTimes
 from octavo.errors import OctavoError
+from octavo.speculative_config import MAX_DRAFTS
 
 if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo.engine.speculation.draft_source import MAX_DRAFTS, PREDICTION, Draft
-from octavo.engine.speculation.token_index import MAX_MATCH, TokenIndex, levels_from
+from octavo.engine.speculation.draft_source import PREDICTION, Draft
+from octavo.engine.speculation.token_index import TokenIndex, levels_from
+from octavo.speculative_config import MAX_DRAFTS, MAX_MATCH
 
 if TYPE_CHECKING:
     from octavo.engine.request import Sequence

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from octavo.engine.request import RequestStatus, Sequence
 from octavo.engine.speculation.acceptance import Acceptance
-from octavo.engine.speculation.draft_source import MAX_DRAFTS, Draft, DraftSource, Guesser
+from octavo.engine.speculation.draft_source import Draft, DraftSource, Guesser
 from octavo.engine.speculation.model_drafter import FAILURES, ModelDrafter
 from octavo.engine.speculation.policy import DraftPolicy
+from octavo.speculative_config import MAX_DRAFTS
 
 if TYPE_CHECKING:
     from octavo.engine.metrics import EngineMetrics

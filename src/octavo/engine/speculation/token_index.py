@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from octavo.speculative_config import MAX_MATCH
+
 _MIN_MATCH = 2  # tokens; one alone says too little about the next
-MAX_MATCH = 16
 _MAX_PLACES = 8  # that are compared, the latest first
 
 
