@@ -27,6 +27,7 @@ from octavo.engine.overlap import as_if_done, can_be_foreseen
 from octavo.engine.publisher import Publisher
 from octavo.engine.request import FinishReason, Request, RequestStatus
 from octavo.engine.request_factory import RequestFactory
+from octavo.engine.row_failures import failure_of
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.speculation.draft_source import DraftSource
@@ -481,7 +482,7 @@ class Engine:
                         self.speculation.bar(use.sequence)
                 else:
                     errors.setdefault(use.sequence.request, error.errors[i])
-        failures = [self._fail(request, _describe(request, row_error)) for request, row_error in errors.items()]
+        failures = [self._fail(request, failure_of(request, row_error)) for request, row_error in errors.items()]
         self.scheduler.repeat(schedule)
         num_damaged = sum(isinstance(failure.error, NumericalError) for failure in failures)
         if 1 < num_damaged == len({item.sequence.request for item in schedule.scheduled.values()}):
@@ -496,19 +497,3 @@ class Engine:
         self._publisher.end(request, FinishReason.ERROR)
         self._last_output(request)
         return RequestFailure(request.request_id, error)
-
-
-def _describe(request: Request, row_error: RowError) -> OctavoError:
-    """The reason why there is no next token: the grammar, invalid numbers, or the parameters."""
-    name = request.request_id
-    for sequence in request.sequences:
-        if sequence.grammar is not None and sequence.grammar.error is not None:
-            return UsageError(
-                f"{name} failed: its structured output got stuck, as no token of this model can go on in the way "
-                f"that it asks for: {sequence.grammar.error}",
-                param="structured_outputs",
-                code="invalid_grammar",
-            )
-    if row_error.kind is UsageError and not request.params.sampling.forbids_tokens:
-        return NumericalError(f"{name} failed: the model finds every token impossible (all logits are -inf)")
-    return row_error.kind(f"{name} failed: {row_error.reason}")
