@@ -30,6 +30,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "preemption": {"num_blocks": 22},
 }
 
+PAYS = ModelDrafter.pays
+
 
 @pytest.fixture(autouse=True)
 def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +96,21 @@ def test_a_prompt_is_read_after_the_first_token_and_only_what_no_block_has() -> 
     while engine.has_work:
         engine.step()
     assert draft.num_tokens - before < 36  # of its prompt, 9 blocks are there
+
+
+def test_a_draft_model_that_does_not_pay_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while every step is prepared beside the one before, so that drafts are only asked for on a hint."""
+    monkeypatch.setattr(ModelDrafter, "pays", PAYS)
+    monkeypatch.setattr(ModelDrafter, "_cost", lambda *_: 2.0)
+    draft = FakeExecutor()
+    engine = drafting_engine(draft, num_blocks=256, max_model_len=400)
+    engine.add_request(create_request(engine, "r", PROMPT, replace(GREEDY, max_tokens=300)))
+    while engine.has_work:
+        engine.start()
+        engine.publish()
+        engine.prepare()
+        engine.finish()
+    assert 3 <= draft.num_steps <= 10
 
 
 def test_an_engine_goes_on_without_a_draft_model_that_fails() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _INLINE = 16  # unread tokens that a draft step reads on its way
-_RETRY = 64  # steps after which it is tried again where it did not pay
+_RETRY = 64  # times that it did not pay, after which it is tried again
 _FIRST_ODDS = 0.7
 _GAIN = 0.2  # of the time of an answer that drafts are assumed to save, when the reading of a prompt is weighed
 
@@ -69,7 +69,7 @@ class ModelDrafter:
         self._target_times, self._times = times, StepTimes()
         self._limits = limits
         self._twins = TwinBlocks(limits.block_size)
-        self._idle = 0
+        self._idle = 0  # times that drafts did not pay, since the last ones
 
     def prior(self, level: int) -> float:
         return 0.3 + 0.06 * level
@@ -78,16 +78,16 @@ class ModelDrafter:
         """True if a first guess for each of so many sequences is worth its time; now and then also if unknown."""
         cost = self._cost(num_rows, num_rows)
         if cost is None or odds > cost:
-            self._idle = 0
             return True
         self._idle += 1
-        return self._idle % _RETRY == 0
+        return self._idle >= _RETRY
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
         """Drafts of these sequences, as far as it has read them. Without any, a chunk of a prompt is read.
 
         num_rows: of the target's step without drafts. Raises OctavoError or RuntimeError if the model fails.
         """
+        self._idle = 0
         chains: list[_Chain] = []
         behind: list[_Chain] = []
         claimed: set[int] = set()  # blocks that are written: choices share those of their prompt at first
