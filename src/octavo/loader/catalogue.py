@@ -107,9 +107,9 @@ DRAFTS: dict[str, str] = {
 
 def draft_for(model: str) -> str | None:
     """The draft model for a short name, a repository or a file of the catalogue; None: none is known."""
-    name = model.lower()
+    name, repositories = model.lower(), catalogue()
     for target, draft in DRAFTS.items():
-        repository = catalogue()[target]
+        repository = repositories[target]
         stem = repository.partition("/")[2].lower().removesuffix("-gguf")
         is_file = name.rpartition("/")[2].startswith((f"{stem}.", f"{stem}-q", f"{stem}-f", f"{stem}-i", f"{stem}-b"))
         if is_file or name == target or name.startswith((f"{target}:", f"{target}-q", repository.lower())):

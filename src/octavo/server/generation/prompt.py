@@ -109,8 +109,7 @@ def max_counted_tokens(model: ServedModel) -> int:
 async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
     """The token ids of a conversation of at most `max_counted_tokens`. Raises UsageError naming `messages` if it has
     more, or if the template does not accept it."""
-    plan = partial(plan_chat, model, spec)
-    adapted = (await in_thread(0, plan))[0]
+    adapted = await _planned(model, spec)
     try:
         return list((await _encode_chat(model, adapted, None, max_counted_tokens(model)))[0].token_ids)
     except TooManyTokensError as error:
@@ -145,13 +144,15 @@ def fit_max_tokens(
 
 async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:
     """The text of a conversation of any length, with the errors of `encode_conversation`."""
-    adapted = plan_chat(model, spec)[0]
+    adapted = await _planned(model, spec)
+    render = partial(model.prompts.render_chat, **adapted.template_arguments)
     with _template_errors():
-
-        def render(messages: Sequence[Message]) -> str:
-            return model.prompts.render_chat(messages, **adapted.template_arguments)
-
         return await run_sync(_with_readable_arguments, render, adapted.messages)
+
+
+async def _planned(model: ServedModel, spec: ChatSpec) -> ChatSpec:
+    """The conversation for the model's template. It may be long, so it is planned in a thread."""
+    return (await run_sync(plan_chat, model, spec))[0]
 
 
 @contextmanager
