@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from octavo.loader.generation_config import SamplingDefaults
 from octavo.server.config import ServerConfig
+from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.protocols.llama_cpp.embedding_routes import normalized
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script, read_tokenizer
@@ -328,6 +330,19 @@ def test_templates_are_applied(fake: ScriptedServer) -> None:
     open_end = {"messages": [*HI, {"role": "assistant", "content": "Well"}], "continue_final_message": True}
     assert fake.post("/apply-template", open_end).json()["prompt"].endswith("assistant\nWell")
     assert refused(fake, "/apply-template", {"messages": []}) == "messages"
+
+
+def test_conversations_are_planned_beside_the_event_loop(fake: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_loop: list[bool] = []
+
+    def plan(*args: Any) -> Any:
+        on_loop.append(asyncio._get_running_loop() is not None)
+        return plan_chat(*args)
+
+    monkeypatch.setattr("octavo.server.generation.prompt.plan_chat", plan)
+    for path in ("/apply-template", "/tokenize"):
+        assert fake.post(path, {"messages": HI}).status_code == 200
+    assert on_loop == [False, False]
 
 
 def test_tokens_in_llama_cpp_s_shape(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:

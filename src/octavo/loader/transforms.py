@@ -64,7 +64,7 @@ def restored(
     """
     found = {TensorName.parse(text): source for text, source in weights.items()}
     for transform in reversed(transforms):
-        if transform.only in (None, file_format) and not getattr(transform, "is_old", False):
+        if transform.only in (None, file_format):
             found = _undone(found, transform, config)
     return {str(name): source for name, source in found.items()}
 
@@ -82,7 +82,7 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
         case Split():
             return _rejoined(found, transform)
         case Stack():
-            return _unstacked(found, transform)
+            return found if transform.is_old else _unstacked(found, transform)
         case Flatten(rows=rows) if rows is not None:
             return found | {name: _as_rows(source, rows(config)) for name, source in chosen.items()}
     raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} have no way back")
