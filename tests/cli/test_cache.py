@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.cli.main import main
+from octavo.engine.kv import disk_store
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.disk_store import DiskStore, open_disk_store
 
@@ -54,3 +55,21 @@ def test_kept_prompts_are_listed_and_deleted(tmp_path: Path, capsys: pytest.Capt
     assert [file.name for file in tmp_path.rglob("*.octkv")] == ["00000000.octkv"]
     assert octavo("cache", "list", tmp_path / "none") == 2
     assert "--prompt-cache-dir" in capsys.readouterr().err
+
+
+def test_a_segment_that_a_model_removes_meanwhile_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "first").close()
+    segments_in = disk_store._segments_in
+
+    def with_gone(folder: Path) -> list[Path]:
+        return [*segments_in(folder), folder / "00000001.octkv"]
+
+    monkeypatch.setattr(disk_store, "_segments_in", with_gone)
+    assert octavo("cache", "list", tmp_path, "--json") == 0
+    [listed] = json.loads(capsys.readouterr().out)
+    assert (listed["model"], listed["bytes"]) == (
+        "first",
+        sum(each.stat().st_size for each in tmp_path.rglob("*.octkv")),
+    )

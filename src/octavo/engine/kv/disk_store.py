@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -396,13 +397,15 @@ class KeptFolder(NamedTuple):
 
     @classmethod
     def _of(cls, path: Path, segments: list[Path]) -> KeptFolder:
-        status = [each.stat() for each in segments]
+        status: list[os.stat_result] = []
         label = ""
         for each in segments:
-            with each.open("rb") as file:
+            with suppress(FileNotFoundError), each.open("rb") as file:  # a model that runs has removed it
+                status.append(os.fstat(file.fileno()))
                 head = SegmentHead.read(file.read(_SEGMENT_BYTES))
-            label = label if head is None else head.label
-        return cls(path, label, sum(each.st_size for each in status), max(each.st_mtime for each in status))
+                label = label if head is None else head.label
+        written_at = max((each.st_mtime for each in status), default=0.0)
+        return cls(path, label, sum(each.st_size for each in status), written_at)
 
     def clear(self) -> bool:
         """Deletes the segments. False: a process writes there, and nothing is deleted. Raises OSError."""
@@ -421,6 +424,5 @@ class KeptFolder(NamedTuple):
 def _segments_in(folder: Path) -> list[Path]:
     if not re.fullmatch(r"[0-9a-f]{32}", folder.name) or folder.is_symlink() or not folder.is_dir():
         return []
-    return sorted(
-        path for path in folder.iterdir() if _NAME.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode)
-    )
+    paths = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())
