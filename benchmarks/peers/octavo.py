@@ -65,6 +65,9 @@ class Octavo:
             "max_model_len": options.context,
             "kv_dtype": options.kv_dtype,
             "quantization": options.quantization,
+            # Answers to random tokens repeat themselves, so drafts would guess them and hide the time of a step;
+            # `octavo bench speculation` measures drafts on texts.
+            "speculation": "off",
         }
         config = EngineConfig(**self._options, kv_cache_memory=CACHE_MEMORY)
         if options.sequences > config.max_num_seqs:
