@@ -215,8 +215,14 @@ def test_threads_share_a_template() -> None:
 def test_long_conversations_pass() -> None:
     chat = [{"role": "user", "content": "ä" * 1_000_000}]
     assert len(ChatTemplate(CHATML).render(chat)) > 1_000_000
-    with pytest.raises(ModelLoadError, match="characters"):
+    # Such a conversation is at fault itself; a template that makes as much of a short one is not.
+    with pytest.raises(UsageError, match=r"the conversation of 4,194,.* characters is too long.* 4,194,304") as caught:
         ChatTemplate(CHATML).render([{"role": "user", "content": "x" * (MAX_OUTPUT_CHARS + 1)}])
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(ModelLoadError, match="more than 4,194,304 characters"):
+        ChatTemplate("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}").render(
+            [{"role": "user", "content": "x" * 50}]
+        )
 
 
 def test_surrogates_pass_through() -> None:

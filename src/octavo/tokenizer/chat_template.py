@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_RENDER_SECONDS = 2.0
 MAX_SOURCE_CHARS = 1 << 20
+_LONG_CHARS = 256 << 10  # a conversation with more that exceeds a template's limits is at fault, not the template
 _RESERVED = frozenset({"messages", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
@@ -145,7 +146,8 @@ class ChatTemplate:
 
         Raises UsageError with the template's own message if a message is malformed or the template fails on this
         conversation. Raises ModelLoadError if the model's template does not compile, is unsafe, or exceeds 2 s of
-        computing, 4 Mi characters or 512 MiB; for a template from the caller that is a UsageError too.
+        computing, 4 Mi characters or 512 MiB; for a template from the caller, or for a conversation of more than
+        256 Ki characters that exceeds them, that is a UsageError too.
         """
         check_messages(messages)
         if wrong := _RESERVED & kwargs.keys():
@@ -169,8 +171,14 @@ class ChatTemplate:
             answer = self._answer(source, line)
         if "refusal" in answer:
             raise UsageError(f"the chat template {answer['refusal']}")
-        if "fault" in answer:
-            raise self._fault(f"{self._name} {answer['fault']}")
+        if "limit" in answer and len(line) > _LONG_CHARS:
+            raise UsageError(
+                f"the conversation of {len(line):,} characters is too long for the chat template, which "
+                f"{answer['limit']}; send fewer or shorter messages",
+                code="context_length_exceeded",
+            )
+        if fault := answer.get("limit") or answer.get("fault"):
+            raise self._fault(f"{self._name} {fault}")
         return answer["text"]
 
     def encode(
@@ -240,7 +248,7 @@ class ChatTemplate:
         if (answer := process.render(variables)) is not None:
             return answer
         process.close()
-        return {"fault": f"was stopped: it computed for more than {self._max_seconds:g} s"}
+        return {"limit": f"was stopped: it computed for more than {self._max_seconds:g} s"}
 
 
 def check_messages(messages: Sequence[Message]) -> None:

@@ -125,7 +125,7 @@ def _attempt(work: Callable[[], str], seconds: float, kind: str, failure: str) -
     except SecurityError as error:
         kind, reason = "fault", f"does something unsafe and was stopped: {error}"
     except MemoryError as error:
-        kind, reason = "fault", f"was stopped: {str(error) or 'more memory than allowed'}"
+        kind, reason = "limit", f"was stopped: {str(error) or 'more memory than allowed'}"
     except RecursionError:
         kind, reason = "fault", "was stopped: too many calls within calls"
     except OverflowError as error:  # the sandbox's limit on ranges, or a number too large for the machine
