@@ -1,0 +1,22 @@
+"""The name of an image's content: equal names mean equal rows."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.media.processor import ImageProcessor
+
+
+def content_digest(kind: str, data: bytes, processor: ImageProcessor) -> bytes:
+    """32 bytes that tell an item from any other, of this processor and of others.
+
+    data: the file as it was sent, so that a known one need not be decoded.
+    """
+    digest = hashlib.blake2b(digest_size=32, person=b"octavo.media")
+    settings = processor.settings.canonical_text.encode()
+    for part in (kind.encode(), settings, str(processor.version).encode(), data):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()

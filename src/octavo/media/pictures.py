@@ -1,0 +1,42 @@
+"""Pictures from Pillow's images and from arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octavo.errors import UsageError
+from octavo.media.processor import Picture
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from PIL import Image
+
+WHITE = (255, 255, 255, 255)
+
+
+def picture_of(image: Image.Image) -> Picture:
+    """A Pillow image of any mode: turned as its EXIF data says, transparency on white, as RGB."""
+    from PIL import Image, ImageOps  # an extra of the installation
+
+    turned = ImageOps.exif_transpose(image)
+    if "A" in turned.getbands() or turned.info.get("transparency") is not None:
+        layer = turned.convert("RGBA")
+        turned = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)
+    return Picture(np.array(turned.convert("RGB")))
+
+
+def picture_of_array(pixels: npt.NDArray[Any]) -> Picture:
+    """pixels: uint8 [height, width], or with channels behind: 1, 3 or, with transparency, 4. Raises UsageError."""
+    from PIL import Image
+
+    flat = pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
+    is_known = flat.ndim == 2 or (flat.ndim == 3 and flat.shape[2] in {3, 4})
+    if pixels.dtype != np.uint8 or not is_known or 0 in flat.shape:
+        raise UsageError(
+            f"an image is an array of {pixels.dtype} {list(pixels.shape)}; it is uint8 [height, width] or "
+            "[height, width, 1, 3 or 4]",
+            code="invalid_image",
+        )
+    return picture_of(Image.fromarray(flat))

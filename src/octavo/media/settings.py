@@ -1,0 +1,124 @@
+"""The settings of an image processor, typed and checked, from config.json and preprocessor_config.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from octavo.errors import ModelLoadError
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
+BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # the numbers of Pillow's filters
+
+_MAX_SIDE, _MAX_PIXELS = 1 << 16, 1 << 28
+
+Triple: TypeAlias = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSettings:
+    """config: config.json; preprocessor: preprocessor_config.json. Both may lack any key.
+
+    Its functions raise ModelLoadError naming key and value.
+    """
+
+    model_type: str
+    config: Mapping[str, Any]
+    preprocessor: Mapping[str, Any]
+
+    @property
+    def canonical_text(self) -> str:
+        """The same for equal settings: a part of the name of an image's content."""
+        vision = self.config.get("vision_config") or {}
+        values = [self.model_type, vision, self.preprocessor]
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
+
+    def vision(self, key: str, default: int, most: int = _MAX_SIDE) -> int:
+        """A positive integer of `vision_config`."""
+        return _integer(f"vision_config.{key}", (self.config.get("vision_config") or {}).get(key), default, most)
+
+    def side(self, key: str, default: int) -> int:
+        """A length in pixels or patches, from the preprocessor."""
+        return _integer(key, self.preprocessor.get(key), default, _MAX_SIDE)
+
+    def count(self, key: str, default: int, most: int = _MAX_PIXELS) -> int:
+        """A positive integer of the preprocessor."""
+        return _integer(key, self.preprocessor.get(key), default, most)
+
+    def text_count(self, key: str, default: int) -> int:
+        """A positive integer of config.json itself."""
+        return _integer(key, self.config.get(key), default, _MAX_PIXELS)
+
+    def size(self, key: str, defaults: Mapping[str, int], most: int = _MAX_SIDE) -> dict[str, int]:
+        """Positive integers of a size such as {"height": 896, "width": 896}; one number is all of them."""
+        stored = self.preprocessor.get(key)
+        if stored is None:
+            return dict(defaults)
+        if isinstance(stored, int):
+            stored = dict.fromkeys(defaults, stored)
+        if not isinstance(stored, Mapping):
+            raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}, which is no size")
+        sides = {name: value for name, value in stored.items() if value is not None}
+        return {name: _integer(f"{key}.{name}", sides.get(name), default, most) for name, default in defaults.items()}
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number of the preprocessor."""
+        stored = self.preprocessor.get(key)
+        return default if stored is None else _number(key, stored)
+
+    def flag(self, key: str, default: bool) -> bool:
+        stored = self.preprocessor.get(key)
+        if stored is None:
+            return default
+        if not isinstance(stored, bool):
+            raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}, which is not true or false")
+        return stored
+
+    def resample(self, default: int) -> int:
+        """The number of Pillow's filter."""
+        stored = self.preprocessor.get("resample")
+        if stored is None:
+            return default
+        if not isinstance(stored, int) or isinstance(stored, bool) or not 0 <= stored <= 5:
+            raise ModelLoadError(f"preprocessor_config.json: resample is {stored!r:.80}; Pillow's filters are 0 to 5")
+        return stored
+
+    def statistics(self, mean: Triple, std: Triple) -> tuple[float, Triple | None, Triple | None]:
+        """The factor of pixels, and mean and deviation of the three colours; None: they are not normalized."""
+        if not self.flag("do_rescale", True) or not self.flag("do_resize", True):
+            raise ModelLoadError("preprocessor_config.json: do_rescale and do_resize must be true")
+        factor = self.number("rescale_factor", 1 / 255)
+        if not self.flag("do_normalize", True):
+            return factor, None, None
+        return factor, self._triple("image_mean", mean), self._triple("image_std", std, may_be_zero=False)
+
+    def _triple(self, key: str, default: Triple, may_be_zero: bool = True) -> Triple:
+        stored = self.preprocessor.get(key)
+        if stored is None:
+            return default
+        values = [stored] * 3 if isinstance(stored, int | float) else stored
+        if not isinstance(values, list | tuple) or len(values) != 3:
+            raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}; it has three numbers")
+        first, second, third = (_number(key, value) for value in values)
+        if not may_be_zero and 0 in (first, second, third):
+            raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}, by which nothing can be divided")
+        return first, second, third
+
+
+def _integer(key: str, stored: object, default: int, most: int) -> int:
+    if stored is None:
+        return default
+    if isinstance(stored, bool) or not isinstance(stored, int) or not 1 <= stored <= most:
+        raise ModelLoadError(f"the settings of images: {key} is {stored!r:.80}; it is an integer from 1 to {most}")
+    return stored
+
+
+def _number(key: str, stored: object) -> float:
+    if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
+        raise ModelLoadError(f"preprocessor_config.json: {key} is {stored!r:.80}, which is no number")
+    return float(stored)
