@@ -116,7 +116,8 @@ class PyPendingStep {
     }
 
     // Starts the step, or lets it follow the one in flight; waits while there are two.
-    void submit(Program& program) {
+    void submit(Program& program, std::pair<int32_t, int32_t> records) {
+        std::tie(pending_.first_record, pending_.end_record) = records;
         std::unique_lock<std::mutex> lock = program.try_lock_for_step();
         if (!lock) {
             const nb::gil_scoped_release release;
@@ -303,11 +304,11 @@ class PyProgram {
     // which `batch` has no array of its own.
     std::unique_ptr<PyPendingStep> submit(nb::handle batch, int32_t result, nb::handle output, nb::handle errors,
                                           const ArrayList& copies, const ArrayList& inputs, nb::handle earlier_tokens,
-                                          const DomainList& rows) {
+                                          const DomainList& rows, std::pair<int32_t, int32_t> records) {
         if (program_.closed()) throw std::runtime_error("the executor is closed");
         auto step = std::make_unique<PyPendingStep>(nb::find(this), program_, batch, result, output, errors, copies,
                                                     inputs, earlier_tokens, rows);
-        step->submit(program_);
+        step->submit(program_, records);
         return step;
     }
 
@@ -393,12 +394,13 @@ void bind_program(nb::module_& module) {
             "num_blocks"_a, "block_size"_a, "num_states"_a = 0)
         .def("submit", &PyProgram::submit, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
              "copies"_a = ArrayList(), "inputs"_a = ArrayList(), "earlier_tokens"_a.none() = nb::none(),
-             "rows"_a = DomainList())
+             "rows"_a = DomainList(), "records"_a = std::pair<int32_t, int32_t>(0, -1))
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
         .def("start_profile", &PyProgram::start_profile)
         .def("profile", &PyProgram::profile)
         .def("close", &PyProgram::close)
         .def_prop_ro("progress", [](PyProgram& p) { return p.program().progress(); })
+        .def_prop_ro("num_records", [](PyProgram& p) { return p.program().num_records(); })
         .def_prop_ro("closed", [](PyProgram& p) { return p.program().closed(); })
         .def_prop_ro("workspace_bytes", [](PyProgram& p) { return p.program().workspace_bytes(); });
 }

@@ -108,13 +108,14 @@ void Program::add_record(const RecordSpec& spec) {
         spec.floats.size() != names.floats.size() || spec.output < 0)
         throw std::invalid_argument(spec.label + ": not every field has an operand");
     check_operands_fit(spec.label, record->args, *record->kernel);
-    if (spec.kernel == "gather" || spec.kernel == "splice") check_row_index(spec);
+    for (const char* const kernel : {"gather", "pool_rows", "splice", "add_rows"})
+        if (spec.kernel == kernel) check_row_index(spec);
     if (spec.kernel == "cross_attention") check_cached_domain(spec);
     if (spec.kernel == "token_type_embedding") limit_token_types(*record);
     records_.push_back(std::move(record));
 }
 
-// The index of a Gather or a Splice is of the rows of its output, and has rows of its last input.
+// The index of a Gather, a Splice and their like is of the rows of its output, and has rows of its last input.
 void Program::check_row_index(const RecordSpec& spec) const {
     const auto place = std::find(spec.names.ints.begin(), spec.names.ints.end(), "index") - spec.names.ints.begin();
     const int64_t number = place < static_cast<int64_t>(spec.ints.size()) ? spec.ints[place] : -1;
@@ -310,11 +311,17 @@ void Program::submit(PendingStep& pending) {
     if (closed()) throw std::runtime_error("the executor is closed");
     if ((!caches_.empty() || options_.limits.has_states) && options_.limits.num_blocks == 0)
         throw std::runtime_error("no cache was allocated");
+    const size_t whole_end = end_of(pending.result);
+    const size_t end = pending.end_record < 0 ? whole_end : static_cast<size_t>(pending.end_record);
+    const bool is_part = pending.first_record != 0 || end != whole_end;
+    if (pending.first_record < 0 || static_cast<size_t>(pending.first_record) > end || end > whole_end ||
+        (is_part && (stream_ || !caches_.empty() || pending.step.num_logits > 0)))
+        throw std::invalid_argument("a step without logits and caches has no such part");
     // Done by a worker: the records are no longer in the caches of the calling thread.
     pending.changes_rows_ = take_counts(pending.step);
     if (stream_) stream_->begin_step();
     pending.program_ = this;
-    pending.end_ = end_of(pending.result);
+    pending.end_ = end;
     pending.num_turns_ = 1;
     pending.turn_rows_ = pending.step.num_logits;
     pending.in_turns_ = 0;
@@ -360,8 +367,8 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
             transfer_in(pending, worker);
             pool_->boundary(worker, 1);
         }
-        position = 1;
     }
+    position = std::max(position, static_cast<size_t>(pending.first_record) + 1);
     if (options_.checked)
         walk_checked(pending, worker, position - 1);
     else if (clocked_.empty())

@@ -135,6 +135,9 @@ class Program {
     struct PendingStep {
         Step step{};
         int32_t result = -1;
+        // The records [first_record, end_record) alone; -1: to the end. What the others make stays in the workspace
+        // between the parts of a step.
+        int32_t first_record = 0, end_record = -1;
         void (*finale)(void* context, Worker& worker, int32_t first_row, int32_t end_row) = nullptr;
         void* finale_context = nullptr;
         std::vector<Transfer> inputs, copies;
@@ -184,6 +187,7 @@ class Program {
     const StepLimits& limits() const { return options_.limits; }
     ThreadPool& pool() { return *pool_; }
     size_t workspace_bytes() const;
+    size_t num_records() const { return records_.size(); }
 
     // One operation since start_profile: from barrier to barrier on worker 0, and inside the kernel over all workers.
     struct Timing {

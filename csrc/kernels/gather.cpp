@@ -1,4 +1,5 @@
-// Gather: rows by an index, several of them side by side. Splice: given rows in place of some.
+// Gather: rows by an index, several of them side by side. PoolRows: their mean. Splice and AddRows: given rows in place
+// of some, or added to them.
 #include "elementwise.h"
 #include "shapes.h"
 
@@ -7,6 +8,8 @@ namespace {
 
 OCTAVO_SIGNATURE(Gather, (x), (), (index, width), ());
 OCTAVO_SIGNATURE(Splice, (x, given), (), (index), ());
+OCTAVO_SIGNATURE(PoolRows, (x), (), (index, width), ());
+OCTAVO_SIGNATURE(AddRows, (x, given), (), (index), ());
 
 void gather(const Args& args, const Step& step, Worker& worker) {
     const View &x = args.inputs[Gather::x], &out = args.output;
@@ -41,7 +44,55 @@ bool splice_fits(const Args& args) {
     return is_like(args.output, x) && has_cols(given, x.cols);
 }
 
+void pool_rows(const Args& args, const Step& step, Worker& worker) {
+    const View &x = args.inputs[PoolRows::x], &out = args.output;
+    const int32_t* const index = step.index(args.ints[PoolRows::index]);
+    const int64_t width = args.ints[PoolRows::width];
+    const F32x16 count = broadcast(static_cast<float>(width));
+    const Range rows = share(out.rows, worker);
+    for (int64_t r = rows.begin; r < rows.end; ++r)
+        for (int32_t c = 0; c < out.cols; c += 16) {
+            const int n = out.cols - c < 16 ? out.cols - c : 16;
+            const auto read = [&](int64_t i) {
+                const float* const from = x.data + static_cast<int64_t>(index[r * width + i]) * x.cols + c;
+                return n == 16 ? load(from) : load_partial(from, n);
+            };
+            F32x16 sum = read(0);
+            for (int64_t i = 1; i < width; ++i) sum = sum + read(i);
+            store_partial(out.data + r * out.cols + c, sum / count, n);
+        }
+}
+
+bool pool_rows_fits(const Args& args) {
+    return args.ints[PoolRows::width] > 0 && has_cols(args.output, args.inputs[PoolRows::x].cols);
+}
+
+// The output may be x.
+void add_rows(const Args& args, const Step& step, Worker& worker) {
+    const View &x = args.inputs[AddRows::x], &given = args.inputs[AddRows::given], &out = args.output;
+    const int32_t* const index = step.index(args.ints[AddRows::index]);
+    const Range rows = share(out.rows, worker);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const int64_t row = index ? index[r] : -1;
+        const float* const from = x.data + r * x.cols;
+        float* const to = out.data + r * out.cols;
+        if (row < 0) {
+            if (from != to) __builtin_memcpy(to, from, sizeof(float) * out.cols);
+            continue;
+        }
+        const float* const more = given.data + row * given.cols;
+        for (int32_t c = 0; c < out.cols; ++c) to[c] = from[c] + more[c];
+    }
+}
+
+bool add_rows_fits(const Args& args) {
+    const View &x = args.inputs[AddRows::x], &given = args.inputs[AddRows::given];
+    return is_like(args.output, x) && has_cols(given, x.cols);
+}
+
 }  // namespace
 OCTAVO_KERNEL(gather, Gather);
 OCTAVO_KERNEL(splice, Splice);
+OCTAVO_KERNEL(pool_rows, PoolRows);
+OCTAVO_KERNEL(add_rows, AddRows);
 }  // namespace octavo

@@ -19,7 +19,7 @@ from octavo.graph.domains import domain_needs
 from octavo.graph.ops.attention import AttentionParams, Rope, RopeParams
 from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams
 from octavo.graph.ops.linear import Input
-from octavo.graph.ops.rows import Gather, Splice
+from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, IndexArray, RowDomain, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
@@ -135,6 +135,64 @@ def test_a_block_over_patches_has_the_bits_of_one_over_tokens(name: str) -> None
             batch.domains = {"patches": DomainRows(17, batch.query_start_loc, batch.positions[None].copy())}
         (of_domain[domain],) = executor.submit(batch).wait().values
     np.testing.assert_array_equal(of_domain[PATCHES], of_domain[TOKENS])
+
+
+def encoder_graph() -> Graph:
+    """Patches through a block; four of them merged into a row, and their mean beside it."""
+    g = Graph(SHAPES)
+    h = tower(g, g.add(Input(0, PATCHES, COLORS)))
+    g.output = g.linear(g.add(Gather(h, CORNERS, 4)), "merge") + g.add(PoolRows(h, CORNERS, 4))
+    return g
+
+
+def encoder_batch(seed: int = 0) -> Batch:
+    """The images of `batch_of`, without tokens."""
+    none, starts = np.zeros(0, np.int32), np.zeros(1, np.int32)
+    tables, slots = np.zeros((1, 0, 0), np.int32), np.zeros((1, 0), np.int32)
+    rows = {name: each for name, each in batch_of().domains.items() if name != "tokens"}
+    inputs = (np.random.default_rng(seed).normal(size=(24, COLORS)).astype(np.float32),)
+    return Batch(none, none, starts, none, tables, slots, none, inputs=inputs, domains=rows)
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_an_encoder_runs_without_tokens(name: str) -> None:
+    exact = reference.compile(encoder_graph(), weights(), LIMITS, dtype=np.float64)
+    (expected,) = exact.submit(encoder_batch()).wait().values
+    (found,) = compiled(name, encoder_graph()).submit(encoder_batch()).wait().values
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_parts_of_a_step_make_what_the_whole_step_makes(checked: bool) -> None:
+    executor = cpu.compile(encoder_graph(), weights(), LIMITS, num_threads=2, options=CompileOptions(checked=checked))
+    (whole,) = executor.submit(encoder_batch()).wait().values
+    executor.submit(encoder_batch(1)).wait()
+    count = executor.num_operations
+    for size in (1, 3, count):
+        batch = encoder_batch()
+        for begin in range(0, count, size):
+            output = executor.submit_part(batch, begin, min(begin + size, count)).wait()
+            assert len(output.values) == (begin + size >= count)
+        np.testing.assert_array_equal(output.values[0], whole)
+    for begin, end in ((0, count + 1), (2, 1), (-1, 1)):
+        with pytest.raises(ValueError, match="no such part"):
+            executor.submit_part(encoder_batch(), begin, end)
+    executor.close()
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_rows_of_images_are_added_to_tokens(name: str) -> None:
+    """In a later layer, at the tokens that have one; a step without images has none."""
+    g = Graph(SHAPES)
+    given = g.linear(g.add(Gather(g.linear(g.add(Input(0, PATCHES, COLORS)), "patch"), CORNERS, 4)), "merge")
+    h = g.add(AddRows(g.rms_norm(g.embedding("embed"), "tower.norm", 1e-5), given, SOFT))
+    g.output = g.logits(g.select_rows(h), "head")
+    batches = batch_of(), batch_of(with_images=False)
+    expected = logits(reference.compile(g, weights(), LIMITS, dtype=np.float64), *batches)
+    for each, other in zip(logits(compiled(name, g), *batches), expected, strict=True):
+        np.testing.assert_allclose(each, other, rtol=0, atol=3e-3 * np.abs(other).max())
+    changed_rows = np.abs(expected[0] - expected[1]).max(axis=1) > 0
+    assert np.flatnonzero(changed_rows).tolist() == [3, 4, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("name", COMPILERS)

@@ -28,7 +28,7 @@ from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
 from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
-from octavo.graph.ops.rows import Gather, Splice
+from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
 from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
 from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
 from octavo.graph.ops.stages import Receive, Send
@@ -50,6 +50,7 @@ from tests.support.operations import operations
 BACKENDS = ["reference", "cpu", "torch:cpu"]
 
 FRAMES = RowDomain("frames")
+PAIRS = IndexArray(TOKENS, "pairs")
 LIMITS = ExecutorLimits(32, 2, 32, 64, further_rows={FRAMES: 32})
 WIDTH = 64
 BLOCK_SIZE = 16
@@ -170,6 +171,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     MeanPool: lambda g, x: g.add(MeanPool(x)),
     Gather: lambda g, x: g.select_rows(x),
     Splice: lambda g, x: g.add(Splice(x, x * 2.0, IndexArray(TOKENS, "doubled"))),
+    AddRows: lambda g, x: g.add(AddRows(x, x * 2.0, IndexArray(TOKENS, "doubled"))),
+    PoolRows: lambda g, x: g.add(PoolRows(x, PAIRS, 2)) + g.add(PoolRows(x, PAIRS, 2)),
     MoE: lambda g, x: g.moe(x, "moe", Routing(2), router_x=x * 0.5),
     GatedDeltaRule: gated_delta_rule,
     SelectiveScan: selective_scan,
@@ -205,9 +208,12 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
         tokens = np.random.default_rng(1).integers(0, 50, 30).tolist()
         scheduled = [(Request(tokens[:19], [3, 5]), 19), (Request(tokens[19:], [6]), 11)]
         batch = step(scheduled, block_size=BLOCK_SIZE)
-        if any(isinstance(node.op, Splice) for node in graph.nodes):
+        if any(isinstance(node.op, Splice | AddRows) for node in graph.nodes):
             doubled = np.where(np.arange(len(tokens)) % 3, -1, np.arange(len(tokens))[::-1]).astype(np.int32)
             batch.domains = {TOKENS.name: DomainRows(len(tokens), indices={"doubled": doubled})}
+        if any(isinstance(node.op, PoolRows) for node in graph.nodes):
+            pairs = np.random.default_rng(3).integers(0, len(tokens), 2 * len(tokens)).astype(np.int32)
+            batch.domains = {TOKENS.name: DomainRows(len(tokens), indices={PAIRS.name: pairs})}
         if any(isinstance(node.op, CrossAttention) for node in graph.nodes):
             rows = DomainRows(len(tokens), lengths=batch.seq_lens, slots=batch.slot_mapping)
             batch.domains = {FRAMES.name: rows}

@@ -182,6 +182,19 @@ class SleepingExecutor(Protocol):
         """Has everything on the device again, the weights to the last bit. Raises InsufficientMemoryError."""
 
 
+@runtime_checkable
+class PartExecutor(Protocol):
+    """An executor that computes a step without logits and caches in parts, between which others run on its threads."""
+
+    num_operations: int  # of a step
+
+    def submit_part(self, batch: Batch, begin: int, end: int) -> PendingStep:
+        """As `submit`, but only operations [begin, end), after those before them of the same batch.
+
+        `StepOutput.values` come with the last of them. Raises ValueError for a part that there is not.
+        """
+
+
 class RankGroup(Protocol):
     """The ranks that compute parts of the same layers, and exchange values in the middle of a step.
 

@@ -228,12 +228,14 @@ class Program:
         inputs: list[tuple[int, NDArray[np.float32]]] = ...,
         earlier_tokens: NDArray[np.int32] | None = None,
         rows: list[tuple[int, DomainRows]] = ...,
+        records: tuple[int, int] = ...,
     ) -> PendingStep:
         """Starts the block copies, the records that lead to the value `result` (-1: all), and sampling from it if the
         batch asks. inputs: values that are written before; copies: values that are read afterwards.
         earlier_tokens: of the step before, which may still run, for `batch.token_sources`. rows: of domains by their
-        numbers, beside what the batch has. Blocks while two steps are in flight. Raises ValueError for a batch that
-        does not fit."""
+        numbers, beside what the batch has. records: the first of them and the end, -1: the last; only of a program
+        without caches and logits. Blocks while two steps are in flight. Raises ValueError for a batch that does not
+        fit."""
     def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
     def start_profile(self) -> None:
         """Counts from zero from now on."""
@@ -247,6 +249,8 @@ class Program:
 
     @property
     def closed(self) -> bool: ...
+    @property
+    def num_records(self) -> int: ...
     @property
     def workspace_bytes(self) -> int: ...
 

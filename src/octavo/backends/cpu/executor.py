@@ -120,8 +120,20 @@ class CpuExecutor:
         except ValueError as error:
             raise UsageError(str(error)) from None
 
+    @property
+    def num_operations(self) -> int:
+        """See `octavo.backends.PartExecutor`."""
+        return self._program.num_records
+
+    def submit_part(self, batch: Batch, begin: int, end: int) -> CpuPendingStep:
+        """See `octavo.backends.PartExecutor`."""
+        return self._submit(batch, (begin, end))
+
     def submit(self, batch: Batch) -> CpuPendingStep:
         """See `Executor`."""
+        return self._submit(batch, (0, -1))
+
+    def _submit(self, batch: Batch, records: tuple[int, int]) -> CpuPendingStep:
         check_names(self.domain_names, batch)
         rows = len(batch.logits_indices)
         num_top = 0 if batch.sampling is None else max(batch.sampling.rows["num_logprobs"].tolist(), default=0)
@@ -130,9 +142,13 @@ class CpuExecutor:
         result, copies, inputs = self._logits, _NONE, _NONE
         if self._is_segment or batch.inputs or batch.return_logits or len(batch.hidden_indices):
             result, copies, inputs = self._transfers(batch, output)
+        if records[0] > 0:
+            inputs = _NONE  # whose memory later operations have
+        if 0 <= records[1] < self.num_operations:
+            copies, output.values = _NONE, ()
         earlier_tokens = None if batch.token_sources is None else self._last_tokens
         further = [(self._rows.domains[each], domain_rows(batch, each)) for each in self._rows.described]
-        step = self._program.submit(batch, result, output, errors, copies, inputs, earlier_tokens, further)
+        step = self._program.submit(batch, result, output, errors, copies, inputs, earlier_tokens, further, records)
         self._last_tokens, num_tokens = output.token_ids, len(batch.token_ids)
         self.max_in_flight = 2 if num_tokens <= self._short_tokens else 1
         return CpuPendingStep(step, output, errors, partial(self._observe, num_tokens), self.guard)

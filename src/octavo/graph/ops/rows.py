@@ -1,4 +1,4 @@
-"""Rows of one domain in another one: taken by an index, or put in place of some."""
+"""Rows of one domain in another one: taken by an index, averaged, put in place of some, or added to some."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from octavo.batch import Array
 from octavo.graph.cuts import Columnwise, Cut, Made, Wish
 from octavo.graph.domain_rows import domain_rows
-from octavo.graph.ops.base import Evaluation, IndexNeed, Op, describe, require
+from octavo.graph.ops.base import Evaluation, IndexNeed, Op, StepSizes, describe, require
 from octavo.graph.values import LOGITS, SELECTED, TOKENS, IndexArray, RowDomain, Value
 
 if TYPE_CHECKING:
@@ -88,6 +88,72 @@ class Splice(Op):
             return x
         out: Array = x.copy()
         out[index >= 0] = step.values[self.given][index[index >= 0]]
+        return out
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRows(Op):
+    """The mean of `width` rows of x by an index: [rows of x, cols] -> [index.rows, cols]. Patches of a square."""
+
+    cut: ClassVar[Cut[Any]] = Columnwise()
+
+    x: Value
+    index: IndexArray
+    width: int
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.width > 0, f"width {self.width} is not positive")
+        require(LOGITS not in (self.x.rows, self.index.rows), "logits are not held at once")
+        return self.index.rows, self.x.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return sizes.rows(self.index.rows) * self.width * self.x.cols
+
+    @property
+    def row_needs(self) -> tuple[IndexNeed, ...]:
+        return (IndexNeed(self.index, self.x.rows, self.width),)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        found = domain_rows(step.batch, self.index.rows)
+        rows = found.indices.get(self.index.name, np.zeros(0, np.int32))
+        out: Array = step.values[self.x][rows].reshape(found.count, self.width, self.x.cols).mean(axis=1)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class AddRows(Op):
+    """x, with rows of `given` added where the index has a number and not -1: features of an image in later layers.
+
+    Meng et al., arXiv 2406.04334.
+    """
+
+    element_flops: ClassVar[int] = 1
+
+    x: Value
+    given: Value  # [another domain, cols of x]
+    index: IndexArray  # of the rows of x
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(self.index.rows is self.x.rows, f"the index of {self.index.rows.name} is none of x {describe(self.x)}")
+        require(self.given.cols == self.x.cols, f"given {describe(self.given)} does not fit x {describe(self.x)}")
+        require(LOGITS not in (self.x.rows, self.given.rows), "logits are not held at once")
+        return self.x.rows, self.x.cols
+
+    @property
+    def row_needs(self) -> tuple[IndexNeed, ...]:
+        return (IndexNeed(self.index, self.given.rows, keeps=True),)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x: Array = step.values[self.x]
+        index = domain_rows(step.batch, self.x.rows).indices.get(self.index.name)
+        if index is None:
+            return x
+        out: Array = x.copy()
+        out[index >= 0] += step.values[self.given][index[index >= 0]]
         return out
 
     @property

@@ -12,7 +12,7 @@ from octavo.backends.torch.step import TorchStep
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import MeanPool, TokenTypeEmbedding
 from octavo.graph.ops.linear import Embedding, Input, PositionEmbedding
-from octavo.graph.ops.rows import Gather, Splice
+from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
 from octavo.graph.ops.stages import Receive, Send
 
 
@@ -68,6 +68,22 @@ def _splice(op: Splice, step: TorchStep) -> Tensor:
         return x
     given = step.values[op.given][index.clamp(min=0)]
     return torch.where((index >= 0)[:, None], given.to(x.dtype), x)
+
+
+@form(PoolRows)
+def _pool_rows(op: PoolRows, step: TorchStep) -> Tensor:
+    x, index = step.values[op.x], step.index_of(op.index)
+    assert index is not None
+    return wide(x[index].reshape(-1, op.width, op.x.cols)).mean(dim=1).to(x.dtype)
+
+
+@form(AddRows)
+def _add_rows(op: AddRows, step: TorchStep) -> Tensor:
+    x, index = step.values[op.x], step.index_of(op.index)
+    if index is None or not step.count_of(op.given.rows):
+        return x
+    given = step.values[op.given][index.clamp(min=0)].to(x.dtype)
+    return torch.where((index >= 0)[:, None], x + given, x)
 
 
 @form(MeanPool)
