@@ -56,8 +56,15 @@ PARTS = {
     ),
     "clients": Part(("src/octavo/server/protocols", "src/octavo/server/http"), ("tests/server/clients",)),
     "judges": Part(
-        ("src/octavo/compress", "src/octavo/quantization", "src/octavo/loader", "src/octavo/quality"),
         (
+            "src/octavo/compress",
+            "src/octavo/quantization",
+            "src/octavo/loader",
+            "src/octavo/quality",
+            "src/octavo/adapters",
+        ),
+        (
+            "tests/adapters/test_peft_judge.py",
             "tests/compress/test_checkpoint_types.py",
             "tests/compress/test_checkpoint_memory.py",
             "tests/quantization/test_checkpoint_libraries.py",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from octavo.errors import UsageError
+from octavo.graph.ops.low_rank import ADAPTERS, AdapterLimits, LowRank
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, RowDomain
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ExecutorLimits:
 
     max_logits_rows: of max_num_outputs, the rows whose logits may be held at once. A backend with a native program
     computes and samples more of them in turns; None: it holds all. further_rows: of the domains of the graph beside
-    tokens and outputs, the largest number of rows.
+    tokens and outputs, the largest number of rows. adapters: those that it can hold; None: the graph takes none.
     """
 
     max_num_batched_tokens: int
@@ -45,13 +46,16 @@ class ExecutorLimits:
     max_model_len: int
     max_logits_rows: int | None = None
     further_rows: Mapping[RowDomain, int] = field(default_factory=dict, hash=False)
+    adapters: AdapterLimits | None = None
 
     @property
     def rows(self) -> dict[RowDomain, int]:
         """The maximum rows of each kind of value in a step."""
         outputs = self.max_num_outputs
         logits = outputs if self.max_logits_rows is None else min(outputs, self.max_logits_rows)
-        return {TOKENS: self.max_num_batched_tokens, OUTPUTS: outputs, LOGITS: logits, **self.further_rows}
+        adapters = {} if self.adapters is None else {ADAPTERS: self.adapters.slots}
+        tokens = self.max_num_batched_tokens
+        return {TOKENS: tokens, OUTPUTS: outputs, LOGITS: logits, **adapters, **self.further_rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,23 @@ class PartExecutor(Protocol):
 
         `StepOutput.values` come with the last of them. Raises ValueError for a part that there is not.
         """
+
+
+@runtime_checkable
+class AdaptingExecutor(Protocol):
+    """An executor that holds adapters in slots, whose numbers `Batch.domains` has for each token (ADAPTER_SLOTS)."""
+
+    def prepare_adapter(self, parts: Mapping[str, LowRank]) -> object:
+        """The parts of an adapter, by the names of their weights, in the form in which steps read them.
+
+        From any thread: the work of loading is here. Raises GraphError for a rank above the limit.
+        """
+
+    def load_adapter(self, slot: int, prepared: object) -> None:
+        """Puts a prepared adapter into a slot. Between steps; it takes no longer than a step's preparation."""
+
+    def drop_adapter(self, slot: int) -> None:
+        """Empties a slot. Between steps."""
 
 
 class RankGroup(Protocol):

@@ -33,6 +33,7 @@ from octavo.backends.sampling import sample
 from octavo.batch import Array, Batch, BlockBytes, StepOutput
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import GraphError, UsageError
+from octavo.graph.adapters import low_rank_pass
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.graph.domain_rows import domain_rows
@@ -40,7 +41,9 @@ from octavo.graph.domains import check_domains, check_limits, check_sequences, d
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops.base import Evaluation, LayerCache, Observer
 from octavo.graph.ops.collective import Collective
+from octavo.graph.ops.low_rank import AddLowRank, LowRank
 from octavo.graph.ops.recurrence import check_states
+from octavo.graph.passes import optimize
 from octavo.graph.segments import check_inputs
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
@@ -63,7 +66,7 @@ def compile(  # noqa: A001 - the backend protocol's name
 
     kv_dtype: the type to which keys and values are rounded; they are stored in `dtype`. None: no rounding.
     """
-    graph = graph.graph if isinstance(graph, Sizes) else graph
+    graph = graph.graph if isinstance(graph, Sizes) else _with_adapters(graph, limits)
     check_model_len(graph, limits)
     check_limits(graph, limits.rows)
     dense: dict[Parameter, Array] = {}
@@ -86,12 +89,17 @@ def sizes(
 ) -> Sizes:
     """See `octavo.backends.Backend`; the sizes of an executor in float32."""
     refuse_fp8_cache(kv_dtype, "reference")
+    graph = _with_adapters(graph, limits)
     check_limits(graph, limits.rows)
     infos = {p: parameter_info(weights, p) for p in graph.parameters}
     packed = {p: 4 * prod(p.shape) for p in infos}
     matrices = {p: PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if p.is_matrix}
     workspace = 4 * _workspace_elements(graph, limits)
     return Sizes(graph, packed, matrices, workspace, _cache_sizes(graph, 4), {})
+
+
+def _with_adapters(graph: Graph, limits: ExecutorLimits) -> Graph:
+    return graph if limits.adapters is None else optimize(graph, (low_rank_pass(limits.adapters),))
 
 
 def join_group(
@@ -211,6 +219,7 @@ class ReferenceExecutor:
         self._caches: dict[int, LayerCache] = {}
         self._states: dict[int, list[Array]] = {}
         self._num_states = 0
+        self._adapters: dict[int, Mapping[str, LowRank]] = {}
         self._num_blocks, self._block_size = 0, 0
         self._moved = MovedSizes()
 
@@ -229,6 +238,21 @@ class ReferenceExecutor:
             self._states[state.index] = [np.full((num_states, *s), np.nan, self._dtype) for s in state.shapes]
         self._num_states = num_states
 
+    def prepare_adapter(self, parts: Mapping[str, LowRank]) -> Mapping[str, LowRank]:
+        """See `AdaptingExecutor`."""
+        for op in (node.op for node in self._graph.nodes if isinstance(node.op, AddLowRank)):
+            for _ in op.parts_of(parts):
+                pass
+        return parts
+
+    def load_adapter(self, slot: int, prepared: Mapping[str, LowRank]) -> None:
+        """See `AdaptingExecutor`."""
+        self._adapters[slot] = prepared
+
+    def drop_adapter(self, slot: int) -> None:
+        """See `AdaptingExecutor`."""
+        self._adapters.pop(slot, None)
+
     def submit(self, batch: Batch) -> FinishedStep:
         self._check(batch)
         return FinishedStep(lambda: _of_one_rank(self._compute(batch)))
@@ -240,7 +264,8 @@ class ReferenceExecutor:
         for source, destination in batch.state_copies.tolist():
             for array in (array for arrays in self._states.values() for array in arrays):
                 array[destination] = array[source]
-        step = Evaluation(batch, self._dtype, self._weights, self._caches, self._states, {}, self.observer)
+        held = self._caches, self._states
+        step = Evaluation(batch, self._dtype, self._weights, *held, {}, self.observer, self._adapters)
         graph = self._graph
         count, has_hidden = len(batch.logits_indices), bool(len(batch.hidden_indices))
         hidden = graph.hidden_states if has_hidden and graph.makes_logits else None

@@ -14,6 +14,7 @@ from octavo.graph.ops.collective import AllGather
 from octavo.graph.ops.encoder import TokenTypeEmbedding
 from octavo.graph.ops.latent_attention import HeadLinear
 from octavo.graph.ops.linear import Embedding, Input, Linear, Logits, PositionEmbedding
+from octavo.graph.ops.low_rank import AddLowRank
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.ops.rows import Gather
@@ -137,6 +138,8 @@ class Graph:
         head = ops.get(self.output)
         if isinstance(head, AllGather):  # of the vocabulary by rank
             head = ops[head.x]
+        if isinstance(head, AddLowRank) and head.is_head:
+            head = ops[head.y]
         return head if isinstance(head, Logits) else None
 
     @property

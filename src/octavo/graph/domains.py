@@ -73,6 +73,7 @@ def _add_needs(graph: Graph, found: dict[RowDomain, DomainNeeds], op: Op) -> Non
             raise GraphError(f"{op.name}: another operation reads {known.name(need.index.name)} in another way")
         if not same:
             found[need.index.rows] = replace(known, indices=(*known.indices, need))
+        found.setdefault(need.source, DomainNeeds(need.source))
 
 
 def check_limits(graph: Graph, limits: Mapping[RowDomain, int]) -> None:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,6 +20,9 @@ from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.cuts import WHOLE, Cut
 from octavo.graph.ops.kv_rounding import round_keys, round_values
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, IndexArray, Parameter, RowDomain, Value
+
+if TYPE_CHECKING:
+    from octavo.graph.ops.low_rank import LowRank
 
 Observer = Callable[[Parameter, Array, int | None], None]
 """Called with a matrix, the rows [rows, in] that it multiplies, and of a stack of matrices the number of the one."""
@@ -117,7 +120,7 @@ class Evaluation:
 
     dtype: float32 or float64; all arithmetic is done in it. weights: dequantized, in `dtype`. states: the arrays of
     operations with a `StateCache` by its index, [slots, *shape] each. values: computed, [rows, cols].
-    observer: told of every product.
+    observer: told of every product. adapters: by slot the parts of those that are held, by the names of their weights.
     """
 
     batch: Batch
@@ -127,6 +130,7 @@ class Evaluation:
     states: Mapping[int, list[Array]]
     values: dict[Value, Array]
     observer: Observer | None = None
+    adapters: Mapping[int, Mapping[str, LowRank]] = dataclasses.field(default_factory=dict)
 
     def product(self, x: Array, weight: Parameter, index: int | None = None) -> Array:
         """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack, with the observer told."""

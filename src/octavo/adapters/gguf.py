@@ -1,0 +1,57 @@
+"""Adapters in GGUF files, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from octavo.adapters.adapter import AdapterBase, StoredPart
+from octavo.errors import ModelLoadError
+from octavo.graph.ops.low_rank import LowRank
+from octavo.loader.gguf import open_gguf
+from octavo.loader.tensor_files import TensorFiles
+from octavo.loader.tensor_names import GGUF_STEMS, renamed
+
+_SUFFIXES = (".lora_a", ".lora_b")
+_TABLE = "embed_tokens.weight"
+
+
+def read_gguf(path: Path, base: AdapterBase) -> dict[str, StoredPart]:
+    """The parts of a file by checkpoint names, in the order of rows that GGUF files have.
+
+    Raises ModelLoadError naming the key or the tensor.
+    """
+    with closing(open_gguf(path)) as file:
+        return _parts(path, file, base)
+
+
+def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, StoredPart]:
+    kind, form = file.metadata.get("general.type"), file.metadata.get("adapter.type")
+    if kind != "adapter" or form != "lora":
+        raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: no LoRA adapter")
+    if "adapter.alora.invocation_tokens" in file.metadata:
+        raise ModelLoadError(f"{path}: adapter.alora.invocation_tokens: activated adapters are not supported")
+    alpha = file.metadata.get("adapter.lora.alpha")
+    if not isinstance(alpha, int | float) or not np.isfinite(alpha):
+        raise ModelLoadError(f"{path}: adapter.lora.alpha is {alpha!r:.40}; it must be a number")
+    stems = {**GGUF_STEMS, **base.table.names}
+    found: dict[str, StoredPart] = {}
+    for tensor in file.tensors:
+        weight, suffix = tensor[:-7], tensor[-7:]
+        name = renamed(weight, stems)
+        if suffix not in _SUFFIXES or name is None:
+            raise ModelLoadError(f"{path}: tensor {tensor!r:.80} is no low-rank part of a weight of this model")
+        if suffix == _SUFFIXES[1]:
+            if weight + _SUFFIXES[0] not in file.tensors:
+                raise ModelLoadError(f"{path}: tensor {tensor!r:.80} has no {weight}{_SUFFIXES[0]} beside it")
+            continue
+        if weight + _SUFFIXES[1] not in file.tensors:
+            raise ModelLoadError(f"{path}: tensor {tensor!r:.80} has no {weight}{_SUFFIXES[1]} beside it")
+        a, b = (file.weight(weight + each).dequantize().astype(np.float32) for each in _SUFFIXES)
+        if name == _TABLE:  # a table has a row of A for each token
+            a = np.ascontiguousarray(a.T)
+        rank = a.shape[-2]
+        found[name] = StoredPart(tensor, LowRank.checked(a, b, alpha / rank, tensor))
+    return found

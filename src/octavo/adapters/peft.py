@@ -1,0 +1,147 @@
+"""Adapters in PEFT's folders: `adapter_config.json` beside `adapter_model.safetensors`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from octavo.adapters.adapter import AdapterBase, StoredPart
+from octavo.batch import Float32
+from octavo.errors import ModelLoadError
+from octavo.graph.ops.low_rank import LowRank
+from octavo.loader.checkpoint import checkpoint_name
+from octavo.loader.json_file import read_json_object
+from octavo.loader.pickles import check_no_pickles
+from octavo.loader.safetensors import open_safetensors
+from octavo.loader.tensor_files import TensorFiles
+
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_PATTERNS = 1 << 12
+
+_PREFIX = "base_model.model."
+_FACTORS = {
+    ".lora_A.weight": "a",
+    ".lora_B.weight": "b",
+    ".lora_embedding_A": "table_a",
+    ".lora_embedding_B": "table_b",
+}
+# Copies of the base's own embedding and head, which PEFT saves beside their factors.
+_COPIES = re.compile(r"(?:.*\.)?(?:embed_tokens|lm_head|wte|embed_in|embed_out)(?:\.base_layer)?\.weight")
+_ENDING = re.compile("|".join(re.escape(each) + r"\Z" for each in _FACTORS))
+# Settings without which an adapter would mean something else, and the values that ask for nothing.
+_REFUSED = {
+    "use_dora": "weights of decomposed magnitude",
+    "lora_bias": "biases of low-rank products",
+    "layer_replication": "repeated layers",
+    "trainable_token_indices": "trained rows of the embedding",
+    "alora_invocation_tokens": "activated adapters",
+    "use_qalora": "pooled inputs of low-rank products",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """The scale of each module, by the rules of PEFT."""
+
+    rank: float
+    alpha: float
+    ranks: Mapping[str, float]
+    alphas: Mapping[str, float]
+    by_root: bool  # of the rank: rsLoRA
+
+    def of(self, module: str) -> float:
+        rank, alpha = _by_pattern(self.ranks, module, self.rank), _by_pattern(self.alphas, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def read_peft(folder: Path, base: AdapterBase) -> dict[str, StoredPart]:
+    """The parts of a folder by checkpoint names, in the order of rows that safetensors files have.
+
+    Raises ModelLoadError naming the key or the tensor.
+    """
+    settings_path, path = folder / CONFIG_NAME, folder / WEIGHTS_NAME
+    if not path.is_file():
+        check_no_pickles(folder, sorted(each.name for each in folder.iterdir()), "Save the adapter as safetensors")
+        raise ModelLoadError(f"{path}: no such file; an adapter needs it beside {CONFIG_NAME}")
+    settings = read_json_object(settings_path, MAX_CONFIG_BYTES)
+    scales = _scales(settings_path, settings)
+    saved = settings.get("modules_to_save") or ()
+    if saved:
+        raise ModelLoadError(f"{settings_path}: modules_to_save is {saved!r:.80}: whole weights are not supported")
+    with closing(open_safetensors(path)) as file:
+        return _parts(path, file, scales, base)
+
+
+def _scales(path: Path, settings: Mapping[str, object]) -> _Scales:
+    if settings.get("peft_type") != "LORA":
+        raise ModelLoadError(f"{path}: peft_type is {settings.get('peft_type')!r:.40}; LORA is supported")
+    for key, what in _REFUSED.items():
+        if settings.get(key):
+            raise ModelLoadError(f"{path}: {key} is {settings[key]!r:.80}: {what} are not supported")
+    return _Scales(
+        rank=_number(path, "r", settings.get("r", 8), low=1),
+        alpha=_number(path, "lora_alpha", settings.get("lora_alpha", 8)),
+        ranks=_pattern(path, settings, "rank_pattern", low=1),
+        alphas=_pattern(path, settings, "alpha_pattern"),
+        by_root=bool(settings.get("use_rslora")),
+    )
+
+
+def _number(path: Path, key: str, value: object, low: float = -math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < low:
+        raise ModelLoadError(f"{path}: {key} is {value!r:.40}; it must be a number" + f" from {low} on" * (low > 0))
+    return float(value)
+
+
+def _pattern(path: Path, settings: Mapping[str, object], key: str, low: float = -math.inf) -> dict[str, float]:
+    found = settings.get(key) or {}
+    if not isinstance(found, dict) or len(found) > MAX_PATTERNS:
+        raise ModelLoadError(f"{path}: {key} is {found!r:.40}; it must be an object of at most {MAX_PATTERNS} numbers")
+    try:
+        for pattern in found:
+            re.compile(pattern)
+    except re.error as error:
+        raise ModelLoadError(f"{path}: {key}: {error.pattern!r:.80} is no regular expression: {error}") from error
+    return {pattern: _number(path, f"{key}[{pattern!r:.80}]", value, low) for pattern, value in found.items()}
+
+
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """The number of the first pattern that ends the module's name."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def _parts(path: Path, file: TensorFiles, scales: _Scales, base: AdapterBase) -> dict[str, StoredPart]:
+    modules: dict[str, dict[str, str]] = {}
+    for tensor in file.tensors:
+        if _is_copy(tensor, file.tensors[tensor].shape, base):
+            continue
+        ending = _ENDING.search(tensor)
+        if ending is None or not tensor.startswith(_PREFIX):
+            raise ModelLoadError(f"{path}: tensor {tensor!r:.120} is no low-rank factor of a weight: not supported")
+        module = tensor[len(_PREFIX) : ending.start()]
+        modules.setdefault(module, {})[_FACTORS[ending[0]]] = tensor
+    found: dict[str, StoredPart] = {}
+    for module, tensors in modules.items():
+        prefix = "table_" if "table_a" in tensors or "table_b" in tensors else ""
+        if tensors.keys() != {f"{prefix}a", f"{prefix}b"}:
+            tensor = next(iter(tensors.values()))
+            raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has no other factor beside it")
+        a, b = (_numbers(file, tensors[prefix + each]) for each in "ab")
+        tensor, name = tensors[prefix + "a"], checkpoint_name(f"{module}.weight", base.table)
+        found[name] = StoredPart(tensor, LowRank.checked(a, b, scales.of(module), tensor))
+    return found
+
+
+def _is_copy(tensor: str, shape: tuple[int, ...], base: AdapterBase) -> bool:
+    return bool(_COPIES.fullmatch(tensor)) and shape == (base.config.vocab_size, base.config.hidden_size)
+
+
+def _numbers(file: TensorFiles, tensor: str) -> Float32:
+    return file.weight(tensor).dequantize().astype(np.float32)

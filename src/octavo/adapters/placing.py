@@ -1,0 +1,138 @@
+"""The parts of a file at the weights of a graph: the base's own weight table permutes, splits and stacks A and B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.adapters.adapter import AdapterBase, StoredPart
+from octavo.graph.ops.low_rank import LowRank
+from octavo.loader.tensor_names import TensorName
+from octavo.models._decoder import ModelConfig
+from octavo.models._weights import (
+    FileFormat,
+    Flatten,
+    Fold,
+    Heads,
+    NegativeExp,
+    OneRow,
+    Permute,
+    Split,
+    Stack,
+    Transform,
+    Transpose,
+)
+
+_Group = dict[TensorName, StoredPart]
+
+
+def placed(parts: Mapping[str, StoredPart], base: AdapterBase, file_format: FileFormat) -> dict[str, LowRank]:
+    """The parts by the names of the graph's weights, from those by the checkpoint's names.
+
+    file_format: that of the names, which need not be the base's. Raises ModelLoadError naming a tensor of the adapter
+    that does not fit the model, or that has no effect this engine can compute.
+    """
+    groups: dict[str, _Group] = {}
+    for text, part in parts.items():
+        name = TensorName.parse(text)
+        groups.setdefault(name.stem, {})[name] = part
+    for transform in base.table.transforms:
+        if transform.only in (None, file_format) and transform.stem in groups:
+            for name, part in _apply(transform, groups.pop(transform.stem), base):
+                groups.setdefault(name.stem, {})[name] = part
+    found: dict[str, LowRank] = {}
+    for group in groups.values():
+        for name, part in group.items():
+            _check_place(part, str(name), base.places)
+            found[str(name)] = part.low_rank
+    return found
+
+
+def _check_place(part: StoredPart, name: str, places: Mapping[str, tuple[int, ...]]) -> None:
+    shape = places.get(name)
+    if shape is None:
+        raise part.refuse(f"belongs to {name}, beside which this model takes no low-rank product")
+    if part.low_rank.shape != shape:
+        raise part.refuse(f"is for a weight of {list(part.low_rank.shape)}, but {name} is {list(shape)}")
+
+
+def _apply(transform: Transform, group: _Group, base: AdapterBase) -> Iterator[tuple[TensorName, StoredPart]]:
+    """The products beside what a transform makes of their weight. Low-rank factors have their logical orientation, so a
+    weight that is stored transposed needs nothing but its name."""
+    match transform:
+        case Permute():
+            order = transform.order(base.config)
+            for name, part in group.items():
+                yield name, _rows(part, order, len(order))
+        case Split():
+            yield from _split(transform, group, base.config)
+        case Stack():
+            yield from _stacked(group, transform.whole, base.places)
+        case Heads():
+            heads = transform.heads(base.config)
+            for name, part in group.items():
+                yield replace(name, stem=transform.whole), _by_heads(part, heads, transform.transposed)
+        case Transpose():
+            for name, part in group.items():
+                yield replace(name, stem=transform.whole or name.stem), part
+        case OneRow():
+            yield from group.items()
+        case Fold() | NegativeExp() | Flatten():
+            part = next(iter(group.values()))
+            raise part.refuse(f"belongs to {transform.stem}, which is no matrix of a product")
+
+
+def _rows(part: StoredPart, index: NDArray[np.intp] | slice, expected: int) -> StoredPart:
+    found = part.low_rank
+    if found.b.shape[-2] != expected:
+        raise part.refuse(f"is for {found.b.shape[-2]} output features; the configuration asks for {expected}")
+    return replace(part, low_rank=replace(found, b=found.b[..., index, :]))
+
+
+def _split(split: Split, group: _Group, config: ModelConfig) -> Iterator[tuple[TensorName, StoredPart]]:
+    """B is cut by rows; all parts have the same A."""
+    rows = split.rows(config)
+    if not rows:
+        yield from group.items()
+        return
+    for name, part in group.items():
+        for stem, (begin, end) in zip(split.parts, pairwise(accumulate(rows, initial=0)), strict=True):
+            yield replace(name, stem=stem), _rows(part, slice(begin, end), sum(rows))
+
+
+def _stacked(
+    group: _Group, whole: str, places: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[TensorName, StoredPart]]:
+    """The experts of each layer as one part; those without one have zeros."""
+    layers: dict[TensorName, dict[int, StoredPart]] = {}
+    for name, part in group.items():
+        layers.setdefault(TensorName(whole, name.numbers[:-1], name.kind), {})[name.numbers[-1]] = part
+    for layer, experts in layers.items():
+        first = next(iter(experts.values()))
+        count = places.get(str(layer), (max(experts) + 1,))[0]
+        rank = max(part.low_rank.rank for part in experts.values())
+        out_features, in_features = first.low_rank.shape
+        a = np.zeros((count, rank, in_features), np.float32)
+        b = np.zeros((count, out_features, rank), np.float32)
+        for number, part in experts.items():
+            found = part.low_rank
+            if number >= count or found.shape != first.low_rank.shape:
+                raise part.refuse(f"is for {list(found.shape)} of expert {number}, unlike {first.tensor!r:.120}")
+            a[number, : found.rank] = found.a
+            b[number, :, : found.rank] = found.b * np.float32(found.scale)
+        yield layer, StoredPart(first.tensor, LowRank(a, b, 1.0))
+
+
+def _by_heads(part: StoredPart, heads: int, transposed: bool) -> StoredPart:
+    """A product for each head: those of B's rows with all of A, turned round where the weight is."""
+    found = part.low_rank
+    out_features, in_features = found.shape
+    b = found.b.reshape(heads, out_features // heads, found.rank)
+    a = np.broadcast_to(found.a, (heads, found.rank, in_features))
+    if transposed:
+        a, b = b.swapaxes(1, 2), a.swapaxes(1, 2)
+    return replace(part, low_rank=LowRank(np.ascontiguousarray(a), np.ascontiguousarray(b), found.scale))

@@ -1,0 +1,37 @@
+"""Reads an adapter for a model, from a PEFT folder or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.adapters.adapter import Adapter, AdapterBase
+from octavo.adapters.gguf import read_gguf
+from octavo.adapters.peft import CONFIG_NAME, WEIGHTS_NAME, read_peft
+from octavo.adapters.placing import placed
+from octavo.errors import ModelLoadError
+
+
+def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1.0) -> Adapter:
+    """The adapter in a folder, or in a GGUF file, for a base of either format. scale: multiplies its effect.
+
+    Raises ModelLoadError naming the tensor or key that does not fit the model or is not supported.
+    """
+    try:
+        if path.name in (CONFIG_NAME, WEIGHTS_NAME):
+            path = path.parent
+        if path.is_dir():
+            ggufs = [] if (path / CONFIG_NAME).is_file() else sorted(path.glob("*.gguf"))
+            if len(ggufs) == 1:
+                path = ggufs[0]
+            elif not (path / CONFIG_NAME).is_file():
+                raise ModelLoadError(f"{path}: no adapter; a folder has {CONFIG_NAME}, or one GGUF file")
+        elif not path.is_file():
+            raise ModelLoadError(f"{path}: no such file or directory")
+        is_folder = path.is_dir()
+        parts = read_peft(path, base) if is_folder else read_gguf(path, base)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+    try:
+        return Adapter.of(name or path.stem, placed(parts, base, "safetensors" if is_folder else "gguf"), scale)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{path}: {error}") from error

@@ -1,0 +1,50 @@
+"""Adapters of eight families against PEFT on the same float32 model, on bases of both formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.adapters.read import read_adapter
+from octavo.loader.checkpoint import open_checkpoint
+from tests.support import adapted_steps, converted_gguf, tiny_models
+from tests.support.peft_adapters import save_peft
+
+pytest.importorskip("peft", reason="peft is not installed", exc_type=ImportError)
+
+TOKENS = np.random.default_rng(0).integers(0, 96, 30).tolist()
+SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": {"rank_pattern": {"q_proj": 8, r".*layers\.1\..*up_proj": 2}, "alpha_pattern": {"k_proj": 11}},
+    "qwen2": {"use_rslora": True, "target_modules": ["q_proj", "v_proj", "down_proj", "lm_head"]},
+    "qwen3": {"rank_pattern": {"o_proj": 1}},
+    "phi3": {},
+    "gpt2": {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+    "gemma3": {"lora_alpha": 0.5},
+    "deepseek2": {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]},
+    "qwen2moe": {"target_modules": ["q_proj", "o_proj", "shared_expert.up_proj", "shared_expert.down_proj"]},
+}
+
+
+@pytest.mark.parametrize("base", ["safetensors", "gguf"])
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("backend", ["reference"])
+def test_the_same_logits(name: str, base: str, backend: str, tmp_path: Path) -> None:
+    """Permuted, fused, transposed and absorbed weights included."""
+    model = tiny_models.tiny_model(name)
+    expected = save_peft(model, tmp_path / "adapter", TOKENS, **SETTINGS[name])
+    if base == "gguf":
+        checkpoint = open_checkpoint(converted_gguf.save_gguf(model, tmp_path / "model.gguf"))
+    else:
+        checkpoint = open_checkpoint(tiny_models.save_safetensors(model, tmp_path / "model"))
+    adapter = read_adapter(tmp_path / "adapter", adapted_steps.base_of(checkpoint))
+    executor = adapted_steps.executor_of(checkpoint, backend)
+    adapted_steps.load(executor, {2: adapter})
+    adapted, plain = adapted_steps.logits_of(executor, [TOKENS, TOKENS], [2, -1])
+    scale = np.abs(expected).max()
+    assert np.abs(adapted - expected).max() < scale * (1e-4 if backend == "reference" else 3e-3)
+    unchanged = tiny_models.expected_logits(model, TOKENS)
+    assert np.abs(plain - unchanged).max() < scale * (1e-4 if backend == "reference" else 3e-3)
+    assert np.abs(expected - unchanged).max() > 0.1 * scale

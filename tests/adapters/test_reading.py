@@ -1,0 +1,186 @@
+"""Reading of adapters: parts, scales and digests, and refusals by the name of the key or the tensor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from octavo.adapters.adapter import AdapterBase
+from octavo.adapters.read import read_adapter
+from octavo.errors import ModelLoadError
+from octavo.graph.ops.low_rank import LowRank
+from octavo.graph.values import Part
+from octavo.models import load_architecture
+from octavo.models._reading import ConfigReader
+from tests.support.tiny_models import config_values, tiny_graph
+
+RNG = np.random.default_rng(0)
+MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
+A, B = RNG.standard_normal((2, 64)).astype(np.float32), RNG.standard_normal((64, 2)).astype(np.float32)
+FACTORS = {f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B}
+
+
+@pytest.fixture(scope="module")
+def base() -> AdapterBase:
+    """A tiny Llama."""
+    graph, _ = tiny_graph("llama")
+    config = load_architecture("llama").Config.from_hf(ConfigReader(config_values("llama")))
+    return AdapterBase.of("llama", config, graph)
+
+
+def save(folder: Path, tensors: dict[str, NDArray[np.float32]] = FACTORS, **settings: object) -> Path:
+    """A PEFT folder."""
+    folder.mkdir(exist_ok=True)
+    values = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def save_gguf(
+    path: Path, tensors: dict[str, NDArray[np.float32]], alpha: float | None = 3.0, kind: str = "adapter"
+) -> Path:
+    """A GGUF adapter as llama.cpp's converter writes it."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("general.type", kind)
+    writer.add_string("adapter.type", "lora")
+    if alpha is not None:
+        writer.add_float32("adapter.lora.alpha", alpha)
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_both_formats_mean_the_same(base: AdapterBase, tmp_path: Path) -> None:
+    """A GGUF file has B's rows in the order of the file's weight: pairs of a rotation side by side."""
+    plain = read_adapter(save(tmp_path / "sql"), base)
+    rows = np.arange(64).reshape(4, 2, 8).swapaxes(1, 2).reshape(-1)
+    tensors = {"blk.0.attn_q.weight.lora_a": A, "blk.0.attn_q.weight.lora_b": B[rows]}
+    converted = read_adapter(save_gguf(tmp_path / "sql.gguf", tensors), base)
+    [(name, part)] = plain.parts.items()
+    assert (name, part.scale, plain.name, plain.rank) == ("layers.0.self_attn.q_proj.weight", 1.5, "sql", 2)
+    np.testing.assert_array_equal(part.b, B)
+    assert plain.digest == converted.digest
+    assert plain.nbytes == 2 * (A.size + B.size)
+
+
+def test_the_digest_names_the_content(base: AdapterBase, tmp_path: Path) -> None:
+    """Not the name and not the place, but every number and the scale; without effect it is empty."""
+    first = read_adapter(save(tmp_path / "a"), base)
+    assert first.digest == read_adapter(save(tmp_path / "b"), base, "other").digest
+    changed = {**FACTORS, f"{MODULE}.lora_B.weight": B + np.float32(1e-3)}
+    digests = {
+        first.digest,
+        read_adapter(save(tmp_path / "c", changed), base).digest,
+        read_adapter(save(tmp_path / "d", lora_alpha=4), base).digest,
+        read_adapter(tmp_path / "a", base, scale=0.5).digest,
+    }
+    assert len(digests) == 4
+    for nothing in (
+        read_adapter(tmp_path / "a", base, scale=0.0),
+        read_adapter(save(tmp_path / "e", lora_alpha=0), base),
+    ):
+        assert (nothing.digest, nothing.parts) == (b"", {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "scale"),
+    [
+        ({}, 1.5),
+        ({"use_rslora": True}, 3 / 2**0.5),
+        ({"alpha_pattern": {"q_proj": 5}}, 2.5),
+        ({"alpha_pattern": {"proj": 5}}, 1.5),
+        ({"rank_pattern": {r"layers\.0\..*": 8}, "r": 2}, 0.375),
+        ({"lora_alpha": 0.5}, 0.25),
+    ],
+)
+def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tmp_path: Path) -> None:
+    """Patterns match the end of a module's name, from a dot on."""
+    [part] = read_adapter(save(tmp_path / "a", **settings), base).parts.values()
+    assert part.scale == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; LORA is supported"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
+        ({"lora_alpha": "x"}, "lora_alpha is 'x'; it must be a number"),
+        ({"r": 0}, "r is 0; it must be a number from 1 on"),
+        ({"rank_pattern": {"(": 2}}, r"'\(' is no regular expression"),
+    ],
+)
+def test_refused_settings(settings: dict[str, object], message: str, base: AdapterBase, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        read_adapter(save(tmp_path / "a", **settings), base)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({f"{MODULE}.lora_A.weight": A}, "q_proj.lora_A.weight' has no other factor"),
+        (
+            {**FACTORS, f"{MODULE}.lora_magnitude_vector": B[:, 0].copy()},
+            "lora_magnitude_vector' is no low-rank factor",
+        ),
+        ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B[:, :1].copy()}, r"\[2, 64\] and \[64, 1\] do not"),
+        ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B * np.inf}, "is not finite"),
+        ({f"{MODULE}.lora_A.weight": A[:, :32].copy(), f"{MODULE}.lora_B.weight": B}, r"is \[64, 64\]"),
+        (
+            {name.replace("q_proj", "x_proj"): array for name, array in FACTORS.items()},
+            "x_proj.lora_A.weight' belongs to layers.0.self_attn.x_proj.weight, beside which",
+        ),
+        (
+            {name.replace("self_attn.q_proj", "input_layernorm"): array for name, array in FACTORS.items()},
+            "input_layernorm",
+        ),
+    ],
+)
+def test_refused_tensors(
+    tensors: dict[str, NDArray[np.float32]], message: str, base: AdapterBase, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        read_adapter(save(tmp_path / "a", tensors), base)
+
+
+def test_refused_files(base: AdapterBase, tmp_path: Path) -> None:
+    """A model is no adapter, and a pickle is never opened."""
+    pair = {"blk.0.attn_q.weight.lora_a": A, "blk.0.attn_q.weight.lora_b": B}
+    for message, path in {
+        "no LoRA adapter": save_gguf(tmp_path / "model.gguf", pair, kind="model"),
+        "alpha is None": save_gguf(tmp_path / "alpha.gguf", pair, alpha=None),
+        "has no blk.0.attn_q.weight.lora_b": save_gguf(tmp_path / "half.gguf", dict([*pair.items()][:1])),
+        "no low-rank part": save_gguf(tmp_path / "odd.gguf", {"blk.0.attn_q.weight": A}),
+        "no such file": tmp_path / "nowhere",
+        "no adapter; a folder has": tmp_path,
+    }.items():
+        with pytest.raises(ModelLoadError, match=message):
+            read_adapter(path, base)
+    folder = save(tmp_path / "pickled")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.bin is a pickle"):
+        read_adapter(folder, base)
+
+
+@pytest.mark.parametrize("part", [Part(0, 16, 48), Part(1, 0, 32)])
+def test_beside_a_part(part: Part) -> None:
+    """The product beside a rank's part of a weight is that part of the whole product."""
+    whole = LowRank(A, B, 2.0)
+    cut = whole.beside(part)
+    index = slice(part.begin, part.end)
+    product = B @ A
+    np.testing.assert_allclose(cut.b @ cut.a, product[index] if part.dimension == 0 else product[:, index], rtol=1e-5)
+    assert cut.shape == (cut.b @ cut.a).shape

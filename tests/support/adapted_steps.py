@@ -1,0 +1,59 @@
+"""Steps of executors that hold adapters, by the slot of each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.adapters.adapter import Adapter, AdapterBase
+from octavo.backends import AdaptingExecutor, Executor, ExecutorLimits, get_backend
+from octavo.batch import Batch, DomainRows
+from octavo.graph.ops.low_rank import ADAPTER_SLOTS, ADAPTERS, AdapterLimits
+from octavo.loader.checkpoint import Checkpoint
+from octavo.models import build_graph
+from tests.support.batches import Request, step
+from tests.support.tiny_models import NUM_CACHE_GROUPS
+
+LIMITS = ExecutorLimits(128, 8, 128, 64, adapters=AdapterLimits(4, 8))
+
+
+def base_of(checkpoint: Checkpoint) -> AdapterBase:
+    """The model that adapters are for."""
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    return AdapterBase.of(checkpoint.architecture, checkpoint.config, graph)
+
+
+def executor_of(checkpoint: Checkpoint, backend: str = "reference", limits: ExecutorLimits = LIMITS) -> Executor:
+    """An executor with room for adapters and a cache."""
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    executor = get_backend(backend).compile(graph, checkpoint.weights, limits)
+    executor.allocate_cache(16 * NUM_CACHE_GROUPS, 16, 16)
+    return executor
+
+
+def load(executor: Executor, adapters: Mapping[int, Adapter]) -> None:
+    """Puts adapters into slots."""
+    assert isinstance(executor, AdaptingExecutor)
+    for slot, adapter in adapters.items():
+        executor.load_adapter(slot, executor.prepare_adapter(adapter.parts))
+
+
+def with_slots(batch: Batch, slots: Sequence[int], count: int = 4) -> Batch:
+    """A batch whose sequences have the adapters of these slots, -1: none."""
+    tokens = np.repeat(np.array(slots, np.int32), np.diff(batch.query_start_loc))
+    rows = DomainRows(len(tokens), indices={ADAPTER_SLOTS.name: tokens})
+    return replace(batch, domains={"tokens": rows, ADAPTERS.name: DomainRows(count)})
+
+
+def logits_of(
+    executor: Executor, prompts: Sequence[list[int]], slots: Sequence[int] | None
+) -> list[NDArray[np.float32]]:
+    """Of each prompt the logits of all its tokens, with the adapters of these slots; None: a step that names none."""
+    requests = [(Request(prompt, [2 * i, 2 * i + 1]), len(prompt)) for i, prompt in enumerate(prompts)]
+    batch = step(requests, block_size=16, num_groups=NUM_CACHE_GROUPS)
+    output = executor.submit(batch if slots is None else with_slots(batch, slots)).wait()
+    assert output.logits is not None
+    return np.split(output.logits, np.cumsum([len(prompt) for prompt in prompts])[:-1])

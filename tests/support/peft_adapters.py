@@ -1,0 +1,35 @@
+"""Adapters that PEFT makes for tiny models, with random factors, and its own logits with them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from tests.support.tiny_models import expected_logits
+
+
+def save_peft(
+    model: PreTrainedModel, folder: Path, token_ids: list[int], *, seed: int = 0, **settings: Any
+) -> NDArray[np.float32]:
+    """Saves a random adapter of PEFT in a folder. The logits of the model with it, [tokens, vocab].
+
+    settings: of `LoraConfig`; the linears of all layers unless told otherwise.
+    """
+    import peft
+
+    targets = {} if "target_parameters" in settings else {"target_modules": "all-linear"}
+    config = peft.LoraConfig(**{"r": 4, "lora_alpha": 6, **targets, **settings})
+    adapted = peft.get_peft_model(copy.deepcopy(model), config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
+    adapted.save_pretrained(str(folder))
+    return expected_logits(adapted, token_ids)
