@@ -30,7 +30,8 @@ _LLAMA_CPP = """adaptive_decay adaptive_target backend_sampling cache_prompt dry
     json_schema lora min_keep min_p mirostat mirostat_eta mirostat_tau n_cache_reuse n_cmpl n_discard n_indent n_keep
     n_predict n_probs parse_tool_calls post_sampling_probs reasoning_budget_tokens reasoning_control reasoning_format
     repeat_last_n repeat_penalty response_fields return_progress return_tokens samplers sse_ping_interval
-    t_max_predict_ms timings_per_token top_k top_n_sigma typical_p verbose xtc_probability xtc_threshold
+    speculative.n_max speculative.n_min speculative.p_min t_max_predict_ms timings_per_token top_k top_n_sigma typical_p
+    verbose xtc_probability xtc_threshold
     chat_format chat_parser continue_final_message generation_prompt grammar_lazy grammar_triggers preserved_tokens
     reasoning_budget_end_tag reasoning_budget_end_tags reasoning_budget_message reasoning_budget_start_tag"""
 

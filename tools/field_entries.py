@@ -76,6 +76,19 @@ OPTIONS = {
     "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
     "prediction": Entry("Yes", 1, "text that much of the answer is expected to repeat, which makes it faster"),
 }
+MOST_DRAFTS = Entry(4, -1, "0 and more: the most guesses of a step at the next tokens; 0: none")
+LEAST_DRAFTS = Entry(2, -1, "0 and more: fewer guesses are not computed")
+LIKELY_DRAFTS = Entry(0.5, 1.5, "0 to 1: guesses with a lower probability to be right are not computed")
+OPTIONS |= {
+    "num_speculative_tokens": MOST_DRAFTS,
+    "min_speculative_tokens": LEAST_DRAFTS,
+    "speculative_p_min": LIKELY_DRAFTS,
+}
+LLAMA_DRAFTS = {
+    "speculative.n_max": MOST_DRAFTS,
+    "speculative.n_min": LEAST_DRAFTS,
+    "speculative.p_min": LIKELY_DRAFTS,
+}
 NAMED = "named in `x-octavo-ignored-fields`"
 AN_IGNORED_FLAG = Entry(True, "yes", "true, false", without_effect=NAMED)
 AN_IGNORED_NUMBER = Entry(1, "x", "an integer", without_effect=NAMED)

@@ -18,7 +18,9 @@ from tools.field_entries import (
     AN_IGNORED_FLAG,
     AN_IGNORED_NUMBER,
     FLAG,
+    LLAMA_DRAFTS,
     MESSAGES,
+    MOST_DRAFTS,
     NAMED,
     OPTIONS,
     OWN_MODEL,
@@ -123,7 +125,7 @@ OLLAMA_OPTIONS = Route(
     "/api/chat",
     Options,
     {"messages": MESSAGES, **UNSTREAMED},
-    SAMPLING | {"num_predict": N_PREDICT} | MACHINERY,
+    SAMPLING | {"num_predict": N_PREDICT, "draft_num_predict": MOST_DRAFTS} | MACHINERY,
     {"n": 2, "top_a": 0.1},
     nest="options",
 )
@@ -196,6 +198,7 @@ LLAMA_CPP_BODY: dict[str, Entry] = {
     "lora": Entry([], [{"id": 0}], "only an empty list", without_effect="there are no adapters"),
     "samplers": Entry([], ["top_k"], "only an empty list", without_effect="there is one order of samplers"),
     **LLAMA_MACHINERY,
+    **LLAMA_DRAFTS,
     **OPTIONS,
 }
 COMPLETION = Route(

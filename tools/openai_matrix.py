@@ -38,6 +38,7 @@ from tools.field_entries import (
     BEAMS,
     CACHE_KEY,
     FLAG,
+    LLAMA_DRAFTS,
     MESSAGES,
     NAMED,
     OPTIONS,
@@ -144,6 +145,7 @@ SAMPLING = {
     "safety_identifier": USER,
     "prompt_cache_key": CACHE_KEY,
     **OTHER_SAMPLERS,
+    **LLAMA_DRAFTS,
     **IGNORED_EVERYWHERE,
 }
 CHAT = Route(

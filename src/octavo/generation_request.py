@@ -75,6 +75,9 @@ class RequestOptions:
     before it are None and may come from the prefix cache.
     prediction: text that much of the answer is expected to repeat, such as a file to edit. It makes the answer faster
     where it is right, and changes nothing else.
+    num_speculative_tokens: the most guesses at the next tokens that a step computes; 0: none; None: as the engine does.
+    min_speculative_tokens: fewer guesses than these are not computed. speculative_p_min: nor is a guess, with those
+    behind it, that is right with a lower probability, as far as the engine has seen.
     closed_objects: in answers that follow a JSON schema, and in calls of tools that must come or are strict, objects
     have no properties but those that their schema names, unless it says something about additional ones; None: as the
     server says, which is False by default.
@@ -85,6 +88,9 @@ class RequestOptions:
     cache_salt: str = field(default="", metadata={"min_length": 1, "max_length": MAX_CACHE_SALT_CHARS})
     prompt_logprobs_start: int = field(default=0, metadata={"ge": 0, "le": 2**31 - 1})
     prediction: str = field(default="", metadata={"min_length": 1, "max_length": MAX_PREDICTION_CHARS})
+    num_speculative_tokens: int | None = field(default=None, metadata={"ge": 0, "le": 2**31 - 1})
+    min_speculative_tokens: int = field(default=0, metadata={"ge": 0, "le": 2**31 - 1})
+    speculative_p_min: float = field(default=0.0, metadata={"ge": 0.0, "le": 1.0})
     closed_objects: bool | None = None
 
     def __post_init__(self) -> None:

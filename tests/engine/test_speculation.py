@@ -18,6 +18,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.speculation.draft_source import DraftSource
 from octavo.engine.speculation.speculation import Speculation
 from octavo.engine.step_times import StepTimes
+from octavo.generation_request import RequestOptions
 from octavo.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from tests.support.answers import Answers
@@ -99,6 +100,43 @@ def test_the_answers_are_those_without_drafts(kind: str, drafts: str, engine_nam
         assert drafted >= right > 0
     if drafts == "wrong" and kind != "grammar":
         assert drafted > 0
+
+
+def limited(options: RequestOptions, is_right: Callable[[int], bool] = lambda _: True) -> EngineMetrics:
+    """The metrics after an answer of 30 tokens whose request limits its drafts; the answer is that without."""
+    params = replace(BASE, temperature=0.0)
+    expected = answers(params, fake_engine(**ROOMY), ["a"])
+    source = ScriptedSource({"a": [expected["a"][0][0].token_ids]}, is_right)
+    engine = with_drafts(fake_engine(**ROOMY), source, AnyPolicy(0, least=5))
+    found = Answers()
+    request = create_request(engine, "a", [*PROMPT, *PROMPT, 11], params)
+    request.options = options
+    engine.add_request(request)
+    while engine.has_work:
+        found.take(engine.step())
+    answer = found["a"]
+    assert isinstance(answer, OutputDelta)
+    assert answer.outputs == expected["a"][0]
+    return engine.metrics
+
+
+def test_a_request_limits_its_drafts() -> None:
+    assert set(limited(RequestOptions()).num_accepted_by_position_total) == set("01234")
+    assert set(limited(RequestOptions(num_speculative_tokens=2)).num_accepted_by_position_total) == set("01")
+    assert limited(RequestOptions(num_speculative_tokens=0)).num_drafts_total == 0
+    # There are at most five; 30 tokens leave fewer at the end.
+    assert limited(RequestOptions(min_speculative_tokens=6)).num_drafts_total == 0
+    metrics = limited(RequestOptions(min_speculative_tokens=5))
+    assert metrics.num_draft_tokens_total["script"] == 5 * metrics.num_drafts_total > 0
+
+
+def test_guesses_below_the_probability_of_a_request_are_not_computed() -> None:
+    assert limited(RequestOptions(speculative_p_min=1.0)).num_drafts_total == 0
+    likely, unlikely = (
+        limited(RequestOptions(speculative_p_min=0.45), is_right).num_drafts_total
+        for is_right in (lambda _: True, lambda position: position % 3 == 0)
+    )
+    assert 0 < unlikely < likely  # the source assumes 0.5 at first, and what was wrong counts
 
 
 def test_only_drafts_that_a_step_computed_are_counted() -> None:

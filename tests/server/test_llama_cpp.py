@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from octavo.engine.metrics import EngineMetrics
 from octavo.loader.generation_config import SamplingDefaults
 from octavo.server.config import ServerConfig
 from octavo.server.generation.chat_plan import plan_chat
@@ -22,7 +23,7 @@ from tests.support.fake_client import Script, read_tokenizer
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_infill
 from tests.support.server import RunningServer, running_server
 
-MODULES = ("llama_cpp", "tokenize")
+MODULES = ("llama_cpp", "tokenize", "openai")
 HI = [{"role": "user", "content": "Hi there"}]
 
 
@@ -370,6 +371,59 @@ def test_props_and_slots(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> 
         chunks = running.iter_bytes()  # kept: its end would close the connection
         next(chunks)
         assert [slot["is_processing"] for slot in fake.get("/slots?fail_on_no_slot=1").json()] == [True] + [False] * 15
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "Hi"}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": HI}),
+    ],
+)
+def test_limits_of_drafts_reach_the_engine(fake: ScriptedServer, path: str, body: dict[str, Any]) -> None:
+    limits = {"speculative.n_max": 3, "speculative.n_min": 2, "speculative.p_min": 0.5}
+    assert fake.post(path, {**body, **limits}).status_code == 200
+    options = fake.client.requests[-1].options
+    assert (options.num_speculative_tokens, options.min_speculative_tokens, options.speculative_p_min) == (3, 2, 0.5)
+    assert refused(fake, path, {**body, **limits, "num_speculative_tokens": 4}) == "num_speculative_tokens"
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_timings_have_the_drafts_whole_and_streamed(fake: ScriptedServer, path: str) -> None:
+    fake.script = Script(["Hello", " world"], num_drafts=(9, 6, 0, 0))
+    body = {"messages": HI} if "chat" in path else {"prompt": "Hi"}
+    body |= {"timings_per_token": True}
+    whole = fake.post(path, body).json()["timings"]
+    assert (whole["draft_n"], whole["draft_n_accepted"]) == (9, 6)
+    lines = fake.post(path, {**body, "stream": True, "stream_options": {"include_usage": True}}).text.split("\n\n")
+    if path == "/completion":
+        lines = fake.post(path, {**body, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert chunks[-1]["timings"] | {"draft_n": 9, "draft_n_accepted": 6} == chunks[-1]["timings"]
+
+
+def test_props_say_whether_there_are_drafts_and_why_not(server: RunningServer, smollm2_tokenizer: Tokenizer) -> None:
+    with server.client as client:
+        props = client.get("/props").json()
+        assert client.get("/slots").json()[0]["speculative"]
+        settings = client.post("/completion", json={"prompt": "Hi", "n_predict": 1, "speculative.n_max": 2}).json()
+        metrics = client.get("/metrics").text
+    assert props["speculation"] == {"sources": ["prediction", "ngram"], "max_drafts": 15, "reason": ""}
+    assert props["default_generation_settings"]["params"]["speculative.n_max"] == 15
+    assert settings["generation_settings"]["speculative.n_max"] == 2
+    assert 'source="ngram"} 1.0' in metrics
+    figures = EngineMetrics(num_lost_draft_models=1)
+    info = {"draft_sources": ("ngram", "draft_model"), "max_drafts": 4}
+    with scripted_server(smollm2_tokenizer, "llama_cpp", draft_info=info, figures=figures) as fake:
+        assert fake.get("/props").json()["speculation"] == {
+            "sources": ["ngram"],
+            "max_drafts": 4,
+            "reason": "the draft model has failed; the log says why",
+        }
+    with scripted_server(smollm2_tokenizer, "llama_cpp", draft_info={"no_drafts": "speculation is off"}) as fake:
+        assert fake.get("/props").json()["speculation"]["reason"] == "speculation is off"
+        assert not fake.get("/slots").json()[0]["speculative"]
 
 
 def test_embeddings_in_llama_cpp_s_shape(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:

@@ -247,6 +247,23 @@ def test_drafts_are_counted_by_place_and_by_source(engine: ScriptedEngine) -> No
     assert found["vllm:spec_decode_num_accepted_tokens_by_source_total{ngram}"] == 4
 
 
+def test_a_gauge_says_which_sources_of_drafts_are_in_use_or_why_none_is(engine: ScriptedEngine) -> None:
+    metrics = ServerMetrics()
+    engine.draft_info = {"draft_sources": ("ngram", "draft_model")}
+    ObservedClient(engine, metrics, "m")
+    for num_lost in (0, 1):
+        engine.numbers = replace(engine.numbers, num_lost_draft_models=num_lost)
+        asyncio.run(metrics.refresh())
+        found = samples(metrics)
+        assert found["vllm:spec_decode_source_enabled{ngram}"] == 1
+        assert found["vllm:spec_decode_source_enabled{draft_model}"] == 1 - num_lost
+        assert not [name for name in found if "spec_decode_off" in name]
+    engine.draft_info, metrics = {"no_drafts": "speculation is off"}, ServerMetrics()
+    ObservedClient(engine, metrics, "m")
+    asyncio.run(metrics.refresh())
+    assert samples(metrics)["vllm:spec_decode_off_info{speculation is off}"] == 1
+
+
 def test_gauges_are_those_of_now(engine: ScriptedEngine) -> None:
     metrics = ServerMetrics()
     client = ObservedClient(engine, metrics, "m")

@@ -53,7 +53,7 @@ def assert_names(body: dict[str, Any], name: str) -> None:
     error = body["error"]
     param = error.get("param") if isinstance(error, dict) else None
     if param is not None:
-        assert re.split(r"[.\[]", param)[0] == name, body
+        assert re.match(rf"{re.escape(name)}($|[.\[])", param), body
     else:
         message = error if isinstance(error, str) else error["message"]
         assert re.search(rf"\b{name}\b", message), body

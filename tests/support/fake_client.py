@@ -12,6 +12,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,7 @@ class FakeClient:
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     texts: TextModel = field(default_factory=TextModel)
     figures: EngineMetrics = field(default_factory=EngineMetrics)
+    draft_info: dict[str, Any] = field(default_factory=dict)  # fields of `ModelInfo`
     is_closed: bool = False
     has_device: bool = False  # whose memory it gives back
     is_asleep: bool = False
@@ -95,6 +97,7 @@ class FakeClient:
             num_threads=1,
             sampling_defaults=self.sampling_defaults,
             texts=self.texts,
+            **self.draft_info,
         )
 
     @property

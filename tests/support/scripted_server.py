@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import uvicorn
@@ -81,10 +82,13 @@ class ScriptedServer:
 
 @contextmanager
 def scripted_server(
-    tokenizer: Tokenizer, *families: str, max_model_len: int = 1024, config: ServerConfig | None = None
+    tokenizer: Tokenizer, *families: str, config: ServerConfig | None = None, **client_fields: Any
 ) -> Iterator[ScriptedServer]:
-    """A server that runs in a thread, with the routes of these protocols and endpoints."""
-    client = FakeClient(tokenizer, max_model_len=max_model_len)
+    """A server that runs in a thread, with the routes of these protocols and endpoints.
+
+    client_fields: of `FakeClient`.
+    """
+    client = FakeClient(tokenizer, **{"max_model_len": 1024, **client_fields})
     model = fake_model(tokenizer, client, tool_format=find_tool_format(tokenizer.template_source(has_tools=True)))
     config = config or ServerConfig()
     manager = ModelManager({model.name: EngineConfig(model="fake")}, ReadyLoader(model))

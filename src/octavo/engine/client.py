@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.speculation.draft_source import DRAFT_MODEL
 from octavo.engine.texts.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.generation_request import GenerationRequest
@@ -48,11 +49,18 @@ class ModelInfo:
     load_seconds: dict[str, float] = field(default_factory=dict)  # by phase, in order
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     texts: TextModel = field(default_factory=TextModel)  # what it makes of texts beside answers
+    draft_sources: tuple[str, ...] = ()  # in the order in which they are asked
+    max_drafts: int = 0  # of a sequence in one step
+    no_drafts: str = ""  # why there are no sources; empty: there are some
 
     @property
     def num_cache_tokens(self) -> int:
         """Tokens that fit in the cache if none of them leaves a window."""
         return self.kv_cache_bytes // max(self.kv_bytes_per_token, 1)
+
+    def drafts_in_use(self, metrics: EngineMetrics) -> dict[str, bool]:
+        """The draft sources by name; False: a draft model that has failed. metrics: the latest of the engine."""
+        return {name: name != DRAFT_MODEL or not metrics.num_lost_draft_models for name in self.draft_sources}
 
 
 class AnswerStream(Protocol):

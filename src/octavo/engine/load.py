@@ -29,7 +29,7 @@ from octavo.engine.loading.larger_than_memory import (
 from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.engine.loading.model_identity import cache_identity
 from octavo.engine.loading.progress_bar import size
-from octavo.engine.speculation.open_sources import draft_sources
+from octavo.engine.speculation.open_sources import draft_sources, why_no_drafts
 from octavo.engine.texts.text_heads import text_heads
 from octavo.engine.texts.text_model import text_model
 from octavo.errors import InsufficientMemoryError, UsageError
@@ -62,6 +62,7 @@ class LoadedModel:
     path: Path
     hidden_size: int  # width of a vector of a text
     draft_executor: Executor | None = None
+    no_drafts: str = ""  # see `ModelInfo`
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
@@ -209,6 +210,7 @@ def _load(
         path=checkpoint.path,
         hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
         draft_executor=draft,
+        no_drafts=why_no_drafts(config, graph),
         sampling_defaults=defaults,
     )
 

@@ -97,6 +97,7 @@ class EngineMetrics:
     num_waiting: int = 0
     num_embedding: int = 0  # texts, beside the sequences that are generated
     num_embedding_waiting: int = 0
+    num_lost_draft_models: int = 0  # that are not used any more because they failed
     num_blocks: int = 0
     num_used_blocks: int = 0
     grammar_cache_bytes: int = 0

@@ -153,7 +153,7 @@ class Session:
     def info(self) -> ModelInfo:
         """The description of the model and its engine. Raises UsageError once it is closed."""
         loaded = self.model()
-        executor, limits = loaded.executor, loaded.engine.limits
+        executor, limits, speculation = loaded.executor, loaded.engine.limits, loaded.engine.speculation
         return ModelInfo(
             model=loaded.name,
             path=str(loaded.path),
@@ -174,6 +174,9 @@ class Session:
             num_threads=executor.num_threads,
             sampling_defaults=loaded.sampling_defaults,
             texts=loaded.engine.texts,
+            draft_sources=() if speculation is None else speculation.source_names,
+            max_drafts=0 if speculation is None else speculation.max_drafts,
+            no_drafts=loaded.no_drafts,
         )
 
     @property

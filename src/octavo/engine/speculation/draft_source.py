@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo.engine.request import Sequence
 
 PREDICTION = "prediction"  # the source that requests bring with them
+DRAFT_MODEL = "draft_model"  # the source that may fail
 
 
 @dataclass(slots=True)

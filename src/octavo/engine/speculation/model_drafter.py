@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from octavo.backends import Executor
 from octavo.backends.sampling import SamplingError
 from octavo.engine.request import Sequence
-from octavo.engine.speculation.draft_source import Draft
+from octavo.engine.speculation.draft_source import DRAFT_MODEL, Draft
 from octavo.engine.speculation.twin_blocks import DraftReading, TokenRun, TwinBlocks
 from octavo.engine.step_times import StepTimes
 from octavo.errors import OctavoError
@@ -49,7 +49,7 @@ class ModelDrafter:
     the target, so that first tokens do not wait for it; until then there are no drafts for the sequence.
     """
 
-    name = "draft_model"
+    name = DRAFT_MODEL
 
     def __init__(
         self,
@@ -119,8 +119,9 @@ class ModelDrafter:
         reading, tokens = guesses.reading, sequence.token_ids
         block_ids = self._blocks(sequence)
         self._twins.find(reading, tokens, block_ids, sequence.request.num_preemptions)
+        most = guesses.options.num_speculative_tokens
         limit = min(
-            self.max_drafts,
+            self.max_drafts if most is None else min(self.max_drafts, most),
             sequence.request.max_total_tokens - len(tokens) - 1,
             self._limits.max_model_len - len(tokens),
         )

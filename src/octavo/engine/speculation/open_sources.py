@@ -15,15 +15,24 @@ from octavo.speculative_config import SpeculativeConfig
 logger = logging.getLogger(__name__)
 
 
+def why_no_drafts(config: EngineConfig, graph: Graph) -> str:
+    """The reason why an engine has no draft sources, for its users; empty: it has some."""
+    options = SpeculativeConfig.of(config)
+    if not graph.generates:
+        return "this model gives no answers"
+    if options.method == "off":
+        return "speculation is off"
+    if options.method == "auto" and backend_name(config) != "cpu":
+        return f"speculation is auto, which has no drafts on {backend_name(config)}; choose ngram"
+    return "this model keeps states, which cannot go back to earlier tokens" if graph.state_caches else ""
+
+
 def draft_sources(config: EngineConfig, graph: Graph) -> list[DraftSource]:
     """The sources in the order in which they are asked; none: no speculation."""
     options = SpeculativeConfig.of(config)
-    is_wanted = options.method != "off" and (options.method != "auto" or backend_name(config) == "cpu")
-    if not is_wanted or not graph.generates:
-        return []
-    if graph.state_caches:
-        if options.method != "auto":
-            logger.warning("no drafts: this model keeps states, which cannot go back to earlier tokens")
+    if reason := why_no_drafts(config, graph):
+        if options.method not in ("auto", "off"):
+            logger.warning("no drafts: %s", reason)
         return []
     lookup = (options.prompt_lookup_min, options.prompt_lookup_max)
     most = options.num_speculative_tokens

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo.engine.metrics import EngineMetrics
     from octavo.engine.speculation.twin_blocks import DraftReading
     from octavo.engine.step_times import StepTimes
+    from octavo.generation_request import RequestOptions
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,15 @@ _LIKELY = 0.5  # odds of the next token from which the step after it waits for i
 class Guesses:
     """The knowledge of the sources about a sequence, and their last draft.
 
-    guessers: each with the most drafts of a step. position: tokens that the draft follows. odds: of each of its tokens.
-    barred_at: tokens after which there is no draft, because the step with one had to be repeated.
+    guessers: each with the most drafts of a step. position: tokens that the draft follows. odds: of each of its tokens,
+    up to the first that the request finds too unlikely.
+    options: the request's limits. barred_at: tokens after which there is no draft, because the step with one had to be
+    repeated.
     """
 
     guessers: list[tuple[Guesser, int]]
     acceptance: Acceptance
+    options: RequestOptions
     position: int = 0
     draft: Draft | None = None
     odds: list[float] = field(default_factory=list)
@@ -59,6 +63,18 @@ class Speculation:
         self._metrics = metrics
         self._acceptance = Acceptance()
         self.drafter: ModelDrafter | None = None
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of all sources, as metrics show them."""
+        drafter = () if self.drafter is None else (self.drafter.name,)
+        return (*(source.name for source in self._sources), *drafter)
+
+    @property
+    def max_drafts(self) -> int:
+        """The most drafts of a sequence in one step."""
+        drafter = [] if self.drafter is None else [self.drafter.max_drafts]
+        return max([*(source.max_drafts for source in self._sources), *drafter], default=0)
 
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
         """Gives sequences their drafts for the next step, and takes back those of the last.
@@ -82,12 +98,13 @@ class Speculation:
         if self.drafter is not None and sequences and self.drafter.pays(num_rows):
             self._ask_model(self.drafter, sequences, num_rows)
             guesses = [(sequence, sequence.guesses) for sequence in sequences]
-            found = [(each, of.draft, of.odds) for each, of in guesses if of is not None and of.draft is not None]
+            found = [(each, of.draft, of.odds) for each, of in guesses if of is not None and of.draft and of.odds]
         lengths = self._policy.lengths(
             [odds for _, _, odds in found], num_rows, max_rows - num_rows, may_explore=may_explore
         )
         for (sequence, draft, _), length in zip(found, lengths, strict=True):
-            sequence.draft_token_ids = draft.token_ids[:length]
+            if length >= sequence.request.options.min_speculative_tokens:
+                sequence.draft_token_ids = draft.token_ids[:length]
 
     def _ask_model(self, drafter: ModelDrafter, sequences: list[Sequence], num_rows: int) -> None:
         """Replaces the guesses of sequences by those of the draft model where these are better."""
@@ -101,13 +118,14 @@ class Speculation:
         except FAILURES as error:
             logger.error("the draft model is not used any more: %s", error)
             self.drafter = None
+            self._metrics.num_lost_draft_models = 1
             return
         for sequence, guesses in wanted:
             draft = drafts.get(sequence)
             if draft is not None:
                 odds = guesses.acceptance.odds(draft)
                 if guesses.draft is None or expected_tokens(odds) > expected_tokens(guesses.odds):
-                    guesses.draft, guesses.odds = draft, odds
+                    guesses.draft, guesses.odds = draft, _likely(odds, guesses.options)
 
     def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
         """True if the step after this one gets drafts. token_ids: one for each sequence, which it has not taken yet."""
@@ -168,7 +186,7 @@ class Speculation:
         if guesses is None:
             opened = [(source.open(sequence), source.max_drafts) for source in self._sources]
             guessers = [(guesser, most) for guesser, most in opened if guesser is not None]
-            guesses = Guesses(guessers, Acceptance(self._acceptance))
+            guesses = Guesses(guessers, Acceptance(self._acceptance), sequence.request.options)
             sequence.guesses = guesses
         position = len(sequence.token_ids) + len(tail)
         if position != guesses.position:
@@ -177,12 +195,15 @@ class Speculation:
                 guesses.acceptance.observe(guesses.draft, came)
             self._find(sequence, guesses, tail)
             guesses.position = position
-        if guesses.draft is None or guesses.barred_at == position:
+        if guesses.draft is None or not guesses.odds or guesses.barred_at == position:
             return None
         return guesses.draft, guesses.odds
 
     def _find(self, sequence: Sequence, guesses: Guesses, tail: tuple[int, ...]) -> None:
         limit = min(MAX_DRAFTS, sequence.request.max_total_tokens - len(sequence.token_ids) - len(tail) - 1)
+        most = guesses.options.num_speculative_tokens
+        if most is not None:
+            limit = min(limit, most)
         guesses.draft, guesses.odds, best = None, [], 0.0
         if limit <= 0:
             return
@@ -193,7 +214,7 @@ class Speculation:
             odds = guesses.acceptance.odds(draft)
             expected = expected_tokens(odds)
             if expected > best:
-                guesses.draft, guesses.odds, best = draft, odds, expected
+                guesses.draft, guesses.odds, best = draft, _likely(odds, guesses.options), expected
 
 
 def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
@@ -205,6 +226,14 @@ def _may_draft(sequence: Sequence, num_unknown: int = 0) -> bool:
         and group.consumers[-1].takes_drafts
         and sequence.num_output_tokens + num_unknown > 0
     )
+
+
+def _likely(odds: list[float], options: RequestOptions) -> list[float]:
+    """The odds before the first that the request finds too low."""
+    least = options.speculative_p_min
+    if not least:
+        return odds
+    return odds[: next((i for i, each in enumerate(odds) if each < least), len(odds))]
 
 
 def expected_tokens(odds: list[float]) -> float:

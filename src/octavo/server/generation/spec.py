@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from octavo.errors import UsageError
 from octavo.generation_request import BATCH_PRIORITY, RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.server.errors import refuse
 from octavo.server.generation.content import Media, MessageContent
 from octavo.server.generation.infill import Infill
 
@@ -29,13 +30,19 @@ def given(body: object, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
-def read_options(body: object) -> RequestOptions:
+def read_options(body: object, **spelled: Any) -> RequestOptions:
     """The options of a request, each from the field of the same name in its body, if that is given.
 
-    The service tier `flex` is the priority of batches. Raises UsageError for an invalid value.
+    spelled: options whose fields have another name there; None: not given. The service tier `flex` is the priority of
+    batches. Raises UsageError for an invalid value.
     """
     tier = {"priority": BATCH_PRIORITY} if getattr(body, "service_tier", None) == "flex" else {}
-    return RequestOptions(**tier | given(body, *(option.name for option in fields(RequestOptions))))
+    others = {name: value for name, value in spelled.items() if value is not None}
+    named = given(body, *(option.name for option in fields(RequestOptions)))
+    for name, value in others.items():
+        if named.setdefault(name, value) != value:
+            raise refuse(name, f"is {named[name]}, and {value} under its other name; give one of them", "invalid_value")
+    return RequestOptions(**tier | named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

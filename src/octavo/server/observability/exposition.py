@@ -132,6 +132,18 @@ _GAUGES: tuple[_Row, ...] = (
         ("reason",),
         lambda f: {("capacity",): f.num_waiting, ("deferred",): 0},
     ),
+    (
+        "spec_decode_source_enabled",
+        "1 for a source of drafts in use, 0 for a draft model that has failed.",
+        ("source",),
+        lambda f: _by_key(f.info.drafts_in_use(f.current)) if f.info is not None else {},
+    ),
+    (
+        "spec_decode_off_info",
+        "1 if there are no drafts; the label says why.",
+        ("reason",),
+        lambda f: {(f.info.no_drafts,): 1} if f.info is not None and f.info.no_drafts else {},
+    ),
     ("engine_resident_memory_bytes", "Physical memory of the engine's process.", (), lambda f: f.resident_bytes),
     ("grammar_cache_bytes", "Memory of compiled grammars.", (), lambda f: f.current.grammar_cache_bytes),
     (

@@ -247,6 +247,7 @@ LLAMA_PROPS = json_schema(
         "default_generation_settings": {"n_ctx": int, "params": dict},
         "modalities": {"vision": bool, "audio": bool},
         "is_sleeping": bool,
+        "speculation": {"sources": [str], "max_drafts": int, "reason": str},
     }
 )
 LLAMA_SLOTS = json_schema([{**_counts("id", "n_ctx"), "speculative": bool, "is_processing": bool}])

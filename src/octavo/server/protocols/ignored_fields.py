@@ -66,9 +66,7 @@ ANTHROPIC: Table = {
 }
 # Ollama has them in `options`: how a model is loaded, and what is kept of a prompt that it cuts.
 OLLAMA: Table = {
-    **dict.fromkeys(
-        ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "draft_num_predict"), Int
-    ),
+    **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"), Int),
     **dict.fromkeys(("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"), bool),
     "embedding_only": bool,
 }

@@ -6,11 +6,13 @@ What Octavo's sampler does not have is accepted where it is off, and refused by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from octavo.server.errors import refuse
 from octavo.server.generation.spec import given
-from octavo.server.http.json_body import Int, Number, Text
+from octavo.server.http.json_body import FINITE, WHOLE, Int, Number, Text
 from octavo.server.protocols.protocol_fields import NullIsAbsent, with_parameters
 
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
@@ -57,6 +59,22 @@ class OtherSamplers(NullIsAbsent):
             if (value := getattr(self, name)) is not None and value not in values:
                 reason = f"is {value}; Octavo has no such sampler: leave it out, or send {values[0]}, which is off"
                 raise refuse(where + name, reason)
+
+
+class LlamaDrafts(NullIsAbsent):
+    """The limits of drafts under llama.cpp's names."""
+
+    draft_n_max: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(None, alias="speculative.n_max")
+    draft_n_min: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(None, alias="speculative.n_min")
+    draft_p_min: Annotated[float, Field(ge=0, le=1), FINITE] | None = Field(None, alias="speculative.p_min")
+
+    def draft_options(self) -> dict[str, Any]:
+        """The arguments for `read_options`."""
+        return {
+            "num_speculative_tokens": self.draft_n_max,
+            "min_speculative_tokens": self.draft_n_min,
+            "speculative_p_min": self.draft_p_min,
+        }
 
 
 class LlamaSampling(with_parameters(OtherSamplers, *_SAME, "seed")):  # type: ignore[misc]

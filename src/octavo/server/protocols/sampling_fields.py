@@ -19,7 +19,7 @@ from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import constraint_named, given
 from octavo.server.http.json_body import Int, Number, Text
-from octavo.server.protocols.llama_sampling import OtherSamplers
+from octavo.server.protocols.llama_sampling import LlamaDrafts, OtherSamplers
 from octavo.server.protocols.protocol import rename_fields
 from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields, NullIsAbsent, with_parameters
 
@@ -113,7 +113,7 @@ class StreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penalty"), OtherSamplers):  # type: ignore[misc]
+class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penalty"), OtherSamplers, LlamaDrafts):  # type: ignore[misc]
     """The fields that chat and text requests share."""
 
     stream_options: StreamOptions | None = None

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from octavo.engine.client import ModelInfo
+from octavo.generation_request import RequestOptions
 from octavo.outputs import Logprob
 from octavo.sampling_params import SamplingParams
 from octavo.server.generation.events import ChoiceEnd, Event, PromptProgress, TextDelta, TokenLogprobs, Usage
@@ -93,7 +95,7 @@ class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
             "model": self.model.name,
             "tokens_predicted": num_tokens,
             "tokens_evaluated": len(result.prompt_token_ids),
-            "generation_settings": generation_settings(self.spec.params.sampling, self.model.info.max_model_len),
+            "generation_settings": generation_settings(self.spec.params.sampling, self.spec.options, self.model.info),
             "prompt": self.model.tokenizer.decode(result.prompt_token_ids, skip_special_tokens=False),
             "has_new_line": "\n" in result.text,
             "truncated": is_cut and self._shows_text and length >= self.model.info.max_model_len,
@@ -143,12 +145,13 @@ def _shown(tokenizer: Tokenizer, token_id: int, entry: Logprob, *, is_prob: bool
     return {"id": token_id, "token": text, "bytes": list(raw), **value}
 
 
-def generation_settings(params: SamplingParams, max_model_len: int) -> dict[str, Any]:
-    """Sampling parameters under llama.cpp's names."""
+def generation_settings(params: SamplingParams, options: RequestOptions, info: ModelInfo) -> dict[str, Any]:
+    """The parameters and options of a request under llama.cpp's names."""
     limit = -1 if params.max_tokens is None else params.max_tokens
     constraint = params.structured_outputs
+    most = options.num_speculative_tokens
     return {
-        "n_ctx": max_model_len,
+        "n_ctx": info.max_model_len,
         "n_predict": limit,
         "max_tokens": limit,
         "seed": -1 if params.seed is None else params.seed,
@@ -164,6 +167,9 @@ def generation_settings(params: SamplingParams, max_model_len: int) -> dict[str,
         "stop": list(params.stop),
         "ignore_eos": params.ignore_eos,
         "n_probs": params.logprobs or 0,
+        "speculative.n_max": info.max_drafts if most is None else min(most, info.max_drafts),
+        "speculative.n_min": options.min_speculative_tokens,
+        "speculative.p_min": options.speculative_p_min,
         "grammar": "" if constraint is None else constraint.grammar or "",
         "json_schema": None if constraint is None or constraint.json is None else json.loads(str(constraint.json)),
     }

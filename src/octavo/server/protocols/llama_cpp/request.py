@@ -16,7 +16,7 @@ from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextOrIds, TextSpec, constraint_named, read_options
 from octavo.server.http.json_body import WHOLE, Int, Text
 from octavo.server.protocols.ignored_fields import LLAMA_CPP, with_ignored
-from octavo.server.protocols.llama_sampling import LlamaSampling
+from octavo.server.protocols.llama_sampling import LlamaDrafts, LlamaSampling
 from octavo.server.protocols.protocol_fields import AnsweredFields, NullIsAbsent, NumLogprobs
 from octavo.server.protocols.sampling_fields import check_grammar
 
@@ -43,7 +43,7 @@ Prompts: TypeAlias = Text | PromptObject | list[Piece] | Several
 Bias: TypeAlias = "dict[str, Any] | list[Any]"
 
 
-class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # type: ignore[misc]
+class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, LlamaDrafts):  # type: ignore[misc]
     """The fields of both routes. n_predict: -1 is no limit, 0 only computes the prompt. n_cmpl: number of choices."""
 
     n_predict: Int | None = None
@@ -106,7 +106,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
             params=params,
             given=self.given_names(arguments),
             is_followed=bool(self.stream and (self.timings_per_token or self.return_progress)),
-            options=read_options(self),
+            options=read_options(self, **self.draft_options()),
             tenant=tenant,
             constraint_field=constraint_field,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from anyio.to_thread import run_sync
 from pydantic import Field
@@ -10,7 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import __version__
+from octavo.engine.client import ModelInfo
+from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OverloadedError
+from octavo.generation_request import RequestOptions
 from octavo.sampling_params import SamplingParams
 from octavo.server.generation.prompt import render_conversation
 from octavo.server.generation.spec import ChatSpec
@@ -92,7 +95,7 @@ async def get_props(request: Request, model: str | None = None) -> Response:
     assert info is not None
     assert texts is not None
     params = SamplingParams(max_tokens=None).with_defaults(info.sampling_defaults.values)
-    settings = generation_settings(params, info.max_model_len)
+    settings = generation_settings(params, RequestOptions(), info)
     return JSONResponse(
         {
             "default_generation_settings": {"n_ctx": info.max_model_len, "params": settings},
@@ -105,8 +108,21 @@ async def get_props(request: Request, model: str | None = None) -> Response:
             "eos_token": texts.eos_token,
             "build_info": f"octavo {__version__}",
             "is_sleeping": entry.is_sleeping,
+            "speculation": _speculation(entry, info),
         }
     )
+
+
+def _speculation(entry: ModelEntry, info: ModelInfo) -> dict[str, Any]:
+    """The sources of drafts in use, and a reason where some or all are missing."""
+    metrics = EngineMetrics() if entry.model is None else entry.model.client.status().metrics
+    in_use = info.drafts_in_use(metrics)
+    failed = "" if all(in_use.values()) else "the draft model has failed; the log says why"
+    return {
+        "sources": [name for name, is_used in in_use.items() if is_used],
+        "max_drafts": info.max_drafts,
+        "reason": failed or info.no_drafts,
+    }
 
 
 @router.get("/slots", responses=whole_answer(LLAMA_SLOTS))
@@ -115,12 +131,13 @@ async def get_slots(request: Request, model: str | None = None, fail_on_no_slot:
     entry = await _known_entry(request, model)
     info, served = entry.info, entry.model
     assert info is not None
+    drafts = bool(info.draft_sources)
     num_running = 0 if served is None or entry.is_sleeping else served.client.status().metrics.num_running
     if fail_on_no_slot and num_running >= info.max_num_seqs:
         raise OverloadedError("no slot is free", code="server_overloaded", retry_after_s=1.0)
     return JSONResponse(
         [
-            {"id": i, "n_ctx": info.max_model_len, "speculative": False, "is_processing": i < num_running}
+            {"id": i, "n_ctx": info.max_model_len, "speculative": drafts, "is_processing": i < num_running}
             for i in range(info.max_num_seqs)
         ]
     )

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from octavo.generation_request import RequestOptions
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.content import Media, plain
 from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, TextSpec, read_options
-from octavo.server.http.json_body import WHOLE_NUMBERS, Int, Number, Text, quote
+from octavo.server.http.json_body import WHOLE, WHOLE_NUMBERS, Int, Number, Text, quote
 from octavo.server.protocols.conversation import arguments_text, chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import OLLAMA, with_ignored
 from octavo.server.protocols.llama_sampling import LlamaSampling
@@ -54,9 +55,10 @@ KeepAlive: TypeAlias = Number | Text
 
 
 class Options(with_ignored(LlamaSampling, OLLAMA)):  # type: ignore[misc]
-    """num_predict: -1 and -2 are no limit."""
+    """num_predict: -1 and -2 are no limit. draft_num_predict: the most guesses of a step; 0: none."""
 
     num_predict: Int | None = None
+    draft_num_predict: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
 
 
 class OllamaRequest(AnsweredFields):
@@ -107,6 +109,10 @@ class OllamaRequest(AnsweredFields):
         )
         return params, options.given_names(arguments)
 
+    def read_options(self) -> RequestOptions:
+        """See `spec.read_options`."""
+        return read_options(self, num_speculative_tokens=self.options.draft_num_predict if self.options else None)
+
     def read_truncation(self) -> dict[str, Any]:
         """The fields of Common about prompts that are too long."""
         return {"truncate_prompt_tokens": -1, "truncation_side": "turns"} if self.truncate else {}
@@ -142,7 +148,7 @@ class GenerateRequest(OllamaRequest):
     def to_spec(self, tenant: str) -> ChatSpec | TextSpec:
         self._refuse_unsupported()
         params, names = self.read_params()
-        common: dict[str, Any] = {"params": params, "given": names, "tenant": tenant, "options": read_options(self)}
+        common: dict[str, Any] = {"params": params, "given": names, "tenant": tenant, "options": self.read_options()}
         common |= {"constraint_field": "format", **self.read_truncation()}
         prompt = self.prompt or ""
         images = _images(self.images, "images")
@@ -222,7 +228,7 @@ class ChatRequest(OllamaRequest):
             params=params,
             given=names,
             tenant=tenant,
-            options=read_options(self),
+            options=self.read_options(),
             constraint_field="format",
             **self.read_truncation(),
             messages=_chat_messages(self.messages or ()),

@@ -186,7 +186,7 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
         return ChatSpec(
             params=params,
             given=self.given_parameters,
-            options=read_options(self),
+            options=read_options(self, **self.draft_options()),
             constraint_field=constraint_field,
             tenant=tenant,
             is_followed=self.is_followed,

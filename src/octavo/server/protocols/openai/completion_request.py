@@ -74,7 +74,7 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
         return TextSpec(
             params=params,
             given=self.given_parameters,
-            options=read_options(self),
+            options=read_options(self, **self.draft_options()),
             constraint_field=constraint_field,
             tenant=tenant,
             is_followed=self.is_followed,
