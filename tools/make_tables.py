@@ -28,6 +28,7 @@ from octavo.models._reading import ConfigReader  # noqa: E402
 from octavo.quantization.at_load import METHODS, quantized_like  # noqa: E402
 from octavo.quantization.ggml import BLOCK_SIZES  # noqa: E402
 from octavo.quantization.packed import DENSE_TYPES, WeightInfo, group_of  # noqa: E402
+from tests.models import test_wrapped  # noqa: E402
 from tests.models.test_real_models import REAL_MODELS  # noqa: E402
 from tests.quantization.test_checkpoints import tiny_model  # noqa: E402
 from tests.support import quantized_checkpoints, tiny_encoders, tiny_models  # noqa: E402
@@ -45,7 +46,10 @@ def tested_architectures() -> Iterable[Cells]:
     tested = {name: modules[tiny_models.config_values(name)["model_type"]] for name in tiny_models.CONFIGS}
     for name, make in tiny_encoders.CONFIGS.items():
         tested[name] = architecture_name(make().model_type, ConfigReader(make().to_dict()))
-    with_gguf = {*tiny_models.GGUF_CONFIGS, *tiny_encoders.GGUF_CONFIGS}
+    for name, make in test_wrapped.CONFIGS.items():
+        if make().model_type in modules:
+            tested[name] = modules[make().model_type]
+    with_gguf = {*tiny_models.GGUF_CONFIGS, *tiny_encoders.GGUF_CONFIGS, *test_wrapped.GGUF_NAMES}
     for module in sorted({*modules.values()}):
         found = [name for name, architecture in tested.items() if architecture == module]
         names = ", ".join(f"`{name}`" for name in sorted(modules) if modules[name] == module)

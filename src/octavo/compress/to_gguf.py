@@ -20,9 +20,10 @@ from octavo.loader.json_file import read_json_object
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, TensorName, renamed
 from octavo.loader.transforms import restored
-from octavo.models import build_graph, load_architecture, weight_table
+from octavo.models import build_graph, load_architecture, text_part, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._reading import ConfigReader
+from octavo.models._wrapped import text_section
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight
 from octavo.tokenizer.gguf_export import gguf_tokenizer
 
@@ -42,9 +43,10 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
     if checkpoint.quantization is not None:
         raise ModelLoadError(f"{path}: quantized by {checkpoint.quantization}; float weights are needed")
     reader = ConfigReader(read_json_object(path.parent / "config.json", MAX_CONFIG_BYTES))
-    is_part = reader.has("text_config")
+    text = text_section(text_part(reader))
+    is_part = bool(text.prefix)
     name = form.name_of(checkpoint.config)
-    keys = form.keys(checkpoint.config, reader.section("text_config") if is_part else reader)
+    keys = form.keys(checkpoint.config, text)
     weights = _weights(checkpoint, is_part=is_part)
     shapes = {name: source.shape for name, source in weights.items()}
     _check_config(checkpoint, _prefixed(name, keys), name, shapes)

@@ -28,6 +28,7 @@ from octavo.models._decoder import ModelConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._sizes import check_sizes
 from octavo.models._weights import FileFormat, WeightTable
+from octavo.models._wrapped import text_section
 from octavo.quantization.checkpoints import check_unscaled, lowered
 from octavo.quantization.packed import DENSE_TYPES, WeightInfo
 
@@ -141,11 +142,13 @@ def _check_vectors(file: TensorFiles) -> None:
 def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     config_path = path.parent / "config.json"
     config_json = read_json_object(config_path, MAX_CONFIG_BYTES)
-    reader = ConfigReader(config_json)
+    outer = ConfigReader(config_json)
+    with _errors_of(config_path):
+        reader = models.text_part(outer)
     architecture, module = _architecture(
         config_path,
-        "model_type",
-        config_json.get("model_type"),
+        reader.prefix + "model_type",
+        reader.values.get(reader.prefix + "model_type"),
         reader,
         lambda module, reader: module.Config.from_hf(reader),
     )
@@ -168,14 +171,13 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
             config = replace(config, tie_word_embeddings=False)  # type: ignore[call-arg]
         else:
             del stored[_HEAD]
-    elif _HEAD not in stored and reader.has("text_config") and reader.flag("tie_word_embeddings", False):
+    elif _HEAD not in stored and outer.has("text_config") and outer.flag("tie_word_embeddings", False):
         # Models that also see say it beside the section about text.
         config = replace(config, tie_word_embeddings=True)  # type: ignore[call-arg]
     with _errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
     with _errors_of(config_path):
-        text = reader.section("text_config") if reader.has("text_config") else reader
-        check_sizes(text, config, weights.shapes)
+        check_sizes(text_section(reader), config, weights.shapes)
     quantization = section.text("quant_method") if section and packed else None
     if section and not packed:
         method = section.text("quant_method")

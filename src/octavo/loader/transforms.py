@@ -180,7 +180,9 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
         case Transpose():
             for name, source in group.items():
                 whole = replace(name, stem=transform.whole or name.stem)
-                yield whole, _transposed(source) if len(source.shape) > 1 else source
+                wanted = None if transform.rows is None else transform.rows(config)
+                stays = len(source.shape) < 2 or source.shape[-2] == wanted
+                yield whole, source if stays else _transposed(source)
         case Fold():
             for name, source in group.items():
                 yield name, _folded(source, transform.addend) if name.kind == ".weight" else source

@@ -25,6 +25,7 @@ from octavo.models._decoder import ModelConfig
 from octavo.models._nearest import nearest
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
+from octavo.models._wrapped import text_part as text_part_of
 
 _DECLARATION = re.compile(r"^(ALIASES|VARIANT_OF) = (\([^()]*\))$", re.MULTILINE)
 
@@ -83,6 +84,11 @@ def architecture_name(name: str, reader: ConfigReader) -> str:
         if known == other and reader.values.get(reader.prefix + key) == value:
             return variant
     return known
+
+
+def text_part(reader: ConfigReader) -> ConfigReader:
+    """The part of config.json that an architecture reads: of a model that also sees or hears, that about text."""
+    return text_part_of(reader, known_architectures())
 
 
 def load_architecture(name: str) -> Architecture:

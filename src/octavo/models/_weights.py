@@ -82,12 +82,14 @@ class OneRow:
 class Transpose:
     """Transposes a matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay unchanged.
 
-    whole: the stem of the result; None: the same.
+    whole: the stem of the result; None: the same. rows: from a configuration to the rows of the result; a matrix that
+    has as many stays as it is, since some files have it in this form; None: all are transposed.
     """
 
     stem: str
     only: FileFormat | None = None
     whole: str | None = None
+    rows: Callable[[Any], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,10 @@ class WeightTable:
     """
 
     # Those of text models, and of the text part of models that also see.
-    prefixes: tuple[str, ...] = ("language_model.model.", "model.language_model.", "language_model.", "model.")
+    prefixes: tuple[str, ...] = (
+        *("language_model.model.", "model.language_model.", "model.text_model.", "language_model."),
+        *("llm.model.", "language.model.", "llm.", "language.", "model."),
+    )
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     transforms: tuple[Transform, ...] = ()
 
@@ -172,4 +177,17 @@ def stacked_experts(only: FileFormat = "safetensors", *, is_old: bool = False) -
     return tuple(
         Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", only, is_old)
         for part in ("gate", "up", "down")
+    )
+
+
+def fused_experts(width: Callable[[Any], int]) -> tuple[Transform, ...]:
+    """Experts as `gate_up_columns` and `down_columns`, stacks of [in, out] or, as newer files have them, [out, in].
+
+    width: of an expert's gate.
+    """
+    stem = "layers.*.mlp.experts."
+    return (
+        Transpose(stem + "gate_up_columns", "safetensors", whole=stem + "gate_up_proj", rows=lambda c: 2 * width(c)),
+        Transpose(stem + "down_columns", "safetensors", whole=stem + "down_proj", rows=lambda c: c.hidden_size),
+        Split(stem + "gate_up_proj", (stem + "gate_proj", stem + "up_proj"), lambda c: (width(c),) * 2, "safetensors"),
     )

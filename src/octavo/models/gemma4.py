@@ -18,7 +18,7 @@ from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Split, WeightTable, stacked_experts
 
-ALIASES = ("gemma4_text",)
+ALIASES = ("gemma4_text", "gemma4_unified", "gemma4_unified_text")
 
 _EXPERTS = "layers.*.mlp.experts."
 _PARTS = ("gate", "up", "down")
@@ -132,7 +132,7 @@ class Config(_per_layer.Config):
             rope=hf_rope(reader, ropes.section("sliding_attention"), _LOCAL_THETA),
             mlp=MLPConfig.from_hf(reader, experts, activation=("gelu_pytorch_tanh",)),
         )
-        key = "num_kv_shared_layers"
+        key, is_unified = "num_kv_shared_layers", reader.text("model_type", "") == "gemma4_unified_text"
         dim, kv_heads = _global_heads(reader, windows, plain.num_kv_heads)
         full = ropes.section("full_attention").with_defaults(
             {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": _GLOBAL_THETA}
@@ -148,7 +148,7 @@ class Config(_per_layer.Config):
             global_kv_heads=kv_heads,
             logit_softcap=reader.optional_number("final_logit_softcapping"),
             sources=_per_layer.cache_sources(reader, key, windows, reader.integer(key, 0, low=0, high=MAX_LAYERS)),
-            input_width=reader.integer("hidden_size_per_layer_input", 256, low=0, high=MAX_WIDTH),
+            input_width=reader.integer("hidden_size_per_layer_input", 0 if is_unified else 256, low=0, high=MAX_WIDTH),
             expert_width=reader.integer("moe_intermediate_size", high=MAX_WIDTH) if experts else 0,
         )._checked(reader, "num_global_key_value_heads")
 
@@ -177,7 +177,8 @@ def _global_heads(reader: ConfigReader, windows: Windows, kv_heads: int) -> tupl
         if window is not None and layers.has(str(layer)):
             raise layers.error(str(layer), own.values, "only layers without a window may differ")
         if window is None:
-            default = reader.integer("head_dim") if layers.values else reader.integer("global_head_dim", _GLOBAL_DIM)
+            by_layer = reader.has("per_layer_config")  # empty: heads do not differ
+            default = reader.integer("head_dim") if by_layer else reader.integer("global_head_dim", _GLOBAL_DIM)
             dim = own.integer("head_dim", default, low=2, high=MAX_WIDTH)
             if dim % 2:
                 raise own.error("head_dim", dim, "must be even")

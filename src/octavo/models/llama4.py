@@ -15,7 +15,7 @@ from octavo.models._layers import mlp
 from octavo.models._mlp import MLPConfig, experts_from_gguf, experts_from_hf
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_section, rotating_layers
-from octavo.models._weights import Split, Transpose, WeightTable, rotary_pairs, stacked_experts
+from octavo.models._weights import WeightTable, fused_experts, rotary_pairs, stacked_experts
 
 ALIASES = ("llama4_text",)
 
@@ -115,7 +115,6 @@ def _windows(reader: ConfigReader, rotates: tuple[bool, ...]) -> Windows:
 
 
 _MLP, _EXPERTS = "layers.*.mlp.", "layers.*.mlp.experts."
-_GATE_UP = _EXPERTS + "gate_up_proj"
 WEIGHTS = WeightTable(
     names={
         **{f"blk.*.ffn_{part}_shexp": f"{_MLP}shared_experts.{part}_proj" for part in ("gate", "up", "down")},
@@ -135,9 +134,7 @@ WEIGHTS = WeightTable(
     },
     transforms=(
         *rotary_pairs(),
-        Transpose(_EXPERTS + "gate_up_columns", whole=_GATE_UP),
-        Transpose(_EXPERTS + "down_columns", whole=_EXPERTS + "down_proj"),
-        Split(_GATE_UP, (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"), lambda c: (c.mlp.intermediate_size,) * 2),
+        *fused_experts(lambda c: c.mlp.intermediate_size),
         *stacked_experts(),
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.models._attention import AttentionConfig, same_windows_from_gguf, upper_windows
-from octavo.models._decoder import DecoderConfig
+from octavo.models._decoder import ConfigT, DecoderConfig
 from octavo.models._reading import ConfigReader
 from octavo.models.llama import build
 
@@ -18,10 +18,10 @@ class Config(DecoderConfig):
     """Upper layers may have a sliding window."""
 
     @classmethod
-    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+    def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
         return cls.read_gguf(reader, shapes, attention=AttentionConfig(same_windows_from_gguf(reader), qk_norm=True))
 
     @classmethod
-    def from_hf(cls, reader: ConfigReader) -> Config:
+    def from_hf(cls: type[ConfigT], reader: ConfigReader) -> ConfigT:
         reader = reader.with_defaults({"head_dim": 128})
         return cls.read_hf(reader, attention=AttentionConfig(upper_windows(reader), qk_norm=True))

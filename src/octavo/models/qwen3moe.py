@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
-from octavo.models._decoder import DecoderConfig
+from octavo.models._decoder import ConfigT, DecoderConfig
 from octavo.models._mlp import MLPConfig, experts_from_gguf, experts_from_hf
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable, stacked_experts
@@ -23,7 +23,7 @@ class Config(DecoderConfig):
     """Layers without a router have a plain MLP."""
 
     @classmethod
-    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+    def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
         return cls.read_gguf(
             reader,
             shapes,
@@ -32,7 +32,7 @@ class Config(DecoderConfig):
         )
 
     @classmethod
-    def from_hf(cls, reader: ConfigReader) -> Config:
+    def from_hf(cls: type[ConfigT], reader: ConfigReader) -> ConfigT:
         reader = reader.with_defaults({"head_dim": 128})
         experts = experts_from_hf(reader, normalize=reader.flag("norm_topk_prob", False))
         has_windows = reader.flag("use_sliding_window", False) and reader.has("sliding_window")

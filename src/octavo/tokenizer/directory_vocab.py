@@ -247,7 +247,9 @@ def configured_eos(directory: Path, num_tokens: int) -> list[int]:
     An id that the vocabulary of `num_tokens` lacks cannot come: a warning names it.
     """
     for name in ("generation_config.json", "config.json"):
-        value = read_optional(directory / name).get("eos_token_id")
+        values = read_optional(directory / name)
+        text = values.get("text_config")  # of a model that also sees
+        value = values.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
         ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
         for i in ids:
             if type(i) is not int:

@@ -64,6 +64,12 @@ def decoder_keys(
     return keys | _rope_keys(cfg, rope or rope_section(reader), reader.number("rope_theta", theta, low=1.0))
 
 
+def sectioned_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
+    """The same with the three sections of a rotary embedding that images read, and an empty fourth one."""
+    sections = rope_section(reader).counts("mrope_section", 3)
+    return {**decoder_keys(cfg, reader), "rope.dimension_sections": np.array([*sections, 0], np.int32)}
+
+
 def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
     """The experts. Raises ModelLoadError if some layers have none, which GGUF files cannot say."""
     if cfg.mlp.experts is None:

@@ -1,0 +1,72 @@
+"""The text part of models that also see or hear, whose config.json has it in a section with a model_type of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from octavo.models._reading import ConfigReader
+
+_SECTIONS = ("text_config", "llm_config", "language_config")
+
+# Such a section leaves out what the configuration class of its model_type in transformers has by default.
+_SIZES: Mapping[str, object] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+_GEMMA: Mapping[str, object] = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+TEXT_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "llama": _SIZES,
+    "mistral": {
+        **_SIZES,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": {**_SIZES, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
+    "gemma": {
+        **_GEMMA,
+        "vocab_size": 256000,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+    },
+    "gemma2": {
+        **_GEMMA,
+        "vocab_size": 256000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+}
+
+
+def text_section(reader: ConfigReader) -> ConfigReader:
+    """The section of config.json about text; the whole file if it has none."""
+    key = next((key for key in _SECTIONS if isinstance(reader.values.get(reader.prefix + key), Mapping)), None)
+    return reader if key is None else reader.section(key)
+
+
+def text_part(reader: ConfigReader, known: Container[object]) -> ConfigReader:
+    """The part that an architecture reads: config.json or, unless its model_type is `known`, its section about text.
+
+    That section gets its defaults. The output head is the embedding if either says so.
+    """
+    if reader.values.get("model_type") in known:
+        return reader
+    part = text_section(reader)
+    kind = part.values.get(part.prefix + "model_type")
+    if part is reader or not isinstance(kind, str):
+        return reader
+    part = part.with_defaults(TEXT_DEFAULTS.get(kind, {}))
+    if reader.values["model_type"] == "paligemma":  # only prompts with an image see both ways
+        part = part.replaced("use_bidirectional_attention", False)
+    tied = part.flag("tie_word_embeddings", False) or reader.flag("tie_word_embeddings", False)
+    return part.replaced("tie_word_embeddings", tied)
