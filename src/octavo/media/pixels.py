@@ -59,3 +59,15 @@ def normalized(patches: UInt8, normalization: Normalization) -> Float32:
     for colour in range(3):
         np.take(normalization.table[colour], patches[:, colour], out=values[:, colour])
     return values
+
+
+def planes(tiles: tuple[UInt8, ...], patch_size: int, merge_size: int, normalization: Normalization) -> Float32:
+    """float32 [patches of all tiles, 3 x patch_size x patch_size]: colour, y, x."""
+    parts = [normalized(blocks(tile, patch_size, merge_size), normalization) for tile in tiles]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts])
+
+
+def patch_pixels(tiles: tuple[UInt8, ...], patch_size: int, merge_size: int, normalization: Normalization) -> Float32:
+    """float32 [patches of all tiles, patch_size x patch_size x 3]: y, x, colour."""
+    parts = [normalized(blocks(tile, patch_size, merge_size), normalization) for tile in tiles]
+    return np.concatenate([part.transpose(0, 2, 3, 1).reshape(len(part), -1) for part in parts])

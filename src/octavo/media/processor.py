@@ -103,6 +103,10 @@ class ImageProcessor(Protocol):
         The patches of a block that becomes one token follow each other, row by row, and so do the blocks of a tile.
         """
 
+    def limited(self, max_tokens: int) -> ImageProcessor:
+        """The processor with at most so many tokens an image, or with the fewest that the family can take if those
+        are more."""
+
 
 @cache
 def image_families() -> Mapping[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeAlias
 
 from octavo.errors import ModelLoadError
 
@@ -38,9 +38,20 @@ class ImageSettings:
         values = [self.model_type, vision, self.preprocessor]
         return json.dumps(values, sort_keys=True, separators=(",", ":"), default=str)
 
+    def changed(self, **values: object) -> ImageSettings:
+        """The same with other values of the preprocessor."""
+        return replace(self, preprocessor={**self.preprocessor, **values})
+
+    def refuse(self, key: str, reason: str) -> NoReturn:
+        """Raises ModelLoadError about a value of the preprocessor."""
+        raise ModelLoadError(f"preprocessor_config.json: {key} is {self.preprocessor.get(key)!r:.80}: {reason}")
+
     def vision(self, key: str, default: int, most: int = _MAX_SIDE) -> int:
-        """A positive integer of `vision_config`."""
-        return _integer(f"vision_config.{key}", (self.config.get("vision_config") or {}).get(key), default, most)
+        """A positive integer of `vision_config`; of a list of equal ones its value."""
+        stored = (self.config.get("vision_config") or {}).get(key)
+        if isinstance(stored, list) and len(set(map(str, stored))) == 1:
+            stored = stored[0]
+        return _integer(f"vision_config.{key}", stored, default, most)
 
     def side(self, key: str, default: int) -> int:
         """A length in pixels or patches, from the preprocessor."""

@@ -61,6 +61,10 @@ class QwenImages:
         frames = np.broadcast_to(patches[:, :, None], (*patches.shape[:2], self.num_frames, *patches.shape[2:]))
         return frames.reshape(len(patches), -1)
 
+    def limited(self, max_tokens: int) -> ImageProcessor:
+        pixels = max_tokens * (self.patch_size * self.merge_size) ** 2
+        return read(self.settings.changed(max_pixels=max(self.least_pixels, min(pixels, self.most_pixels))))
+
     def _fitted(self, height: int, width: int) -> tuple[int, int]:
         """The sides as multiples of a block's side, their product within bounds, about in the same ratio."""
         side = self.patch_size * self.merge_size

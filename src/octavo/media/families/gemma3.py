@@ -1,0 +1,111 @@
+"""Images of Gemma 3: one square tile, and by choice crops of long pictures ("pan and scan")."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.errors import ModelLoadError
+from octavo.media.pixels import Normalization, planes, resized
+from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.settings import BILINEAR, HALF, ImageSettings
+
+if TYPE_CHECKING:
+    from octavo.batch import Float32
+    from octavo.media.processor import ImageProcessor, UInt8
+
+MODEL_TYPES = ("gemma3",)
+
+_BEGIN, _END = "\n\n<start_of_image>", "<end_of_image>\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class CropRule:
+    """ratio: of the sides, from which on a picture is cropped; least_side: of a crop; most: crops."""
+
+    ratio: float
+    least_side: int
+    most: int
+
+    def boxes(self, width: int, height: int) -> list[tuple[int, int, int, int]]:
+        """(left, top, right, bottom) of the crops; [] if there are none."""
+        long, short = max(width, height), min(width, height)
+        if long / short < self.ratio:
+            return []
+        count = min(math.floor(long / self.least_side), math.floor(long / short + 0.5))
+        count = min(self.most, max(2, count))
+        step = math.ceil(long / count)
+        if min(step, short) < self.least_side:
+            return []
+        starts = [step * i for i in range(count)]
+        if width >= height:
+            return [(start, 0, min(start + step, width), height) for start in starts]
+        return [(0, start, width, min(start + step, height)) for start in starts]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gemma3Images:
+    """side: of a tile, in pixels. crops: None: pictures are never cropped."""
+
+    settings: ImageSettings
+    side: int
+    patch_size: int
+    merge_size: int
+    resample: int
+    crops: CropRule | None
+    normalization: Normalization
+    placeholder: str = "<start_of_image>"
+    wrapping: tuple[str, str] = ("", "")
+    version: int = 1
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        num_crops = len(self.crops.boxes(width, height)) if self.crops else 0
+        patches = self.side // self.patch_size
+        tile = ImageTile(patches, patches, (patches // self.merge_size) ** 2)
+        marks: tuple[str | int, ...] = (_BEGIN, tile.num_tokens, _END)
+        if num_crops:
+            crops = [(" " + _BEGIN if i else _BEGIN, tile.num_tokens, _END) for i in range(num_crops)]
+            about = ("Here is the original image ", *marks, " and here are some crops to help you see better ")
+            marks = (*about, *(mark for crop in crops for mark in crop))
+        return ImageLayout(width, height, (tile,) * (1 + num_crops), marks)
+
+    def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
+        boxes = self.crops.boxes(layout.width, layout.height) if self.crops else []
+        parts = [picture.pixels, *(picture.pixels[top:bottom, left:right] for left, top, right, bottom in boxes)]
+        return tuple(resized(part, self.side, self.side, self.resample) for part in parts)
+
+    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
+        del layout  # the tiles have their size
+        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
+
+    def limited(self, max_tokens: int) -> ImageProcessor:
+        del max_tokens  # without crops the number is fixed
+        return read(self.settings.changed(do_pan_and_scan=False))
+
+
+def read(settings: ImageSettings) -> ImageProcessor:
+    side = settings.vision("image_size", 896)
+    size = settings.size("size", {"height": side, "width": side})
+    patch_size = settings.vision("patch_size", 14)
+    tokens_per_side = math.isqrt(settings.text_count("mm_tokens_per_image", 256))
+    side, patches = size["height"], size["height"] // patch_size
+    if size["width"] != side or side % patch_size or patches % tokens_per_side:
+        raise ModelLoadError(
+            f"the settings of images: {size['height']} x {size['width']} pixels cannot be cut into patches of "
+            f"{patch_size} and {tokens_per_side} x {tokens_per_side} tokens"
+        )
+    crops = CropRule(
+        settings.number("pan_and_scan_min_ratio_to_activate", 1.2),
+        settings.side("pan_and_scan_min_crop_size", 256),
+        settings.side("pan_and_scan_max_num_crops", 4),
+    )
+    return Gemma3Images(
+        settings,
+        side,
+        patch_size,
+        patches // tokens_per_side,
+        settings.resample(BILINEAR),
+        crops if settings.flag("do_pan_and_scan", False) else None,
+        Normalization.of(*settings.statistics(HALF, HALF)),
+    )

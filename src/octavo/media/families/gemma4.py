@@ -1,0 +1,88 @@
+"""Images of Gemma 4: one tile, as large as a number of tokens allows, kept in shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.errors import ModelLoadError, UsageError
+from octavo.media.pixels import Normalization, patch_pixels, resized
+from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.settings import BICUBIC, HALF, ImageSettings
+
+if TYPE_CHECKING:
+    from octavo.batch import Float32
+    from octavo.media.processor import ImageProcessor, UInt8
+
+MODEL_TYPES = ("gemma4", "gemma4_unified")
+
+_BUDGETS = (70, 140, 280, 560, 1120)  # of tokens, with which the models were trained
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gemma4Images:
+    """token_side: of the square that becomes one token, in pixels. max_tokens: of an image."""
+
+    settings: ImageSettings
+    patch_size: int
+    merge_size: int
+    max_tokens: int
+    resample: int
+    normalization: Normalization
+    placeholder: str = "<|image|>"
+    wrapping: tuple[str, str] = ("", "")
+    version: int = 1
+
+    @property
+    def token_side(self) -> int:
+        return self.patch_size * self.merge_size
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        cols, rows = self._fitted(width, height)
+        tile = ImageTile(rows * self.merge_size, cols * self.merge_size, rows * cols)
+        return ImageLayout(width, height, (tile,), ("<|image>", tile.num_tokens, "<image|>"))
+
+    def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
+        tile, side = layout.tiles[0], self.patch_size
+        return (resized(picture.pixels, tile.grid_cols * side, tile.grid_rows * side, self.resample),)
+
+    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
+        del layout  # the tile has its size
+        return patch_pixels(tiles, self.patch_size, self.merge_size, self.normalization)
+
+    def limited(self, max_tokens: int) -> ImageProcessor:
+        budget = max([least for least in _BUDGETS if least <= max_tokens], default=_BUDGETS[0])
+        return read(self.settings.changed(max_soft_tokens=min(budget, self.max_tokens)))
+
+    def _fitted(self, width: int, height: int) -> tuple[int, int]:
+        """(columns, rows) of tokens: the most that are allowed, about in the picture's shape."""
+        side = self.token_side
+        pixels = self.max_tokens * side**2
+        factor = math.sqrt(pixels / (height * width))
+        rows, cols = math.floor(factor * height / side), math.floor(factor * width / side)
+        if rows == 0:
+            rows, cols = 1, min(math.floor(width / height), self.max_tokens)
+        elif cols == 0:
+            rows, cols = min(math.floor(height / width), self.max_tokens), 1
+        if not rows * cols:
+            raise UsageError(f"the image of {width} x {height} pixels cannot be fitted into {self.max_tokens} tokens")
+        return cols, rows
+
+
+def read(settings: ImageSettings) -> ImageProcessor:
+    is_whole = settings.model_type == "gemma4_unified"  # which has no encoder: a token's square is its patch
+    patch_size, merge_size = settings.side("patch_size", 16), settings.side("pooling_kernel_size", 3)
+    max_tokens = settings.side("max_soft_tokens", 280)
+    if max_tokens not in _BUDGETS:
+        raise ModelLoadError(f"preprocessor_config.json: max_soft_tokens is {max_tokens}; it is one of {_BUDGETS}")
+    factor, mean, std = settings.statistics(HALF, HALF)
+    is_normalized = settings.flag("do_normalize", False)
+    return Gemma4Images(
+        settings,
+        patch_size * merge_size if is_whole else patch_size,
+        1 if is_whole else merge_size,
+        max_tokens,
+        settings.resample(BICUBIC),
+        Normalization.of(factor, mean if is_normalized else None, std if is_normalized else None),
+    )

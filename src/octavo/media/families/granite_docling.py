@@ -1,0 +1,111 @@
+"""Pages of granite-docling: the grid of tiles closest to the page's shape, with the marks of Idefics3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.media.grids import AROUND, closest_grid, grid_marks, tiles_of_grid
+from octavo.media.pixels import Normalization, planes
+from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, ImageSettings
+
+if TYPE_CHECKING:
+    from octavo.batch import Float32
+    from octavo.media.processor import ImageProcessor, UInt8
+
+MODEL_TYPES = ("granite_docling",)
+
+_LONGEST_GRID = 16  # the marks of rows and columns end there
+
+
+@dataclass(frozen=True, slots=True)
+class DenseRule:
+    """Wide pages that would shrink too much get more tiles.
+
+    most: their tiles; 0: no page does. scale: of the page's width, below which a page shrinks too much; least_ratio,
+    most_ratio: of width to height. 0: no bound.
+    """
+
+    most: int
+    scale: float
+    least_ratio: float
+    most_ratio: float
+
+    def holds(self, width: int, height: int, grid_width: int) -> bool:
+        """grid_width: of the page as other pages are resized, in pixels."""
+        ratio = width / height
+        return bool(
+            self.most
+            and (self.scale > 0 or self.least_ratio > 0)
+            and not (self.least_ratio > 0 and ratio <= self.least_ratio)
+            and not (self.most_ratio > 0 and ratio > self.most_ratio)
+            and not (self.scale > 0 and grid_width / width >= self.scale)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DoclingPages:
+    """side: of a tile, in pixels; bounds: the fewest and the most tiles of a page."""
+
+    settings: ImageSettings
+    side: int
+    patch_size: int
+    merge_size: int
+    bounds: tuple[int, int]
+    dense: DenseRule
+    resample: int
+    normalization: Normalization
+    placeholder: str = "<image>"
+    wrapping: tuple[str, str] = ("", "")
+    version: int = 1
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        cols, rows = self._grid(width, height)
+        patches = self.side // self.patch_size
+        tile = ImageTile(patches, patches, (patches // self.merge_size) ** 2)
+        if cols * rows == 1:
+            return ImageLayout(width, height, (tile,), (f"{AROUND}<row_1_col_1>", tile.num_tokens, "\n"))
+        return ImageLayout(width, height, (tile,) * (cols * rows + 1), grid_marks(cols, rows, tile.num_tokens))
+
+    def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
+        return tiles_of_grid(picture.pixels, self.side, self._grid(layout.width, layout.height), self.resample)
+
+    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
+        del layout  # the tiles have their size
+        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
+
+    def limited(self, max_tokens: int) -> ImageProcessor:
+        num_tokens = (self.side // self.patch_size // self.merge_size) ** 2
+        most = max(1, min(self.bounds[1], max_tokens // num_tokens - 1))
+        return read(self.settings.changed(max_patches=most, min_patches=min(self.bounds[0], most), dense_max_patches=0))
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """(columns, rows) of tiles."""
+        grid = closest_grid(width, height, self.side, self.bounds, _LONGEST_GRID)
+        if not self.dense.holds(width, height, grid[0] * self.side):
+            return grid
+        return closest_grid(width, height, self.side, (self.bounds[0], self.dense.most), _LONGEST_GRID)
+
+
+def read(settings: ImageSettings) -> ImageProcessor:
+    if settings.flag("fine_route", False):
+        settings.refuse("fine_route", "the finer tokens of a page are not supported")
+    side = settings.size("size", {"height": 512, "width": 512})["height"]
+    most = settings.side("max_patches", 32) if settings.flag("crop_to_patches", True) else 1
+    dense = settings.preprocessor.get("dense_max_patches")
+    return DoclingPages(
+        settings,
+        side,
+        patch_size=settings.vision("patch_size", 16),
+        merge_size=settings.text_count("scale_factor", 4),
+        bounds=(min(settings.side("min_patches", 1), most), most),
+        dense=DenseRule(
+            settings.side("dense_max_patches", 1) if dense and most > 1 else 0,
+            settings.number("dense_max_scale", 0),
+            settings.number("dense_min_aspect", 0),
+            settings.number("dense_max_aspect", 0),
+        ),
+        resample=settings.resample(BICUBIC),
+        normalization=Normalization.of(*settings.statistics(CLIP_MEAN, CLIP_STD)),
+    )

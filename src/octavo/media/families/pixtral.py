@@ -1,0 +1,81 @@
+"""Images of Pixtral, Mistral Small 3.x and Ministral 3: one tile of any size, a mark after each row of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.errors import ModelLoadError
+from octavo.media.pixels import Normalization, planes, resized
+from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, ImageSettings
+
+if TYPE_CHECKING:
+    from octavo.batch import Float32
+    from octavo.media.processor import ImageProcessor, UInt8
+
+MODEL_TYPES = ("mistral3", "pixtral", "llava")  # as llava with a vision part `pixtral`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PixtralImages:
+    """longest_side: of a resized picture, in pixels, before it is filled up to whole tokens."""
+
+    settings: ImageSettings
+    patch_size: int
+    merge_size: int
+    longest_side: int
+    resample: int
+    normalization: Normalization
+    placeholder: str = "[IMG]"
+    wrapping: tuple[str, str] = ("", "")
+    version: int = 1
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        ratio = max(height / self.longest_side, width / self.longest_side)
+        if ratio > 1:
+            width_in, height_in = max(1, math.floor(width / ratio)), max(1, math.floor(height / ratio))
+        else:
+            width_in, height_in = width, height
+        side = self.patch_size * self.merge_size
+        rows, cols = (height_in - 1) // side + 1, (width_in - 1) // side + 1
+        tile = ImageTile(rows * self.merge_size, cols * self.merge_size, rows * cols)
+        marks = [mark for _ in range(rows) for mark in (cols, "[IMG_BREAK]")]
+        return ImageLayout(width, height, (tile,), (*marks[:-1], "[IMG_END]"))
+
+    def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
+        tile, side = layout.tiles[0], self.patch_size
+        return (resized(picture.pixels, tile.grid_cols * side, tile.grid_rows * side, self.resample),)
+
+    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
+        del layout  # the tile has its size
+        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
+
+    def limited(self, max_tokens: int) -> ImageProcessor:
+        side = self.patch_size * self.merge_size
+        longest = max(side, math.isqrt(max_tokens) * side)
+        return read(self.settings.changed(size={"longest_edge": min(longest, self.longest_side)}))
+
+
+def read(settings: ImageSettings) -> ImageProcessor:
+    vision = settings.config.get("vision_config") or {}
+    if settings.model_type == "llava" and vision.get("model_type", "pixtral") != "pixtral":
+        raise ModelLoadError(
+            f"images of a llava model with a vision part {vision.get('model_type')!r:.80} cannot be read; those with "
+            "pixtral can"
+        )
+    is_merged = settings.model_type == "mistral3"
+    stored = settings.preprocessor.get("patch_size")
+    stored = stored.get("height") if isinstance(stored, Mapping) else stored
+    patch_size = settings.vision("patch_size", stored if isinstance(stored, int) else 14 if is_merged else 16)
+    merge_size = settings.text_count("spatial_merge_size", 2 if is_merged else 1)
+    return PixtralImages(
+        settings,
+        patch_size,
+        merge_size,
+        longest_side=settings.size("size", {"longest_edge": 1540 if is_merged else 1024})["longest_edge"],
+        resample=settings.resample(BICUBIC),
+        normalization=Normalization.of(*settings.statistics(CLIP_MEAN, CLIP_STD)),
+    )
