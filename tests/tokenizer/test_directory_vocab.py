@@ -253,6 +253,12 @@ def changed(**parts: Any) -> bytes:
 
 CHAIN = {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 10_000}
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+PIECES = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+PAIRS = {
+    "type": "TemplateProcessing",
+    "single": PIECES[:1],
+    "pair": [PIECES[0], {"SpecialToken": {"id": "<none>", "type_id": 0}}, PIECES[1]],
+}
 FAR = {"id": 10**9, "content": "<far>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -275,6 +281,7 @@ FAR = {"id": 10**9, "content": "<far>", "single_word": False, "lstrip": False, "
          "is not a tokenizer"),
         (changed(pre_tokenizer={**SPLIT, "pattern": {"Regex": "(a+)+$"}}),
          "cannot encode text"),
+        (changed(post_processor={**PAIRS, "special_tokens": {}}), "cannot encode text: no entry found"),
     ],
 )  # fmt: skip
 def test_bad_tokenizer_files(content: bytes | None, words: str, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:
     loaded.no_padding()
     with library_errors_as(ModelLoadError, f"{path} cannot encode text"):
         run_quietly(partial(loaded.encode, _PROBE))
+        run_quietly(partial(loaded.encode, "a", "a"))  # the post-processor has a form of its own for pairs
     return loaded, growth
 
 

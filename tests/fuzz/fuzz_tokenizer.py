@@ -1,0 +1,79 @@
+"""Coverage-guided fuzzing of the reader of tokenizer.json with atheris; `docs/fuzzing.md` has the command.
+
+An input is a whole file. It must open, and then tokens lead back to text, or end in a ModelLoadError that names the
+file; anything else is a finding.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["octavo.tokenizer"]):
+    from octavo.tokenizer.directory_vocab import read_directory_tokenizer
+
+from octavo.errors import ModelLoadError, UsageError
+from tests.fuzz.json_mutator import json_mutator
+from tests.support.directory_tokenizers import KINDS
+
+DIRECTORY = Path(tempfile.mkdtemp(prefix="octavo-fuzz-", dir="/dev/shm"))
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**64,
+    1e308,
+    "",
+    "a",
+    "<s>",
+    "Ġ",
+    "▁",
+    "\U0010ffff",
+    "(a+)+$",
+    [],
+    {},
+    [["a"]],
+    {"type": "BPE"},
+]
+TEXT = "Hello  wörld,\n\t42 <s><|im_end|>"
+
+
+def read(content: bytes) -> None:
+    (DIRECTORY / "tokenizer.json").write_bytes(content)
+    try:
+        tokenizer = read_directory_tokenizer(DIRECTORY)
+    except ModelLoadError as error:
+        if str(DIRECTORY) not in str(error) or len(str(error)) > 2000:
+            raise AssertionError(f"a message without its file, or too long: {error}") from error
+        return
+    try:
+        ids = tokenizer.encode(TEXT)
+    except UsageError:
+        return
+    if any(not 0 <= i < tokenizer.vocab_size for i in ids):
+        raise AssertionError(f"ids {ids} of {tokenizer.vocab_size} tokens")
+    tokenizer.decode(ids)
+    for i in ids:
+        tokenizer.token_bytes(i)
+
+
+def main() -> None:
+    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
+    if sys.argv[1:2] == ["--seeds"]:
+        directory = Path(sys.argv[2])
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, make in KINDS.items():
+            (directory / name).write_text(make())
+        return
+    atheris.Setup(sys.argv, read, custom_mutator=json_mutator(VALUES))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
