@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +23,14 @@ from octavo.cli import plan
 from octavo.config import EngineConfig
 from octavo.distributed.executor import GroupExecutor
 from octavo.engine.loading.cache_plan import plan_cache
+from octavo.engine.loading.draft_needs import DraftNeeds
 from octavo.engine.loading.memory_needs import MemoryNeeds, memory_needs
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint
 from tests.support import converted_gguf, tiny_models
 from tests.support.processes import octavo, octavo_here
-from tests.support.tiny_gguf import tiny_gguf
+from tests.support.tiny_gguf import tiny_gguf, wide_gguf
 
 
 def test_show(smollm2_path: Path) -> None:
@@ -86,18 +88,47 @@ def test_plan(smollm2_path: Path) -> None:
     assert "GFLOP at 2,048 tokens of context" in text
 
 
-def test_plan_names_a_draft_model_with_its_price(tmp_path: Path) -> None:
-    path = tmp_path / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
-    path.write_bytes(tiny_gguf())
-    draft = json.loads(octavo_here("plan", path, "--json").stdout)["draft_model"]
-    assert draft["model"] == "qwen2.5-coder:0.5b"
-    assert draft["cost"] > 100  # beside this tiny model it is huge, and the text does not name it
-    assert "draft model" not in octavo_here("plan", path).stdout
-    needs = cast(MemoryNeeds, SimpleNamespace(num_parameters=7.6e9, num_active_parameters=0, bits_per_weight=4.8))
-    found = plan._draft(needs, "qwen2.5:7b")
-    assert found is not None
-    assert found["gain"] == pytest.approx(2.42, abs=0.01)
-    assert "-md qwen2.5:0.5b: about 286.1 MiB more, a guess takes 0.07 of a step" in plan._draft_facts(found)
+def test_plan_names_a_draft_model_with_its_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its price is read from its header, whatever its name says."""
+    path, draft = tmp_path / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", tmp_path / "draft.gguf"
+    path.write_bytes(wide_gguf(4))
+    draft.write_bytes(tiny_gguf())
+    found = json.loads(octavo_here("plan", path, "--json").stdout)["draft_model"]
+    assert found == {"model": "qwen2.5-coder:0.5b"}  # the hub is not asked in tests
+    assert "-md qwen2.5-coder:0.5b: not priced" in octavo_here("plan", path).stdout
+    monkeypatch.setattr(plan, "draft_for", lambda _: str(draft))
+    with closing(open_checkpoint(path)) as checkpoint:
+        needs = plan._suggestion(EngineConfig(), checkpoint, str(path), 64)
+    assert isinstance(needs, DraftNeeds)
+    assert needs.num_parameters < 10_000
+    assert needs.weight_bytes < 100_000
+    assert needs.cost < 0.01
+    assert needs.gain == pytest.approx(3.28, abs=0.02)
+    assert f"-md {draft}: " in plan._draft_facts(needs)
+    assert plan._suggestion_facts(cast(MemoryNeeds, SimpleNamespace(draft=None)), needs)
+
+
+def test_plan_counts_a_draft_model(tmp_path: Path) -> None:
+    path, draft = tmp_path / "large.gguf", tmp_path / "small.gguf"
+    path.write_bytes(wide_gguf(4))
+    draft.write_bytes(tiny_gguf())
+    options = ("--ctx", "32", "--users", "3", "--json")
+    alone = json.loads(octavo_here("plan", path, *options).stdout)
+    both = json.loads(octavo_here("plan", path, "-md", draft, *options).stdout)
+    own = both["draft"]
+    assert alone["draft"] is None
+    assert own["kv_bytes"] == 3 * 32 * own["kv_bytes_per_token"] > 0
+    added = own["weight_bytes"] + own["workspace_bytes"] + own["kv_bytes"]
+    assert both["total_bytes"] == alone["total_bytes"] + added
+    assert both["kv_bytes"] == alone["kv_bytes"]
+    assert both["largest_users"] < alone["largest_users"]
+    text = octavo_here("plan", path, "-md", draft, "--ctx", "32").stdout
+    assert f"-md {draft}" in text.splitlines()[-1]  # the options
+    with LLM(str(path), draft_model=str(draft), max_model_len=32, kv_cache_memory=1 << 20, num_threads=1) as llm:
+        loaded = llm._session.model()
+        assert loaded.draft_executor is not None
+        assert loaded.draft_executor.weight_bytes == own["weight_bytes"]
+        assert loaded.draft_executor.cache_sizes.token_bytes == own["kv_bytes_per_token"]
 
 
 def test_plan_of_ranks(smollm2_path: Path) -> None:
@@ -337,6 +368,7 @@ def test_show_names_the_type_of_products(smollm2_path: Path) -> None:
 def test_a_missing_native_library_is_a_problem_with_its_remedy() -> None:
     code = """
 import sys
+from contextlib import closing
 from contextlib import closing
 from importlib import metadata
 sys.modules["octavo.backends.cpu._native"] = None

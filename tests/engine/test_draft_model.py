@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM
+from octavo.engine import load
 from octavo.engine.engine import Engine
 from octavo.engine.loading.draft_model import check_vocabulary
 from octavo.engine.speculation.model_drafter import ModelDrafter
@@ -20,7 +21,8 @@ from tests.support.answers import Answers
 from tests.support.drafting import AnyPolicy
 from tests.support.fake_executor import FakeExecutor, FakeTokenizer, create_request, fake_engine
 from tests.support.integrity import check_integrity
-from tests.support.text_models import save_decoder
+from tests.support.text_models import save_decoder, save_hybrid
+from tests.support.tiny_gguf import tiny_gguf
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.0, logprobs=1)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -147,3 +149,14 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs() -> No
     check_vocabulary(FakeTokenizer(), FakeTokenizer(), "draft")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"token 17 is b'other' there and b'M' in the model"):
         check_vocabulary(FakeTokenizer(), Other(), "draft")  # type: ignore[arg-type]
+
+
+def test_a_draft_model_is_refused_before_its_target_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = str(save_decoder(tmp_path / "decoder")), tmp_path / "other.gguf"
+    other.write_bytes(tiny_gguf())
+    monkeypatch.setattr(load, "_executor", lambda *_: pytest.fail("the target was loaded"))
+    with pytest.raises(UsageError, match=r"another vocabulary: token \d+ is b'.*' there and b'.*' in the model"):
+        LLM(model, draft_model=str(other), num_threads=1)
+    hybrid = str(save_hybrid(tmp_path / "hybrid"))
+    with pytest.raises(UsageError, match="draft_model needs a model without states"):
+        LLM(hybrid, draft_model=hybrid, num_threads=1)

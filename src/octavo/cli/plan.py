@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,13 +17,15 @@ from octavo.cli.show import experts_read, parameters
 from octavo.cli.terminal import find_headers, write_facts, write_json
 from octavo.config import EngineConfig
 from octavo.engine.loading.progress_bar import size
-from octavo.errors import InsufficientMemoryError, UsageError
+from octavo.errors import InsufficientMemoryError, ModelLoadError, UsageError
 from octavo.loader.catalogue import draft_for
 
 if TYPE_CHECKING:
     from octavo.engine.loading.device_needs import DeviceNeeds
+    from octavo.engine.loading.draft_needs import DraftNeeds
     from octavo.engine.loading.memory_needs import FromDisk, MemoryNeeds
     from octavo.engine.loading.rank_needs import RankNeeds
+    from octavo.loader.checkpoint import Checkpoint
 
 
 @click.command(cls=HeadedCommand)
@@ -46,15 +48,11 @@ def plan(
     """
     from octavo.engine.loading.devices import free_memory
     from octavo.engine.loading.memory_needs import memory_needs
-    from octavo.loader.checkpoint import open_checkpoint
 
     if simulated is not None:  # which tries numbers of ranks itself
         whole_experts = bool(engine_options.pop("enable_expert_parallel", False))
     EngineConfig.resolve(model, engine_options)  # an error comes before a download
-    with (
-        find_headers(model, engine_options) as (path, place, options),
-        closing(open_checkpoint(path)) as checkpoint,
-    ):
+    with _headers(model, engine_options) as (checkpoint, place, options):
         config = EngineConfig.resolve(model, options)
         context = _checked_context(ctx or checkpoint.config.max_position_embeddings)
         if simulated is not None:
@@ -62,12 +60,15 @@ def plan(
                 checkpoint, config, simulated, context, users, whole_experts=whole_experts, as_json=as_json
             )
             return
-        needs = memory_needs(checkpoint, ctx, users, free_memory(config), config)
+        draft = _draft(config, checkpoint, model, context)
+        needs = memory_needs(checkpoint, ctx, users, free_memory(config), config, draft)
         needs = needs if place is None else replace(needs, model=place)
+        suggestion = _suggestion(config, checkpoint, model, context)
     if as_json:
-        write_json({**asdict(needs), "draft_model": _draft(needs, model)})
+        suggested = {"model": suggestion} if isinstance(suggestion, str) else suggestion and asdict(suggestion)
+        write_json({**asdict(needs), "draft_model": suggested})
     else:
-        _write(needs, _draft(needs, model))
+        _write(needs, suggestion)
     if needs.from_disk is None and not (needs.fits if ctx is not None else needs.largest_context):
         raise InsufficientMemoryError(
             f"{model} does not fit: {needs.users} x {needs.context:,} tokens need {size(needs.total_bytes)}, "
@@ -81,30 +82,72 @@ def _checked_context(wanted: int) -> int:
     return wanted
 
 
-def _draft(needs: MemoryNeeds, model: str) -> dict[str, Any] | None:
-    """The draft model that the catalogue knows, its price and what it may gain; None: it knows none.
+@contextmanager
+def _headers(model: str, options: Options) -> Iterator[tuple[Checkpoint, str | None, Options]]:
+    """A model's headers, opened. See `find_headers`."""
+    from octavo.loader.checkpoint import open_checkpoint
 
-    cost: of a guess, in steps of the model. gain: if 8 of 10 guesses are right, and rows of a step cost 4 % each.
-    """
-    name = draft_for(model)
-    if name is None:
+    with find_headers(model, options) as (path, place, left), closing(open_checkpoint(path)) as checkpoint:
+        yield checkpoint, place, left
+
+
+def _draft(config: EngineConfig, checkpoint: Checkpoint, model: str, context: int) -> DraftNeeds | None:
+    """The needs of the draft model that the options name; None: they name none. Raises UsageError, ModelLoadError."""
+    # Its imports are those of an engine.
+    from octavo.engine.loading.devices import backend_name
+    from octavo.engine.loading.draft_model import check_vocabulary
+    from octavo.engine.loading.draft_needs import draft_needs
+    from octavo.tokenizer import load_tokenizer
+
+    if config.draft_model is None:
         return None
-    digits, unit = re.findall(r"([\d.]+)([bm])", name.rpartition(":")[2])[0]
-    num_parameters = float(digits) * (1e9 if unit == "b" else 1e6)
-    cost, right = num_parameters / (needs.num_active_parameters or needs.num_parameters), 0.8
-    expected = ((1 - right ** (count + 1)) / (1 - right) / (1 + count * (0.04 + cost)) for count in range(1, 9))
-    weight_bytes = int(num_parameters * needs.bits_per_weight / 8)
-    return {"model": name, "weight_bytes": weight_bytes, "cost": cost, "gain": max(expected)}
+    if backend_name(config) not in ("cpu", "reference"):
+        raise UsageError(f"draft_model runs on the CPU; {model} is on {backend_name(config)}: leave it out")
+    with _headers(config.draft_model, {}) as (draft, _, _):
+        check_vocabulary(load_tokenizer(checkpoint), load_tokenizer(draft), config.draft_model)
+        return draft_needs(config, checkpoint, draft, config.draft_model, context)
 
 
-def _draft_facts(draft: dict[str, Any]) -> str:
+def _suggestion(config: EngineConfig, checkpoint: Checkpoint, model: str, context: int) -> DraftNeeds | str | None:
+    """The needs of the draft model that the catalogue knows, from its headers; its name: they cannot be read."""
+    from octavo.engine.loading.devices import backend_name
+    from octavo.engine.loading.draft_needs import draft_needs
+    from octavo.loader.checkpoint import open_checkpoint
+    from octavo.loader.hub import resolve_model
+    from octavo.loader.remote_headers import remote_headers
+
+    name = draft_for(model)
+    if name is None or config.draft_model is not None or backend_name(config) not in ("cpu", "reference"):
+        return None
+    try:
+        with (
+            remote_headers(name) as path,
+            closing(open_checkpoint(path or resolve_model(name, offline=True))) as draft,
+        ):
+            return draft_needs(config, checkpoint, draft, name, context)
+    except (ModelLoadError, UsageError):
+        return name
+
+
+def _draft_facts(draft: DraftNeeds) -> str:
     return (
-        f"-md {draft['model']}: about {size(draft['weight_bytes'])} more, a guess takes {draft['cost']:.2f} of a step; "
-        f"{draft['gain']:.1f} times as fast if 8 of 10 are right"
+        f"-md {draft.model}: {size(draft.weight_bytes + draft.workspace_bytes)} more, "
+        f"{size(draft.kv_bytes_per_token)} a token in the cache; a guess takes {draft.cost:.2f} of a step, "
+        f"{draft.gain:.1f} times as fast if 8 of 10 are right"
     )
 
 
-def _write(needs: MemoryNeeds, draft: dict[str, Any] | None) -> None:
+def _suggestion_facts(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> dict[str, str]:
+    """The line about the draft model that is there, or about one that would gain something."""
+    if needs.draft is not None:
+        cache = f"its cache for these users, {size(needs.draft.kv_bytes)}, is counted above"
+        return {"draft model": f"{_draft_facts(needs.draft)}; {cache}, as it is"}
+    if isinstance(suggestion, str):
+        return {"draft model": f"-md {suggestion}: not priced, because its header cannot be read now"}
+    return {"draft model": _draft_facts(suggestion)} if suggestion is not None and suggestion.gain > 1 else {}
+
+
+def _write(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> None:
     fit = "fits" if needs.fits else "does not fit" if needs.from_disk is None else "runs from disk"
     write_facts(
         {
@@ -125,7 +168,7 @@ def _write(needs: MemoryNeeds, draft: dict[str, Any] | None) -> None:
             "one token": f"reads {size(needs.bytes_read_per_token)}, computes {needs.flops_per_token / 1e9:.3g} GFLOP "
             f"at {needs.context:,} tokens of context"
             + (f"; experts: {experts_read(needs.experts)}" if needs.experts else ""),
-            **({"draft model": _draft_facts(draft)} if draft and draft["gain"] > 1 else {}),
+            **_suggestion_facts(needs, suggestion),
             **({"GPU": _gpu_facts(needs.gpu)} if needs.gpu else {}),
             **{f"rank {each.rank}": _rank_facts(each) for each in needs.ranks},
             **({"replicas": _replica_facts(needs)} if needs.replicas > 1 else {}),
@@ -189,7 +232,8 @@ def _options(needs: MemoryNeeds) -> str:
     """Options that reserve the whole cache: by default it gets at most half of the free memory."""
     mebibytes = -(-needs.kv_bytes // (1 << 20))
     kv_dtype = "" if needs.kv_dtype == EngineConfig.kv_dtype else f" --kv-dtype {needs.kv_dtype}"
-    return f"--max-model-len {needs.context} --kv-cache-memory {mebibytes}MiB{kv_dtype}"
+    draft = "" if needs.draft is None else f" -md {needs.draft.model}"
+    return f"--max-model-len {needs.context} --kv-cache-memory {mebibytes}MiB{kv_dtype}{draft}"
 
 
 def _count(users: int) -> str:

@@ -22,7 +22,7 @@ from octavo.engine.limits import EngineLimits
 from octavo.engine.loading.cache_plan import plan_cache
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_of, has_own_memory, memory_of_rank
-from octavo.engine.loading.draft_model import beside_draft, load_draft_model, share_threads
+from octavo.engine.loading.draft_model import DraftModel, beside_draft, found_draft_model, share_threads
 from octavo.engine.loading.larger_than_memory import (
     memory_for_cache,
 )
@@ -110,7 +110,11 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
         defaults = sampling_defaults(checkpoint, config.generation_config).overridden(config.sampling_overrides)
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
             tokenizer = _TokenizerInMaking(background, checkpoint, progress)
-            return _load(config, checkpoint, tokenizer, defaults)
+            model_len = config.max_model_len or checkpoint.config.max_position_embeddings
+            graph = model_graph(checkpoint, model_len)
+            vocab_size = checkpoint.config.vocab_size
+            with found_draft_model(config, graph, vocab_size, tokenizer.result, model_len) as draft:
+                return _load(config, checkpoint, graph, tokenizer, defaults, draft)
     finally:
         checkpoint.close()
 
@@ -158,19 +162,20 @@ def _check_address_space() -> None:
 def _load(
     config: EngineConfig,
     checkpoint: Checkpoint,
+    graph: Graph,
     tokenizer: _TokenizerInMaking,
     defaults: SamplingDefaults,
+    draft_model: DraftModel | None,
 ) -> LoadedModel:
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
-    graph = model_graph(checkpoint, model_len)
     limits = executor_limits(config, model_len, graph)
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
     executor = _executor(config, checkpoint, graph, limits, tokenizer.report)
     draft: Executor | None = None
     try:
         vocabulary = tokenizer.result()
-        draft = load_draft_model(config, vocabulary, checkpoint.config.vocab_size, model_len)
+        draft = None if draft_model is None else draft_model.load()
         available = beside_draft(_cache_memory(config, executor, model_len), executor.cache_sizes, draft)
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
         executor.allocate_cache(plan.num_blocks, config.block_size, plan.num_states)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from octavo.backends import Executor
@@ -11,8 +14,9 @@ from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_name
 from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.errors import UsageError
+from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
-from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.speculative_config import SpeculativeConfig
 from octavo.tokenizer import load_tokenizer
@@ -21,22 +25,51 @@ from octavo.tokenizer.tokenizer import Tokenizer
 _MAX_PADDING = 1024  # rows of logits by which two sizes of a model may differ
 
 
-def load_draft_model(
-    config: EngineConfig, target: Tokenizer, target_vocab_size: int, model_len: int
-) -> Executor | None:
-    """The executor of the draft model that the options name; None: they name none.
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A draft model that fits its target, opened. config: its own options."""
 
-    Raises UsageError for a model that cannot draft for the target, ModelLoadError or InsufficientMemoryError.
+    config: EngineConfig
+    checkpoint: Checkpoint
+    graph: Graph
+    model_len: int
+
+    def load(self) -> Executor:
+        """Compiles it. Raises ModelLoadError or InsufficientMemoryError."""
+        limits = executor_limits(self.config, self.model_len, self.graph)
+        return compile_graph(self.config, self.checkpoint, self.graph, limits, None)
+
+
+@contextmanager
+def found_draft_model(
+    config: EngineConfig, target: Graph, target_vocab_size: int, tokenizer: Callable[[], Tokenizer], model_len: int
+) -> Iterator[DraftModel | None]:
+    """The draft model that the options name, checked before its target is loaded; None: they name none.
+
+    target_vocab_size: rows of the target's logits. tokenizer: gives the target's. Raises UsageError for a model that
+    cannot draft for the target, and ModelLoadError.
     """
     options = SpeculativeConfig.of(config)
     if options.model is None:
-        return None
+        yield None
+        return
     if backend_name(config) not in ("cpu", "reference"):
         raise UsageError(f"draft_model runs on the CPU; the model is on {backend_name(config)}: leave it out")
-    own = dataclasses.replace(
+    if target.state_caches or None not in [group.window for group in target.cache_layout.groups]:
+        raise UsageError("draft_model needs a model without states that has layers without a window; leave it out")
+    with closing(open_checkpoint(resolve_model(options.model, revision=options.revision))) as checkpoint:
+        check_vocabulary(tokenizer(), load_tokenizer(checkpoint), options.model)
+        graph = model_graph(checkpoint, model_len)
+        check_draft(checkpoint, graph, target_vocab_size, options.model)
+        yield DraftModel(draft_config(config, options.model, options.revision), checkpoint, graph, model_len)
+
+
+def draft_config(config: EngineConfig, model: str, revision: str | None = None) -> EngineConfig:
+    """The options of a draft model beside those of its target."""
+    return dataclasses.replace(
         config,
-        model=options.model,
-        revision=options.revision,
+        model=model,
+        revision=revision,
         quantization=None,
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
@@ -46,20 +79,16 @@ def load_draft_model(
         speculative_config=None,
         speculation="off",
     )
-    checkpoint = open_checkpoint(resolve_model(options.model, revision=options.revision))
-    try:
-        check_vocabulary(target, load_tokenizer(checkpoint), options.model)
-        graph = model_graph(checkpoint, model_len)
-        difference = abs(checkpoint.config.vocab_size - target_vocab_size)
-        layout = graph.cache_layout
-        if not graph.generates or graph.state_caches or len(layout.groups) > 1 or difference > _MAX_PADDING:
-            raise UsageError(
-                f"draft_model {options.model} cannot draft: it must be a decoder without states and windows, with as "
-                f"many rows of logits as its target ({target_vocab_size}, it has {checkpoint.config.vocab_size})"
-            )
-        return compile_graph(own, checkpoint, graph, executor_limits(own, model_len, graph), None)
-    finally:
-        checkpoint.close()
+
+
+def check_draft(checkpoint: Checkpoint, graph: Graph, target_vocab_size: int, name: str) -> None:
+    """Raises UsageError for a model that cannot draft, or not for a target with so many rows of logits."""
+    difference = abs(checkpoint.config.vocab_size - target_vocab_size)
+    if not graph.generates or graph.state_caches or len(graph.cache_layout.groups) > 1 or difference > _MAX_PADDING:
+        raise UsageError(
+            f"draft_model {name} cannot draft: it must be a decoder without states and windows, with as many rows of "
+            f"logits as its target ({target_vocab_size}, it has {checkpoint.config.vocab_size})"
+        )
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer, name: str) -> None:
@@ -91,7 +120,8 @@ def share_threads(draft: Executor, target: Executor) -> None:
 
 
 def beside_draft(available_bytes: int, target: CacheSizes, draft: Executor | None) -> int:
-    """The part of the available memory for the target's cache: each token has a place in the draft's, too."""
-    if draft is None or not target.token_bytes:
+    """The part of the available memory for the target's cache: each of its blocks has a twin in the draft's."""
+    if draft is None or not target.block_token_bytes:
         return available_bytes
-    return available_bytes * target.token_bytes // (target.token_bytes + draft.cache_sizes.token_bytes)
+    both = target.block_token_bytes + draft.cache_sizes.block_token_bytes
+    return available_bytes * target.block_token_bytes // both

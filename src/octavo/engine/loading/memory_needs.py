@@ -10,6 +10,7 @@ from octavo.config import EngineConfig
 from octavo.engine.loading.compile_graph import expected_paging
 from octavo.engine.loading.device_needs import DeviceNeeds, device_needs
 from octavo.engine.loading.devices import backend_of, step_tokens
+from octavo.engine.loading.draft_needs import DraftNeeds
 from octavo.engine.loading.larger_than_memory import disk_problem, part_in_main_memory, resident_bytes
 from octavo.engine.loading.model_graph import model_sizes
 from octavo.engine.loading.rank_needs import RankNeeds, rank_needs
@@ -70,6 +71,7 @@ class MemoryNeeds:
     warnings: tuple[str, ...]  # types of weights that take more memory than in the file
     ranks: tuple[RankNeeds, ...]  # of several processes; empty: one computes everything
     gpu: DeviceNeeds | None  # with a GPU
+    draft: DraftNeeds | None = None  # beside the model, and part of the sums
 
 
 def memory_needs(
@@ -78,6 +80,7 @@ def memory_needs(
     users: int,
     memory: MemoryBudget,
     config: EngineConfig = _DEFAULTS,
+    draft: DraftNeeds | None = None,
 ) -> MemoryNeeds:
     """The memory calculation, from the graph and the headers. context: None is the model's own.
 
@@ -87,9 +90,13 @@ def memory_needs(
     wanted = context or model_context
     config, users, memory = _of_replica(config, users, memory)
     sizes = _sizes(checkpoint, config, wanted, users if context else 0)
+    memory, beside, own_cache = _both_memories(config, sizes, memory), 0, sizes.cache
+    if draft is not None:
+        beside = draft.weight_bytes + draft.workspace_bytes
+        memory, sizes = memory.without(beside), _with_twins(sizes, draft)
     cache, block, most = sizes.cache, config.block_size, step_tokens(config)
-    room = _room(checkpoint, config, sizes, memory := _both_memories(config, sizes, memory), context, users)
-    kv_bytes = users * cache.sequence_bytes(wanted, block, most)
+    kv_bytes, both_bytes = (users * each.sequence_bytes(wanted, block, most) for each in (own_cache, cache))
+    room = _room(checkpoint, config, sizes, memory, context, users)
     longest = cache.layout.max_tokens(room.num_blocks // users, block, most, model_context)
     step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
     experts, num_parameters = expert_cost(sizes.graph, sizes.weights), checkpoint.num_parameters
@@ -107,14 +114,14 @@ def memory_needs(
         kv_bytes_per_token=cache.token_bytes,
         state_bytes=cache.seat_bytes,
         workspace_bytes=sizes.workspace_bytes,
-        available_bytes=memory.available_bytes,
+        available_bytes=memory.available_bytes + beside,
         headroom_bytes=room.headroom_bytes,
         model_context=model_context,
         replicas=config.data_parallel_size,
         users=users,
         context=wanted,
         kv_bytes=kv_bytes,
-        total_bytes=sizes.weight_bytes + sizes.workspace_bytes + kv_bytes,
+        total_bytes=sizes.weight_bytes + sizes.workspace_bytes + both_bytes + beside,
         fits=room.fits,
         from_disk=room.from_disk,
         problem=room.problem,
@@ -125,7 +132,14 @@ def memory_needs(
         warnings=tuple(size_notes(config, sizes)),
         ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
         gpu=_with_disk(device_needs(config, sizes, users, wanted), room.from_disk, users),
+        draft=None if draft is None else replace(draft, kv_bytes=both_bytes - kv_bytes),
     )
+
+
+def _with_twins(sizes: Sizes, draft: DraftNeeds) -> Sizes:
+    """The sizes with a cache each of whose blocks has a twin in the draft model's."""
+    both = sizes.cache.block_token_bytes + draft.block_token_bytes
+    return replace(sizes, cache=replace(sizes.cache, block_token_bytes=both))
 
 
 def _with_disk(gpu: DeviceNeeds | None, disk: FromDisk | None, users: int) -> DeviceNeeds | None:
