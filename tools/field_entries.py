@@ -68,10 +68,10 @@ TEMPERATURE = Entry(0.5, 2.5, "0 to 2; 0: greedy")
 TOP_P = Entry(0.5, 0, "above 0, to 1")
 TOP_K = Entry(5, -2, "1 and more; 0 or -1: off")
 USER = Entry("me", 1, "text", without_effect=SPEAKS_ONLY)
-CACHE_KEY = Entry("k", 1, "text", without_effect="prefixes of all prompts are cached anyway")
 OPTIONS = {
     "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
+    "prompt_cache_key": Entry("k", 1, "text; replicas get requests with the same one together, if they are not busy"),
     "closed_objects": Entry(True, "yes", "true, false: see docs/structured_outputs.md"),
     "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
     "prediction": Entry("Yes", 1, "text that much of the answer is expected to repeat, which makes it faster"),

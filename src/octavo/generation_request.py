@@ -10,6 +10,7 @@ from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
 
 MAX_CACHE_SALT_CHARS = 1024
+MAX_CACHE_KEY_CHARS = 1024
 BATCH_PRIORITY = 1 << 30
 """From here on a request has no stream that waits for it: it runs in the rows that cost streams nearly nothing."""
 MAX_PREDICTION_CHARS = 2**20
@@ -71,6 +72,7 @@ class RequestOptions:
     A new option is one field here: the Python API, every endpoint, the wire and the engine take it from this class. The
     metadata are the limits of the field, as arguments of `pydantic.Field`; `check_fields` checks them too.
     priority: lower runs first. cache_salt: only requests with the same salt share blocks of the prefix cache.
+    prompt_cache_key: a hint that requests with the same one begin alike; several replicas try to give them to one.
     prompt_logprobs_start: the first position of the prompt that has log-probabilities, if they are asked for; those
     before it are None and may come from the prefix cache.
     prediction: text that much of the answer is expected to repeat, such as a file to edit. It makes the answer faster
@@ -86,6 +88,7 @@ class RequestOptions:
 
     priority: int = field(default=0, metadata={"ge": -(2**31), "le": 2**31 - 1})
     cache_salt: str = field(default="", metadata={"min_length": 1, "max_length": MAX_CACHE_SALT_CHARS})
+    prompt_cache_key: str = field(default="", metadata={"max_length": MAX_CACHE_KEY_CHARS})
     prompt_logprobs_start: int = field(default=0, metadata={"ge": 0, "le": 2**31 - 1})
     prediction: str = field(default="", metadata={"min_length": 1, "max_length": MAX_PREDICTION_CHARS})
     num_speculative_tokens: int | None = field(default=None, metadata={"ge": 0, "le": 2**31 - 1})

@@ -53,6 +53,7 @@ class RequestMetrics:
     time_to_first_token_s: float | None = None  # arrival to first token
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0  # of these, from a store beyond the cache, such as `prompt_cache_dir`
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_processed_tokens: int = 0

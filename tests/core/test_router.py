@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.router import BLOCK_TOKENS, RUNNING_TOKENS, RoutedPrompt, Router, Visit
+from octavo.core.router import BLOCK_TOKENS, MAX_HINTS, RUNNING_TOKENS, RoutedPrompt, Router, Visit
+from octavo.generation_request import RequestOptions
 from octavo.prompt import Prompt, Span
 
 MANY = 1 << 20
 
 
-def prompt(*parts: tuple[int, int], salt: str = "") -> RoutedPrompt:
+def prompt(*parts: tuple[int, int], salt: str = "", key: str = "") -> RoutedPrompt:
     """parts: a token and how often it comes."""
-    return RoutedPrompt.of(Prompt(token for token, count in parts for _ in range(count)), salt)
+    options = RequestOptions(cache_salt=salt, prompt_cache_key=key)
+    return RoutedPrompt.of(Prompt(token for token, count in parts for _ in range(count)), options)
 
 
 def answered(router: Router, number: int, asked: RoutedPrompt) -> None:
@@ -40,6 +42,28 @@ def test_prompts_with_another_salt_share_nothing() -> None:
     assert router.choose(prompt((1, 100), salt="mine"), (0, 1)) == 0
     assert router.choose(prompt((1, 100), salt="other"), (0, 1)) == 1  # the one not chosen for longest
     assert prompt((1, 100)).blocks != prompt((1, 100), salt="a").blocks
+
+
+def test_prompts_with_the_same_key_go_to_one_replica_unless_it_is_busy() -> None:
+    router = Router([MANY] * 3)
+    answered(router, 1, prompt((1, 5), key="thread"))
+    for i in range(5):  # too short to know it by its blocks
+        assert router.choose(prompt((2 + i, 5), key="thread"), range(3)) == 1
+    assert router.choose(prompt((9, 5), key="other"), range(3)) != 1
+    assert router.choose(prompt((9, 5), key="thread", salt="of another"), range(3)) != 1
+    assert router.choose(prompt((9, 5)), range(3)) != 1
+    router.enter(1, prompt((3, 5), key="thread")).grow(1)
+    assert router.choose(prompt((4, 5), key="thread"), range(3)) == 1
+    router.enter(1, prompt((5, 5), key="thread")).grow(1)
+    assert router.choose(prompt((6, 5), key="thread"), range(3)) != 1
+    # What a replica has seen is worth more than a key.
+    answered(router, 2, prompt((7, 400)))
+    assert router.choose(prompt((7, 400), key="thread"), range(3)) == 2
+    router.forget(1)
+    assert router.choose(prompt((4, 5), key="thread"), (0, 1)) == 0
+    for i in range(MAX_HINTS + 1):
+        answered(router, 0, prompt((1, 5), key=str(i)))
+    assert len(router._replicas[0].hints) == MAX_HINTS
 
 
 def test_a_common_beginning_does_not_crowd_one_replica() -> None:

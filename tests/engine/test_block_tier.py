@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from octavo import LLM
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.engine.engine import Engine
-from octavo.engine.kv import block_tier
+from octavo.engine.kv import load_rates
 from octavo.engine.kv.block_tier import BlockRow, BlockStore, opened, sealed
 from octavo.engine.kv.cache_identity import CacheIdentity, is_states_key
 from octavo.engine.limits import EngineLimits
@@ -39,6 +39,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.records: dict[bytes, bytes] = {}
+        self.touched: set[bytes] = set()
         self.is_slow = False
         self.num_loaded = 0
 
@@ -49,8 +50,12 @@ class MemoryStore:
         self.num_loaded += len(keys)
         return MemoryArrival(self, keys)
 
-    def save(self, key: bytes, data: BlockRow) -> None:
+    def save(self, key: bytes, data: BlockRow) -> bool:
         self.records[key] = sealed(key, data)
+        return True
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        self.touched.update(keys)
 
     def discard(self, key: bytes) -> None:
         self.records.pop(key, None)
@@ -59,6 +64,8 @@ class MemoryStore:
 
 
 class MemoryArrival:
+    seconds = 0.001
+
     def __init__(self, store: MemoryStore, keys: Sequence[bytes]) -> None:
         self._store, self._keys = store, keys
 
@@ -186,8 +193,8 @@ def test_damage_costs_time_and_never_an_answer(damage: Callable[[bytes], bytes])
     engine = make_engine("llama", store)
     engine.add_request(create_request(engine, "0", PROMPT, PARAMS))
     [(group, _)] = engine.admission.arriving.items()
-    keys = engine.scheduler.kv_cache.stored_keys(group.members[0], 44)
-    assert len(keys) == 5
+    keys, start, end = engine.scheduler.kv_cache.stored_prefix(group.members[0], 44)
+    assert (len(keys), start, end) == (5, 0, 40)
     store.records[keys[2]] = damage(store.records[keys[2]])
     [found] = finish(engine)
     assert bits(found) == bits(expected)
@@ -217,7 +224,7 @@ def test_a_sequence_that_waits_for_its_blocks_keeps_no_other_and_does_not_wait_f
     assert cached(found) == 40
     # Too late: it is computed.
     store.is_slow = True
-    monkeypatch.setattr(block_tier, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(load_rates, "_PATIENCE_S", 0.0)
     [late] = run(make_engine("llama", store), PROMPT)
     assert (cached(late), bits(late)) == (0, bits(found))
     # Aborted on the way.
@@ -241,6 +248,48 @@ def test_more_requests_than_there_are_blocks_for(model: str) -> None:
     assert store.num_loaded > 0
 
 
+def test_figures_of_a_store_are_apart_from_those_of_the_cache() -> None:
+    store = filled_store("llama")
+    engine = make_engine("llama", store)
+    metrics, size = engine.metrics, engine.executor.cache_sizes.moved_bytes(8)
+    store.touched.clear()
+    [found] = run(engine, PROMPT)
+    assert (metrics.num_store_queries_total, metrics.num_store_hits_total) == (44, 40)
+    assert (metrics.num_prefix_queries_total, metrics.num_prefix_hits_total) == (45, 0)
+    assert metrics.num_store_bytes_read_total == 5 * size
+    assert found.metrics is not None
+    assert (found.metrics.num_cached_tokens, found.metrics.num_loaded_tokens) == (40, 40)
+    [again] = run(engine, PROMPT)
+    assert again.metrics is not None
+    assert (again.metrics.num_cached_tokens, again.metrics.num_loaded_tokens) == (40, 0)
+    assert (metrics.num_store_queries_total, metrics.num_store_hits_total) == (48, 40)
+    assert metrics.num_prefix_hits_total == 40
+    assert metrics.num_store_records_dropped_total == 0
+    keys = store.touched & store.records.keys()
+    assert len(keys) == 5
+    for key in keys:
+        store.records[key] = flip(store.records[key])
+    damaged = make_engine("llama", store)
+    run(damaged, PROMPT)
+    assert damaged.metrics.num_store_records_dropped_total == 5
+    assert damaged.metrics.num_store_hits_total == 0
+    few = make_engine("llama", MemoryStore(), num_blocks=9)
+    run(few, PROMPT)
+    run(few, [89, *PROMPT[1:]])
+    assert few.metrics.num_store_bytes_written_total >= size
+
+
+def test_a_store_that_is_slower_than_computing_is_not_asked() -> None:
+    store = filled_store("llama")
+    engine = make_engine("llama", store)
+    [expected] = run(make_engine("llama"), PROMPT)
+    engine.scheduler.times.observe(0, 100, 0, 1e-6)
+    assert engine.scheduler.kv_cache.tier is not None
+    engine.scheduler.kv_cache.tier.give_up([next(iter(store.records))], 10.0)
+    [found] = run(engine, PROMPT)
+    assert (cached(found), store.num_loaded, bits(found)) == (0, 0, bits(expected))
+
+
 class BrokenStore(MemoryStore):
     """Raises in the method of this name, or loads records that are none."""
 
@@ -262,9 +311,13 @@ class BrokenStore(MemoryStore):
         self.fail("load")
         return BrokenArrival(self, keys)
 
-    def save(self, key: bytes, data: BlockRow) -> None:
+    def save(self, key: bytes, data: BlockRow) -> bool:
         self.fail("save")
-        super().save(key, data)
+        return super().save(key, data)
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        self.fail("touch")
+        super().touch(keys)
 
     def discard(self, key: bytes) -> None:
         self.fail("discard")
@@ -285,7 +338,7 @@ class BrokenArrival(MemoryArrival):
         return self._store.changed(super().wait(timeout_s))
 
 
-@pytest.mark.parametrize("name", ["has", "load", "wait", "save", "discard", "fewer", "numbers"])
+@pytest.mark.parametrize("name", ["has", "load", "wait", "save", "touch", "discard", "fewer", "numbers"])
 def test_a_store_that_fails_costs_time_only(name: str, caplog: pytest.LogCaptureFixture) -> None:
     others = [[i, *PROMPT[:30]] for i in range(6)]
     expected = [bits(run(make_engine("llama"), prompt)[0]) for prompt in [PROMPT, *others]]

@@ -174,6 +174,37 @@ def test_the_oldest_segments_give_way(tmp_path: Path) -> None:
     assert not again.has(b"y" * 32)
 
 
+def test_what_was_used_outlives_its_segment(tmp_path: Path) -> None:
+    limit = 16 << 10
+    store, keys = open_store(tmp_path / "a", limit), [i.to_bytes(32, "big") for i in range(100)]
+    for i, key in enumerate(keys):
+        store.save(key, block(i, 500))
+        store.flush()
+        if i < 50:
+            store.touch(keys[1:3])
+        assert sum(file.stat().st_size for file in tmp_path.glob("a/*.octkv")) <= limit
+        if 30 < i < 50:
+            assert [store.has(each) for each in keys[:4]] == [False, True, True, False]
+    assert not store.has(keys[1])  # it was used no more
+    records = store.load(keys[-3:]).wait(10)
+    assert records is not None
+    for i, record in zip(range(97, 100), records, strict=True):
+        assert record is not None
+        assert (opened(keys[i], record, 500) == block(i, 500)).all()
+    for i, key in enumerate(keys[:40]):  # loading is a use, too
+        store.save(key, block(i, 500))
+        store.load(keys[-1:]).wait(10)
+        store.flush()
+    assert store.has(keys[-1])
+    assert not store.has(keys[-4])
+    for key in keys:  # if all are used, half of a segment goes on
+        store.touch(keys)
+        store.save(key, block(keys.index(key), 500))
+    store.close()
+    again = open_store(tmp_path / "a", limit)
+    assert sum(again.has(key) for key in keys) > 12
+
+
 def test_one_process_writes_and_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = open_store(tmp_path / "a"), open_store(tmp_path / "a")
     first.save(KEYS[0], block(0))
@@ -320,10 +351,11 @@ def test_an_idle_engine_keeps_the_last_block_too(tmp_path: Path) -> None:
     has_last = threading.Event()
 
     class WatchedStore(DiskStore):
-        def save(self, key: bytes, data: BlockRow) -> None:
-            super().save(key, data)
+        def save(self, key: bytes, data: BlockRow) -> bool:
+            is_kept = super().save(key, data)
             if len(self._queued.keys() | self._index.keys()) == 5:
                 has_last.set()
+            return is_kept
 
     engine = make_engine("llama", WatchedStore(tmp_path / "a", IDENTITY, 1 << 20))
     thread = EngineThread(engine)

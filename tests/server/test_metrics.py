@@ -38,6 +38,8 @@ EXPECTED = {
     "vllm:cache_config_info": "gauge",
     "vllm:prefix_cache_queries": "counter",
     "vllm:prefix_cache_hits": "counter",
+    "vllm:external_prefix_cache_queries": "counter",
+    "vllm:external_prefix_cache_hits": "counter",
     "vllm:num_preemptions": "counter",
     "vllm:prompt_tokens": "counter",
     "vllm:generation_tokens": "counter",
@@ -163,6 +165,32 @@ def test_a_finished_request_is_counted_once_everywhere(smollm2_tokenizer: Tokeni
     assert found["vllm:request_success_total{length}"] == 2  # one a choice, as vLLM counts
     assert found["vllm:request_success_total{stop}"] == found["vllm:request_success_total{abort}"] == 0
     assert found["vllm:requests_cancelled_total{prefill}"] == found["vllm:requests_cancelled_total{decode}"] == 0
+
+
+def test_tokens_of_kept_prompts_are_not_those_of_the_cache(
+    engine: ScriptedEngine, smollm2_tokenizer: Tokenizer
+) -> None:
+    script = Script(["a"], num_cached_tokens=4, num_loaded_tokens=3)
+    found = samples(observe(smollm2_tokenizer, script))
+    assert found["vllm:prefix_cache_hits_total"] == 1
+    assert found["vllm:prompt_tokens_cached_total"] == 4
+    sources = {"local_compute": 1, "local_cache_hit": 1, "external_kv_transfer": 3}
+    for source, count in sources.items():
+        assert found[f"vllm:prompt_tokens_by_source_total{{{source}}}"] == count
+    names = {
+        "external_prefix_cache_queries": "num_store_queries_total",
+        "external_prefix_cache_hits": "num_store_hits_total",
+        "prompt_store_read_bytes": "num_store_bytes_read_total",
+        "prompt_store_written_bytes": "num_store_bytes_written_total",
+        "prompt_store_dropped_records": "num_store_records_dropped_total",
+    }
+    for i, name in enumerate(names.values(), 1):
+        setattr(engine.numbers, name, i)
+    metrics = ServerMetrics()
+    ObservedClient(engine, metrics, "m")
+    asyncio.run(metrics.refresh())
+    found = samples(metrics)
+    assert [found[f"vllm:{name}_total"] for name in names] == [1, 2, 3, 4, 5]
 
 
 def test_times_and_sizes_are_those_of_the_engine(engine: ScriptedEngine) -> None:

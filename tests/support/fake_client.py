@@ -39,7 +39,7 @@ class Script:
 
     pieces: a text becomes the tokens it is made of; a tuple (text, token ids) says both.
     delay_s: before each output. refusal: raised by `generate`. error: raised instead of the end.
-    never_ends: after the pieces nothing comes. num_cached_tokens: of each prompt, as the usage reports it.
+    never_ends: after the pieces nothing comes. num_cached_tokens, num_loaded_tokens: of each prompt.
     num_drafts: the last four fields of `RequestMetrics`.
     """
 
@@ -51,6 +51,7 @@ class Script:
     error: OctavoError | None = None
     never_ends: bool = False
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
     num_drafts: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
@@ -204,7 +205,7 @@ class FakeStream:
                 self._choice(i, text, list(token_ids), finish_reason if is_last else None, script.stop_reason)
                 for i in range(num_choices or 1)
             ]
-            yield self._output(choices, is_last, script.num_cached_tokens, num_generated)
+            yield self._output(choices, is_last, script, num_generated)
             if is_last:
                 self.is_closed = True
         if script.error is not None:
@@ -253,7 +254,7 @@ class FakeStream:
         }
 
     def _output(
-        self, choices: list[CompletionOutput], finished: bool, num_cached_tokens: int, num_generated: int
+        self, choices: list[CompletionOutput], finished: bool, script: Script, num_generated: int
     ) -> OutputDelta:
         request = self._request
         prompt_logprobs = None
@@ -266,7 +267,8 @@ class FakeStream:
             decode_s=0.003 if finished else 0.0,
             time_to_first_token_s=0.003,
             num_prompt_tokens=len(request.prompt.token_ids),
-            num_cached_tokens=num_cached_tokens,
+            num_cached_tokens=script.num_cached_tokens,
+            num_loaded_tokens=script.num_loaded_tokens,
             num_generated_tokens=num_generated,
             num_draft_tokens=self._num_drafts[0],
             num_accepted_draft_tokens=self._num_drafts[1],

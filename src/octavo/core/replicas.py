@@ -113,8 +113,7 @@ class ReplicaClient:
         await asyncio.shield(self._starting)
 
     async def generate(self, request: GenerationRequest) -> ReplicaStream:
-        options, params = request.options, request.params
-        prompt = RoutedPrompt.of(request.prompt, options.cache_salt, params.num_choices or 1)
+        prompt = RoutedPrompt.of(request.prompt, request.options, request.params.num_choices or 1)
         return await ReplicaStream(functools.partial(self._submit, request, prompt)).start()
 
     async def metrics(self) -> EngineMetrics:

@@ -1,4 +1,7 @@
-"""Chooses the replica for a request: the one that has seen most of its prompt, unless others are much less loaded."""
+"""Chooses the replica for a request: the one that has seen most of its prompt, unless others are much less loaded.
+
+A `prompt_cache_key` decides where that says nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,42 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from octavo.generation_request import RequestOptions
 from octavo.prompt import Prompt
 
 BLOCK_TOKENS = 32  # a prefix is known in pieces of this length
 # A running sequence delays a new one as much as the computation of so many tokens of its prompt.
 RUNNING_TOKENS = 64
+# And a hint that requests belong together is worth as much: where two more run, the next one goes elsewhere.
+HINT_TOKENS = 2 * RUNNING_TOKENS
+MAX_HINTS = 4096  # that are remembered of a replica
 _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """A prompt as the router sees it: the digests of its full blocks, each of all up to the block's end, spans too."""
+    """A prompt as the router sees it: the digests of its full blocks, each of all up to the block's end, spans too.
+
+    hint: the digest of its `prompt_cache_key`, if it has one.
+    """
 
     num_tokens: int
     blocks: tuple[bytes, ...]
     num_sequences: int = 1
+    hint: bytes = b""
 
     @classmethod
-    def of(cls, prompt: Prompt, salt: str = "", num_sequences: int = 1) -> RoutedPrompt:
-        """salt: prompts with another one share nothing."""
+    def of(cls, prompt: Prompt, options: RequestOptions | None = None, num_sequences: int = 1) -> RoutedPrompt:
+        """options: prompts with another `cache_salt` share nothing, and no `prompt_cache_key` either."""
+        salt, key = ("", "") if options is None else (options.cache_salt, options.prompt_cache_key)
+        hint = blake2b(f"{len(salt)} {salt}{key}".encode(), digest_size=_DIGEST_BYTES).digest() if key else b""
         data, blocks, digest = memoryview(array("i", prompt.token_ids)), [], salt.encode()
         for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS):
             start = end - BLOCK_TOKENS
             material = digest + data[start:end].tobytes() + prompt.marks(start, end)
             digest = blake2b(material, digest_size=_DIGEST_BYTES).digest()
             blocks.append(digest)
-        return cls(len(prompt), tuple(blocks), num_sequences)
+        return cls(len(prompt), tuple(blocks), num_sequences, hint)
 
 
 @dataclass(slots=True)
@@ -42,6 +55,7 @@ class _Replica:
 
     capacity: int
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    hints: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # of the latest prompts, the latest last
     num_sequences: int = 0
     waiting_tokens: int = 0  # of prompts without a first token
     held_tokens: int = 0  # of all prompts and answers
@@ -60,7 +74,8 @@ class _Replica:
         """The tokens to compute, or to wait for, before the first one of the answer."""
         new_tokens = prompt.num_tokens - self.shared_tokens(prompt)
         excess = max(self.held_tokens + new_tokens - self.capacity, 0) if self.held_tokens else 0
-        return new_tokens + self.waiting_tokens + RUNNING_TOKENS * self.num_sequences + excess
+        saved = HINT_TOKENS if prompt.hint in self.hints else 0
+        return new_tokens + self.waiting_tokens + RUNNING_TOKENS * self.num_sequences + excess - saved
 
     def remember(self, prompt: RoutedPrompt) -> None:
         for block in reversed(prompt.blocks):  # its beginning is the latest, because an engine evicts ends first
@@ -68,6 +83,11 @@ class _Replica:
             self.seen.move_to_end(block)
         while len(self.seen) * BLOCK_TOKENS > self.capacity:
             self.seen.popitem(last=False)
+        if prompt.hint:
+            self.hints[prompt.hint] = None
+            self.hints.move_to_end(prompt.hint)
+            if len(self.hints) > MAX_HINTS:
+                self.hints.popitem(last=False)
 
 
 class Visit:
@@ -125,3 +145,4 @@ class Router:
     def forget(self, number: int) -> None:
         """The replica was started anew: its cache is empty."""
         self._replicas[number].seen.clear()
+        self._replicas[number].hints.clear()

@@ -166,15 +166,23 @@ class GroupAdmission:
         first, *others = request.groups
         request.pending_groups = others
         self.queue.take_turn(request.groups)
-        tier = self.kv_cache.tier
-        keys = self.kv_cache.stored_keys(first.members[0], first.max_cached_tokens())
-        load = tier.load(keys) if tier is not None and keys else None
-        if load is None:
+        if not self._load(first):
             self.queue.wait(first)
-            return
-        self.arriving[first] = load
-        for member in first.members:
+
+    def _load(self, group: SequenceGroup) -> bool:
+        """Makes a group arriving that is not in the queue, if a store has more of its prefix than the cache."""
+        tier, max_tokens = self.kv_cache.tier, group.max_cached_tokens()
+        if tier is None:
+            return False
+        prefix = self.kv_cache.stored_prefix(group.members[0], max_tokens)
+        self._metrics.num_store_queries_total += max(max_tokens - prefix.start, 0)
+        load = tier.load(prefix)
+        if load is None:
+            return False
+        self.arriving[group] = load
+        for member in group.members:
             member.status = RequestStatus.ARRIVING
+        return True
 
     def take_arrived(self, timeout_s: float = 0.0) -> None:
         """Queues the groups whose blocks have arrived, or will not. timeout_s: to wait for one of them."""
@@ -235,15 +243,23 @@ class GroupAdmission:
                 self.kv_cache.free(first)
                 return False
             self.preempt(victim, step)
+        num_loaded_tokens = self._count_prefix(first, num_cached_tokens)
         if group.status is RequestStatus.WAITING and first.index == 0:
-            request.num_cached_tokens = num_cached_tokens
-        if self.kv_cache.enable_prefix_caching:
-            self._metrics.num_prefix_queries_total += len(first.token_ids)
-            size = self.kv_cache.block_size
-            num_blocks = min((each.position for each in first.loads), default=num_cached_tokens // size)
-            self._metrics.num_prefix_hits_total += num_blocks * size  # those of a store are none
+            request.num_cached_tokens, request.num_loaded_tokens = num_cached_tokens, num_loaded_tokens
         self.enter(group)
         return True
+
+    def _count_prefix(self, sequence: Sequence, num_cached_tokens: int) -> int:
+        """Counts what an admitted sequence has found. Returns the tokens of it that come from a store."""
+        if not self.kv_cache.enable_prefix_caching:
+            return 0
+        size = self.kv_cache.block_size
+        num_tokens = size * min((each.position for each in sequence.loads), default=num_cached_tokens // size)
+        self._metrics.num_prefix_queries_total += len(sequence.token_ids)
+        self._metrics.num_prefix_hits_total += num_tokens  # those of a store are none
+        self._metrics.num_store_hits_total += num_cached_tokens - num_tokens
+        self.kv_cache.touch_prefix(sequence)
+        return num_cached_tokens - num_tokens
 
     def preempt(self, group: SequenceGroup, step: Schedule) -> None:
         """Takes seats, blocks and its part of a step from a running group, which waits again."""
@@ -300,6 +316,10 @@ class GroupAdmission:
         metrics.num_waiting = len(self.queue.waiting) + len(self.arriving) - metrics.num_embedding_waiting
         metrics.num_evictions_total = pool.num_evictions
         metrics.num_used_blocks = pool.num_used_blocks
+        if (tier := self.kv_cache.tier) is not None:
+            metrics.num_store_bytes_written_total = tier.num_bytes_written
+            metrics.num_store_bytes_read_total = tier.num_bytes_read
+            metrics.num_store_records_dropped_total = tier.num_dropped
 
 
 def _priority(group: SequenceGroup) -> int:

@@ -21,6 +21,7 @@ from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, 
 from octavo.engine.kv.block_tier import BlockStore, BlockTier, SavedKeys
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.kv_cache import KVCacheManager
+from octavo.engine.kv.load_rates import LoadRates
 from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.overlap import as_if_done, can_be_foreseen
@@ -108,13 +109,14 @@ class Engine:
             identity,
         )
         self._kv_cache, self._is_asleep = kv_cache, False
-        if store is not None and limits.enable_prefix_caching:
-            sizes = executor.cache_sizes
-            kv_cache.use(BlockTier(store, sizes.moved_bytes(limits.block_size), sizes.moved_state_bytes))
-        elif store is not None:
-            logger.warning("the store of cached blocks is not used: prefix caching is off")
         self.admission = GroupAdmission(kv_cache, limits.max_num_seqs, self.metrics, executor.num_stages)
         self.scheduler = Scheduler(self.admission, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
+        if store is not None and limits.enable_prefix_caching:
+            sizes, rates = executor.cache_sizes, LoadRates(self.scheduler.times.chunk_token_s)
+            block_bytes, state_bytes = sizes.moved_bytes(limits.block_size), sizes.moved_state_bytes
+            kv_cache.use(BlockTier(store, rates, block_bytes, state_bytes))
+        elif store is not None:
+            logger.warning("the store of cached blocks is not used: prefix caching is off")
         self.speculation: Speculation | None = None
         self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
@@ -183,6 +185,7 @@ class Engine:
             saved = tier.begin_step(batch, [], [])
             self.executor.submit(batch).wait()
             tier.end_step(batch, saved)
+            self.admission.observe_state()
 
     def close(self) -> None:
         """Ends the use of the store, if there is one. The executor is still there."""

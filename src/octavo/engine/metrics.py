@@ -75,6 +75,13 @@ class EngineMetrics:
     # Tokens looked up in the prefix cache when a sequence was admitted, also again after a preemption; and found.
     num_prefix_queries_total: int = 0
     num_prefix_hits_total: int = 0
+    # Of a store beyond the cache: tokens that the cache did not have, and those of them that were loaded; bytes that it
+    # has got and given; damaged records, which it has dropped.
+    num_store_queries_total: int = 0
+    num_store_hits_total: int = 0
+    num_store_bytes_written_total: int = 0
+    num_store_bytes_read_total: int = 0
+    num_store_records_dropped_total: int = 0
     # Of each request that has ended: its time by phase, and its size.
     queue_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))
     prefill_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))

@@ -211,6 +211,7 @@ def _metrics(request: Request) -> RequestMetrics:
         time_to_first_token_s=times.first_token - times.arrival if times.first_token else None,
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
+        num_loaded_tokens=request.num_loaded_tokens,
         num_generated_tokens=request.num_generated_tokens,
         num_preemptions=request.num_preemptions,
         num_draft_tokens=drafted,

@@ -213,6 +213,7 @@ class Request:
     vector: Float32 | None = None  # the answer of a pooling request
     error: OctavoError | None = None  # why it has no answer although it came to its end
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0  # of these, from a store beyond the cache
     num_preemptions: int = 0
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
     num_drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: drafts computed, and right ones

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +16,27 @@ from numpy.typing import NDArray
 from octavo.batch import Batch, BlockBytes
 from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.kv.cache_identity import is_states_key
+from octavo.engine.kv.load_rates import LoadRates
 
 logger = logging.getLogger(__name__)
 
 BlockRow = NDArray[np.uint8]
+StoredRecord: TypeAlias = "bytes | BlockRow | None"
+"""`sealed` bytes; or those of a block that never left the memory of this process; None: it is gone."""
 _T = TypeVar("_T")
 
-_PATIENCE_S = 5.0  # for what is loaded; then it is computed
 _DIGEST_BYTES = 16
 
 
 class Arrival(Protocol):
     """Records that are on their way from a store."""
 
-    def wait(self, timeout_s: float) -> Sequence[bytes | None] | None:
-        """One for each key, None for those that are gone. None while they are not there."""
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the load until all records were there; not asked for before."""
+
+    def wait(self, timeout_s: float) -> Sequence[StoredRecord] | None:
+        """One for each key. None while they are not there."""
 
 
 class BlockStore(Protocol):
@@ -50,8 +56,11 @@ class BlockStore(Protocol):
     def load(self, keys: Sequence[bytes]) -> Arrival:
         """Begins to load records."""
 
-    def save(self, key: bytes, data: BlockRow) -> None:
-        """Keeps the record of these bytes, which nobody changes, if there is room: see `sealed`."""
+    def save(self, key: bytes, data: BlockRow) -> bool:
+        """Keeps the record of these bytes, which nobody changes: see `sealed`. False: there is no room."""
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Notes that these are in use, so that others are given up before them."""
 
     def discard(self, key: bytes) -> None:
         """Forgets a record whose content is wrong."""
@@ -76,31 +85,46 @@ class SavedKeys(NamedTuple):
     states: list[bytes]
 
 
+class StoredPrefix(NamedTuple):
+    """The records that make a cached prefix longer: it has the tokens from `start` to `end` then."""
+
+    keys: list[bytes]
+    start: int
+    end: int
+
+
 class _OpenedRecords(NamedTuple):
+    """seconds: of the check."""
+
     found: dict[bytes, BlockRow]
     damaged: list[bytes]
+    seconds: float = 0.0
 
 
 class BlockLoad:
     """The blocks and states that a sequence waits for. Their digests are checked on a thread of their own."""
 
-    def __init__(self, keys: Sequence[bytes], arrival: Arrival, tier: BlockTier) -> None:
+    def __init__(self, keys: Sequence[bytes], arrival: Arrival, tier: BlockTier, patience_s: float) -> None:
         self._keys, self._arrival, self._tier = keys, arrival, tier
-        self._deadline = time.monotonic() + _PATIENCE_S
+        self._begun_at = time.monotonic()
+        self._deadline = self._begun_at + patience_s
         self._opening: Future[_OpenedRecords] | None = None
 
     def wait(self, timeout_s: float) -> dict[bytes, BlockRow] | None:
         """The undamaged ones by key; None while they are on their way. Nothing comes after the deadline."""
         if self._opening is None:
-            nothing: Sequence[bytes | None] | None = [None] * len(self._keys)
+            nothing: Sequence[StoredRecord] | None = [None] * len(self._keys)
             records = self._tier.ask(lambda: self._arrival.wait(timeout_s), nothing)
             if records is not None:
                 self._opening = self._tier.open_records(self._keys, records)
         if self._opening is not None:
             wait([self._opening], timeout_s)
             if self._opening.done():
-                return self._tier.take_opened(self._opening)
-        return {} if time.monotonic() > self._deadline else None
+                return self._tier.take_opened(self._opening, self._arrival)
+        if time.monotonic() <= self._deadline:
+            return None
+        self._tier.give_up(self._keys, time.monotonic() - self._begun_at)
+        return {}
 
 
 class BlockTier:
@@ -110,8 +134,10 @@ class BlockTier:
     anything. If the store keeps prompts, their blocks are saved by the step after the one that has computed them.
     """
 
-    def __init__(self, store: BlockStore, block_bytes: int, state_bytes: int = 0) -> None:
+    def __init__(self, store: BlockStore, rates: LoadRates, block_bytes: int, state_bytes: int = 0) -> None:
         """block_bytes: `CacheSizes.moved_bytes`. state_bytes: `CacheSizes.moved_state_bytes`."""
+        self.num_bytes_written = self.num_bytes_read = self.num_dropped = 0  # dropped: records that were damaged
+        self._rates = rates
         self._private: set[bytes] = set()  # keys of the cache that are not saved
         self._store, self._block_bytes, self._state_bytes = store, block_bytes, state_bytes
         self._has_failed = False
@@ -130,10 +156,17 @@ class BlockTier:
     def has(self, key: bytes) -> bool:
         return key not in self._refused and self.ask(lambda: self._store.has(key), False)
 
-    def load(self, keys: Sequence[bytes]) -> BlockLoad | None:
-        """None: nothing will come."""
+    def load(self, prefix: StoredPrefix) -> BlockLoad | None:
+        """Begins to load a prefix. None: nothing will come, or computing it is probably quicker."""
+        keys, start, count = prefix.keys, prefix.start, prefix.end - prefix.start
+        if not keys or not self._rates.is_worth(self._num_bytes(keys), start, count):
+            return None
         arrival = self.ask(lambda: self._store.load(keys), None)
-        return None if arrival is None else BlockLoad(keys, arrival, self)
+        return None if arrival is None else BlockLoad(keys, arrival, self, self._rates.patience_s(start, count))
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Notes that a request uses these blocks, wherever they are."""
+        self.ask(lambda: self._store.touch(keys), None)
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Refuses blocks from now on, because their content is invalid."""
@@ -189,8 +222,8 @@ class BlockTier:
             if saves is None or self._has_failed:
                 continue
             for key, data in zip(keys, saves.data, strict=True):
-                if key not in self._refused:
-                    self.ask(partial(self._store.save, key, data), None)
+                if key not in self._refused and self.ask(partial(self._store.save, key, data), False):
+                    self.num_bytes_written += data.nbytes
 
     def ask(self, question: Callable[[], _T], otherwise: _T) -> _T:
         """The store's answer; once it has failed, `otherwise`. That costs time, and never an answer."""
@@ -203,27 +236,43 @@ class BlockTier:
             self._has_failed = True
             return otherwise
 
-    def open_records(self, keys: Sequence[bytes], records: Sequence[bytes | None]) -> Future[_OpenedRecords]:
+    def open_records(self, keys: Sequence[bytes], records: Sequence[StoredRecord]) -> Future[_OpenedRecords]:
         """Begins to check records against their digests."""
         return self._thread.submit(self._open, keys, records)
 
-    def take_opened(self, opening: Future[_OpenedRecords]) -> dict[bytes, BlockRow]:
+    def take_opened(self, opening: Future[_OpenedRecords], arrival: Arrival) -> dict[bytes, BlockRow]:
         """The undamaged ones. The store forgets the others."""
-        opened_records = self.ask(opening.result, _OpenedRecords({}, []))
-        for key in opened_records.damaged:
+        records = self.ask(opening.result, _OpenedRecords({}, []))
+        for key in records.damaged:
             self._forget(key)
-        return opened_records.found
+        self.num_dropped += len(records.damaged)
+        num_bytes = sum(data.nbytes for data in records.found.values())
+        self.num_bytes_read += num_bytes
+        if num_bytes:
+            self._rates.observe(num_bytes, self.ask(lambda: arrival.seconds, 0.0) + records.seconds)
+        return records.found
 
-    def _open(self, keys: Sequence[bytes], records: Sequence[bytes | None]) -> _OpenedRecords:
-        result = _OpenedRecords({}, [])
+    def give_up(self, keys: Sequence[bytes], seconds: float) -> None:
+        """Notes that a load has not come in time: so slow is the store."""
+        self._rates.observe(self._num_bytes(keys), seconds)
+
+    def _num_bytes(self, keys: Sequence[bytes]) -> int:
+        return sum(self._size_of(key) for key in keys)
+
+    def _size_of(self, key: bytes) -> int:
+        return self._state_bytes if is_states_key(key) else self._block_bytes
+
+    def _open(self, keys: Sequence[bytes], records: Sequence[StoredRecord]) -> _OpenedRecords:
+        found, damaged, begun_at = {}, [], time.monotonic()
         for key, record in zip(keys, records, strict=True):
-            size = self._state_bytes if is_states_key(key) else self._block_bytes
-            data = None if record is None else opened(key, record, size)
-            if data is not None:
-                result.found[key] = data
-            elif record is not None:
-                result.damaged.append(key)
-        return result
+            if record is None:
+                continue
+            data = record if isinstance(record, np.ndarray) else opened(key, record, self._size_of(key))
+            if data is not None and data.nbytes == self._size_of(key):
+                found[key] = data
+            else:
+                damaged.append(key)
+        return _OpenedRecords(found, damaged, time.monotonic() - begun_at)
 
     def _forget(self, key: bytes) -> None:
         self.ask(lambda: self._store.discard(key), None)

@@ -18,11 +18,13 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,20 +134,33 @@ class _Place(NamedTuple):
     num_bytes: int
 
 
+class _ReadRecords(NamedTuple):
+    records: list[bytes | None]
+    seconds: float
+
+
 class DiskArrival:
     """Records that a thread reads."""
 
-    def __init__(self, reading: Future[list[bytes | None]]) -> None:
+    def __init__(self, reading: Future[_ReadRecords]) -> None:
         self._reading = reading
+
+    @property
+    def seconds(self) -> float:
+        """See `Arrival`."""
+        return self._reading.result().seconds
 
     def wait(self, timeout_s: float) -> list[bytes | None] | None:
         """See `Arrival`."""
         wait([self._reading], timeout_s)
-        return self._reading.result() if self._reading.done() else None
+        return self._reading.result().records if self._reading.done() else None
 
 
 class DiskStore:
-    """A `BlockStore` in a folder. A problem with writing is logged once; then nothing more is written."""
+    """A `BlockStore` in a folder. A problem with writing is logged once; then nothing more is written.
+
+    The oldest segment gives way to new records. Those of it that were used since they were written are appended again.
+    """
 
     keeps_prompts = True
     keeps_private = False
@@ -161,6 +176,8 @@ class DiskStore:
         self._index: dict[bytes, _Place] = {}
         self._queued: dict[bytes, BlockRow] = {}
         self._num_queued_bytes = 0
+        self._used: set[bytes] = set()  # since they were written
+        self._to_append: deque[tuple[bytes, _Place]] = deque()  # again, from segments that were removed
         self._scanning = threading.Lock()
         self._segments: dict[str, Segment] = {}
         self._refreshed_at = 0.0
@@ -184,22 +201,36 @@ class DiskStore:
 
     def load(self, keys: Sequence[bytes]) -> DiskArrival:
         """See `BlockStore`."""
-        return DiskArrival(self._reading.submit(lambda: [self._read(key) for key in keys]))
+        begun_at = time.monotonic()
 
-    def save(self, key: bytes, data: BlockRow) -> None:
+        def read() -> _ReadRecords:
+            records = [self._read(key) for key in keys]
+            return _ReadRecords(records, time.monotonic() - begun_at)
+
+        self.touch(keys)
+        return DiskArrival(self._reading.submit(read))
+
+    def save(self, key: bytes, data: BlockRow) -> bool:
         """See `BlockStore`."""
         with self._lock:
             is_known = key in self._index or key in self._queued
             if is_known or not self._can_write or self._num_queued_bytes + data.nbytes > _MAX_QUEUED_BYTES:
-                return
+                return False
             self._queued[key] = data
             self._num_queued_bytes += data.nbytes
         self._writing.submit(self._write, key, data)
+        return True
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """See `BlockStore`."""
+        with self._lock:
+            self._used.update(key for key in keys if key in self._index)
 
     def discard(self, key: bytes) -> None:
         """See `BlockStore`. It does not come back after a restart, either."""
         with self._lock:
             is_known = self._index.pop(key, None) is not None or key in self._queued
+            self._used.discard(key)
         if is_known:
             self._writing.submit(self._write, key, None)
 
@@ -240,6 +271,7 @@ class DiskStore:
                 with self._lock:
                     if head.is_gone:
                         self._index.pop(head.key, None)
+                        self._used.discard(head.key)
                     else:
                         self._index[head.key] = _Place(segment, offset, head.num_bytes)
         except OSError as error:
@@ -248,6 +280,7 @@ class DiskStore:
     def _drop(self, segment: Segment) -> None:
         with self._lock:
             self._index = {key: place for key, place in self._index.items() if place.segment is not segment}
+            self._used &= self._index.keys()
 
     def _read(self, key: bytes) -> bytes | None:
         with self._lock:
@@ -291,15 +324,24 @@ class DiskStore:
         if len(record) + _SEGMENT_BYTES > self._max_segment:
             raise OSError(errno.EFBIG, f"a block takes {len(record)} bytes; raise prompt_cache_size")
         with self._scanning:
-            segment = self._segment_for(len(record))
-            start = segment.end
-            _write_at(segment, record)
-            segment.end += len(record)
-            with self._lock:
-                if is_gone:
-                    self._index.pop(key, None)
-                else:
-                    self._index[key] = _Place(segment, start + _RECORD_BYTES, len(content))
+            self._append_record(key, record, len(content), is_gone=is_gone)
+            while self._to_append:
+                old_key, place = self._to_append.popleft()
+                content = os.pread(place.segment.file.fileno(), place.num_bytes, place.offset)
+                record = RecordHead(old_key, len(content)).content + content
+                self._append_record(old_key, record, len(content), is_gone=False)
+
+    def _append_record(self, key: bytes, record: bytes, num_bytes: int, *, is_gone: bool) -> None:
+        segment = self._segment_for(len(record))
+        start = segment.end
+        _write_at(segment, record)
+        segment.end += len(record)
+        with self._lock:
+            self._used.discard(key)
+            if is_gone:
+                self._index.pop(key, None)
+            else:
+                self._index[key] = _Place(segment, start + _RECORD_BYTES, num_bytes)
 
     def _segment_for(self, num_bytes: int) -> Segment:
         """The one to append to: the last, if it is whole and has room, else a new one in place of the oldest."""
@@ -336,9 +378,17 @@ class DiskStore:
             segment = self._segments[name]
             if total <= self._limit or segment is self._current:
                 break
+            self._to_append += self._used_records(segment)
             segment.path.unlink(missing_ok=True)
             self._drop(self._segments.pop(name))
             total -= sizes[name]
+
+    def _used_records(self, segment: Segment) -> list[tuple[bytes, _Place]]:
+        """The records to keep of a segment that is removed: half of its bytes at most, so that there is an end."""
+        with self._lock:
+            used = [(key, self._index[key]) for key in self._used if self._index[key].segment is segment]
+        sizes = accumulate(place.num_bytes + _RECORD_BYTES for _, place in used)
+        return [each for each, size in zip(used, sizes, strict=True) if size <= segment.end // 2]
 
 
 def open_disk_store(root: Path, identity: CacheIdentity, limit_bytes: int, label: str) -> DiskStore | None:

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 
 from octavo.batch import Batch
 from octavo.engine.kv.block_pool import BlockPool
-from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys, saving_step
+from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys, StoredPrefix, saving_step
 from octavo.engine.kv.cache_identity import CacheIdentity, block_key, states_key
 from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Sequence
@@ -173,10 +173,10 @@ class KVCacheManager:
             sequence.loads.append(LoadedBlock(block_id, position, key, sequence.arrived[key]))
         return True
 
-    def stored_keys(self, sequence: Sequence, max_tokens: int) -> list[bytes]:
+    def stored_prefix(self, sequence: Sequence, max_tokens: int) -> StoredPrefix:
         """Blocks and states that a store could give, so that the cached prefix of max_tokens tokens is longer."""
         if self.tier is None or not self.enable_prefix_caching:
-            return []
+            return StoredPrefix([], 0, 0)
         self._extend_hashes(sequence, max_tokens // self.block_size)
         hashes, groups = sequence.block_hashes, range(len(self.layout.groups))
         keys = [self._group_hash(each, index) for each in hashes for index in groups]
@@ -192,7 +192,16 @@ class KVCacheManager:
             for position in range(firsts[index], num_tokens // self.block_size)
         ]
         needed += [states_key(hashes[num_tokens // self.block_size - 1])] if num_tokens else []
-        return [key for key in needed if key in stored]
+        found = [key for key in needed if key in stored]
+        return StoredPrefix(found, self._find_prefix(sequence, max_tokens) * self.block_size, num_tokens)
+
+    def touch_prefix(self, sequence: Sequence) -> None:
+        """Tells the store which records a sequence uses."""
+        if self.tier is not None and sequence.block_hashes:
+            groups = range(len(self.layout.groups))
+            self.tier.touch(self._group_hash(each, index) for each in sequence.block_hashes for index in groups)
+            if self.states is not None:
+                self.tier.touch(states_key(each) for each in sequence.block_hashes)
 
     def register_loads(self, sequence: Sequence, loads: Iterable[LoadedBlock]) -> None:
         """Makes blocks findable that a step has loaded, the last that need what has arrived for the sequence."""

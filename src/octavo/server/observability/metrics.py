@@ -43,6 +43,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _COUNTS = (
     "num_prompt_tokens",
     "num_cached_tokens",
+    "num_loaded_tokens",
     "num_generated_tokens",
     "num_corrupted",
     "finished",
@@ -60,6 +61,7 @@ class ModelFigures:
     # Counted when answers leave the server.
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0  # of these, from a store beyond the cache
     num_generated_tokens: int = 0
     num_corrupted: int = 0  # ended because the model computed a value that is not a number
     finished: Counter[str] = field(default_factory=Counter)  # by FINISHED_REASONS, one a choice

@@ -156,6 +156,7 @@ class ObservedStream:
             self._phase = "decode"
             figures.num_prompt_tokens += self._metrics.num_prompt_tokens
             figures.num_cached_tokens += self._metrics.num_cached_tokens
+            figures.num_loaded_tokens += self._metrics.num_loaded_tokens
         figures.num_generated_tokens += num_new
         self._reasons |= {choice.index: choice.finish_reason for choice in output.outputs if choice.finish_reason}
         if output.finished and not self._has_ended:

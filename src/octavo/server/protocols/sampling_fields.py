@@ -146,7 +146,6 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex"] | None = None
     safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
 
     @model_validator(mode="after")
     def _check_values(self) -> SamplingFields:

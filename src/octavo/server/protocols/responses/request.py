@@ -218,7 +218,6 @@ class ItemFields(AnsweredFields):
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
     instructions: Text | None = None
     previous_response_id: Text | None = None
-    prompt_cache_key: Text | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
 
     @property

@@ -1,0 +1,61 @@
+"""The measured speed of a store of blocks beside that of computing them: which of the two gives a prefix sooner."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+_NUM_REMEMBERED = 8
+_PATIENCE_S = 5.0  # for what is loaded, as long as nothing was computed that could be compared
+_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.25, 30.0
+_TRIED_AGAIN_S = 60.0  # a store that was too slow may have been busy
+
+
+class LoadRates:
+    """The last loads of a store as a straight line: seconds by bytes.
+
+    Before something was measured, everything is loaded.
+    """
+
+    def __init__(self, token_s: Callable[[int], float | None]) -> None:
+        """token_s: see `StepTimes.chunk_token_s`."""
+        self._token_s = token_s
+        self._loads: deque[tuple[int, float]] = deque(maxlen=_NUM_REMEMBERED)
+        self._refused_at = 0.0  # the first time after the last load; 0.0: not
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Takes a load into account, or one that had not come after so many seconds."""
+        self._loads.append((num_bytes, seconds))
+        self._refused_at = 0.0
+
+    def is_worth(self, num_bytes: int, start: int, num_tokens: int) -> bool:
+        """True if so many bytes are probably there sooner than the tokens from `start` on are computed."""
+        load_s, compute_s = self.load_s(num_bytes), self._compute_s(start, num_tokens)
+        if load_s is None or compute_s is None or load_s < compute_s:
+            return True
+        now = time.monotonic()
+        self._refused_at = self._refused_at or now
+        return now - self._refused_at > _TRIED_AGAIN_S
+
+    def patience_s(self, start: int, num_tokens: int) -> float:
+        """Seconds to wait for a load: half of those that computing takes, which is all that a wait in vain costs."""
+        compute_s = self._compute_s(start, num_tokens)
+        return _PATIENCE_S if compute_s is None else min(max(compute_s / 2, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
+
+    def load_s(self, num_bytes: int) -> float | None:
+        """Seconds of a load of so many bytes; None: none was measured."""
+        if not self._loads:
+            return None
+        count = len(self._loads)
+        mean_bytes = sum(size for size, _ in self._loads) / count
+        mean_s = sum(seconds for _, seconds in self._loads) / count
+        spread = sum((size - mean_bytes) ** 2 for size, _ in self._loads)
+        slope = sum((size - mean_bytes) * (s - mean_s) for size, s in self._loads) / spread if spread else 0.0
+        if not 0 < slope <= mean_s / mean_bytes:  # the sizes say nothing about the time, or more than there can be
+            return mean_s * max(num_bytes / mean_bytes, 1.0)
+        return mean_s + slope * (num_bytes - mean_bytes)
+
+    def _compute_s(self, start: int, num_tokens: int) -> float | None:
+        token_s = self._token_s(start)
+        return None if token_s is None else token_s * num_tokens
