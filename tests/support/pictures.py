@@ -8,6 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 from PIL import Image
 
+from octavo.errors import UsageError
+from octavo.media.headers import read_header
+
 SIZES: Mapping[str, tuple[int, int]] = {
     "square": (256, 256),
     "wide": (613, 140),
@@ -58,3 +61,15 @@ def files() -> dict[str, bytes]:
         "moving gif": encoded(palette, "GIF", save_all=True, append_images=[noise(90, 61, 5).convert("P")]),
         "bmp": encoded(rgb, "BMP"),
     }
+
+
+def check_header(content: bytes) -> None:
+    """The header of any bytes is a size, or a refusal with its code; anything else is a finding."""
+    try:
+        header = read_header(content)
+    except UsageError as error:
+        if error.code != "invalid_image":
+            raise AssertionError(f"a refusal without its code: {error}") from error
+        return
+    if min(header.size) < 1 or not 1 <= header.orientation <= 8:
+        raise AssertionError(f"no size: {header}")

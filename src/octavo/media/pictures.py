@@ -14,13 +14,28 @@ if TYPE_CHECKING:
     from PIL import Image
 
 WHITE = (255, 255, 255, 255)
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 
 
-def picture_of(image: Image.Image) -> Picture:
-    """A Pillow image of any mode: turned as its EXIF data says, transparency on white, as RGB."""
+def picture_of(image: Image.Image, orientation: int | None = None) -> Picture:
+    """A Pillow image of any mode: turned, transparency on white, as RGB.
+
+    orientation: EXIF's number, 1 to 8; None: as the image's own EXIF data says.
+    """
     from PIL import Image, ImageOps  # an extra of the installation
 
-    turned = ImageOps.exif_transpose(image)
+    if orientation is None:
+        turned = ImageOps.exif_transpose(image)
+    else:
+        turned = image if orientation == 1 else image.transpose(Image.Transpose[_TURNS[orientation]])
     if "A" in turned.getbands() or turned.info.get("transparency") is not None:
         layer = turned.convert("RGBA")
         turned = Image.alpha_composite(Image.new("RGBA", layer.size, WHITE), layer)

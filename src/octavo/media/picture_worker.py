@@ -1,0 +1,115 @@
+"""The process that decodes and resizes images. `decoding.py` starts it and ends it.
+
+A file comes from a stranger and is read by libraries in C. Here they have no network, no files, and limits on memory
+and time. The argument is `sys.path` as JSON. Protocol: a line of JSON, and as many bytes as its `num_bytes`. It holds
+the settings of the processor, the image's header, and the limit of computing in seconds. The answer is a line of JSON:
+`{"tiles": [[height, width], ...]}` with the pixels of the tiles behind it, or `{"refusal": ...}` with the rest of a
+sentence about the image. This file runs as a script.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.media.processor import UInt8
+
+# Beside the pixels, of which several copies are made.
+_BASE_BYTES, _BYTES_OF_PIXEL = 1 << 30, 32
+# Against a decoder that hangs without computing, or that a busy machine leaves waiting.
+_MAX_WAIT_SECONDS = 60.0
+
+
+def main() -> None:
+    """Serves images over standard input and output until the input ends."""
+    sys.path[:] = [str(Path(__file__).parents[2]), *json.loads(sys.argv[1])]
+    _warm_up()
+    _confine()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        data = sys.stdin.buffer.read(request["num_bytes"])
+        tiles, answer = _attempt(data, request)
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        for tile in tiles:
+            sys.stdout.buffer.write(tile.tobytes())
+        sys.stdout.buffer.flush()
+
+
+def _warm_up() -> None:
+    """Imports all that images need by decoding some: what is imported later would be a file to open."""
+    from PIL import Image
+
+    from octavo.media.headers import read_header
+    from octavo.media.pictures import picture_of
+    from octavo.media.pixels import resized
+    from octavo.media.processor import image_families
+
+    image_families()
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP"):
+        buffer = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(buffer, kind, exif=exif.tobytes())
+        header = read_header(buffer.getvalue())
+        picture = picture_of(Image.open(buffer, formats=[header.kind]), header.orientation)
+        resized(picture.pixels, 4, 4, Image.Resampling.BICUBIC)
+
+
+def _confine() -> None:
+    """From here on the process opens no file and no connection, and starts no process."""
+    limits = [(resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)]
+    for kind, most in [*limits, (resource.RLIMIT_NPROC, 0)]:
+        with suppress(ValueError, OSError):  # a lower limit is set already
+            resource.setrlimit(kind, (most, most))
+
+
+def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], dict[str, Any]]:
+    """The tiles and the answer about them. Computing for longer than allowed kills the process."""
+    header = request["header"]
+    most = _BASE_BYTES + _BYTES_OF_PIXEL * header["stored_width"] * header["stored_height"]
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+    signal.setitimer(signal.ITIMER_REAL, _MAX_WAIT_SECONDS)
+    try:
+        tiles = _tiles(data, request)
+        return tiles, {"tiles": [tile.shape[:2] for tile in tiles]}
+    except MemoryError:
+        refusal = "needs more memory to decode than images may use"
+    except EOFError:
+        refusal = "is damaged: it ends early"
+    except Exception as error:  # whatever a file can provoke in a decoder
+        refusal = "is damaged: it ends early" if "truncated" in str(error) else f"is damaged: {type(error).__name__}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return (), {"refusal": refusal}
+
+
+def _tiles(data: bytes, request: dict[str, Any]) -> tuple[UInt8, ...]:
+    from PIL import Image, ImageFile
+
+    from octavo.media.headers import ImageHeader
+    from octavo.media.pictures import picture_of
+    from octavo.media.processor import read_processor
+
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    Image.MAX_IMAGE_PIXELS = None  # the caller has compared the size with its own limit
+    header = ImageHeader(**request["header"])
+    image = Image.open(io.BytesIO(data), formats=[header.kind])
+    if image.size != (header.stored_width, header.stored_height):
+        raise ValueError("two sizes")
+    processor = read_processor(*request["settings"])
+    picture = picture_of(image, header.orientation)
+    return processor.resize(picture, processor.layout(picture.width, picture.height))
+
+
+if __name__ == "__main__":
+    main()
