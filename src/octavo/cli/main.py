@@ -41,6 +41,7 @@ _COMMANDS = {
     "convert": "quantize.convert",
     "prune": "prune.prune",
     "distill": "distill.distill",
+    "finetune": "finetune.finetune",
     "bench": "bench.bench",
     "eval": "evaluate.evaluate",
     "compare": "compare.compare",

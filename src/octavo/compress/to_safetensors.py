@@ -105,9 +105,16 @@ def _as_json(value: Mapping[str, Any]) -> str:
 
 def _from_gguf(checkpoint: Checkpoint) -> dict[str, Source]:
     """The tensors under their names in transformers."""
+    return names_in_transformers(checkpoint, {name: checkpoint.weights.info(name) for name in checkpoint.weights})
+
+
+def names_in_transformers(checkpoint: Checkpoint, weights: Mapping[str, Source]) -> dict[str, Source]:
+    """Weights of the checkpoint's graph as the tensors of transformers that they come from, by name.
+
+    Raises ModelLoadError for an architecture whose form there is not declared.
+    """
     form, table = hf_form(checkpoint.architecture), weight_table(load_architecture(checkpoint.architecture))
     stems = {stem: name for name, stem in table.names.items() if not name.startswith(("blk.", "position_embd"))}
-    weights = {name: checkpoint.weights.info(name) for name in checkpoint.weights}
     found = {}
     for name, source in restored(weights, table.transforms, checkpoint.config, "safetensors").items():
         prefix = "" if TensorName.parse(name).stem == "lm_head" else form.prefix

@@ -30,6 +30,7 @@ from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.engine.loading.model_identity import cache_identity
 from octavo.engine.loading.progress_bar import size
 from octavo.engine.speculation.open_sources import draft_sources, why_no_drafts
+from octavo.engine.texts.prompt_encoder import template_eos_id
 from octavo.engine.texts.text_heads import text_heads
 from octavo.engine.texts.text_model import text_model
 from octavo.errors import InsufficientMemoryError, UsageError
@@ -211,7 +212,7 @@ def _load(
         executor=executor,
         name=config.model,
         architecture=checkpoint.architecture,
-        eos_token_id=_eos_token_id(engine.tokenizer),
+        eos_token_id=template_eos_id(engine.tokenizer),
         path=checkpoint.path,
         hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
         draft_executor=draft,
@@ -278,12 +279,6 @@ def _longer_context(wanted: int, fitting: int, trained: int) -> str:
     if fitting < wanted:
         return ", or raise kv_cache_memory or free memory: the model itself allows more"
     return f", or raise max_model_len, for this model up to {trained}" if fitting < trained else ""
-
-
-def _eos_token_id(tokenizer: Tokenizer) -> int | None:
-    """The one that the files name, else the first that ends an answer."""
-    named = [i for i in tokenizer.eos_token_ids if tokenizer.tokens[i] == tokenizer.special_tokens.get("eos_token")]
-    return min(named or tokenizer.eos_token_ids, default=None)
 
 
 def _executor(

@@ -22,6 +22,7 @@ from octavo.quantization.packed import Weight
 
 DivergenceKind = Literal["forward", "reverse"]
 _TINY = 1e-8
+_ROUNDS = 20  # of a comparison of products
 _ROWS_AT_ONCE = 32  # of logits, which then stay in a cache
 
 
@@ -55,18 +56,23 @@ class TrainingOptions:
 
 
 def bfloat16_is_faster() -> bool:
-    """True if this machine multiplies at least 1.5 times as fast in bfloat16 as in float32. Takes milliseconds."""
+    """True if this machine multiplies at least 1.5 times as fast in bfloat16 as in float32.
 
-    def seconds(dtype: torch.dtype) -> float:
-        a, b = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
-        rounds = []
-        for _ in range(5):
-            start = time.perf_counter()
-            torch.mm(a, b)
-            rounds.append(time.perf_counter() - start)
-        return min(rounds)
+    Takes a tenth of a second. The types take turns, so that other work on the machine slows both, and the best of many
+    rounds counts.
+    """
 
-    return 1.5 * seconds(torch.bfloat16) < seconds(torch.float32)
+    def seconds(a: Tensor, b: Tensor) -> float:
+        start = time.perf_counter()
+        torch.mm(a, b)
+        return time.perf_counter() - start
+
+    pairs = [
+        (torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype))
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    narrow, wide = np.array([[seconds(*pair) for pair in pairs] for _ in range(_ROUNDS)]).min(axis=0)
+    return bool(1.5 * narrow < wide)
 
 
 LossReport = Callable[[float, float], None]
@@ -82,7 +88,7 @@ def divergence_of(
     one. With another temperature they are left out, and both distributions are those over the list.
     """
     if temperature == 1.0:
-        q = _LogProbabilities.apply(logits, ids)  # type: ignore[no-untyped-call]
+        q = log_probabilities(logits, ids)
         p, q = (torch.cat([x, _rest(x)], dim=1) for x in (logprobs, q))
     else:
         p = torch.log_softmax(logprobs / temperature, dim=-1)
@@ -92,11 +98,14 @@ def divergence_of(
     return (p.exp() * (p - q)).sum(dim=1).mean() * temperature**2
 
 
-class _LogProbabilities(torch.autograd.Function):
-    """The log-probabilities, float32, of tokens [rows, K] in rows of logits [rows, vocabulary] of any type.
+def log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
+    """The log-probabilities, float32, of tokens [rows, K] in rows of logits [rows, vocabulary] of any type."""
+    found: Tensor = _LogProbabilities.apply(logits, ids)  # type: ignore[no-untyped-call]
+    return found
 
-    A few rows at a time: all logits of a batch may be hundreds of megabytes, of which `log_softmax` makes three more.
-    """
+
+class _LogProbabilities(torch.autograd.Function):
+    """A few rows at a time: `log_softmax` makes three more of the logits, which may be hundreds of megabytes."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ from octavo.quantization.packed import Weight
 
 WeightSource = Callable[[Parameter], Tensor]
 """The numbers of a parameter, of its shape, with or without gradient."""
+Product = Callable[[Tensor, Parameter], Tensor]
+"""Rows [rows, in] times the transpose of a matrix [out, in], in the type of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +102,28 @@ def overlaid(source: WeightSource, given: Mapping[str, Tensor]) -> WeightSource:
     return chosen
 
 
-def logits_of(graph: Graph, source: WeightSource, texts: Texts) -> Tensor:
+def logits_of(graph: Graph, source: WeightSource, texts: Texts, product: Product | None = None) -> Tensor:
     """The logits [rows, vocab] of a whole model, of all tokens or of `Texts.rows`, in at least float32."""
     if not graph.makes_logits:
         raise UsageError("a segment of a graph makes no logits; take `outputs_of`")
-    return outputs_of(graph, source, texts)[0]
+    return outputs_of(graph, source, texts, product=product)[0]
 
 
-def outputs_of(graph: Graph, source: WeightSource, texts: Texts, inputs: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+def outputs_of(
+    graph: Graph,
+    source: WeightSource,
+    texts: Texts,
+    inputs: Sequence[Tensor] = (),
+    product: Product | None = None,
+) -> tuple[Tensor, ...]:
     """The outputs of a graph or of a segment, to which the outputs of the one before are `inputs`.
 
-    Gradients flow to the weights that have them, and to the inputs.
+    Gradients flow to the weights that have them, and to the inputs. product: computes the products with whole matrices,
+    stacks of experts excepted; None: plainly, with the numbers of `source`.
     """
     if len(inputs) != len(graph.inputs):
         raise UsageError(f"the graph takes {len(graph.inputs)} inputs, {len(inputs)} are given")
-    step = EagerStep(_rows(texts), inputs, source=source)
+    step = EagerStep(_rows(texts), inputs, source=source, given_product=product)
     last_use = {value: index for index, node in enumerate(graph.nodes) for value in node.op.inputs}
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
     for index, node in enumerate(graph.nodes):
@@ -130,10 +139,16 @@ class EagerStep(TorchStep):
     """A step of whole texts: each sees itself alone, from its first token on."""
 
     source: WeightSource = field(kw_only=True)
+    given_product: Product | None = None
     keys_and_values: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # of each layer
 
     def weight(self, parameter: Parameter) -> Tensor:
         return self.source(parameter)
+
+    def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
+        if index is not None or self.given_product is None:
+            return super(EagerStep, self).product(x, parameter, index)
+        return self.given_product(x, parameter)
 
     def attend(
         self,

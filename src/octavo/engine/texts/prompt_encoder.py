@@ -35,6 +35,12 @@ def plain_prompt(prompt: PromptInput) -> Any:
     return value
 
 
+def template_eos_id(tokenizer: Tokenizer) -> int | None:
+    """The end of text that a chat template writes: the one that the files name, else the first that ends an answer."""
+    named = [i for i in tokenizer.eos_token_ids if tokenizer.tokens[i] == tokenizer.special_tokens.get("eos_token")]
+    return min(named or tokenizer.eos_token_ids, default=None)
+
+
 class PromptEncoder:
     """A tokenizer with the model's chat template, which starts on first use. Thread-safe.
 

@@ -1,0 +1,72 @@
+"""Writes an adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`.
+
+Source: the classes LoraConfig and LoraLayer of PEFT 0.21 for the keys, the names and the shapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.adapted_modules import AdaptedModule
+from octavo.loader.atomic_file import write_text
+from octavo.loader.safetensors_writer import SafeTensor, write_safetensors
+
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+Factors = Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""A [rank, in] and B [out, rank] by module."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDescription:
+    """The content of `adapter_config.json`. base: the name of the model that it was trained for."""
+
+    base: str
+    rank: int
+    alpha: float
+    modules: Sequence[AdaptedModule]
+    names_are_whole: bool = False  # the last names would also mean modules that were not trained
+
+    def config(self) -> dict[str, object]:
+        """The keys of the file."""
+        names = {m.name if self.names_are_whole else m.name.rpartition(".")[2] for m in self.modules}
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.base,
+            "r": self.rank,
+            "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": sorted(names),
+            "bias": "none",
+            "fan_in_fan_out": any(module.is_transposed for module in self.modules),
+            "use_rslora": False,
+            "use_dora": False,
+            "inference_mode": True,
+        }
+
+
+def write_adapter(folder: Path, description: AdapterDescription, factors: Factors) -> int:
+    """Writes both files into a folder that exists, and returns the bytes of the tensors.
+
+    Raises ModelWriteError naming the file.
+    """
+    tensors = []
+    for module in description.modules:
+        for letter, array in zip("AB", factors[module.name], strict=True):
+            name = f"base_model.model.{module.name}.lora_{letter}.weight"
+            tensors.append(tensor_of(name, array))
+    write_safetensors(folder / WEIGHTS_NAME, tensors)
+    write_text(folder / CONFIG_NAME, json.dumps(description.config(), indent=2) + "\n")
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def tensor_of(name: str, array: NDArray[np.float32]) -> SafeTensor:
+    """A tensor in float32."""
+    data = np.ascontiguousarray(array, np.float32)
+    return SafeTensor(name, "F32", data.shape, lambda: [data.reshape(-1).view(np.uint8)])

@@ -1,0 +1,42 @@
+"""The order of the examples of a training run, its held-out part, and its learning rate: functions of the options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+_WARM_UP = 20  # the part of all steps in which the rate rises
+
+
+def held_out_lines(lines: Sequence[int], share: float, seed: int) -> frozenset[int]:
+    """Lines that are not learnt: about this share of them, at least one of two or more, never all. Share 0: none."""
+    known = sorted(set(lines))
+    if not share or len(known) < 2:
+        return frozenset()
+    count = min(max(round(share * len(known)), 1), len(known) - 1)
+    return frozenset(np.random.default_rng([seed, 1]).choice(known, count, replace=False).tolist())
+
+
+def plan_steps(lengths: Sequence[int], batch_tokens: int, epochs: int, seed: int) -> list[list[int]]:
+    """The examples of each step, by index: every epoch in an order of its own, as many as have at most so many tokens.
+
+    A longer example is a step alone.
+    """
+    steps: list[list[int]] = []
+    for epoch in range(epochs):
+        current: list[int] = []
+        for index in np.random.default_rng([seed, 2, epoch]).permutation(len(lengths)).tolist():
+            if current and sum(lengths[i] for i in current) + lengths[index] > batch_tokens:
+                steps.append(current)
+                current = []
+            current.append(index)
+        steps.append(current)
+    return steps
+
+
+def rate_at(step: int, num_steps: int, highest: float) -> float:
+    """The learning rate of a step: it rises over a twentieth of the way and falls by a cosine."""
+    share = step / num_steps
+    return highest * min(_WARM_UP * share + 1 / max(num_steps / _WARM_UP, 1), 0.5 + 0.5 * math.cos(math.pi * share))
