@@ -25,6 +25,7 @@ ROPE_TENSORS = (
     "llama-llama3-rope",
     "phi3-longrope",
     "llama4",
+    "hunyuan-dense-alpha",
 )
 # Value heads are in another order, and with them the columns of a projection: sums are added up in another order.
 REORDERED = ("qwen35", "qwen35moe")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.support import tiny_classic, tiny_hybrids, tiny_newer
+from tests.support import tiny_classic, tiny_further, tiny_hybrids, tiny_newer
 from tests.support.tiny_models import stored_tensors
 
 _ARCHITECTURES = {
@@ -34,8 +34,9 @@ _ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    **tiny_further.GGUF_NAMES,
 }
-_PERMUTED = ("llama", "mistral3", "granite", "smollm3", "granitehybrid")  # q and k in pairs
+_PERMUTED = ("llama", "mistral3", "granite", "smollm3", "granitehybrid", *tiny_further.PERMUTED)  # q and k in pairs
 _ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # to the weights of norms
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _HEAD_NORM = re.compile(r"_layernorm\.norms\.(\d+)\.")
@@ -57,6 +58,7 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
     _add_metadata(writer, config, kv_b)
     tiny_hybrids.add_metadata(writer, architecture, config)
     tiny_newer.add_metadata(writer, architecture, config)
+    tiny_further.add_metadata(writer, architecture, config)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, array in _tensors(model, architecture, kv_b).items():
@@ -69,7 +71,7 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
             array = array + 1.0
         if name.endswith("shared_expert_gate.weight"):
             array = array[0]
-        known = tiny_newer.gguf_name(name) or names.get_name(name, (".weight", ".bias"))
+        known = tiny_newer.gguf_name(name) or tiny_further.gguf_name(name) or names.get_name(name, (".weight", ".bias"))
         assert known is not None, name
         writer.add_tensor(known, np.ascontiguousarray(array, np.float32))
     for name, array in _rotary_tensors(config).items():
@@ -87,7 +89,7 @@ def _tensors(model: PreTrainedModel, architecture: str, kv_b: str) -> dict[str, 
     if architecture in tiny_newer.ARCHITECTURES:
         return tiny_newer.converted(architecture, model.config, stored_tensors(model))
     tensors = _with_heads_matrices(model.config, _with_stacked_experts(stored_tensors(model)), kv_b)
-    return tiny_hybrids.converted(architecture, model.config, tensors)
+    return tiny_further.converted(model.config, tiny_hybrids.converted(architecture, model.config, tensors))
 
 
 def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:

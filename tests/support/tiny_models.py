@@ -51,7 +51,7 @@ from octavo.loader.transforms import transformed
 from octavo.models import build_graph, load_architecture, weight_table
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight, Weight
-from tests.support import tiny_classic, tiny_hybrids, tiny_newer
+from tests.support import tiny_classic, tiny_further, tiny_hybrids, tiny_newer
 from tests.support.tiny_sizes import SIZES, llama3_rope, rope
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -127,6 +127,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     **tiny_classic.CONFIGS,
     **tiny_hybrids.CONFIGS,
     **tiny_newer.CONFIGS,
+    **tiny_further.CONFIGS,
 }
 
 CONFIGS |= {
@@ -287,6 +288,7 @@ _NO_GGUF = {
     *tiny_classic.WITHOUT_GGUF,
     *tiny_hybrids.WITHOUT_GGUF,
     *tiny_newer.WITHOUT_GGUF,
+    *tiny_further.WITHOUT_GGUF,
 }
 GGUF_CONFIGS = [name for name in CONFIGS if name not in _NO_GGUF]
 
@@ -318,7 +320,7 @@ def tiny_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
             if "embed_tokens" in parameter_name:
                 parameter *= parameter.shape[-1] ** 0.25
         for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
+            if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.1)
             if buffer_name.endswith("layer_scalar"):
                 buffer.uniform_(0.7, 1.3)

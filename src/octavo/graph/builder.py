@@ -239,13 +239,14 @@ class Graph:
     ) -> Value:
         """Experts under `name`, stacked: `experts.{gate,up,down}_proj.weight`, and `.bias` where the checkpoint has it.
 
-        The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction_bias`, the factors
-        of experts `expert_scale.weight`. router_x: what the router reads in place of x.
+        The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction.bias` (or `_bias`),
+        the factors of experts `expert_scale.weight`. router_x: what the router reads in place of x.
         """
         router, parts = f"{name}.gate", [f"{name}.experts.{part}_proj" for part in ("gate", "up", "down")]
+        stored, renamed = f"{router}.e_score_correction_bias", f"{router}.e_score_correction.bias"
         selection, expert_scale = (
             self._parameter(n, "moe") if n in self.weights else None
-            for n in (f"{router}.e_score_correction_bias", f"{name}.expert_scale.weight")
+            for n in (stored if stored in self.weights else renamed, f"{name}.expert_scale.weight")
         )
         gate, up, down = (self._weight(part, "moe") for part in parts)
         gate_bias, up_bias, down_bias = (self._bias(part, plain=True) for part in parts)

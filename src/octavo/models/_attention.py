@@ -33,6 +33,8 @@ class AttentionConfig:
     windows: Windows  # [num_layers]; tokens that a token sees, itself included
     chunked: bool = False  # a layer with a window sees its own chunk of so many positions
     qk_norm: bool = False  # a norm on q and k: on each head or, if the weight is as wide, on all columns
+    norm_after_rope: bool = False  # that norm comes after the rotation
+    qkv_limit: float | None = None  # of the elements of q, k and v, after that norm
     scale: float | None = None  # of q . k; None: head_dim^-0.5
     softcap: float | None = None
     sinks: bool = False  # one more logit a head in the softmax: `self_attn.sinks`

@@ -6,7 +6,7 @@ from functools import partial
 
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import Rope
-from octavo.graph.ops.rowwise import Activation, GatedActivation
+from octavo.graph.ops.rowwise import Activation, Clip, GatedActivation
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
 
@@ -16,15 +16,19 @@ def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, *, centered: b
 
     centered: the norms of q and k are LayerNorm, with other weights for each head.
     """
-    p = f"layers.{layer}.self_attn."
+    p, part = f"layers.{layer}.self_attn.", cfg.attention
     q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")
-    if cfg.attention.qk_norm:
-        norm = partial(g.layer_norm, group=cfg.head_dim) if centered else g.rms_norm
+    norm = partial(g.layer_norm, group=cfg.head_dim) if centered else g.rms_norm
+    if part.qk_norm and not part.norm_after_rope:
         q, k = (norm(y, f"{p}{n}_norm", cfg.norm_eps) for n, y in (("q", q), ("k", k)))
+    if part.qkv_limit is not None:
+        q, k, v = (g.add(Clip(y, part.qkv_limit)) for y in (q, k, v))
     rope = cfg.rope_params(layer)
     if rope is not None:
         q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
-    sinks = p + "sinks" if cfg.attention.sinks else None
+    if part.qk_norm and part.norm_after_rope:
+        q, k = (norm(y, f"{p}{n}_norm", cfg.norm_eps) for n, y in (("q", q), ("k", k)))
+    sinks = p + "sinks" if part.sinks else None
     return g.linear(g.attention(q, k, v, cfg.attention_params(layer), sinks), p + "o_proj")
 
 

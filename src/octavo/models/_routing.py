@@ -30,7 +30,7 @@ def grouped_from_gguf(reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]
     if kind not in _GATING:
         raise reader.error("expert_gating_func", kind, "must be 1 (softmax) or 2 (sigmoid)")
     groups = reader.integer("expert_group_count", 1, high=count)
-    has_bias = any(name.endswith(".e_score_correction_bias") for name in shapes)
+    has_bias = any(name.endswith((".e_score_correction_bias", ".e_score_correction.bias")) for name in shapes)
     routing = Routing(
         reader.integer("expert_used_count", high=count),
         _GATING[kind],

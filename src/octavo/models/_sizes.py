@@ -11,7 +11,7 @@ from octavo.models._reading import ConfigReader
 # The keys of each size, in config.json of different families and in GGUF files.
 _VOCAB = ("vocab_size",)
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "expert_count")
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "expert_count")
 
 
 def check_sizes(reader: ConfigReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -26,7 +26,7 @@ def check_sizes(reader: ConfigReader, config: ModelConfig, shapes: Mapping[str, 
         raise _error(reader, _VOCAB, config.vocab_size, f"{table} has {rows} rows")
     if cols != config.hidden_size and "project_in.weight" not in shapes:  # OPT's embeddings may be narrower
         raise _error(reader, _WIDTH, config.hidden_size, f"{table} has {cols} columns")
-    key = next((key for key in _EXPERTS if reader.has(key)), None)
+    key = next((key for key in EXPERT_COUNTS if reader.has(key)), None)
     if key is None:
         return
     count = reader.integer(key, low=0)

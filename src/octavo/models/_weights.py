@@ -160,15 +160,16 @@ def gate_and_up() -> Transform:
     return Split("layers.*.mlp.gate_up_proj", parts, lambda c: (c.mlp.intermediate_size,) * 2)
 
 
-def rotary_pairs(only: FileFormat | None = None) -> tuple[Transform, ...]:
-    """`halves_of_pairs` for q and k of every layer of a model with a `DecoderConfig`."""
+def rotary_pairs(only: FileFormat | None = None, *, norms: bool = False) -> tuple[Transform, ...]:
+    """`halves_of_pairs` for q and k of every layer of a model with a `DecoderConfig`. norms: for norms of all heads."""
+    part = "norm" if norms else "proj"
 
     def order(cfg: Any, heads: int) -> NDArray[np.intp]:
         return halves_of_pairs(heads, cfg.head_dim, cfg.rope.rotary_dim)
 
     return (
-        Permute("layers.*.self_attn.q_proj", lambda c: order(c, c.num_heads), only),
-        Permute("layers.*.self_attn.k_proj", lambda c: order(c, c.num_kv_heads), only),
+        Permute(f"layers.*.self_attn.q_{part}", lambda c: order(c, c.num_heads), only),
+        Permute(f"layers.*.self_attn.k_{part}", lambda c: order(c, c.num_kv_heads), only),
     )
 
 
@@ -178,6 +179,13 @@ def stacked_experts(only: FileFormat = "safetensors", *, is_old: bool = False) -
         Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", only, is_old)
         for part in ("gate", "up", "down")
     )
+
+
+def shared_expert_names() -> dict[str, str]:
+    """Names of the experts that every token takes, in GGUF files, and of the bias of the choice of the others."""
+    names = {f"blk.*.ffn_{part}_shexp": f"layers.*.mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+    bias = "layers.*.mlp.gate.e_score_correction"
+    return names | {"blk.*.exp_probs_b": bias, bias + "_bias": bias + ".bias"}
 
 
 def fused_experts(width: Callable[[Any], int]) -> tuple[Transform, ...]:

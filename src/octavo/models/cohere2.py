@@ -60,7 +60,7 @@ def build(g: Graph, cfg: Config) -> Value:
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i)
+        h = h + attention(g, x, cfg, i, centered=True)
         h = h + mlp(g, x, cfg, i)
     h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head, scale=cfg.logit_scale)

@@ -22,7 +22,15 @@ from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_gguf, rope_from_hf, rope_section, yarn_mscale
 from octavo.models._routing import checked, grouped_from_gguf, grouped_from_hf
-from octavo.models._weights import Heads, Permute, Split, WeightTable, halves_of_pairs, stacked_experts
+from octavo.models._weights import (
+    Heads,
+    Permute,
+    Split,
+    WeightTable,
+    halves_of_pairs,
+    shared_expert_names,
+    stacked_experts,
+)
 
 ALIASES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 
@@ -203,10 +211,7 @@ WEIGHTS = WeightTable(
         "blk.*.attn_kv_b": _ATTENTION + "kv_b_proj",
         "blk.*.attn_k_b": _ATTENTION + "k_b_proj",
         "blk.*.attn_v_b": _ATTENTION + "v_b_proj",
-        "blk.*.exp_probs_b.bias": "layers.*.mlp.gate.e_score_correction_bias",
-        "blk.*.ffn_gate_shexp": "layers.*.mlp.shared_experts.gate_proj",
-        "blk.*.ffn_up_shexp": "layers.*.mlp.shared_experts.up_proj",
-        "blk.*.ffn_down_shexp": "layers.*.mlp.shared_experts.down_proj",
+        **shared_expert_names(),
     },
     transforms=(
         *(

@@ -13,16 +13,13 @@ from octavo.models._layers import attention, mlp
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._routing import grouped_from_gguf, grouped_from_hf
-from octavo.models._weights import WeightTable, stacked_experts
+from octavo.models._weights import WeightTable, shared_expert_names, stacked_experts
 
 ALIASES = ("glm4_moe",)
 WEIGHTS = WeightTable(
     names={
         "blk.*.post_attention_norm": "layers.*.post_attention_layernorm",
-        "blk.*.exp_probs_b.bias": "layers.*.mlp.gate.e_score_correction_bias",
-        "blk.*.ffn_gate_shexp": "layers.*.mlp.shared_experts.gate_proj",
-        "blk.*.ffn_up_shexp": "layers.*.mlp.shared_experts.up_proj",
-        "blk.*.ffn_down_shexp": "layers.*.mlp.shared_experts.down_proj",
+        **shared_expert_names(),
     },
     transforms=stacked_experts(),
 )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
-from octavo.models._decoder import DecoderConfig, hf_rope
-from octavo.models._layers import attention, gated_mlp
+from octavo.models._decoder import ConfigT, DecoderConfig, hf_rope
+from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Flatten, Split, WeightTable
 
@@ -45,7 +45,7 @@ class Config(DecoderConfig):
     """Layers with the weights of a convolution have no attention."""
 
     @classmethod
-    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+    def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
         # One number a layer, 0 where there is a convolution.
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         reader = reader.with_largest("attention.head_count_kv", num_layers)
@@ -53,7 +53,7 @@ class Config(DecoderConfig):
         return cls.read_gguf(reader, shapes, attention=attention)
 
     @classmethod
-    def from_hf(cls, reader: ConfigReader) -> Config:
+    def from_hf(cls: type[ConfigT], reader: ConfigReader) -> ConfigT:
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         if reader.has("layer_types"):
             for kind in reader.texts("layer_types", num_layers):
@@ -86,7 +86,7 @@ def build(g: Graph, cfg: Config) -> Value:
         is_conv = f"layers.{i}.conv.conv.weight" in g.weights
         h = h + (gated_conv(g, x, f"layers.{i}.conv") if is_conv else attention(g, x, cfg, i))
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        h = h + gated_mlp(g, x, f"layers.{i}.mlp")
+        h = h + mlp(g, x, cfg, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
 

@@ -14,6 +14,7 @@ from octavo.models._mlp import MLPConfig, experts_from_gguf
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable, rotary_pairs, stacked_experts
 
+ALIASES = ("internlm3",)
 # The converter to GGUF permutes q and k so that the two columns of a rotated pair lie side by side.
 WEIGHTS = WeightTable(transforms=(*rotary_pairs("gguf"), *stacked_experts("gguf", is_old=True)))
 

@@ -16,6 +16,7 @@ from octavo.errors import ModelLoadError
 from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import base_frequencies, rope_section, yarn_mscale
+from octavo.models._sizes import EXPERT_COUNTS
 
 Keys = dict[str, bool | int | float | str | NDArray[Any]]
 
@@ -76,12 +77,28 @@ def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
         return {}
     if reader.values.get("mlp_only_layers") or reader.integer("decoder_sparse_step", 1) != 1:
         raise ModelLoadError("GGUF files cannot say that some layers have no experts (mlp_only_layers)")
-    count = reader.integer("num_local_experts" if reader.has("num_local_experts") else "num_experts")
+    count = reader.integer(next((key for key in EXPERT_COUNTS if reader.has(key)), "num_experts"))
     keys: Keys = {"expert_count": count, "expert_used_count": cfg.mlp.experts.top_k}
     if reader.has("moe_intermediate_size"):
         keys["expert_feed_forward_length"] = reader.integer("moe_intermediate_size")
     if cfg.mlp.shared == "gated":
         keys["expert_shared_feed_forward_length"] = reader.integer("shared_expert_intermediate_size")
+    return keys
+
+
+def routing_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
+    """The choice of experts as DeepSeek has it, the first layers without them, and the experts that all tokens take."""
+    routing = cfg.mlp.experts
+    assert routing is not None
+    keys: Keys = {
+        "leading_dense_block_count": cfg.mlp.first_experts or 0,
+        "expert_shared_count": reader.integer("n_shared_experts", 0, low=0),
+        "expert_gating_func": 2 if routing.scoring == "sigmoid" else 1,
+        "expert_weights_norm": routing.normalize,
+        "expert_weights_scale": routing.scale,
+    }
+    if routing.num_groups > 1:
+        keys |= {"expert_group_count": routing.num_groups, "expert_group_used_count": routing.top_groups}
     return keys
 
 

@@ -8,7 +8,8 @@ from octavo.models._reading import ConfigReader
 from octavo.models.granite import Config
 
 
-def _keys(cfg: Config, reader: ConfigReader) -> Keys:
+def granite_keys(cfg: Config, reader: ConfigReader) -> Keys:
+    """The usual keys with the multipliers."""
     return {
         **decoder_keys(cfg, reader),
         "attention.scale": 1.0 if cfg.attention.scale is None else cfg.attention.scale,
@@ -28,5 +29,5 @@ def _json(cfg: Config, reader: ConfigReader) -> JSONObject:
     }
 
 
-GGUF = GGUFForm("granite", _keys)
+GGUF = GGUFForm("granite", granite_keys)
 HF = HFForm("granite", "GraniteForCausalLM", _json)

@@ -1,0 +1,16 @@
+"""Hunyuan, dense, as a GGUF file."""
+
+from __future__ import annotations
+
+from octavo.compress.forms._gguf import GGUFForm, Keys, decoder_keys
+from octavo.models._reading import ConfigReader
+from octavo.models.hunyuan_dense import Config, stretched_theta
+
+
+def hunyuan_keys(cfg: Config, reader: ConfigReader) -> Keys:
+    """The usual keys. The base is the enlarged one, which `alpha` gives."""
+    theta = stretched_theta(reader, cfg.head_dim)
+    return decoder_keys(cfg, reader, rope=None if theta is None else ConfigReader({"rope_theta": theta}))
+
+
+GGUF = GGUFForm("hunyuan-dense", hunyuan_keys)

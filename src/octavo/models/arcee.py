@@ -1,0 +1,39 @@
+"""Arcee's AFM: Llama with two linears around a squared relu in place of the gated MLP. Arcee AI, 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, same_windows
+from octavo.models._decoder import DecoderConfig
+from octavo.models._layers import attention, plain_mlp
+from octavo.models._mlp import MLPConfig
+from octavo.models._reading import ConfigReader
+from octavo.models._weights import WeightTable, rotary_pairs
+
+WEIGHTS = WeightTable(transforms=rotary_pairs("gguf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The shared configuration."""
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        mlp = MLPConfig.from_hf(reader, activation=("relu2",))
+        reader = reader.with_defaults({"rms_norm_eps": 1e-5})
+        return cls.read_hf(reader, attention=AttentionConfig(same_windows(reader)), mlp=mlp)
+
+
+def build(g: Graph, cfg: DecoderConfig) -> Value:
+    """The logits [LOGITS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
+        h = h + attention(g, x, cfg, i)
+        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
+        h = h + plain_mlp(g, x, f"layers.{i}.mlp", "relu2")
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)
