@@ -49,7 +49,7 @@ class PoolingParams:
 
     is_answered: ClassVar[bool] = False
     num_choices: ClassVar[int] = 1
-    num_seats: ClassVar[int] = 1
+    num_seqs: ClassVar[int] = 1
     max_tokens: ClassVar[int] = 0
     ignore_eos: ClassVar[bool] = True
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY

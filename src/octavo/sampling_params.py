@@ -3,7 +3,7 @@
 Names and defaults are those of vLLM, so that a script for vLLM runs unchanged.
 
 These two classes and `PoolingParams` share members, so that callers need not test the class:
-is_answered: tokens follow the prompt. num_choices: number of answers to a request. num_seats: sequences that run in
+is_answered: tokens follow the prompt. num_choices: number of answers to a request. num_seqs: sequences that run in
 lockstep from the first step on. output_kind: content of the items of a stream. sampling: the rules that sample each
 sequence. with_output_kind(kind): the same parameters for another kind of stream. Also max_tokens, ignore_eos,
 skip_special_tokens, structured_outputs and prompt_logprobs, which are None where they do not apply. The first two also
@@ -162,7 +162,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     is_answered: ClassVar[bool] = True
-    num_seats: ClassVar[int] = 1
+    num_seqs: ClassVar[int] = 1
     second_start: ClassVar[int] = 0  # see PoolingParams
 
     def __post_init__(self) -> None:
@@ -250,7 +250,7 @@ class BeamSearchParams:
         return self.beam_width if self.n is None else self.n
 
     @property
-    def num_seats(self) -> int:
+    def num_seqs(self) -> int:
         return self.beam_width
 
     @cached_property

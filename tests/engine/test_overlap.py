@@ -78,7 +78,7 @@ def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one() -> None:
     assert in_flight(engine) == ["first", "second"]
 
 
-def test_the_next_step_is_prepared_also_while_others_wait_for_a_seat() -> None:
+def test_the_next_step_is_prepared_also_while_others_wait() -> None:
     engine = overlapped(max_num_seqs=2)
     for i in range(3):
         add(engine, f"r{i}", [5 + i])

@@ -69,7 +69,7 @@ def test_requests_are_served_by_priority_then_arrival() -> None:
     assert [list(step(engine)) for _ in range(3)] == [["urgent"], ["first"], ["second"]]
 
 
-def test_a_better_priority_takes_the_seat_of_a_running_request() -> None:
+def test_a_better_priority_takes_the_place_of_a_running_request() -> None:
     engine = fake_engine(max_num_seqs=1)
     patient = add(engine, "patient", 4)
     step(engine)
@@ -80,7 +80,7 @@ def test_a_better_priority_takes_the_seat_of_a_running_request() -> None:
     assert list(step(engine)) == ["patient"]
 
 
-def test_the_same_priority_never_takes_a_seat() -> None:
+def test_the_same_priority_never_takes_a_place() -> None:
     engine = fake_engine(max_num_seqs=1)
     add(engine, "first", 4)
     step(engine)
@@ -133,7 +133,7 @@ def test_choices_share_the_computation_of_their_prompt() -> None:
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 7 + 4
 
 
-def test_more_choices_than_seats_wait_for_their_turn() -> None:
+def test_more_choices_than_may_run_wait_for_their_turn() -> None:
     engine = fake_engine(max_num_seqs=2)
     choices = add(engine, "choices", 6, n=5, max_tokens=3).sequences
     while engine.has_work:

@@ -353,7 +353,7 @@ def test_a_prompt_that_is_under_way_is_not_overtaken(monkeypatch: pytest.MonkeyP
 
 def test_who_is_preempted_for_a_prompt_is_no_decode_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(monkeypatch, 0.2)
-    for i in range(16):  # all seats
+    for i in range(16):  # as many as run at once
         add(engine, f"stream{i}", [5, 6, 7 + i], priority=i)
     run(engine, 10)
     add(engine, "urgent", text_of(300, 1), priority=-1)  # too long to be computed alone

@@ -12,7 +12,7 @@ from octavo.backends.cpu.compiler import cache_sizes
 from octavo.batch import Array, Batch
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
-from octavo.graph.cache import STATES_PER_SEAT, KVCache, StateCache
+from octavo.graph.cache import STATES_PER_SEQUENCE, KVCache, StateCache
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops.attention import AttentionParams
 from octavo.graph.ops.base import Evaluation, Op, StepSizes
@@ -98,7 +98,7 @@ def test_states_are_counted() -> None:
     executors = [reference.compile(each, weights, LIMITS) for each in (graph, stateless)]
     assert [executor.cache_sizes.state_bytes for executor in executors] == [WIDTH * 4, 0]
     assert executors[0].cache_sizes.sequence_bytes(8, 4, 4) - executors[1].cache_sizes.sequence_bytes(8, 4, 4) == (
-        STATES_PER_SEAT * WIDTH * 4
+        STATES_PER_SEQUENCE * WIDTH * 4
     )
     sizes, nbytes = StepSizes(5, 2, 1, 9), dict.fromkeys(graph.parameters, embedding.nbytes)
     with_state, without = (graph_cost(each, sizes, nbytes) for each in (graph, stateless))

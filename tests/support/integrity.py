@@ -1,4 +1,4 @@
-"""Checks that a scheduler and its cache have lost no block, seat or row."""
+"""Checks that a scheduler and its cache have lost no block, sequence or row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.engine.scheduler import Scheduler
 
 
 def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) -> None:
-    """Raises AssertionError if blocks, seats or rows are lost, or held by a sequence that does not run.
+    """Raises AssertionError if blocks, sequences or rows are lost, or held by a sequence that does not run.
 
     in_flight: the steps whose results are not taken yet. They hold slots for the states that they keep.
     """
@@ -28,8 +28,8 @@ def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) ->
     if sorted(rows + admission.free_rows) != list(range(admission.max_num_seqs)):
         raise AssertionError(f"rows {rows} run and {admission.free_rows} are free, of {admission.max_num_seqs}")
     queue = admission.queue
-    if queue.num_seats_taken != sum(group.num_seats for group in queue.running):
-        raise AssertionError(f"{queue.num_seats_taken} seats are taken by {len(queue.running)} groups")
+    if queue.num_seqs_taken != sum(group.num_seqs for group in queue.running):
+        raise AssertionError(f"{queue.num_seqs_taken} sequences count as running, in {len(queue.running)} groups")
     if queue.num_texts_waiting != sum(group.is_text for group in queue.waiting):
         raise AssertionError(f"{queue.num_texts_waiting} texts wait in a queue of {len(queue.waiting)}")
     for groups, order in ((queue.running, attrgetter("key")), (queue.waiting, attrgetter("turn"))):

@@ -22,7 +22,7 @@ def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
 
 
 def checked() -> dict[str, str]:
-    """Environment of a server whose engine checks after each step that no block, seat or row is lost, and else dies."""
+    """Environment of a server whose engine dies when, after a step, a block, sequence or row is lost."""
     return on_path("checked_engine")
 
 

@@ -1,8 +1,8 @@
 """The groups of sequences that wait and those that run: admission and preemption.
 
-A running group has seats, rows of the batch builder's table and blocks of the cache. When blocks run out, the last in
-the order of service (priority, answers before texts, arrival) is preempted: its blocks are freed, and its tokens are
-computed again later.
+A running group counts towards max_num_seqs and has rows of the batch builder's table and blocks of the cache. When
+blocks run out, the last in the order of service (priority, answers before texts, arrival) is preempted: its blocks are
+freed, and its tokens are computed again later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANSWERS_A_TEXT = 8  # that are admitted for each text while both wait
 
 
 class ServiceQueue:
-    """The groups that run, in order of service, those that wait, in order of admission, and the seats that are taken.
+    """The groups that run, in order of service, those that wait, in order of admission, and how many sequences run.
 
     Answers are admitted before texts, since thousands of texts may come at once while somebody waits for a first
     token; but where answers never cease to wait, each ANSWERS_A_TEXT of them let one text pass.
@@ -36,7 +36,7 @@ class ServiceQueue:
     def __init__(self) -> None:
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
-        self.num_seats_taken = 0
+        self.num_seqs_taken = 0
         self.num_texts_waiting = 0
         # Times of the queue, as in start-time fair queueing (Goyal et al., 1996): of the last group that was admitted,
         # and of the last answer and the last text that came.
@@ -65,7 +65,7 @@ class ServiceQueue:
         self._stop_waiting(group)
         self._now = max(self._now, group.turn[1])
         insort(self.running, group, key=_by_key)
-        self.num_seats_taken += group.num_seats
+        self.num_seqs_taken += group.num_seqs
         for member in group.members:
             member.status = RequestStatus.RUNNING
 
@@ -73,7 +73,7 @@ class ServiceQueue:
         """Removes a group."""
         if group.status is RequestStatus.RUNNING:
             _discard(self.running, group, _by_key)
-            self.num_seats_taken -= group.num_seats
+            self.num_seqs_taken -= group.num_seqs
         self._stop_waiting(group)
         for member in group.members:
             member.status = status
@@ -121,7 +121,7 @@ def _discard(groups: list[SequenceGroup], group: SequenceGroup, order: Callable[
 
 
 class GroupAdmission:
-    """A queue of waiting and running groups of sequences over one KV cache, with max_num_seqs seats.
+    """A queue of waiting and running groups of sequences over one KV cache; max_num_seqs sequences run at once.
 
     num_stages: steps in flight at once.
     """
@@ -138,12 +138,12 @@ class GroupAdmission:
         self._metrics = metrics
 
     @property
-    def num_seats_left(self) -> int:
-        return self.max_num_seqs - self.queue.num_seats_taken
+    def num_seqs_left(self) -> int:
+        return self.max_num_seqs - self.queue.num_seqs_taken
 
     @property
     def running(self) -> list[Sequence]:
-        """Sequences with a seat, in order of service."""
+        """Sequences that run, in order of service."""
         return self.queue.sequences
 
     @property
@@ -154,10 +154,10 @@ class GroupAdmission:
 
     @property
     def may_admit(self) -> bool:
-        """False: no waiting group gets a seat before a running one gives up its own."""
+        """False: no waiting group can run before a running one ends or gives way."""
         self.take_arrived()
         waiting = self.queue.waiting
-        return bool(waiting) and (waiting[0].num_seats <= self.num_seats_left or self.would_preempt)
+        return bool(waiting) and (waiting[0].num_seqs <= self.num_seqs_left or self.would_preempt)
 
     # --- requests come and go ---
 
@@ -216,7 +216,7 @@ class GroupAdmission:
     # --- room ---
 
     def admit(self, group: SequenceGroup, step: Schedule) -> bool:
-        """Admits a waiting group if there are seats, and blocks for all of its tokens.
+        """Admits a waiting group if max_num_seqs allows it and there are blocks for all of its tokens.
 
         Blocks that running groups still need for their known tokens are not given away. For a request of better
         priority, groups of worse priority are preempted.
@@ -227,7 +227,7 @@ class GroupAdmission:
             for other in queue.running
             if _priority(other) > _priority(group) and not step.is_ahead and other not in self.stages.busy
         ]
-        if group.num_seats - self.num_seats_left > sum(other.num_seats for other in worse):
+        if group.num_seqs - self.num_seqs_left > sum(other.num_seqs for other in worse):
             return False
         num_cached_tokens = self.kv_cache.match_prefix(first, group.max_cached_tokens())
         needed = self._num_blocks_missing(group)
@@ -236,7 +236,7 @@ class GroupAdmission:
             self.kv_cache.free(first)
             return False
         while True:
-            if group.num_seats <= self.num_seats_left and needed <= self._num_blocks_to_spare():
+            if group.num_seqs <= self.num_seqs_left and needed <= self._num_blocks_to_spare():
                 break
             victim = self.stages.last_idle(queue)
             if victim is None or _priority(victim) <= _priority(group):
@@ -262,7 +262,7 @@ class GroupAdmission:
         return num_cached_tokens - num_tokens
 
     def preempt(self, group: SequenceGroup, step: Schedule) -> None:
-        """Takes seats, blocks and its part of a step from a running group, which waits again."""
+        """Takes blocks and its part of a step from a running group, which waits again."""
         for member in group.members:
             step.remove(member)
         self._leave(group, RequestStatus.PREEMPTED)
@@ -279,10 +279,10 @@ class GroupAdmission:
         promised = sum(self._num_blocks_missing(group) for group in self.queue.running)
         return self.kv_cache.pool.num_free_blocks - promised
 
-    # --- seats ---
+    # --- running ---
 
     def enter(self, group: SequenceGroup) -> None:
-        """Starts a group: it takes its seats, and each sequence a row of the batch builder's table."""
+        """Starts a group: each sequence takes a row of the batch builder's table."""
         self.queue.enter(group)
         for sequence in group.members:
             sequence.row = self.free_rows.pop()

@@ -23,4 +23,4 @@ class EngineLimits:
     longer_context: str = ""
     max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
     span_width: int = 0  # columns of the values that spans of prompts give; 0: the model takes no spans
-    num_states: int = 0  # slots for states, STATES_PER_SEAT for each of max_num_seqs; 0: the model keeps no states
+    num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0: the model keeps no states

@@ -122,14 +122,14 @@ class SequenceGroup:
     request: Request
     members: list[Sequence]
     consumers: tuple[RowConsumer, ...]
-    num_seats: int = field(init=False)  # beams run in lockstep and need a seat each from the start
+    num_seqs: int = field(init=False)  # beams run in lockstep, all from the start
     is_text: bool = field(init=False)  # to embed or to score: nobody waits for its first token
     is_batch: bool = field(init=False)  # nobody waits for it at all
     key: tuple[int, bool, int, int] = field(init=False)  # order of service: priority (lowest first), answers, arrival
     turn: tuple[int, int, bool, int, int] = field(init=False)  # order of admission: see `ServiceQueue.take_turn`
 
     def __post_init__(self) -> None:
-        self.num_seats = self.request.params.num_seats
+        self.num_seqs = self.request.params.num_seqs
         self.is_text = not self.request.params.is_answered
         self.is_batch = self.request.options.priority >= BATCH_PRIORITY
         self.key = (self.request.options.priority, self.is_text, self.request.arrival, self.members[0].index)

@@ -147,9 +147,9 @@ class RequestFactory:
         room: tokens of an answer that fit into the context.
         """
         most = min(self._limits.max_num_seqs, self._num_tokens)
-        if params.num_seats > most:
+        if params.num_seqs > most:
             raise UsageError(
-                f"beam_width is {params.num_seats}, but only {most} sequences run at once; lower it or raise "
+                f"beam_width is {params.num_seqs}, but only {most} sequences run at once; lower it or raise "
                 "max_num_seqs",
                 param="beam_width",
                 code="integer_above_max_value",
@@ -167,16 +167,16 @@ class RequestFactory:
 
     def _check_fits(self, request: Request) -> None:
         """Raises UsageError with the arithmetic if the request could not run even alone."""
-        cache, seats = self._kv_cache, request.params.num_seats
+        cache, num_seqs = self._kv_cache, request.params.num_seqs
         # The last token of an answer is never computed, and beams share the full blocks of their prompt.
-        shared = cache.num_shared_blocks(request.num_prompt_tokens) if seats > 1 else 0
-        needed = shared + seats * (cache.max_blocks(request.max_total_tokens - request.params.is_answered) - shared)
+        shared = cache.num_shared_blocks(request.num_prompt_tokens) if num_seqs > 1 else 0
+        needed = shared + num_seqs * (cache.max_blocks(request.max_total_tokens - request.params.is_answered) - shared)
         if needed > cache.pool.num_blocks:
             raise UsageError(
                 f"a request of {request.num_prompt_tokens} prompt tokens and up to "
-                f"{request.max_total_tokens - request.num_prompt_tokens} new ones in {seats} sequence(s) needs "
+                f"{request.max_total_tokens - request.num_prompt_tokens} new ones in {num_seqs} sequence(s) needs "
                 f"{needed} cache blocks of {cache.block_size} tokens; the cache has {cache.pool.num_blocks}. "
-                f"Lower max_tokens{' or beam_width' if seats > 1 else ''}, or give the cache more memory",
+                f"Lower max_tokens{' or beam_width' if num_seqs > 1 else ''}, or give the cache more memory",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

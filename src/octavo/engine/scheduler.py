@@ -238,7 +238,7 @@ class Scheduler:
         """
         members, num_drafts = group.members, len(group.members[0].draft_token_ids)
         if num_drafts:
-            num_others = self._queue.num_seats_taken - len(step.scheduled)
+            num_others = self._queue.num_seqs_taken - len(step.scheduled)
             num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
             needed = self.kv_cache.num_blocks_to_append(members, [1 + num_drafts])
             if needed > self.kv_cache.pool.num_free_blocks:
@@ -323,13 +323,13 @@ class Scheduler:
         return True
 
     def _invite_choices(self, step: Schedule) -> None:
-        """Lets the other choices of a complete prompt sample from the same logits; those without a seat wait."""
+        """Lets the other choices of a complete prompt sample from the same logits; those beyond max_num_seqs wait."""
         for item in step.scheduled.values():
             request = item.sequence.request
             if not request.pending_groups or not item.rows or item.rows[-1].consumer.kind is not RowKind.SAMPLE:
                 continue
             last = item.rows[-1].start
-            count = min(step.num_rows_left, self.admission.num_seats_left)
+            count = min(step.num_rows_left, self.admission.num_seqs_left)
             for group in request.pending_groups[:count]:
                 self.admission.enter(group)
                 item.rows.append(RowUse(group.consumers[-1], group.members[0], last, 1))

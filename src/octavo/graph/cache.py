@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from octavo.graph.values import TOKENS, RowDomain
 
-STATES_PER_SEAT = 2  # slots for states, for each of the sequences that may run at once
+STATES_PER_SEQUENCE = 2  # slots for states, for each of the sequences that may run at once
 
 
 def first_visible(position: int, window: int | None, *, chunked: bool = False) -> int:
@@ -180,11 +180,11 @@ class CacheSizes:
         return self.num_parts * self.state_bytes
 
     @property
-    def seat_bytes(self) -> int:
+    def bytes_per_seq(self) -> int:
         """The states of one sequence that may run: its own, and another for embeddings or for a cached prefix."""
-        return STATES_PER_SEAT * self.state_bytes
+        return STATES_PER_SEQUENCE * self.state_bytes
 
     def sequence_bytes(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
         """The blocks that a sequence holds at once, at most, and its states."""
         num_blocks = self.layout.max_blocks(num_tokens, block_size, max_step_tokens)
-        return num_blocks * self.block_bytes(block_size) + self.seat_bytes
+        return num_blocks * self.block_bytes(block_size) + self.bytes_per_seq

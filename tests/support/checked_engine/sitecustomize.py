@@ -1,6 +1,6 @@
 """Python loads this by itself where a test puts its directory on the path: the engine then checks itself at each step.
 
-A step that loses blocks, seats or rows fails, and the engine with it, which a `Witness` sees as a restart.
+A step that loses blocks, sequences or rows fails, and the engine with it, which a `Witness` sees as a restart.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from octavo.engine.loading.devices import step_tokens
 from octavo.engine.loading.larger_than_memory import MIN_MODEL_LEN
 from octavo.engine.loading.progress_bar import size
 from octavo.errors import InsufficientMemoryError
-from octavo.graph.cache import STATES_PER_SEAT, CacheSizes
+from octavo.graph.cache import STATES_PER_SEQUENCE, CacheSizes
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
             )
     else:
         budget = max(usable // 2, min(request_bytes, usable))
-    num_seqs = _plan_seats(config.max_num_seqs, sizes, budget, blocks_per_request * block_bytes, available_bytes)
-    num_blocks = max(budget - num_seqs * sizes.seat_bytes, 0) // block_bytes
+    num_seqs = _plan_num_seqs(config.max_num_seqs, sizes, budget, blocks_per_request * block_bytes, available_bytes)
+    num_blocks = max(budget - num_seqs * sizes.bytes_per_seq, 0) // block_bytes
     num_blocks = min(num_blocks, blocks_per_request * num_seqs)
     fitting = sizes.layout.max_tokens(num_blocks, block, step, model_len)
-    states = f", the states of a sequence {size(sizes.seat_bytes)}" if sizes.state_bytes else ""
+    states = f", the states of a sequence {size(sizes.bytes_per_seq)}" if sizes.state_bytes else ""
     arithmetic = (
         f"one token takes {sizes.token_bytes / 1024:g} KiB of cache{states}, and {size(budget)} hold {fitting} tokens"
     )
@@ -82,7 +82,7 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
         cache_size = size(num_blocks * block_bytes)
         logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, sizes.format, cache_size)
     return CachePlan(
-        num_blocks, min(model_len, fitting), num_seqs, STATES_PER_SEAT * num_seqs if sizes.state_bytes else 0
+        num_blocks, min(model_len, fitting), num_seqs, STATES_PER_SEQUENCE * num_seqs if sizes.state_bytes else 0
     )
 
 
@@ -94,21 +94,21 @@ def _more_cache(needed: int, available_bytes: int) -> str:
     return f"free {size(MemoryBudget.with_usable(needed) - available_bytes)} more"
 
 
-def _plan_seats(wanted: int, sizes: CacheSizes, budget: int, request_blocks: int, available_bytes: int) -> int:
+def _plan_num_seqs(wanted: int, sizes: CacheSizes, budget: int, request_blocks: int, available_bytes: int) -> int:
     """The number of sequences that may run at once, each with its states: at most half of the budget is for those.
 
     request_blocks: the bytes of one request of full length without its states.
     """
     if not sizes.state_bytes:
         return wanted
-    fitting = max(min(budget // 2, budget - request_blocks) // sizes.seat_bytes, 1)
+    fitting = max(min(budget // 2, budget - request_blocks) // sizes.bytes_per_seq, 1)
     if fitting < wanted:
-        states = wanted * sizes.seat_bytes
+        states = wanted * sizes.bytes_per_seq
         logger.warning(
             "at most %d sequences run at the same time instead of %d: the states of each take %s. For all of them %s",
             fitting,
             wanted,
-            size(sizes.seat_bytes),
+            size(sizes.bytes_per_seq),
             _more_cache(states + max(states, request_blocks), available_bytes),
         )
     return min(wanted, fitting)

@@ -112,7 +112,7 @@ def memory_needs(
         kv_dtype=config.kv_dtype,
         kv_format=cache.format,
         kv_bytes_per_token=cache.token_bytes,
-        state_bytes=cache.seat_bytes,
+        state_bytes=cache.bytes_per_seq,
         workspace_bytes=sizes.workspace_bytes,
         available_bytes=memory.available_bytes + beside,
         headroom_bytes=room.headroom_bytes,
@@ -207,7 +207,7 @@ def _room(
     wanted = context or checkpoint.config.max_position_embeddings
 
     def num_blocks(cache_bytes: int) -> int:
-        return max(cache_bytes - users * cache.seat_bytes, 0) // cache.block_bytes(block)
+        return max(cache_bytes - users * cache.bytes_per_seq, 0) // cache.block_bytes(block)
 
     left = memory.without(sizes.weight_bytes + sizes.workspace_bytes)
     blocks = num_blocks(left.usable_bytes)

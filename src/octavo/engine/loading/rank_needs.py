@@ -57,7 +57,7 @@ def rank_needs(checkpoint: Checkpoint, config: EngineConfig, context: int) -> li
                 ranks.part(rank),
                 sizes.weight_bytes,
                 sizes.cache.token_bytes,
-                sizes.cache.seat_bytes,
+                sizes.cache.bytes_per_seq,
                 sizes.workspace_bytes,
                 len(exchanged),
                 _FLOAT_BYTES * (sum(each.given for each in exchanged) - sum(logits)),

@@ -153,7 +153,7 @@ _GAUGES: tuple[_Row, ...] = (
     ("num_requests_waiting", "Sequences and texts to embed that wait for a place.", (), lambda f: f.num_waiting),
     (
         "num_requests_waiting_by_reason",
-        "Why sequences wait; only a lack of seats or blocks makes them wait here.",
+        "Why sequences wait; only a lack of blocks, or of places among --max-num-seqs, makes them wait here.",
         ("reason",),
         lambda f: {("capacity",): f.num_waiting, ("deferred",): 0},
     ),
