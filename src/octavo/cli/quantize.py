@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -195,6 +195,13 @@ def _choices_of_size(
 @click.option(
     "--max-part-size", metavar="SIZE", help="parts or shards of at most this size, such as 4GiB [shards: 5GB]"
 )
+@click.option(
+    "--lora",
+    "adapters",
+    multiple=True,
+    metavar="ADAPTER[:SCALE]",
+    help="merge this adapter into the weights: a PEFT folder, or a GGUF file",
+)
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
@@ -203,24 +210,48 @@ def convert(**options: Any) -> None:
 
     DST is a GGUF file, or with --to safetensors a new folder. The result has the configuration, vocabulary, chat
     template and sampling of SRC. It is checked: what its form cannot say is an error. It appears under its name when it
-    is complete.
+    is complete. With --lora each weight becomes W + scale B A, computed in float32 and rounded once.
     """
     from octavo.compress.quantize import TypeOptions, choose_types, parse_mixture
-    from octavo.compress.source import open_source
 
     max_part_bytes = _bytes_of(options["max_part_size"])
     destination: Path = options["destination"]
     path, _ = find_model(options["source"], {})
+    options["adapters"] = [_adapter(text) for text in options["adapters"]]
     if options["form"] == "safetensors":
         _write_folder(path, destination, max_part_bytes, options)
         return
-    with open_source(path) as model:
+    with _opened(path, options["adapters"]) as model:
         check_destination(model.path, destination, options["force"])
         mixture = parse_mixture(options["dtype"] or _float_type(model.path, model.tensors))
         choices = choose_types(model, mixture, TypeOptions())
         _warn(choices)
         _quantize(model, choices, Work(destination, mixture.file_type, None, options["threads"], max_part_bytes))
         _report(choices, options["as_json"])
+
+
+def _opened(path: Path, adapters: Sequence[tuple[Path, float]]) -> AbstractContextManager[SourceModel]:
+    from octavo.compress.source import open_source
+
+    if not adapters:
+        return open_source(path)
+    from octavo.compress.merge import open_merged
+
+    return open_merged(path, adapters)
+
+
+def _adapter(text: str) -> tuple[Path, float]:
+    """`ADAPTER` or `ADAPTER:SCALE`. A path that exists is one as a whole."""
+    before, colon, after = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return Path(text), 1.0
+    try:
+        scale = float(after)
+    except ValueError:
+        return Path(text), 1.0  # the reader says that there is no such file
+    if not math.isfinite(scale):
+        raise UsageError(f"--lora {text!r}: the scale must be a finite number", param="lora")
+    return Path(before), scale
 
 
 def _write_folder(path: Path, destination: Path, max_part_bytes: int | None, options: dict[str, Any]) -> None:
@@ -240,6 +271,7 @@ def _write_folder(path: Path, destination: Path, max_part_bytes: int | None, opt
                 max_shard_bytes=max_part_bytes or DEFAULT_SHARD_BYTES,
                 threads=options["threads"],
                 report=lambda done, total: progress.update(f"writing {destination.name}", done, total),
+                adapters=options["adapters"],
             )
     if options["as_json"]:
         write_json({"bytes": nbytes, "folder": str(destination)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -47,17 +47,19 @@ def write_checkpoint(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     threads: int = 0,
     report: Report = lambda _done, _total: None,
+    adapters: Sequence[tuple[Path, float]] = (),
 ) -> int:
     """Writes the model into a new folder, in place of one of that name, and returns the bytes of its tensors.
 
-    type_name: of all tensors, `F32`, `F16` or `BF16`; None: each as it is stored. The folder appears when all of it is
+    type_name: of all tensors, `F32`, `F16` or `BF16`; None: each as it is stored. adapters: merged into the weights,
+    each with a factor of its effect. The folder appears when all of it is
     complete and has been read again. Raises ModelLoadError for what such a folder cannot say, ModelWriteError naming a
     file or tensor.
     """
     if checkpoint.quantization is not None:
         raise ModelLoadError(f"{checkpoint.path}: quantized by {checkpoint.quantization}; float weights are needed")
     is_gguf = checkpoint.format == "gguf"
-    sources = _from_gguf(checkpoint) if is_gguf else _stored(checkpoint)
+    sources = _merged(checkpoint, adapters) if adapters else _sources(checkpoint)
     config = _config_of_gguf(checkpoint) if is_gguf else config_of_folder(checkpoint)
     types = {name: type_name or source.type_name for name, source in sources.items()}
     config["dtype"] = config["torch_dtype"] = TORCH_NAMES[max(types.values(), key=[*types.values()].count)]
@@ -103,9 +105,22 @@ def _as_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _from_gguf(checkpoint: Checkpoint) -> dict[str, Source]:
-    """The tensors under their names in transformers."""
+def _sources(checkpoint: Checkpoint) -> dict[str, Source]:
+    """The tensors under their names in transformers, or in the files if these are safetensors."""
+    if checkpoint.format == "safetensors":
+        return _stored(checkpoint)
     return names_in_transformers(checkpoint, {name: checkpoint.weights.info(name) for name in checkpoint.weights})
+
+
+def _merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> dict[str, Source]:
+    """The same with adapters in them."""
+    # Adapters are read by a part of the package that most conversions do not need.
+    from octavo.compress.merge import changed_tensors, merged
+
+    changed = merged(checkpoint, adapters)
+    if checkpoint.format == "gguf":
+        return _sources(changed)
+    return _stored(checkpoint) | changed_tensors(checkpoint, changed)
 
 
 def names_in_transformers(checkpoint: Checkpoint, weights: Mapping[str, Source]) -> dict[str, Source]:

@@ -79,6 +79,8 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
             return found | {name: _first_row(s) for name, s in chosen.items() if len(s.shape) == 2}
         case Fold():
             return found | {n: _folded(s, -transform.addend) for n, s in chosen.items() if n.kind == ".weight"}
+        case Transpose():
+            return _turned_back(found, transform)
         case Split():
             return _rejoined(found, transform)
         case Stack():
@@ -86,6 +88,16 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
         case Flatten(rows=rows) if rows is not None:
             return found | {name: _as_rows(source, rows(config)) for name, source in chosen.items()}
     raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} have no way back")
+
+
+def _turned_back(found: _Group, transpose: Transpose) -> _Group:
+    stem = transpose.whole or transpose.stem
+    return {
+        replace(name, stem=transpose.stem) if name.stem == stem else name: _transposed(source)
+        if name.stem == stem and len(source.shape) > 1
+        else source
+        for name, source in found.items()
+    }
 
 
 def _unstacked(found: _Group, stack: Stack) -> _Group:

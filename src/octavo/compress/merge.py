@@ -1,0 +1,91 @@
+"""An adapter merged into the weights of a model: W + scale B A in float32, on the way to a new file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from octavo.adapters.adapter import Adapter, AdapterBase
+from octavo.adapters.read import read_adapter
+from octavo.compress.source import SourceModel, as_source, open_source
+from octavo.compress.to_gguf import gguf_form_of, tensors_in_gguf
+from octavo.errors import ModelLoadError
+from octavo.graph.ops.low_rank import LowRank
+from octavo.loader.checkpoint import Checkpoint, checkpoint_name, open_checkpoint
+from octavo.loader.tensor_files import Source
+from octavo.loader.transforms import restored
+from octavo.models import build_graph, load_architecture, weight_table
+from octavo.quantization.packed import DenseWeight, Weight
+
+
+def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Checkpoint:
+    """The checkpoint with the adapters in its weights, one after another; each path with a factor of its effect.
+
+    Raises ModelLoadError naming the adapter's tensor or key that cannot be merged.
+    """
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph)
+    weights = checkpoint.weights
+    for path, scale in adapters:
+        adapter = read_adapter(path, base, scale=scale)
+        for name in adapter.parts:
+            if name not in weights:
+                raise ModelLoadError(
+                    f"{path}: it changes {name}, which is also the embedding in this model: merging would change both; "
+                    "serve the adapter beside the model"
+                )
+        weights = weights.replaced(
+            {name: _merged(weights.info(name), part, adapter) for name, part in adapter.parts.items()}
+        )
+    return checkpoint.with_weights(weights)
+
+
+def _merged(source: Source, part: LowRank, adapter: Adapter) -> Source:
+    """A weight with its part of an adapter, float32. The type is said to be that of the file: the writer rounds."""
+
+    def make() -> Weight:
+        change = np.matmul(part.b, part.a) * np.float32(part.scale)
+        return DenseWeight(source.make().dequantize() + change.astype(np.float32))
+
+    return replace(source, make=make, steps=f"{source.steps} merged with {adapter.digest.hex()}")
+
+
+@contextmanager
+def open_merged(path: Path, adapters: Sequence[tuple[Path, float]]) -> Iterator[SourceModel]:
+    """`open_source` of a model with adapters in its weights. Tensors that they do not change stay as they are.
+
+    Raises ModelLoadError, also for an architecture whose weights have no way back to the tensors of a file.
+    """
+    with closing(open_checkpoint(path)) as checkpoint:
+        changed = merged(checkpoint, adapters)
+        if checkpoint.format == "safetensors":
+            metadata, sources = gguf_form_of(changed)
+            yield as_source(checkpoint.path, metadata, checkpoint.file, sources)
+            return
+        with open_source(path) as model:
+            before, after = (
+                tensors_in_gguf(each, model.architecture, _sources(each)) for each in (checkpoint, changed)
+            )
+            found = {name: source for name, source in after.items() if source.steps != before[name].steps}
+            new = {tensor.name: tensor for tensor in as_source(path, {}, checkpoint.file, found).tensors}
+            yield replace(model, tensors=[new.get(tensor.name, tensor) for tensor in model.tensors])
+
+
+def changed_tensors(before: Checkpoint, after: Checkpoint) -> dict[str, Source]:
+    """The tensors of a safetensors checkpoint that differ in another form of it, by their names in its files."""
+    table = weight_table(load_architecture(before.architecture))
+    old, new = (restored(_sources(each), table.transforms, before.config, "safetensors") for each in (before, after))
+    found = {}
+    for tensor in before.file.tensors:
+        name = checkpoint_name(tensor, table)
+        if name in new and new[name].steps != old[name].steps:
+            found[tensor] = new[name]
+    return found
+
+
+def _sources(checkpoint: Checkpoint) -> Mapping[str, Source]:
+    return {name: checkpoint.weights.info(name) for name in checkpoint.weights}
