@@ -60,7 +60,7 @@ def plan(
                 checkpoint, config, simulated, context, users, whole_experts=whole_experts, as_json=as_json
             )
             return
-        draft = _draft(config, checkpoint, model, context)
+        draft = _draft(config, checkpoint, context)
         needs = memory_needs(checkpoint, ctx, users, free_memory(config), config, draft)
         needs = needs if place is None else replace(needs, model=place)
         suggestion = _suggestion(config, checkpoint, model, context)
@@ -91,18 +91,15 @@ def _headers(model: str, options: Options) -> Iterator[tuple[Checkpoint, str | N
         yield checkpoint, place, left
 
 
-def _draft(config: EngineConfig, checkpoint: Checkpoint, model: str, context: int) -> DraftNeeds | None:
+def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
     """The needs of the draft model that the options name; None: they name none. Raises UsageError, ModelLoadError."""
     # Its imports are those of an engine.
-    from octavo.engine.loading.devices import backend_name
     from octavo.engine.loading.draft_model import check_vocabulary
     from octavo.engine.loading.draft_needs import draft_needs
     from octavo.tokenizer import load_tokenizer
 
     if config.draft_model is None:
         return None
-    if backend_name(config) not in ("cpu", "reference"):
-        raise UsageError(f"draft_model runs on the CPU; {model} is on {backend_name(config)}: leave it out")
     with _headers(config.draft_model, {}) as (draft, _, _):
         check_vocabulary(load_tokenizer(checkpoint), load_tokenizer(draft), config.draft_model)
         return draft_needs(config, checkpoint, draft, config.draft_model, context)
@@ -110,14 +107,13 @@ def _draft(config: EngineConfig, checkpoint: Checkpoint, model: str, context: in
 
 def _suggestion(config: EngineConfig, checkpoint: Checkpoint, model: str, context: int) -> DraftNeeds | str | None:
     """The needs of the draft model that the catalogue knows, from its headers; its name: they cannot be read."""
-    from octavo.engine.loading.devices import backend_name
     from octavo.engine.loading.draft_needs import draft_needs
     from octavo.loader.checkpoint import open_checkpoint
     from octavo.loader.hub import resolve_model
     from octavo.loader.remote_headers import remote_headers
 
     name = draft_for(model)
-    if name is None or config.draft_model is not None or backend_name(config) not in ("cpu", "reference"):
+    if name is None or config.draft_model is not None:
         return None
     try:
         with (

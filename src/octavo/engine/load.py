@@ -177,7 +177,7 @@ def _load(
     try:
         vocabulary = tokenizer.result()
         draft = None if draft_model is None else draft_model.load()
-        available = beside_draft(_cache_memory(config, executor, model_len), executor.cache_sizes, draft)
+        available = beside_draft(config, _cache_memory(config, executor, model_len), executor.cache_sizes, draft)
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
         executor.allocate_cache(plan.num_blocks, config.block_size, plan.num_states)
         engine_limits = EngineLimits(

@@ -53,8 +53,6 @@ def found_draft_model(
     if options.model is None:
         yield None
         return
-    if backend_name(config) not in ("cpu", "reference"):
-        raise UsageError(f"draft_model runs on the CPU; the model is on {backend_name(config)}: leave it out")
     if target.state_caches or None not in [group.window for group in target.cache_layout.groups]:
         raise UsageError("draft_model needs a model without states that has layers without a window; leave it out")
     with closing(open_checkpoint(resolve_model(options.model, revision=options.revision))) as checkpoint:
@@ -75,6 +73,8 @@ def draft_config(config: EngineConfig, model: str, revision: str | None = None) 
         pipeline_parallel_size=1,
         enable_expert_parallel=False,
         data_parallel_size=1,
+        gpu_layers=EngineConfig.gpu_layers,
+        gpu_memory=None,
         draft_model=None,
         speculative_config=None,
         speculation="off",
@@ -119,9 +119,14 @@ def share_threads(draft: Executor, target: Executor) -> None:
         draft.share_threads(target)
 
 
-def beside_draft(available_bytes: int, target: CacheSizes, draft: Executor | None) -> int:
-    """The part of the available memory for the target's cache: each of its blocks has a twin in the draft's."""
+def beside_draft(config: EngineConfig, available_bytes: int, target: CacheSizes, draft: Executor | None) -> int:
+    """The part of the available memory for the target's cache: each of its blocks has a twin in the draft's.
+
+    available_bytes: measured beside the loaded draft.
+    """
     if draft is None or not target.block_token_bytes:
         return available_bytes
+    if backend_name(config).startswith("torch"):  # where a workspace is taken late, and `gpu_memory` is for both
+        available_bytes -= draft.workspace_bytes + (0 if config.gpu_memory is None else draft.weight_bytes)
     both = target.block_token_bytes + draft.cache_sizes.block_token_bytes
-    return available_bytes * target.block_token_bytes // both
+    return max(available_bytes, 0) * target.block_token_bytes // both
