@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -24,6 +25,7 @@ using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  //
 // name, rows, components, has_starts, groups
 using DomainTuple = std::tuple<std::string, int32_t, int32_t, bool, std::vector<int32_t>>;
 using IndexTuple = std::tuple<std::string, int32_t, int32_t, int32_t, bool>;  // key, domain, source, width, keeps
+using AdapterTuple = std::tuple<int32_t, int32_t, Array<uint16_t, 1>, Array<uint16_t, 1>, int32_t, float>;
 using TimingTuple = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
 
 ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<int, int> spin_us,
@@ -320,6 +322,25 @@ class PyProgram {
         return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, 2, shape, nb::find(this));
     }
 
+    // Makes these parts of an adapter those of a slot: record, weight, A and B as 16-bit floats, rank and scale.
+    void set_adapter(int32_t slot, const std::vector<AdapterTuple>& tuples) {
+        std::vector<Program::AdapterPart> parts;
+        std::vector<nb::object> kept;
+        for (const auto& [record, weight, a, b, rank, scale] : tuples) {
+            parts.push_back({record, weight, {a.data(), b.data(), rank, scale}, a.shape(0), b.shape(0)});
+            kept.push_back(nb::cast(a));
+            kept.push_back(nb::cast(b));
+        }
+        std::unique_lock<std::mutex> lock;
+        {
+            nb::gil_scoped_release release;
+            lock = program_.lock();
+        }
+        if (program_.closed()) throw std::runtime_error("the executor is closed");
+        program_.set_adapter(slot, parts);
+        adapters_[slot].swap(kept);
+    }
+
     void start_profile() {
         nb::gil_scoped_release release;
         const auto lock = program_.lock();
@@ -348,7 +369,8 @@ class PyProgram {
     Program& program() { return program_; }
 
   private:
-    std::vector<nb::object> kept_;  // goes after the program, whose threads use it
+    std::vector<nb::object> kept_;                         // goes after the program, whose threads use it
+    std::map<int32_t, std::vector<nb::object>> adapters_;  // by slot
     Program program_;
 };
 
@@ -378,6 +400,7 @@ void bind_program(nb::module_& module) {
         .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "output"_a, "inputs"_a,
              "weights"_a = Named<int32_t>(), "ints"_a = Named<int64_t>(), "floats"_a = Named<float>(),
              "tuples"_a = Named<std::vector<int32_t>>(), "cache"_a = std::pair(-1, 0), "state_size"_a = 0)
+        .def("set_adapter", &PyProgram::set_adapter, "slot"_a, "parts"_a)
         .def("finish",
              [](PyProgram& p) {
                  int32_t widest = 0;  // any value of output rows may be sampled

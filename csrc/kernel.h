@@ -115,6 +115,14 @@ struct Weight {
     int64_t size;                // floats
 };
 
+// The product of an adapter beside a weight [heads * out, in], in 16-bit floats (octavo/backends/cpu/adapters.py).
+struct LowRank {
+    const uint16_t* a = nullptr;  // [heads * rank, in], rows padded with zeros to whole lanes; null: there is none
+    const uint16_t* b = nullptr;  // [heads * out / 16, rank, 16]: panels of columns, the last padded with zeros
+    int32_t rank = 0;
+    float scale = 0.0f;
+};
+
 // The operands of one record: an operation's fields (octavo/graph/ops), flattened depth first by the type that each
 // declares. A kernel lists their names with OCTAVO_SIGNATURE and reads `args.floats[RmsNorm::eps]`; adding a record
 // compares the names with those of the operation, so that a field that moved is an error and not another operand.
@@ -148,10 +156,12 @@ struct Args {
     const Weight* weights;
     const Weight* tuples;  // [tuples, tuple_length]
     int32_t tuple_length;
-    const int64_t* ints;   // static attributes: ints, bools and enumerations
-    const float* floats;   // static attributes: floats
-    LayerCache* cache;     // null except for attention
-    StateSlots* state;     // null except for operations with a StateCache
+    const int64_t* ints;  // static attributes: ints, bools and enumerations
+    const float* floats;  // static attributes: floats
+    LayerCache* cache;    // null except for attention
+    StateSlots* state;    // null except for operations with a StateCache
+    // [num_slots, tuple_length], null except for AddLowRank: the adapters that are held, beside each weight.
+    const LowRank* low_ranks;
     void* shared_scratch;  // one region for all workers, of the size the record asked for
 };
 

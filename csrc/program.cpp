@@ -103,26 +103,28 @@ void Program::add_record(const RecordSpec& spec) {
     if (spec.cache >= static_cast<int32_t>(caches_.size())) caches_.resize(spec.cache + 1);
     if (spec.cache >= 0) options_.limits.cache_groups = std::max(options_.limits.cache_groups, spec.cache_group + 1);
     bind(*record);
+    if (spec.kernel == "add_low_rank") make_slots(*record);
     const OperandNames& names = spec.names;
     if (spec.inputs.size() != names.inputs.size() || spec.ints.size() != names.ints.size() ||
         spec.floats.size() != names.floats.size() || spec.output < 0)
         throw std::invalid_argument(spec.label + ": not every field has an operand");
     check_operands_fit(spec.label, record->args, *record->kernel);
-    for (const char* const kernel : {"gather", "pool_rows", "splice", "add_rows"})
+    for (const char* const kernel : {"gather", "pool_rows", "splice", "add_rows", "adapter_slots"})
         if (spec.kernel == kernel) check_row_index(spec);
     if (spec.kernel == "cross_attention") check_cached_domain(spec);
     if (spec.kernel == "token_type_embedding") limit_token_types(*record);
     records_.push_back(std::move(record));
 }
 
-// The index of a Gather, a Splice and their like is of the rows of its output, and has rows of its last input.
+// The index of a Gather, a Splice and their like is of the rows of its output, and has rows of its last input, if it
+// has inputs.
 void Program::check_row_index(const RecordSpec& spec) const {
     const auto place = std::find(spec.names.ints.begin(), spec.names.ints.end(), "index") - spec.names.ints.begin();
     const int64_t number = place < static_cast<int64_t>(spec.ints.size()) ? spec.ints[place] : -1;
     const std::vector<IndexLimits>& indices = options_.limits.indices;
-    if (number < 0 || number >= static_cast<int64_t>(indices.size()) || spec.inputs.empty() ||
+    if (number < 0 || number >= static_cast<int64_t>(indices.size()) ||
         values_.at(spec.output).domain != indices[number].domain ||
-        values_.at(spec.inputs.back()).domain != indices[number].source)
+        (!spec.inputs.empty() && values_.at(spec.inputs.back()).domain != indices[number].source))
         throw std::invalid_argument(spec.label + ": reads an index of other rows");
 }
 
@@ -143,6 +145,48 @@ void Program::limit_token_types(const Record& record) {
     if (!table) throw std::invalid_argument(record.spec.label + ": has no table");
     int32_t& limit = options_.limits.token_types;
     limit = limit > 0 ? std::min(limit, static_cast<int32_t>(table->n)) : static_cast<int32_t>(table->n);
+}
+
+// Room for the adapters of all slots.
+void Program::make_slots(Record& record) {
+    const std::vector<std::string>& names = record.spec.names.ints;
+    const auto place = std::find(names.begin(), names.end(), "num_slots") - names.begin();
+    const int64_t slots = place < static_cast<int64_t>(record.spec.ints.size()) ? record.spec.ints[place] : 0;
+    if (slots < 1 || slots > options_.limits.tokens + (1 << 16))
+        throw std::invalid_argument(record.spec.label + ": so many slots for adapters are impossible");
+    record.low_ranks.resize(static_cast<size_t>(slots) * record.args.tuple_length);
+    record.args.low_ranks = record.low_ranks.data();
+}
+
+void Program::check_part(const AdapterPart& part, int32_t slot) const {
+    const bool is_known = part.record >= 0 && static_cast<size_t>(part.record) < records_.size();
+    const Record* const record = is_known ? records_[part.record].get() : nullptr;
+    const size_t count = record ? record->low_ranks.size() : 0;
+    const int32_t weights = record ? record->args.tuple_length : 0;
+    if (slot < 0 || part.weight < 0 || part.weight >= weights || (static_cast<size_t>(slot) + 1) * weights > count)
+        throw std::invalid_argument("a part of an adapter for no slot or no weight of the program");
+    const PackedWeight& weight = *record->args.tuples[part.weight].packed;
+    const std::vector<std::string>& names = record->spec.names.ints;
+    const auto value = [&](const char* name) {
+        return record->spec.ints[std::find(names.begin(), names.end(), name) - names.begin()];
+    };
+    const int64_t rank = part.low_rank.rank, width = (weight.k + 15) / 16 * 16, cols = (weight.n + 15) / 16 * 16;
+    if (rank < 1 || rank > value("max_rank") || part.a_size != static_cast<size_t>(value("heads") * rank * width) ||
+        part.b_size != static_cast<size_t>(cols * rank))
+        throw std::invalid_argument(record->spec.label + ": a part of an adapter does not fit");
+}
+
+void Program::set_adapter(int32_t slot, const std::vector<AdapterPart>& parts) {
+    for (const AdapterPart& part : parts) check_part(part, slot);
+    for (const auto& record : records_) {
+        const size_t count = record->args.tuple_length, first = static_cast<size_t>(slot) * count;
+        if (slot < 0 || first + count > record->low_ranks.size()) continue;
+        std::fill_n(record->low_ranks.begin() + static_cast<std::ptrdiff_t>(first), count, LowRank{});
+    }
+    for (const AdapterPart& part : parts) {
+        Record& record = *records_[part.record];
+        record.low_ranks[static_cast<size_t>(slot) * record.args.tuple_length + part.weight] = part.low_rank;
+    }
 }
 
 // Points the record's operands at its own copies, with the largest rows.

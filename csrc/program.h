@@ -109,6 +109,16 @@ class Program {
     // called once, after `finish`. Throws std::invalid_argument for a weight that no record reads or that is a vector.
     void stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes);
 
+    // A part of an adapter: beside weight `weight` of record `record`, an AddLowRank.
+    struct AdapterPart {
+        int32_t record = 0, weight = 0;
+        LowRank low_rank;
+        size_t a_size = 0, b_size = 0;  // numbers
+    };
+    // Makes these the parts of a slot; none: it is empty. The memory must outlive the program, or until the slot
+    // changes. Throws std::invalid_argument for parts that do not fit. Callers hold `lock()`.
+    void set_adapter(int32_t slot, const std::vector<AdapterPart>& parts);
+
     // Makes room for `num_blocks` blocks of `block_size` tokens, and for the states of `num_states` sequences.
     void allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num_states);
 
@@ -208,12 +218,15 @@ class Program {
         LayerCache cache{};
         StateSlots state{};
         Memory states;
+        std::vector<LowRank> low_ranks;
         Args args{};
     };
     View make_view(int32_t value, int32_t rows) const;
     int32_t held_rows(const ProgramValue& value, const Step& step) const;
     void bind(Record& record);
     void limit_token_types(const Record& record);
+    void make_slots(Record& record);
+    void check_part(const AdapterPart& part, int32_t slot) const;
     void check_row_index(const RecordSpec& spec) const;
     void check_cached_domain(const RecordSpec& spec) const;
     void update_rows(const Step& step);

@@ -22,7 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qwen3": {"rank_pattern": {"o_proj": 1}},
     "phi3": {},
     "gpt2": {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
-    "gemma3": {"lora_alpha": 0.5},
+    "gemma3": {"lora_alpha": 3.5},
     "deepseek2": {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]},
     "qwen2moe": {"target_modules": ["q_proj", "o_proj", "shared_expert.up_proj", "shared_expert.down_proj"]},
 }
@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("base", ["safetensors", "gguf"])
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("backend", ["reference"])
+@pytest.mark.parametrize("backend", ["reference", "cpu", "torch:cpu"])
 def test_the_same_logits(name: str, base: str, backend: str, tmp_path: Path) -> None:
     """Permuted, fused, transposed and absorbed weights included."""
     model = tiny_models.tiny_model(name)

@@ -26,6 +26,7 @@ from octavo.graph.ops.encoder import (
 )
 from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
 from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
+from octavo.graph.ops.low_rank import ADAPTERS, AdapterSlots, AddLowRank, LowRank
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
@@ -51,7 +52,7 @@ BACKENDS = ["reference", "cpu", "torch:cpu"]
 
 FRAMES = RowDomain("frames")
 PAIRS = IndexArray(TOKENS, "pairs")
-LIMITS = ExecutorLimits(32, 2, 32, 64, further_rows={FRAMES: 32})
+LIMITS = ExecutorLimits(32, 2, 32, 64, further_rows={FRAMES: 32, ADAPTERS: 2})
 WIDTH = 64
 BLOCK_SIZE = 16
 HEADS = AttentionParams(0, 4, 2, 16, 0.25, window=7)
@@ -121,6 +122,11 @@ def streams(g: Graph, x: Value) -> Value:
     return g.add(SideBySide(x, g.add(Activation(x, "silu"))))
 
 
+def low_rank(g: Graph, x: Value) -> Value:
+    weight = Parameter("square.weight", SHAPES["square.weight"])
+    return g.add(AddLowRank(g.linear(x, "square"), x, g.add(AdapterSlots()), (weight,), num_slots=2, max_rank=4))
+
+
 SPAN = NormColumns(32, 16, 3)  # the columns 16 to 80 of 96
 
 
@@ -168,6 +174,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
     EncoderAttention: lambda g, x: g.add(EncoderAttention(x, g.linear(x, "kv"), g.linear(x, "kv"), ENCODER_HEADS)),
     CrossAttention: cross_attention,
+    AdapterSlots: lambda g, _: g.add(AdapterSlots()),
+    AddLowRank: low_rank,
     MeanPool: lambda g, x: g.add(MeanPool(x)),
     Gather: lambda g, x: g.select_rows(x),
     Splice: lambda g, x: g.add(Splice(x, x * 2.0, IndexArray(TOKENS, "doubled"))),
@@ -214,6 +222,12 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
         if any(isinstance(node.op, PoolRows) for node in graph.nodes):
             pairs = np.random.default_rng(3).integers(0, len(tokens), 2 * len(tokens)).astype(np.int32)
             batch.domains = {TOKENS.name: DomainRows(len(tokens), indices={PAIRS.name: pairs})}
+        if any(isinstance(node.op, AdapterSlots) for node in graph.nodes):
+            slots = np.repeat(np.array([1, -1], np.int32), [19, 11])
+            batch.domains = {TOKENS.name: DomainRows(30, indices={"adapters": slots}), "adapters": DomainRows(2)}
+            # Numbers that 16-bit floats have.
+            a, b = (np.random.default_rng(4).integers(-8, 8, s).astype(np.float32) for s in ((3, WIDTH), (WIDTH, 3)))
+            each.load_adapter(1, each.prepare_adapter({"square.weight": LowRank(a, b, 0.01)}))
         if any(isinstance(node.op, CrossAttention) for node in graph.nodes):
             rows = DomainRows(len(tokens), lengths=batch.seq_lens, slots=batch.slot_mapping)
             batch.domains = {FRAMES.name: rows}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.adapters.adapter import Adapter, AdapterBase
 from octavo.backends import AdaptingExecutor, Executor, ExecutorLimits, get_backend
 from octavo.batch import Batch, DomainRows
-from octavo.graph.ops.low_rank import ADAPTER_SLOTS, ADAPTERS, AdapterLimits
+from octavo.graph.ops.low_rank import ADAPTER_SLOTS, ADAPTERS, AdapterLimits, LowRank
 from octavo.loader.checkpoint import Checkpoint
 from octavo.models import build_graph
 from tests.support.batches import Request, step
@@ -57,3 +57,14 @@ def logits_of(
     output = executor.submit(batch if slots is None else with_slots(batch, slots)).wait()
     assert output.logits is not None
     return np.split(output.logits, np.cumsum([len(prompt) for prompt in prompts])[:-1])
+
+
+def random_adapter(base: AdapterBase, seed: int, ranks: Sequence[int] = (4,), *, every: int = 1) -> Adapter:
+    """An adapter beside every so-manieth place, with these ranks in turn."""
+    rng, parts = np.random.default_rng(seed), {}
+    for i, (name, shape) in enumerate(list(base.places.items())[::every]):
+        rank = ranks[i % len(ranks)]
+        a = rng.standard_normal((*shape[:-2], rank, shape[-1])) * shape[-1] ** -0.5
+        b = rng.standard_normal((*shape[:-2], shape[-2], rank)) * rank**-0.5
+        parts[name] = LowRank(a.astype(np.float32), b.astype(np.float32), 0.7)
+    return Adapter.of(f"random-{seed}", parts)

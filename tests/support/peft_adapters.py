@@ -30,6 +30,6 @@ def save_peft(
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5 * parameter.shape[-1] ** -0.5)
     adapted.save_pretrained(str(folder))
     return expected_logits(adapted, token_ids)

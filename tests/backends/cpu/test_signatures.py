@@ -17,6 +17,7 @@ from octavo.graph.ops.base import Op
 from octavo.graph.ops.encoder import CrossAttention, EncoderAttention, EncoderAttentionParams
 from octavo.graph.ops.latent_attention import LatentAttention
 from octavo.graph.ops.linear import FusedLinear
+from octavo.graph.ops.low_rank import AddLowRank
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
 from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
@@ -44,6 +45,7 @@ NESTED: dict[type, Any] = {
     MoE: MoE(X, W, W, W, W, Routing(1)),
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),
     AddToStreams: AddToStreams(X, X, X, (1.0, 0.5)),
+    AddLowRank: AddLowRank(X, X, X, (W,), norm=W),
 }
 KERNELS = {cls for cls in operations() if not issubclass(cls, BORDERS)}
 

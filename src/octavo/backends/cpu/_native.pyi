@@ -217,6 +217,14 @@ class Program:
         Raises ValueError naming the first field that the kernel does not read in that place.
         """
     def finish(self) -> None: ...
+    def set_adapter(
+        self, slot: int, parts: list[tuple[int, int, NDArray[np.uint16], NDArray[np.uint16], int, float]]
+    ) -> None:
+        """Makes these the parts of a slot, none of them: it is empty. Kept alive, not copied; waits for running steps.
+
+        parts: record, weight, A and B (`octavo.backends.cpu.adapters`), rank and scale. Raises ValueError for parts
+        that do not fit.
+        """
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None: ...
     def submit(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.backends.cpu.adapters import PreparedPart, prepare
 from octavo.backends.cpu.ceilings import measure_kernel_ceilings
 from octavo.backends.cpu.row_numbers import RowNumbers
 from octavo.backends.profiling import Ceilings, RecordTime
@@ -18,6 +19,7 @@ from octavo.errors import EngineDeadError, UsageError
 from octavo.graph.cost import Cost, node_cost
 from octavo.graph.domain_rows import domain_rows
 from octavo.graph.domains import check_names
+from octavo.graph.ops.low_rank import AddLowRank
 from octavo.graph.ops.stages import BORDERS, Send
 from octavo.graph.segments import check_inputs
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from octavo.graph.builder import Graph
     from octavo.graph.cache import CacheSizes
     from octavo.graph.ops.base import StepSizes
+    from octavo.graph.ops.low_rank import LowRank
     from octavo.graph.values import Parameter, Value
 
 
@@ -98,6 +101,8 @@ class CpuExecutor:
         self._values = {node.output: index for index, node in enumerate(graph.nodes)}
         self._values |= {node.output: self._values[node.op.x] for node in graph.nodes if isinstance(node.op, Send)}
         self._inputs = graph.inputs
+        computed = [node.op for node in graph.nodes if not isinstance(node.op, BORDERS)]
+        self._low_rank_records = {i: op for i, op in enumerate(computed) if isinstance(op, AddLowRank)}
         self._is_segment = bool(graph.inputs) or not graph.makes_logits
         self._logits = self._values[graph.output] if graph.makes_logits else -1
         self._weight_bytes = weight_bytes
@@ -112,6 +117,18 @@ class CpuExecutor:
         self.guard: _native.MappingGuard | None = None  # of mapped weights
         self._short_tokens = 0  # steps of so many tokens are short
         self._last_tokens: Int32 = np.zeros(0, np.int32)  # [R], those that the last step draws
+
+    def prepare_adapter(self, parts: Mapping[str, LowRank]) -> list[PreparedPart]:
+        """See `AdaptingExecutor`."""
+        return prepare(self._low_rank_records, parts)
+
+    def load_adapter(self, slot: int, prepared: list[PreparedPart]) -> None:
+        """See `AdaptingExecutor`."""
+        self._program.set_adapter(slot, prepared)
+
+    def drop_adapter(self, slot: int) -> None:
+        """See `AdaptingExecutor`."""
+        self._program.set_adapter(slot, [])
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""

@@ -21,6 +21,7 @@ from octavo.backends import (
 from octavo.backends.memory import MemoryBudget, Sizes, StreamedSizes, host_memory
 from octavo.backends.parameters import weight_of
 from octavo.backends.rates import Rates
+from octavo.backends.torch.adapters import table_bytes
 from octavo.backends.torch.cache import CacheNumbers, cache_sizes, cache_types
 from octavo.backends.torch.cache_factors import cache_factors
 from octavo.backends.torch.eager import dequantized
@@ -43,6 +44,7 @@ from octavo.backends.torch.workspace import step_plan, unplaced_bytes
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
 from octavo.graph import passes
+from octavo.graph.adapters import with_low_rank
 from octavo.graph.builder import Graph
 from octavo.graph.domains import check_limits
 from octavo.graph.layer_formats import layer_formats
@@ -141,7 +143,7 @@ class TorchBackend:
     ) -> Sizes:
         """See `octavo.backends.Backend`."""
         check_limits(graph, limits.rows)
-        graph = optimize(graph, PASSES)
+        graph = optimize(graph, with_low_rank(PASSES, limits.adapters))
         formats = layer_formats(graph, lambda p: weight_of(weights, p).dequantize(), kv_dtype)
         calls = triton_calls(self.device)
         written = without_kernel(graph, has_kernels=calls is not None)
@@ -155,12 +157,12 @@ class TorchBackend:
         coded = {p: held.type_name for p, held in matrices.items() if is_coded(held)}
         values += 0 if calls is None else unplaced_bytes(graph, limits, self.dtype, coded)
         logits = max((limits.rows[v.rows] * v.cols for v in graph.outputs), default=0) if graph.makes_logits else 0
-        angles = 0 if calls is None else calls.angles_bytes(graph, limits)
+        beside = table_bytes(graph, self.dtype) + (0 if calls is None else calls.angles_bytes(graph, limits))
         return Sizes(
             graph,
             held,
             matrices,
-            values + logits * _SAMPLER_BYTES + angles,
+            values + logits * _SAMPLER_BYTES + beside,
             cache_sizes(graph, cache_types(formats, self.cache_dtype), vector_type(self.dtype)),
             formats,
         )

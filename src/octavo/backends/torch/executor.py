@@ -17,6 +17,7 @@ from torch import Tensor
 
 from octavo.backends import ExecutorLimits, Paging
 from octavo.backends.sampling import raise_row_errors
+from octavo.backends.torch.adapters import AdapterTable, PreparedFactors
 from octavo.backends.torch.cache import CacheNumbers, PagedCache
 from octavo.backends.torch.checks import BatchChecks
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
@@ -39,6 +40,7 @@ from octavo.graph.feeds import fed_products
 from octavo.graph.memory_plan import MemoryPlan
 from octavo.graph.ops.attention import RopeParams
 from octavo.graph.ops.collective import AllGather
+from octavo.graph.ops.low_rank import LowRank
 from octavo.graph.values import LOGITS, OUTPUTS, RowDomain
 
 logger = logging.getLogger(__name__)
@@ -153,6 +155,7 @@ class TorchExecutor:
         self.device = device
         self._graph, self._weights, self._limits = graph, weights, limits
         self._checks = BatchChecks(graph, limits)
+        self._adapters = AdapterTable(graph, weights.dtype, device)
         self._described = described(domain_needs(graph))
         self._layout, self._has_states = graph.cache_layout, bool(graph.state_caches)
         self._numbers, self._capture, self._repeats = numbers, mode.capture, mode.repeats
@@ -172,6 +175,19 @@ class TorchExecutor:
         head = next((i for i, node in enumerate(graph.nodes) if node.output.rows is LOGITS), len(graph.nodes))
         self._body, self._head = graph.nodes[:head], graph.nodes[head:]
         self._feeds = fed_products(graph)
+
+    def prepare_adapter(self, parts: Mapping[str, LowRank]) -> PreparedFactors:
+        """See `octavo.backends.AdaptingExecutor`."""
+        return self._adapters.prepare(parts)
+
+    def load_adapter(self, slot: int, prepared: PreparedFactors) -> None:
+        """See `octavo.backends.AdaptingExecutor`."""
+        with torch.no_grad(), current(self.device):
+            self._adapters.load(slot, prepared)
+
+    def drop_adapter(self, slot: int) -> None:
+        """See `octavo.backends.AdaptingExecutor`."""
+        self.load_adapter(slot, [])
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self._graphs = None  # those of an earlier cache have its addresses
@@ -301,6 +317,7 @@ class TorchExecutor:
             feeds=self._feeds,
             workspace=self._workspace,
             num_outputs=len(rows.wanted),
+            adapters=self._adapters,
         )
 
     def _captured_logits(self, host: HostArrays, flat: Tensor) -> Tensor:
@@ -390,6 +407,7 @@ class TorchExecutor:
             self._cache = self._new_cache(0, 1, 0)
             with current(self.device):
                 self._weights.move(torch.device("cpu"))
+                self._adapters.move(torch.device("cpu"))
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()
 
@@ -398,6 +416,7 @@ class TorchExecutor:
         if self._slept_sizes is not None:
             with room_for("the weights", self.weight_bytes), current(self.device):
                 self._weights.move(self.device)
+                self._adapters.move(self.device)
             self._workspace = self._new_workspace()
             self.allocate_cache(*self._slept_sizes)
             self._slept_sizes = None

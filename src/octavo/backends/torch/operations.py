@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from octavo.backends.torch.coded import CodedRows
-from octavo.backends.torch.forms import attentions, elements, products, rows, states  # noqa: F401 - they register forms
+from octavo.backends.torch.forms import (  # noqa: F401 - they register forms
+    adapters,
+    attentions,
+    elements,
+    products,
+    rows,
+    states,
+)
 from octavo.backends.torch.forms.register import FORMS
 from octavo.backends.torch.step import TorchStep
 from octavo.errors import GraphError

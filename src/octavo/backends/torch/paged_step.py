@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends import ExecutorLimits
+from octavo.backends.torch.adapters import AdapterTable
 from octavo.backends.torch.attention import Queries, attend, attend_all, scaled_queries
 from octavo.backends.torch.cache import LayerPages, PagedCache
 from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere
@@ -30,6 +31,7 @@ from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import CrossAttention
 from octavo.graph.ops.linear import FusedLinear
+from octavo.graph.ops.low_rank import AddLowRank
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 from octavo.graph.ops.rowwise import GatedActivation
@@ -141,6 +143,12 @@ class PagedStep(TorchStep):
     feeds: Mapping[Op, tuple[Parameter, ...]] = field(default_factory=dict)
     workspace: Workspace = field(kw_only=True)
     num_outputs: int = 0  # rows of values that are not of tokens: of those that are wanted, as many as are computed
+
+    adapters: AdapterTable | None = None  # None: the graph takes none
+
+    def low_rank(self, op: AddLowRank, x: Tensor, slots: Tensor) -> Tensor:
+        assert self.adapters is not None, "a graph with adapters has a table"
+        return self.adapters.products(op, x, slots)
 
     def begin(self, node: Node) -> None:
         value = node.output

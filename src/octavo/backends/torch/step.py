@@ -22,6 +22,7 @@ from octavo.graph.ops.attention import AttentionParams, FusedAttention, RopePara
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import CrossAttention
 from octavo.graph.ops.linear import FusedLinear
+from octavo.graph.ops.low_rank import AddLowRank
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 from octavo.graph.ops.rowwise import GatedActivation
@@ -122,6 +123,10 @@ class TorchStep(ABC):
             return self.rows.wanted
         found = self.further.get(index.rows)
         return None if found is None else found.indices.get(index.name)
+
+    def low_rank(self, op: AddLowRank, x: Tensor, slots: Tensor) -> Tensor:  # noqa: ARG002
+        """The low-rank products of rows x with the adapters of their slots, [rows, columns of all weights]."""
+        raise GraphError(f"{op.name}: this step holds no adapters")
 
     @abstractmethod
     def weight(self, parameter: Parameter) -> Tensor:
