@@ -28,6 +28,7 @@ LEAVES = {
     "outputs",
     "config",
     "speculative_config",
+    "image_layout",
     "prompt",
     "generation_request",
     "__version__",
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"graph", "media"},
     "quantization": {"models"},
     "backends": {"graph", "quantization"},
-    "loader": {"quantization", "models"},
+    "loader": {"quantization", "models", "graph", "media"},
     "adapters": {"graph", "models", "quantization", "loader"},
     "tokenizer": {"loader"},
     "distributed": {"graph", "backends"},
@@ -116,7 +117,8 @@ ENGINE_ROOMS: dict[str, set[str]] = {
     "kv": {"request", "schedule"},
     "consumers": {"request"},
     "texts": {"consumers"},
-    "loading": {"kv"},
+    "encoding": {"metrics"},
+    "loading": {"kv", "encoding", "limits"},
     "ranks": {"loading"},
 }
 ROOMS_INSIDE = {"server": SERVER_ROOMS, "engine": ENGINE_ROOMS}

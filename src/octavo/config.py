@@ -131,6 +131,17 @@ class EngineConfig:
     )
     prompt_cache_size: int | str = option("10GiB", "maximum disk space for the kept prompts of a model")
     prompt_cache_private: bool = option(False, "keep also the prompts of requests with a cache_salt or an API key")
+    mmproj: str | None = option(
+        None,
+        "file with the part of a GGUF model that sees; none: the model only reads text; default: the one *mmproj*.gguf "
+        "beside the model",
+    )
+    image_max_tokens: int | None = option(
+        None,
+        "maximum tokens of an image of any size, which is made smaller to fit; default: the model's own, on the CPU "
+        "at most 1024",
+    )
+    media_cache_size: int | str = option("256MiB", "memory for the encoded rows of images that were seen")
     num_threads: int = option(0, "compute threads; 0: one for each core that this process may use")
     tensor_parallel_size: int = option(
         1, "processes on this machine that compute each layer together, each with a part of its weights"
@@ -206,6 +217,11 @@ class EngineConfig:
             )
         if self.kv_cache_memory is not None:
             parse_bytes("kv_cache_memory", self.kv_cache_memory)
+        if self.mmproj is not None and (not isinstance(self.mmproj, str) or not self.mmproj):
+            raise UsageError(f"mmproj must be the path of a file, or none, not {self.mmproj!r:.80}")
+        if self.image_max_tokens is not None:
+            check_integer("image_max_tokens", self.image_max_tokens, 1, 2**20)
+        parse_bytes("media_cache_size", self.media_cache_size)
 
     @property
     def num_ranks(self) -> int:
@@ -247,6 +263,11 @@ class EngineConfig:
     def prompt_cache_bytes(self) -> int:
         """`prompt_cache_size` as a number."""
         return parse_bytes("prompt_cache_size", self.prompt_cache_size)
+
+    @property
+    def media_cache_bytes(self) -> int:
+        """`media_cache_size` as a number."""
+        return parse_bytes("media_cache_size", self.media_cache_size)
 
     @classmethod
     def resolve(cls, model: str, options: dict[str, Any]) -> EngineConfig:

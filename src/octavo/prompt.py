@@ -12,12 +12,54 @@ from typing import TYPE_CHECKING
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from octavo.batch import Float32
+    from octavo.image_layout import ImageLayout
 
 SPAN_TOKEN_ID = 0  # the id at every position of a span: a row of any table of embeddings, which nothing reads
 MAX_KEY_BYTES = 64
-MAX_VALUES_BYTES = 48 << 20  # of all spans of a prompt, which with the rest fit into a message between processes
+MAX_ITEM_KEY_BYTES = 56  # with an offset, the key of a span
+MAX_VALUES_BYTES = 48 << 20  # of all spans and items of a prompt, which with the rest fit into one message
 _MARK = struct.Struct("<qqH")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaItem:
+    """An image of a prompt, resized, of whose patches the model's encoder makes rows.
+
+    key: the name of the content and of its processor's settings, such as a digest: items of equal keys have equal rows.
+    tiles: uint8 [height, width, 3], one for each of the layout.
+    Raises UsageError.
+    """
+
+    key: bytes
+    layout: ImageLayout
+    tiles: tuple[NDArray[np.uint8], ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _check_key("an item", self.key, MAX_ITEM_KEY_BYTES)
+        if len(self.tiles) != len(self.layout.tiles):
+            raise _wrong(f"an item has {len(self.tiles)} tiles, its layout {len(self.layout.tiles)}")
+        for tile in self.tiles:
+            if tile.dtype != "uint8" or tile.ndim != 3 or tile.shape[2] != 3:
+                raise _wrong(f"a tile is {tile.dtype} {list(tile.shape)}; it is uint8 [height, width, 3]")
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that the encoder makes of it."""
+        return self.layout.num_tokens
+
+    @property
+    def num_patches(self) -> int:
+        """The patches of all tiles."""
+        return sum(tile.grid_rows * tile.grid_cols for tile in self.layout.tiles)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the pixels."""
+        return sum(tile.nbytes for tile in self.tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +68,7 @@ class Span:
 
     key: the name of the content, such as a digest: the prefix cache takes spans of equal keys and lengths for equal.
     values: finite float32 [length, width], the rows in place of embeddings; copied unless they are read-only. None:
-    an encoder of the model is to make them.
+    an encoder of the model makes them of `item`, whose rows from `offset` on these are.
     Raises UsageError.
     """
 
@@ -34,16 +76,19 @@ class Span:
     length: int
     key: bytes
     values: Float32 | None = field(default=None, compare=False, repr=False)
+    item: MediaItem | None = field(default=None, compare=False, repr=False)
+    offset: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("start", 0), ("length", 1)):
+        for name, least in (("start", 0), ("length", 1), ("offset", 0)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value < 2**31:
                 raise _wrong(f"{name} of a span is {value!r:.80}; it is an integer of at least {least}")
-        if not isinstance(self.key, bytes) or not 1 <= len(self.key) <= MAX_KEY_BYTES:
+        _check_key("a span", self.key, MAX_KEY_BYTES)
+        if self.item is not None and (self.values is not None or self.offset + self.length > self.item.num_rows):
             raise _wrong(
-                f"key of a span is {self.key!r:.80}; it is 1 to {MAX_KEY_BYTES} bytes, for example a digest of the "
-                "content"
+                f"a span of {self.length} positions has rows from {self.offset} on of an item with "
+                f"{self.item.num_rows}, and no values of its own"
             )
         if self.values is not None:
             object.__setattr__(self, "values", _frozen(self.values, self.length))
@@ -76,6 +121,11 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def items(self) -> tuple[MediaItem, ...]:
+        """Those that spans have rows of, each once, in order."""
+        return tuple({id(span.item): span.item for span in self.spans if span.item is not None}.values())
 
     def touches(self, start: int, end: int) -> bool:
         """True if a span has a position among [start, end), so that the ids there are not all text."""
@@ -151,10 +201,11 @@ class Prompt:
             if any(self.token_ids[span.start : end]):
                 raise _wrong(f"the token ids of span {i} are not all {SPAN_TOKEN_ID}: there are no tokens there")
             num_bytes += 0 if span.values is None else span.values.nbytes
+        num_bytes += sum(item.nbytes for item in self.items)
         if num_bytes > MAX_VALUES_BYTES:
             raise _wrong(
-                f"the values of the spans take {num_bytes} bytes; a prompt can have {MAX_VALUES_BYTES}: give fewer or "
-                "shorter spans"
+                f"the values of the spans, or the pixels of the images, take {num_bytes} bytes; a prompt can have "
+                f"{MAX_VALUES_BYTES}: give fewer or smaller ones"
             )
 
 
@@ -204,6 +255,11 @@ def _is_writeable(values: Float32) -> bool:
             return True
         owner = owner.base
     return False
+
+
+def _check_key(owner: str, key: object, most: int) -> None:
+    if not isinstance(key, bytes) or not 1 <= len(key) <= most:
+        raise _wrong(f"key of {owner} is {key!r:.80}; it is 1 to {most} bytes, for example a digest of the content")
 
 
 def _end_of(span: Span) -> int:

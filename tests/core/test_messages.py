@@ -31,8 +31,9 @@ from octavo.core.wire import (
 )
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams, RequestOptions
+from octavo.image_layout import ImageLayout, ImageTile
 from octavo.outputs import CompletionOutput, Logprob, OutputDelta, RequestMetrics
-from octavo.prompt import Prompt, Span
+from octavo.prompt import MediaItem, Prompt, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 
@@ -88,6 +89,20 @@ def test_spans_arrive_as_they_were() -> None:
     assert prompt.spans[0].values is not None
     np.testing.assert_array_equal(prompt.spans[0].values, VALUES, strict=True)
     assert prompt.spans[1].values is None
+
+
+def test_images_arrive_as_they_were() -> None:
+    tiles = tuple(np.full((4 * rows, 8, 3), rows, np.uint8) for rows in (1, 2))
+    layout = ImageLayout(30, 20, (ImageTile(1, 2, 2), ImageTile(2, 2, 4)), (2, "<row>", 4))
+    item = MediaItem(b"digest", layout, tiles)
+    spans = [Span(1, 2, b"d0", item=item), Span(4, 4, b"d2", item=item, offset=2)]
+    sent = GenerationRequest(prompt=Prompt([5, 0, 0, 6, 0, 0, 0, 0], spans), params=SamplingParams())
+    (arrived,) = (prompt := travel(sent).prompt).items
+    assert prompt.spans == tuple(spans)
+    assert [span.item for span in prompt.spans] == [arrived, arrived]
+    assert (arrived.key, arrived.layout) == (item.key, layout)
+    for found, tile in zip(arrived.tiles, tiles, strict=True):
+        np.testing.assert_array_equal(found, tile, strict=True)
 
 
 def test_spans_are_checked_on_arrival() -> None:

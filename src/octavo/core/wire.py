@@ -17,8 +17,9 @@ from octavo.engine.client import ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams
+from octavo.image_layout import ImageLayout
 from octavo.outputs import OutputDelta
-from octavo.prompt import Prompt, Span
+from octavo.prompt import MediaItem, Prompt, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 # Beyond any request that the server lets through, and any step. A longer one ends the connection.
@@ -69,6 +70,17 @@ class SentSpan(msgspec.Struct, array_like=True):
     key: bytes
     width: int
     values: memoryview | None
+    item: int  # among those of the prompt; -1: none
+    offset: int
+
+
+class SentItem(msgspec.Struct, array_like=True):
+    """A `MediaItem`. tiles: the bytes of each, of the size that its layout and `sides` say: height and width."""
+
+    key: bytes
+    layout: ImageLayout
+    sides: tuple[tuple[int, int], ...]
+    tiles: tuple[memoryview, ...]
 
 
 class SentPrompt(msgspec.Struct, array_like=True):
@@ -76,6 +88,7 @@ class SentPrompt(msgspec.Struct, array_like=True):
 
     token_ids: tuple[int, ...]
     spans: tuple[SentSpan, ...]
+    items: tuple[SentItem, ...]
 
 
 class Submit(_Message):
@@ -239,15 +252,34 @@ def to_error(problem: Problem) -> OctavoError:
 
 
 def _sent(prompt: Prompt) -> SentPrompt:
-    spans = []
+    items, spans = prompt.items, []
+    numbers = {id(item): number for number, item in enumerate(items)}
     for span in prompt.spans:
         width, values = (0, None) if span.values is None else (span.values.shape[1], span.values.data.cast("B"))
-        spans.append(SentSpan(span.start, span.length, span.key, width, values))
-    return SentPrompt(prompt.token_ids, tuple(spans))
+        item = -1 if span.item is None else numbers[id(span.item)]
+        spans.append(SentSpan(span.start, span.length, span.key, width, values, item, span.offset))
+    return SentPrompt(prompt.token_ids, tuple(spans), tuple(map(_sent_item, items)))
+
+
+def _sent_item(item: MediaItem) -> SentItem:
+    tiles = [np.ascontiguousarray(tile) for tile in item.tiles]
+    sides = tuple((int(tile.shape[0]), int(tile.shape[1])) for tile in tiles)
+    return SentItem(item.key, item.layout, sides, tuple(tile.data.cast("B") for tile in tiles))
+
+
+def _received_item(item: SentItem) -> MediaItem:
+    tiles = []
+    if len(item.sides) != len(item.tiles):
+        raise MalformedMessageError(f"an item has {len(item.sides)} sizes for {len(item.tiles)} tiles")
+    for (height, width), data in zip(item.sides, item.tiles, strict=True):
+        if min(height, width) < 1 or len(data) != 3 * height * width:
+            raise MalformedMessageError(f"a tile is {len(data)} bytes for {height} x {width} pixels")
+        tiles.append(np.frombuffer(data, np.uint8).reshape(height, width, 3))
+    return MediaItem(item.key, item.layout, tuple(tiles))
 
 
 def _received(prompt: SentPrompt) -> Prompt:
-    spans = []
+    spans, items = [], [_received_item(item) for item in prompt.items]
     for span in prompt.spans:
         values = None
         if span.values is not None:
@@ -255,5 +287,8 @@ def _received(prompt: SentPrompt) -> Prompt:
                 size = f"{len(span.values)} bytes for [{span.length}, {span.width}] numbers"
                 raise MalformedMessageError(f"the values of a span are {size}")
             values = np.frombuffer(span.values, np.float32).reshape(span.length, span.width)
-        spans.append(Span(span.start, span.length, span.key, values))
+        if not -1 <= span.item < len(items):
+            raise MalformedMessageError(f"a span is of item {span.item} of {len(items)}")
+        item = None if span.item < 0 else items[span.item]
+        spans.append(Span(span.start, span.length, span.key, values, item, span.offset))
     return Prompt(prompt.token_ids, spans)

@@ -18,7 +18,7 @@ from octavo.engine.consumers.row_consumer import RowKind
 from octavo.engine.overlap import UNKNOWN_TOKEN
 from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
-from octavo.engine.span_rows import add_spans
+from octavo.engine.span_rows import RowsOf, add_rotary, add_spans, values_of
 
 if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits
@@ -122,6 +122,8 @@ class BatchBuilder:
     """
 
     def __init__(self, limits: EngineLimits, num_rows: int, num_groups: int) -> None:
+        self.rows_of: RowsOf = values_of
+        self._components = limits.images.position_components
         self._block_size = limits.block_size
         self._vocab_size = limits.vocab_size  # bounds masks and top_k
         max_blocks = -(-limits.max_model_len // limits.block_size)
@@ -176,7 +178,9 @@ class BatchBuilder:
             inputs=self._inputs,
         )
         if self._inputs:
-            add_spans(batch, scheduled)
+            add_spans(batch, scheduled, self.rows_of)
+        if self._components > 1:
+            add_rotary(batch, scheduled, self._components)
         if scheduled[0].sequence.state_slot >= 0:
             _add_states(batch, scheduled)
         if sources:
@@ -205,7 +209,7 @@ class BatchBuilder:
             slots[:, begins] = self._block_tables[:, rows[begins], blocks] * np.int32(self._block_size)
         options = sampling.rows.copy()  # a step in flight reads the others
         options["counter"] += 1
-        return Batch(
+        followed = Batch(
             token_ids=np.zeros(len(positions), np.int32),
             positions=positions,
             query_start_loc=batch.query_start_loc,
@@ -216,6 +220,9 @@ class BatchBuilder:
             sampling=replace(sampling, rows=options),
             inputs=self._inputs,
         )
+        if self._components > 1:
+            add_rotary(followed, list(step.scheduled.values()), self._components)
+        return followed
 
     def _tables_of(self, rows: Int32, seq_lens: Int32) -> Int32:
         """The block tables of sequences in these rows, as wide as the longest of them needs."""

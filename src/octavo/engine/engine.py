@@ -18,6 +18,7 @@ from octavo.batch import Batch, StepOutput
 from octavo.engine.admission import GroupAdmission
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
+from octavo.engine.encoding.encodings import Encodings
 from octavo.engine.kv.block_tier import BlockStore, BlockTier, SavedKeys
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.kv_cache import KVCacheManager
@@ -98,6 +99,8 @@ class Engine:
         self.limits = limits
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(num_blocks=limits.num_blocks)
+        self.encodings: Encodings | None = None
+        self._has_encoded = False  # in the last round
         layout = executor.cache_sizes.layout
         kv_cache = KVCacheManager(
             limits.num_blocks,
@@ -139,6 +142,12 @@ class Engine:
     def speculate(self, sources: Row[DraftSource]) -> None:
         """Takes drafts of these sources from now on."""
         self.speculation = Speculation(sources, self.scheduler.times, self.metrics)
+
+    def see(self, encodings: Encodings) -> None:
+        """Takes images from now on, whose rows these make."""
+        self.encodings = self.scheduler.encodings = encodings
+        self._batch_builder.rows_of = encodings.rows_of
+        encodings.metrics = self.metrics
 
     def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS) -> None:
         """Takes drafts of a model, too, whose cache gets the blocks of this one's. Raises UsageError if it cannot.
@@ -188,7 +197,9 @@ class Engine:
             self.admission.observe_state()
 
     def close(self) -> None:
-        """Ends the use of the store, if there is one. The executor is still there."""
+        """Ends the use of the store, if there is one, and the encoder. The executor is still there."""
+        if self.encodings is not None:
+            self.encodings.encoder.close()
         if self._kv_cache.tier is not None:
             with suppress(Exception):  # an executor that has failed has nothing to save
                 self.save_computed()
@@ -262,11 +273,12 @@ class Engine:
             self._take()
             return
         self._take()
+        has_time = not self._encode()
         while len(self._in_flight) < self.executor.num_stages:
             if self.speculation is not None:
                 self._propose(self.speculation)
                 started_at = time.perf_counter()  # the time of a draft model is none of the step
-            schedule = self.scheduler.schedule()
+            schedule = self.scheduler.schedule(has_time=has_time)
             if not schedule.scheduled:
                 break
             self._submit(schedule, self._batch_builder.build(schedule), started_at)
@@ -274,7 +286,28 @@ class Engine:
             if self.admission.arriving:
                 self.admission.take_arrived(_ARRIVAL_S)
                 return
+            if self.encodings is not None and self.encodings.has_work:
+                return
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
+
+    def _encode(self) -> bool:
+        """Runs the encoder for as long as streams may wait, in every other round beside them. True: it has run."""
+        encodings, budget = self.encodings, self.scheduler.step_budget
+        if encodings is None or not encodings.has_work or self._in_flight:
+            return False
+        streams = [each for each in self.admission.running if each.num_output_tokens]
+        self._has_encoded = not (self._has_encoded and streams)
+        if not self._has_encoded:  # prompts get on, too
+            return False
+        num_rows = sum(1 + len(each.draft_token_ids) for each in streams)
+        encodings.work(None if budget is None else budget.encoder_s(num_rows), self._items_to_compute)
+        return bool(streams)
+
+    def _items_to_compute(self) -> set[bytes]:
+        """The keys of the items that running sequences have to compute."""
+        pairs = ((each.request.prompt, each.num_computed_tokens) for each in self.admission.running)
+        spans = (span for prompt, start in pairs if prompt.spans for span in prompt.overlapping(start, len(prompt)))
+        return {span.item.key for span in spans if span.item is not None}
 
     def _propose(self, speculation: Speculation) -> None:
         """Gives sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
@@ -288,6 +321,8 @@ class Engine:
         Submits it if the executor takes two steps and no sequence has to wait for its token.
         """
         if len(self._in_flight) != 1 or self.executor.num_stages > 1:  # there the next one is of other sequences
+            return
+        if self.encodings is not None and self.encodings.has_work:
             return
         last, takes_two = self._in_flight[0], self.executor.max_in_flight > 1
         if takes_two:

@@ -6,6 +6,24 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """The sizes of images that a model's encoder takes.
+
+    max_patches: of an image; 0: no encoder makes the values of spans. patch_size: pixels at the side of a patch.
+    merge_size: patches at the side of a block that is a row of an image. position_components: of a token that rotates,
+    more than one only beside images.
+    """
+
+    max_patches: int = 0
+    patch_size: int = 0
+    merge_size: int = 0
+    position_components: int = 1
+
+
+NO_IMAGES = ImageLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLimits:
     """The limits of the engine. max_model_len: prompt and output of one sequence, in tokens.
 
@@ -23,4 +41,5 @@ class EngineLimits:
     longer_context: str = ""
     max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
     span_width: int = 0  # columns of the values that spans of prompts give; 0: the model takes no spans
+    images: ImageLimits = NO_IMAGES
     num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0: the model keeps no states

@@ -6,8 +6,8 @@ import gc
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,11 +18,12 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine
 from octavo.engine.kv.block_tier import BlockStore
 from octavo.engine.kv.cache_identity import CacheIdentity
-from octavo.engine.limits import EngineLimits
-from octavo.engine.loading.cache_plan import plan_cache
+from octavo.engine.limits import NO_IMAGES, EngineLimits
+from octavo.engine.loading.cache_plan import CachePlan, plan_cache
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_of, has_own_memory, memory_of_rank
 from octavo.engine.loading.draft_model import DraftModel, beside_draft, found_draft_model, share_threads
+from octavo.engine.loading.encoder import image_limits, load_encodings, vision_of
 from octavo.engine.loading.larger_than_memory import (
     memory_for_cache,
 )
@@ -45,6 +46,8 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo.distributed.executor import GroupExecutor
+    from octavo.engine.encoding.encodings import Encodings
+    from octavo.loader.vision import VisionPart
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +115,13 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
             tokenizer = _TokenizerInMaking(background, checkpoint, progress)
             model_len = config.max_model_len or checkpoint.config.max_position_embeddings
+            vision = vision_of(config, checkpoint)
+            if vision is not None:
+                checkpoint = checkpoint.with_sight(vision.config.sight)
             graph = model_graph(checkpoint, model_len)
             vocab_size = checkpoint.config.vocab_size
             with found_draft_model(config, graph, vocab_size, tokenizer.result, model_len) as draft:
-                return _load(config, checkpoint, graph, tokenizer, defaults, draft)
+                return _load(config, checkpoint, vision, graph, tokenizer, defaults, draft)
     finally:
         checkpoint.close()
 
@@ -163,6 +169,7 @@ def _check_address_space() -> None:
 def _load(
     config: EngineConfig,
     checkpoint: Checkpoint,
+    vision: VisionPart | None,
     graph: Graph,
     tokenizer: _TokenizerInMaking,
     defaults: SamplingDefaults,
@@ -171,40 +178,34 @@ def _load(
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
     limits = executor_limits(config, model_len, graph)
-    warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
-    executor = _executor(config, checkpoint, graph, limits, tokenizer.report)
-    draft: Executor | None = None
-    try:
+    used = {parameter.name for parameter in graph.parameters}
+    warn_unused_weights(checkpoint, used, () if vision is None else vision.tensors)
+    with ExitStack() as opened:
+        executor = _executor(config, checkpoint, graph, limits, tokenizer.report)
+        opened.callback(executor.close)
         vocabulary = tokenizer.result()
+        encodings = None if vision is None else _encodings(config, vision, executor, opened)
         draft = None if draft_model is None else draft_model.load()
+        if draft is not None:
+            opened.callback(draft.close)
         available = beside_draft(config, _cache_memory(config, executor, model_len), executor.cache_sizes, draft)
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
         executor.allocate_cache(plan.num_blocks, config.block_size, plan.num_states)
-        engine_limits = EngineLimits(
-            max_model_len=plan.max_model_len,
-            max_num_seqs=plan.max_num_seqs,
-            num_states=plan.num_states,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_num_outputs=limits.max_num_outputs,
-            block_size=config.block_size,
-            num_blocks=plan.num_blocks,
+        engine_limits = replace(
+            _engine_limits(config, plan, limits, graph),
             vocab_size=checkpoint.config.vocab_size,
-            enable_prefix_caching=config.enable_prefix_caching and not graph.takes_whole_texts,
             longer_context=_longer_context(model_len, plan.max_model_len, trained),
-            max_itl_s=config.max_itl / 1e3 if graph.generates else 0.0,
-            span_width=span_width(graph),
+            images=NO_IMAGES if vision is None else image_limits(vision),
         )
         texts = text_model(graph, checkpoint.pooling, vocabulary)
         heads = text_heads(graph, checkpoint, texts, vocabulary)
         identity = cache_identity(config, checkpoint, graph, executor)
         store = _prompt_store(config, identity) if engine_limits.enable_prefix_caching else None
         engine = Engine(executor, vocabulary, engine_limits, texts, heads, identity, store)
+        if encodings is not None:
+            engine.see(encodings)
         _use_drafts(engine, config, graph, draft)
-    except BaseException:
-        executor.close()
-        if draft is not None:
-            draft.close()
-        raise
+        opened.pop_all()
     if model_len > trained:
         logger.warning("max_model_len %d exceeds the %d that the model was made for", model_len, trained)
     return LoadedModel(
@@ -219,6 +220,31 @@ def _load(
         no_drafts=why_no_drafts(config, graph),
         sampling_defaults=defaults,
     )
+
+
+def _engine_limits(config: EngineConfig, plan: CachePlan, limits: ExecutorLimits, graph: Graph) -> EngineLimits:
+    """The limits that follow from options and graph."""
+    return EngineLimits(
+        max_model_len=plan.max_model_len,
+        max_num_seqs=plan.max_num_seqs,
+        num_states=plan.num_states,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_outputs=limits.max_num_outputs,
+        block_size=config.block_size,
+        num_blocks=plan.num_blocks,
+        vocab_size=graph.output.cols,
+        enable_prefix_caching=config.enable_prefix_caching and not graph.takes_whole_texts,
+        max_itl_s=config.max_itl / 1e3 if graph.generates else 0.0,
+        span_width=span_width(graph),
+    )
+
+
+def _encodings(config: EngineConfig, vision: VisionPart, executor: Executor, opened: ExitStack) -> Encodings:
+    """Those of a model that sees, on the threads of its executor."""
+    encodings = load_encodings(config, vision)
+    opened.callback(encodings.encoder.close)
+    share_threads(encodings.encoder.executor, executor)
+    return encodings
 
 
 def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore | None:

@@ -67,6 +67,8 @@ class EngineMetrics:
     num_steps_total: int = 0
     num_preemptions_total: int = 0
     num_evictions_total: int = 0
+    num_items_encoded_total: int = 0  # images that went through the encoder
+    encoder_s_total: float = 0.0  # its time
     num_corrupted_total: int = 0  # requests whose logits were no numbers
     num_drafts_total: int = 0  # times that a sequence had drafts in a step
     num_draft_tokens_total: dict[str, int] = field(default_factory=dict)  # by their source

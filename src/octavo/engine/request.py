@@ -15,6 +15,7 @@ from octavo.prompt import Prompt
 
 if TYPE_CHECKING:
     from octavo.batch import Float32, StepOutput
+    from octavo.engine.encoding.rotary import RotaryPositions
     from octavo.engine.kv.block_tier import BlockRow, LoadedBlock
     from octavo.engine.publisher import TextStream
     from octavo.engine.speculation.speculation import Guesses
@@ -204,6 +205,7 @@ class Request:
     is_followed: bool = False  # the progress of its prompt and its metrics are told
     end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    rotary: RotaryPositions | None = None  # of a prompt with images, where positions have several components
     predicted_ids: list[int] = field(default_factory=list)  # of `RequestOptions.prediction`
     sequences: list[Sequence] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)

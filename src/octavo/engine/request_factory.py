@@ -15,6 +15,7 @@ from octavo.engine.consumers.prompt_logprobs import PromptLogprobs
 from octavo.engine.consumers.row_consumer import RowConsumer
 from octavo.engine.consumers.row_taker import RowTaker
 from octavo.engine.consumers.token_sampler import TokenSampler
+from octavo.engine.encoding.rotary import RotaryPositions, rotary_positions
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import TextStream
@@ -23,7 +24,7 @@ from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
 from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams
-from octavo.prompt import Span
+from octavo.prompt import MediaItem, Prompt, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -79,6 +80,7 @@ class RequestFactory:
             options=generation.options,
             is_measured=generation.is_measured and params.is_answered,
             is_followed=generation.is_followed,
+            rotary=self._rotary(prompt),
             bad_words_ids=self._find_bad_words(params.sampling),
             predicted_ids=self._tokenizer.encode(prediction, add_special_tokens=False) if prediction else [],
             times=RequestTimes(arrival=time.perf_counter()),
@@ -133,6 +135,9 @@ class RequestFactory:
         width, place = self._limits.span_width, f"the span at positions {span.start} to {span.end - 1}"
         if not width:
             problem = f"this model takes no images or embeddings: it has no use for {place}; give only tokens"
+        elif span.item is not None and self._limits.images.max_patches:
+            self._check_item(span.item)
+            return
         elif span.values is None:
             problem = f"{place} has no values, and nothing makes them; give float32 [{span.length}, {width}]"
         elif span.values.shape[1] != width:
@@ -140,6 +145,30 @@ class RequestFactory:
         else:
             return
         raise UsageError(problem, param="prompt", code="unsupported_content")
+
+    def _check_item(self, item: MediaItem) -> None:
+        """Raises UsageError if an item is too large for the encoder, or its pixels are not those of its grid."""
+        limits = self._limits.images
+        if item.num_patches > limits.max_patches:
+            raise UsageError(
+                f"an image has {item.num_patches} patches; this engine takes {limits.max_patches} at once. Send a "
+                "smaller one, or raise image_max_tokens",
+                param="prompt",
+                code="image_too_large",
+            )
+        for tile, pixels in zip(item.layout.tiles, item.tiles, strict=True):
+            sides = tile.grid_rows * limits.patch_size, tile.grid_cols * limits.patch_size
+            if pixels.shape[:2] != sides:
+                raise UsageError(
+                    f"a tile has {pixels.shape[0]} x {pixels.shape[1]} pixels, its layout {sides[0]} x {sides[1]}: "
+                    "make both with the model's processor",
+                    param="prompt",
+                    code="invalid_image",
+                )
+
+    def _rotary(self, prompt: Prompt) -> RotaryPositions | None:
+        images = self._limits.images
+        return None if images.position_components == 1 else rotary_positions(prompt, images.merge_size)
 
     def _check_params(self, params: Params, room: int) -> None:
         """Raises UsageError if the parameters name a token that the model lacks, or exceed its limits.

@@ -28,6 +28,7 @@ from octavo.engine.step_budget import StepBudget
 from octavo.engine.step_times import StepTimes
 
 if TYPE_CHECKING:
+    from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.limits import EngineLimits
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Scheduler:
         takes_whole_texts: bool = False,
     ) -> None:
         """takes_whole_texts: all tokens of a text are computed in one step."""
+        self.encodings: Encodings | None = None  # of a model that sees
         self._takes_whole_texts = takes_whole_texts
         self.admission = admission
         self.kv_cache = admission.kv_cache
@@ -64,20 +66,25 @@ class Scheduler:
 
     # --- a step ---
 
-    def schedule(self, *, is_ahead: bool = False) -> Schedule:
-        """The next step, of groups that are in no step of another stage. It is empty only if these have no work.
+    def schedule(self, *, is_ahead: bool = False, has_time: bool = True) -> Schedule:
+        """The next step, of groups that are in no step of another stage. It is empty only if these have no work, or
+        wait for rows of images.
 
+        has_time: False: what streams may wait is used up: no prompt is computed beside them.
         is_ahead: another one is in flight, its sequences are here as in `overlap.as_if_done`. Nobody is preempted then.
         """
         self._cut_drafts()
         self.admission.take_arrived()
+        if self.encodings is not None:
+            self.encodings.begin_round()
         num_groups = min(len(self._queue.running) + len(self._queue.waiting), self.admission.max_num_seqs)
         step = Schedule(self._max_num_tokens, self._max_num_outputs, self._stages.share(num_groups), is_ahead)
-        step.skips_decodes = self._schedule_alone(step)
+        step.skips_decodes = has_time and self._schedule_alone(step)
         if not step.skips_decodes:
             behind = self._schedule_decodes(step)
             step.num_decodes = len(step.scheduled)
-            if self.step_budget is None or self.step_budget.lets_in(step.num_decode_rows):
+            lets_in = self.step_budget is None or self.step_budget.lets_in(step.num_decode_rows)
+            if lets_in and (has_time or not step.scheduled):
                 self._schedule_chunks(behind, step)
         self._invite_choices(step)
         self.kv_cache.plan_snapshots(step.scheduled.values())
@@ -189,6 +196,9 @@ class Scheduler:
             members = group.members
             sequence, known = members[0], len(members[0].token_ids)
             is_next = known - sequence.num_computed_tokens == 1
+            if is_next and self.encodings is not None and sequence.request.prompt.touches(known - 1, known):
+                behind.append(group)  # the prompt ends with an image, whose rows may be missing
+                continue
             if is_next and len(members) == 1 and not sequence.draft_token_ids and has_room(sequence):
                 consumers = group.consumers
                 is_plain = len(consumers) == 1
@@ -280,9 +290,17 @@ class Scheduler:
         excess = sum(use.count for use in group.rows(first, count)) - step.num_rows_left
         count -= max(excess, 0)  # rows are wanted of the last tokens of a chunk, if of any
         start = first.num_computed_tokens
+        count = self._num_ready(first, count)
         is_first = not step.has_chunks
         if count > 0 and self._schedule_members(group, [count], step) and is_first:
             step.chunk_start = start
+
+    def _num_ready(self, sequence: Sequence, count: int) -> int:
+        """Of a sequence's next tokens, those that need no rows of an image that are still to be made."""
+        prompt, start = sequence.request.prompt, sequence.num_computed_tokens
+        if self.encodings is None or not prompt.spans or count <= 0:
+            return count
+        return self.encodings.num_ready(prompt, start, count)
 
     def _schedule_lockstep(self, group: SequenceGroup, step: Schedule) -> None:
         """Resumes a preempted group: the first member computes the prompt, the others fork there, and all catch up."""
@@ -291,7 +309,7 @@ class Scheduler:
         unstarted = [member for member in members[1:] if not member.block_tables]
         if unstarted and first.num_computed_tokens < num_prompt_tokens:
             count = min(num_prompt_tokens - first.num_computed_tokens, step.num_tokens_left)
-            self._schedule_members(group, [count], step)
+            self._schedule_members(group, [self._num_ready(first, count)], step)
             return
         for member in unstarted:
             self.kv_cache.fork(first, member, num_prompt_tokens)

@@ -23,6 +23,7 @@ MAX_TOKENS_BEHIND = 10
 _STEPS_PER_TOKEN = 3
 
 _FIRST_GUESS_TOKENS = 32
+_LEAST_ENCODER_S = 0.005  # beside steps that take all of max_itl by themselves
 _AIM = 0.9  # of the limit, because steps scatter
 
 
@@ -63,6 +64,12 @@ class StepBudget:
             longest_s = QUIET_STEP_S - self._skipped_s - self._decode_time(num_rows)
             room_s = max(room_s, min(room_s + self._slack_s, missing * per_token, longest_s))
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
+
+    def encoder_s(self, num_rows: int) -> float:
+        """Seconds that an encoder of images may run before the streams' next step, or without any."""
+        if not num_rows:
+            return QUIET_STEP_S
+        return max(self._room_beside(num_rows), _LEAST_ENCODER_S)
 
     def lets_skip(self, num_rows: int, num_tokens: int) -> bool:
         """True if the streams must wait for a step that computes a whole prompt of num_tokens alone.

@@ -1,10 +1,18 @@
-"""The rows that spans of prompts give in place of embeddings: their domain, and their use in a graph."""
+"""The rows that spans of prompts give in place of embeddings: their domain, and their use in the graph of a decoder."""
 
 from __future__ import annotations
 
-from octavo.graph.builder import Graph
-from octavo.graph.ops.linear import Input
-from octavo.graph.ops.rows import Splice
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from octavo.errors import GraphError
+from octavo.graph.builder import Graph, Node
+from octavo.graph.ops.attention import Rope
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import Embedding, Input
+from octavo.graph.ops.rows import AddRows, Splice
+from octavo.graph.ops.rowwise import RMSNorm, Scale
+from octavo.graph.ops.streams import Columns
 from octavo.graph.values import TOKENS, IndexArray, RowDomain, Value
 
 SPANS = RowDomain("spans")
@@ -12,6 +20,27 @@ SPANS = RowDomain("spans")
 
 SPAN_ROWS = IndexArray(TOKENS, "spans")
 """The row of SPANS that each token has in place of its embedding; -1: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The differences of a decoder that sees from one that only reads.
+
+    axes: of each rotary frequency, the component of a token's position that it multiplies; None: it has one.
+    num_added: the first layers to whose outputs further features of the images are added (DeepStack).
+    """
+
+    axes: tuple[int, ...] | None = None
+    num_added: int = 0
+
+    @property
+    def components(self) -> int:
+        """Those of a token's position."""
+        return 1 if self.axes is None else max(self.axes) + 1
+
+
+READS_ONLY = Sight()
+"""Rows of images in place of embeddings, and no other difference."""
 
 
 def splice_spans(g: Graph, x: Value) -> Value:
@@ -22,3 +51,73 @@ def splice_spans(g: Graph, x: Value) -> Value:
 def span_width(graph: Graph) -> int:
     """The columns of the values that spans of prompts give; 0: the graph takes none."""
     return next((value.cols for value in graph.inputs if value.rows is SPANS), 0)
+
+
+def with_sight(graph: Graph, sight: Sight) -> Graph:
+    """The same decoder, which takes values of spans as well: [SPANS, hidden * (1 + num_added)].
+
+    They stand in place of scaled embeddings. Raises GraphError for a decoder without the parts that change.
+    """
+    return Graph.from_nodes(graph, _Rewrite(graph, sight).nodes(), graph.outputs)
+
+
+class _Rewrite:
+    """Walks the nodes in their order; values behind a change have new ones in their place."""
+
+    def __init__(self, graph: Graph, sight: Sight) -> None:
+        self._graph, self._sight = graph, sight
+        self._next_id = 1 + max(node.output.id for node in graph.nodes)
+        self._same: dict[Value, Value] = {}
+        embedding = next((node for node in graph.nodes if isinstance(node.op, Embedding)), None)
+        if embedding is None:
+            raise GraphError("a decoder that sees has an embedding")
+        users = [node for node in graph.nodes if embedding.output in node.op.inputs]
+        is_scaled = len(users) == 1 and isinstance(users[0].op, Scale)
+        self._spliced = users[0].output if is_scaled else embedding.output
+        self._added = {self._output_of(layer): layer for layer in range(sight.num_added)}
+
+    def nodes(self) -> Iterator[Node]:
+        """The nodes of the new graph."""
+        width = self._spliced.cols
+        count = 1 + self._sight.num_added
+        entry = Node(Input(0, SPANS, width * count), self._value(SPANS, width * count), "embed_tokens")
+        yield entry
+        parts = [entry.output]
+        if count > 1:
+            cut = [
+                Node(Columns(entry.output, i * width, width), self._value(SPANS, width), "spans") for i in range(count)
+            ]
+            yield from cut
+            parts = [node.output for node in cut]
+        for node in self._graph.nodes:
+            yield replace(node, op=self._changed(node.op))
+            value = node.output
+            if value == self._spliced:
+                yield self._in_place_of(value, Splice(value, parts[0], SPAN_ROWS), node.layer)
+            if value in self._added:
+                yield self._in_place_of(value, AddRows(value, parts[1 + self._added[value]], SPAN_ROWS), node.layer)
+
+    def _changed(self, op: Op) -> Op:
+        op = op.with_inputs(lambda value: self._same.get(value, value))
+        if self._sight.axes is None or not isinstance(op, Rope):
+            return op
+        if len(op.rope.frequencies) != len(self._sight.axes):
+            raise GraphError(f"{len(self._sight.axes)} axes for {len(op.rope.frequencies)} rotary frequencies")
+        return replace(op, rope=replace(op.rope, axes=self._sight.axes))
+
+    def _in_place_of(self, value: Value, op: Op, layer: str) -> Node:
+        self._same[value] = self._value(value.rows, value.cols)
+        return Node(op, self._same[value], layer)
+
+    def _value(self, rows: RowDomain, cols: int) -> Value:
+        self._next_id += 1
+        return Value(self._next_id, rows, cols)
+
+    def _output_of(self, layer: int) -> Value:
+        """The hidden states after a layer: what the norm of the next one reads."""
+        for node in self._graph.nodes:
+            if node.layer_index == layer + 1 and isinstance(node.op, RMSNorm):
+                return node.op.x
+        raise GraphError(
+            f"layer {layer + 1} begins with no norm: the features of images have no place after layer {layer}"
+        )

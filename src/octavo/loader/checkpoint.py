@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from octavo import models
 from octavo.errors import ModelLoadError
+from octavo.graph.spans import Sight
 from octavo.loader.gguf import open_gguf
 from octavo.loader.json_file import read_json_object
 from octavo.loader.model_file import find_model_file, is_gguf
@@ -58,6 +59,7 @@ class Checkpoint:
     stored: Sequence[WeightInfo]  # the weights as the files have them
     quantization: str | None = None  # method of a quantized safetensors checkpoint
     pooling: PoolingConfig = field(default_factory=PoolingConfig)  # of vectors and scores of texts
+    sight: Sight | None = None  # None: it reads only text
 
     @property
     def num_parameters(self) -> int:
@@ -72,6 +74,10 @@ class Checkpoint:
     def with_weights(self, weights: Weights) -> Checkpoint:
         """The same model with other weights, which must have the same names and shapes."""
         return replace(self, weights=weights)
+
+    def with_sight(self, sight: Sight) -> Checkpoint:
+        """The same model, which takes rows of images as well."""
+        return replace(self, sight=sight)
 
     def close(self) -> None:
         """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
@@ -93,9 +99,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise
 
 
-def warn_unused_weights(checkpoint: Checkpoint, used: Container[str]) -> None:
-    """Warns of weights that a graph does not use. The graph itself has checked those that it needs."""
-    _warn_unused(checkpoint.path, [name for name in checkpoint.weights if name not in used])
+def warn_unused_weights(checkpoint: Checkpoint, used: Container[str], others: Iterable[str] = ()) -> None:
+    """Warns of weights that a graph does not use. The graph itself has checked those that it needs.
+
+    others: tensors of a part of the model that is another graph.
+    """
+    table = weight_table(models.load_architecture(checkpoint.architecture))
+    known = {checkpoint_name(tensor, table) for tensor in others}
+    _warn_unused(checkpoint.path, [name for name in checkpoint.weights if name not in used and name not in known])
 
 
 def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
@@ -117,7 +128,7 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
     shapes = MappingProxyType({name: source.shape for name, source in stored.items()})
     # Rotary factors are tensors in GGUF files, but they configure: the model reads them as metadata.
     rope = {tensor: file.weight(tensor).dequantize() for tensor in ROPE_FACTORS if tensor in file.tensors}
-    with _errors_of(path):
+    with errors_of(path):
         prefix = f"{file.metadata['general.architecture']}."
         pooling = pooling_of_gguf(file.metadata, prefix)
         config = module.Config.from_gguf(ConfigReader({**file.metadata, **rope}, prefix), shapes)
@@ -143,7 +154,7 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     config_path = path.parent / "config.json"
     config_json = read_json_object(config_path, MAX_CONFIG_BYTES)
     outer = ConfigReader(config_json)
-    with _errors_of(config_path):
+    with errors_of(config_path):
         reader = models.text_part(outer)
     architecture, module = _architecture(
         config_path,
@@ -154,10 +165,10 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     )
     table = weight_table(module)
     settings_path, section = _quantization(config_path, config_json)
-    with _errors_of(settings_path):
+    with errors_of(settings_path):
         packed = {} if section is None else _packed(section, file)
         check_unscaled(file, packed, section)
-    with _errors_of(config_path):
+    with errors_of(config_path):
         config = module.Config.from_hf(reader)
         pooling = pooling_of_directory(path.parent, config_json, config.hidden_size)
         config = config.with_pooling(pooling.pooling)
@@ -174,9 +185,9 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     elif _HEAD not in stored and outer.has("text_config") and outer.flag("tie_word_embeddings", False):
         # Models that also see say it beside the section about text.
         config = replace(config, tie_word_embeddings=True)  # type: ignore[call-arg]
-    with _errors_of(path):
+    with errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
-    with _errors_of(config_path):
+    with errors_of(config_path):
         check_sizes(text_section(reader), config, weights.shapes)
     quantization = section.text("quant_method") if section and packed else None
     if section and not packed:
@@ -206,7 +217,7 @@ def _architecture(
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.40}"
         raise ModelLoadError(f"{path}: {key} {found}; it must name an architecture, one of docs/models.md")
-    with _errors_of(path):
+    with errors_of(path):
         module = models.find_architecture(name, reader, read)
     return models.architecture_name(name, reader), module
 
@@ -218,7 +229,7 @@ def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple
     """
     key = "quantization_config"
     if config_json.get(key) is not None:
-        with _errors_of(config_path):
+        with errors_of(config_path):
             return config_path, ConfigReader(config_json).section(key)
     for name, method in QUANTIZATION_FILES.items():
         if (beside := config_path.with_name(name)).is_file():
@@ -239,7 +250,7 @@ def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
 
 
 @contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
+def errors_of(path: Path) -> Iterator[None]:
     """Adds the file's name to errors about its content."""
     try:
         yield

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from octavo.models._weights import (
     Stack,
     Transform,
     Transpose,
+    Unfolded,
 )
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight, concat, stack
 from octavo.quantization.packed.base import RowIndex
@@ -35,7 +37,7 @@ _Group = dict[TensorName, Source]
 
 
 def transformed(
-    sources: Mapping[str, Source], transforms: Sequence[Transform], config: ModelConfig, file_format: FileFormat
+    sources: Mapping[str, Source], transforms: Sequence[Transform], config: Any, file_format: FileFormat
 ) -> dict[str, Source]:
     """The sources of the graph's weights, made from the stored tensors under their checkpoint names.
 
@@ -47,7 +49,10 @@ def transformed(
         groups.setdefault(name.stem, {})[name] = source
     for transform in transforms:
         if transform.only in (None, file_format) and transform.stem in groups:
-            for name, source in _apply(transform, groups.pop(transform.stem), config):
+            group = groups.pop(transform.stem)
+            if isinstance(transform, Unfolded) and transform.frames in groups:
+                group = _with_frames(group, groups.pop(transform.frames))
+            for name, source in _apply(transform, group, config):
                 groups.setdefault(name.stem, {})[name] = source
     return {str(name): source for group in groups.values() for name, source in group.items()}
 
@@ -164,7 +169,7 @@ def _as_rows(source: Source, rows: int) -> Source:
     return replace(source, type_name="F32", shape=shape, make=make, steps=f"{source.steps} as {rows} rows")
 
 
-def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator[tuple[TensorName, Source]]:
+def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[TensorName, Source]]:
     match transform:
         case Permute():
             order = transform.order(config)
@@ -204,6 +209,49 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
         case Flatten():
             for name, source in group.items():
                 yield name, _flattened(source)
+        case Unfolded():
+            for name, source in group.items():
+                yield name, _as_matrix(source) if len(source.shape) > 2 else source
+
+
+def _with_frames(first: _Group, second: _Group) -> _Group:
+    """Kernels of two frames [out, channels, y, x] as one, [out, channels, 2, y, x]."""
+    joined = dict(first)
+    for name, later in zip([name for name in first if name.kind == ".weight"], second.values(), strict=True):
+        joined[name] = _two_frames(first[name], later)
+    return joined
+
+
+def _two_frames(first: Source, second: Source) -> Source:
+    if first.shape != second.shape or len(first.shape) != 4:
+        raise ModelLoadError(
+            f"tensor {second.tensors[0]!r:.80} is {list(second.shape)}, {first.tensors[0]!r:.80} {list(first.shape)}; "
+            "the kernels of two frames are alike"
+        )
+
+    def make() -> Weight:
+        return DenseWeight(np.stack([each.make().dequantize() for each in (first, second)], axis=2))
+
+    out, channels, *sides = first.shape
+    return Source(
+        "F32",
+        (out, channels, 2, *sides),
+        first.nbytes + second.nbytes,
+        first.tensors + second.tensors,
+        make,
+        f"{first.steps}; {second.steps} as two frames",
+    )
+
+
+def _as_matrix(source: Source) -> Source:
+    shape = (source.shape[0], math.prod(source.shape[1:]))
+
+    def make() -> Weight:
+        weight = source.make()
+        return DenseWeight((weight.data if isinstance(weight, DenseWeight) else weight.dequantize()).reshape(shape))
+
+    type_name = source.type_name if source.type_name in DENSE_TYPES else "F32"
+    return replace(source, type_name=type_name, shape=shape, make=make, steps=f"{source.steps} as a matrix")
 
 
 def _axis(name: TensorName, source: Source) -> int:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from octavo.errors import ModelLoadError
+from octavo.image_layout import ImageLayout, ImageTile
 from octavo.media import families
 from octavo.media.settings import ImageSettings
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from octavo.batch import Float32
 
     UInt8: TypeAlias = npt.NDArray[np.uint8]
+
+
+__all__ = ["ImageLayout", "ImageProcessor", "ImageTile", "Picture", "UInt8", "image_families", "read_processor"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,37 +39,6 @@ class Picture:
     @property
     def height(self) -> int:
         return int(self.pixels.shape[0])
-
-
-@dataclass(frozen=True, slots=True)
-class ImageTile:
-    """A rectangle of pixels that the encoder sees at once.
-
-    grid_rows, grid_cols: its size in patches; num_tokens: the positions of the prompt that it takes.
-    """
-
-    grid_rows: int
-    grid_cols: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLayout:
-    """The tiles of an image of a size, and what stands in the prompt for them.
-
-    width, height: of the picture, in pixels. marks: in order; a text is special tokens or plain text such as a line
-    feed, a number is as many positions of the tiles, which follow each other (a tile may be split, row by row).
-    """
-
-    width: int
-    height: int
-    tiles: tuple[ImageTile, ...]
-    marks: tuple[str | int, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """The positions of all tiles, without those of the texts among them."""
-        return sum(tile.num_tokens for tile in self.tiles)
 
 
 class ImageProcessor(Protocol):

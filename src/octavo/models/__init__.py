@@ -53,7 +53,7 @@ class Architecture(Protocol):
 @cache
 def _declarations() -> Mapping[str, Mapping[str, tuple[Any, ...]]]:
     """The `ALIASES` and `VARIANT_OF` of every module, from its text: importing all of them would delay every start."""
-    modules = [(folder, module.name) for folder in __path__ for module in pkgutil.iter_modules([folder])]
+    modules = [(folder, m.name) for folder in __path__ for m in pkgutil.iter_modules([folder]) if not m.ispkg]
     texts = {
         name: Path(folder, f"{name}.py").read_text("utf-8") for folder, name in modules if not name.startswith("_")
     }

@@ -121,7 +121,19 @@ class Flatten:
     rows: Callable[[Any], int] | None = None
 
 
-Transform = Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp
+@dataclass(frozen=True, slots=True)
+class Unfolded:
+    """Makes a matrix [out, in] of a dense tensor with more dimensions, such as the convolution that embeds patches.
+
+    frames: the stem of a tensor like it, of the second of two frames, whose values follow for each channel.
+    """
+
+    stem: str
+    only: FileFormat | None = None
+    frames: str | None = None
+
+
+Transform = Unfolded | Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from octavo.engine.loading.held_weights import held_weights
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.shard_wishes import Steps
-from octavo.graph.spans import SPANS, span_width
+from octavo.graph.spans import SPANS, span_width, with_sight
 from octavo.graph.values import TOKENS
 from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.tensor_files import Weights
@@ -29,6 +29,8 @@ def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
     config, classifies = checkpoint.config.for_length(context), checkpoint.pooling.is_classifier
     try:
         graph = build_graph(checkpoint.architecture, config, checkpoint.weights.shapes, classifies=classifies)
+        if checkpoint.sight is not None:
+            graph = with_sight(graph, checkpoint.sight)
     except GraphError as error:  # a weight is missing or has another shape than the configuration says
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
     for cache in graph.kv_caches:

@@ -35,6 +35,7 @@ from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import address_of, connect
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import memory_of_rank
+from octavo.engine.loading.encoder import vision_of
 from octavo.engine.loading.model_graph import executor_limits, model_graph, steps_of
 from octavo.engine.ranks.joining import OTHERS_S, join, settled
 from octavo.errors import EngineDeadError, OctavoError, UsageError
@@ -145,6 +146,8 @@ class Follower:
         config = setup.config if self._model is None else replace(setup.config, model=self._model)
         ranks, rank = Ranks.of(config), setup.rank
         checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
+        if (vision := vision_of(config, checkpoint)) is not None:
+            checkpoint = checkpoint.with_sight(vision.config.sight)
         if setup.digest and setup.digest != checkpoint.file.digest():
             node = rank // len(config.ranks_here)
             raise UsageError(

@@ -1,0 +1,99 @@
+"""The rows of images for the spans of prompts: those that are known, and the order in which others are made."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from octavo.prompt import MediaItem, Prompt, Span
+
+if TYPE_CHECKING:
+    from octavo.batch import Float32
+    from octavo.engine.encoding.image_encoder import ImageEncoder
+    from octavo.engine.metrics import EngineMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class Encodings:
+    """Rows by the keys of items: made by the encoder when the scheduler wants them, kept up to a number of bytes.
+
+    The oldest are dropped first, but for those that a running sequence still has to compute.
+    """
+
+    def __init__(self, encoder: ImageEncoder, max_bytes: int) -> None:
+        self.encoder = encoder
+        self.num_bytes = 0
+        self.metrics: EngineMetrics | None = None  # which count its work
+        self._max_bytes = max_bytes
+        self._rows: OrderedDict[bytes, Float32] = OrderedDict()
+        self._wanted: dict[bytes, MediaItem] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """True if rows are wanted that nothing has made yet."""
+        return bool(self._wanted)
+
+    def begin_round(self) -> None:
+        """Forgets what was wanted: the scheduler says it again."""
+        self._wanted.clear()
+
+    def rows_of(self, span: Span) -> Float32 | None:
+        """The rows of a span; None: they have to be made."""
+        if span.item is None:
+            return span.values
+        rows = self._rows.get(span.item.key)
+        if rows is None:
+            return None
+        self._rows.move_to_end(span.item.key)
+        return rows[span.offset : span.offset + span.length]
+
+    def num_ready(self, prompt: Prompt, start: int, count: int) -> int:
+        """Of the tokens from `start` on, those before the first whose rows are to be made, which are wanted then."""
+        for span in prompt.overlapping(start, start + count):
+            if self.rows_of(span) is None:
+                assert span.item is not None
+                self._wanted.setdefault(span.item.key, span.item)
+                return max(span.start - start, 0)
+        return count
+
+    def work(self, seconds: float | None, needed: Callable[[], Iterable[bytes]]) -> None:
+        """Runs the encoder for about so long, or until the items of its step are done.
+
+        needed: the keys of the items that running sequences have to compute.
+        """
+        encoder = self.encoder
+        if not any(item.key in self._wanted for item in encoder.items):
+            encoder.begin(self._next_items())
+        started_at = time.perf_counter()
+        found = encoder.run(seconds)
+        elapsed_s = time.perf_counter() - started_at
+        for item, rows in found:
+            self._wanted.pop(item.key, None)
+            self._rows[item.key] = rows
+            self.num_bytes += rows.nbytes
+        if self.metrics is not None:
+            self.metrics.encoder_s_total += elapsed_s
+            self.metrics.num_items_encoded_total += len(found)
+        if self.num_bytes > self._max_bytes:
+            self._evict({*needed(), *(item.key for item, _ in found)})
+
+    def _next_items(self) -> list[MediaItem]:
+        """The first that is wanted, and those behind it that fit into its step."""
+        items: list[MediaItem] = []
+        left = self.encoder.max_patches
+        for item in self._wanted.values():
+            if items and item.num_patches > left:
+                break
+            items.append(item)
+            left -= item.num_patches
+        return items
+
+    def _evict(self, needed: set[bytes]) -> None:
+        for key in [key for key in self._rows if key not in needed]:
+            if self.num_bytes <= self._max_bytes:
+                return
+            self.num_bytes -= self._rows.pop(key).nbytes

@@ -1,0 +1,69 @@
+"""Positions of tokens with several components: those of text beside images, whose rows lie in a plane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.batch import Int32
+from octavo.prompt import Prompt, Span
+
+_COMPONENTS = 3  # time, row, column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RotaryPositions:
+    """prompt: int32 [3, tokens of the prompt]. shift: of later positions from their place in the sequence."""
+
+    prompt: Int32
+    shift: int
+
+    def of(self, start: int, end: int) -> Int32:
+        """Those of the tokens [start, end) of the sequence: [3, end - start]."""
+        count = self.prompt.shape[1]
+        known = self.prompt[:, start : min(end, count)]
+        if end <= count:
+            return known
+        later = np.arange(max(start, count), end, dtype=np.int32) + np.int32(self.shift)
+        return np.concatenate([known, np.broadcast_to(later, (_COMPONENTS, len(later)))], axis=1)
+
+
+def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
+    """The positions of a prompt with images, of whose tiles a block of merge_size^2 patches is a row; None: of text.
+
+    Text moves on in all components at once. A tile has the time at which it begins, and rows and columns from there;
+    the text after it goes on behind the largest of them. Wang et al., arXiv 2409.12191.
+    """
+    if not prompt.items:
+        return None
+    parts, index, position = [], 0, 0
+    for span in prompt.spans:
+        grid = _grid(span, merge_size)
+        if grid is None:
+            continue
+        rows, cols = grid
+        parts.append(_text(position, span.start - index))
+        position += span.start - index
+        places = np.mgrid[:rows, :cols].reshape(2, -1)
+        parts.append(position + np.concatenate([np.zeros((1, places.shape[1]), places.dtype), places]))
+        index, position = span.end, position + max(rows, cols)
+    parts.append(_text(position, len(prompt) - index))
+    found = np.concatenate(parts, axis=1).astype(np.int32)
+    return RotaryPositions(found, position - index)
+
+
+def _text(position: int, count: int) -> Int32:
+    return np.broadcast_to(np.arange(position, position + count, dtype=np.int32), (_COMPONENTS, count))
+
+
+def _grid(span: Span, merge_size: int) -> tuple[int, int] | None:
+    """Rows and columns of the tile that a span is; None: it is no whole tile."""
+    if span.item is None:
+        return None
+    begin = 0
+    for tile in span.item.layout.tiles:
+        if begin == span.offset and tile.num_tokens == span.length:
+            return tile.grid_rows // merge_size, tile.grid_cols // merge_size
+        begin += tile.num_tokens
+    return None

@@ -1,0 +1,79 @@
+"""Loads the part of a model that sees: its compiled encoder of images, with the cache of its rows."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, cast
+
+from octavo.backends import Backend, ExecutorLimits, get_backend
+from octavo.backends.memory import Sizes
+from octavo.engine.encoding.encodings import Encodings
+from octavo.engine.encoding.image_encoder import ImageEncoder
+from octavo.engine.limits import ImageLimits
+from octavo.engine.loading.devices import backend_name, threads_of_rank
+from octavo.errors import GraphError, ModelLoadError
+from octavo.graph.patches import MERGED, PATCHES
+from octavo.loader.vision import VisionPart, open_vision
+
+if TYPE_CHECKING:
+    from octavo.backends.split import Device
+    from octavo.config import EngineConfig
+    from octavo.loader.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+CPU_IMAGE_TOKENS = 1024  # an image of so many takes seconds there
+
+
+def image_tokens(config: EngineConfig) -> int | None:
+    """The most tokens of an image; None: those of the model's own processor."""
+    if config.image_max_tokens is not None:
+        return config.image_max_tokens
+    name = backend_name(config)
+    is_gpu = name.startswith("torch") and not cast("Device", get_backend(name)).uses_main_memory
+    return None if is_gpu else CPU_IMAGE_TOKENS
+
+
+def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None:
+    """The part of a model that sees, unless the options leave it out; None: it has none. Raises ModelLoadError."""
+    if config.mmproj == "none" or not hasattr(checkpoint.config, "tie_word_embeddings"):
+        return None
+    return open_vision(checkpoint, image_tokens(config))
+
+
+def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
+    """The compiled encoder, with an empty cache. Raises ModelLoadError if its weights do not fit it."""
+    limits, sizes = _planned(config, vision)
+    executor = _backend(config).compile(sizes, vision.weights, limits, num_threads=threads_of_rank(config))
+    encoder = ImageEncoder(executor, vision.processor, vision.config, vision.tables(), limits.further_rows[PATCHES])
+    return Encodings(encoder, config.media_cache_bytes)
+
+
+def image_limits(vision: VisionPart) -> ImageLimits:
+    """The images that the encoder of a model takes."""
+    return ImageLimits(
+        max_patches=vision.max_patches,
+        patch_size=vision.processor.patch_size,
+        merge_size=vision.config.merge_size,
+        position_components=vision.config.sight.components,
+    )
+
+
+def encoder_sizes(config: EngineConfig, vision: VisionPart) -> Sizes:
+    """The memory of the compiled encoder. Raises ModelLoadError if its weights do not fit it."""
+    return _planned(config, vision)[1]
+
+
+def _planned(config: EngineConfig, vision: VisionPart) -> tuple[ExecutorLimits, Sizes]:
+    patches = vision.max_patches
+    rows = {PATCHES: patches, MERGED: patches}
+    limits = ExecutorLimits(1, 1, 1, 1, further_rows=rows)
+    try:
+        graph = vision.graph()
+        return limits, _backend(config).sizes(graph, vision.weights, limits, num_threads=threads_of_rank(config))
+    except GraphError as error:  # a weight is missing or has another shape than the configuration says
+        raise ModelLoadError(f"{vision.path}: the encoder of images: {error}") from error
+
+
+def _backend(config: EngineConfig) -> Backend:
+    return get_backend(backend_name(config))

@@ -1,0 +1,36 @@
+"""The layout of an image by its size: the tiles that an encoder sees, and what stands in a prompt for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTile:
+    """A rectangle of pixels that the encoder sees at once.
+
+    grid_rows, grid_cols: its size in patches; num_tokens: the positions of the prompt that it takes.
+    """
+
+    grid_rows: int
+    grid_cols: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """The tiles of an image of a size, and what stands in the prompt for them.
+
+    width, height: of the picture, in pixels. marks: in order; a text is special tokens or plain text such as a line
+    feed, a number is as many positions of the tiles, which follow each other (a tile may be split, row by row).
+    """
+
+    width: int
+    height: int
+    tiles: tuple[ImageTile, ...]
+    marks: tuple[str | int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """The positions of all tiles, without those of the texts among them."""
+        return sum(tile.num_tokens for tile in self.tiles)

@@ -1,0 +1,124 @@
+"""The part of a model that sees: the encoder of images, its weights and its processor, beside the text model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.batch import Array
+from octavo.errors import ModelLoadError
+from octavo.graph.builder import Graph
+from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, errors_of
+from octavo.loader.json_file import read_json_object
+from octavo.loader.tensor_files import Weights
+from octavo.loader.tensor_names import renamed
+from octavo.loader.transforms import transformed
+from octavo.media.processor import ImageProcessor, read_processor
+from octavo.models._reading import ConfigReader
+from octavo.models.towers import Tower, tower_of
+from octavo.models.towers._tower import TowerConfig
+
+# Widths and heights of pictures that are cut into as many tiles as can be.
+_PROBES = [(width, height) for width in (64, 1024, 4096, 8192) for height in (64, 1024, 4096, 8192)]
+_PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class VisionPart:
+    """tensors: the names of its tensors in the file of the text model, which are no weights of that."""
+
+    tower: Tower
+    config: TowerConfig
+    weights: Weights
+    processor: ImageProcessor
+    tensors: frozenset[str]
+    path: Path  # of its file
+    max_patches: int  # of an image
+
+    def graph(self) -> Graph:
+        """The unoptimized encoder. Raises GraphError naming operation, shapes, layer."""
+        g = Graph(self.weights.shapes)
+        g.output = self.tower.build(g, self.config)
+        return g
+
+    def tables(self) -> Mapping[str, Array]:
+        """The weights that are read on the host."""
+        return {name: self.weights[name].dequantize() for name in self.config.host_tables}
+
+
+def open_vision(checkpoint: Checkpoint, max_tokens: int | None = None) -> VisionPart | None:
+    """The part of a checkpoint that sees; None: it has none, or one that Octavo does not know.
+
+    max_tokens: of an image of any size, where the family can make it smaller. Raises ModelLoadError naming file and
+    key.
+    """
+    return None if checkpoint.format == "gguf" else _from_safetensors(checkpoint, max_tokens)
+
+
+def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionPart | None:
+    folder, file = checkpoint.path.parent, checkpoint.file
+    path = folder / "config.json"
+    config_json = read_json_object(path, MAX_CONFIG_BYTES)
+    tower = tower_of(config_json.get("model_type"))
+    if tower is None or not isinstance(config_json.get("vision_config"), Mapping):
+        return None
+    found = _named(tower, file.tensors)
+    if not found:
+        return None
+    with errors_of(path):
+        config = tower.Config.from_hf(ConfigReader(config_json))
+        stored = {name: file.source(tensor) for tensor, name in found.items()}
+        weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "safetensors"), file)
+    with errors_of(folder / _PREPROCESSOR):
+        processor = limited_processor(str(config_json["model_type"]), config_json, _preprocessor(folder), max_tokens)
+    most = largest_image(processor)
+    return VisionPart(tower, config, weights, processor, frozenset(found), checkpoint.path, most)
+
+
+def limited_processor(
+    model_type: str, config: Mapping[str, Any], preprocessor: Mapping[str, Any], max_tokens: int | None
+) -> ImageProcessor:
+    """A processor whose images have at most so many tokens, where their size is bounded at all.
+
+    Engine and server make it of the same values, so that they agree on the names of contents.
+    """
+    processor = read_processor(model_type, config, preprocessor)
+    most = getattr(processor, "most_pixels", 0)
+    bound = (max_tokens or 0) * (processor.patch_size * processor.merge_size) ** 2
+    if not 0 < bound < most:
+        return processor
+    return read_processor(model_type, config, {**preprocessor, "max_pixels": bound})
+
+
+def largest_image(processor: ImageProcessor) -> int:
+    """The patches of the largest image."""
+    if most := getattr(processor, "most_pixels", 0):
+        return int(most) // processor.patch_size**2
+    layouts = [processor.layout(width, height) for width, height in _PROBES]
+    return max(sum(tile.grid_rows * tile.grid_cols for tile in layout.tiles) for layout in layouts)
+
+
+def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
+    """The tensors of an encoder by their names in the file, with those in its graph."""
+    found = {}
+    for tensor in tensors:
+        prefix = next((prefix for prefix in tower.WEIGHTS.prefixes if tensor.startswith(prefix)), None)
+        if prefix is not None:
+            name = tensor.removeprefix(prefix)
+            found[tensor] = renamed(name, tower.WEIGHTS.names) or name
+    return found
+
+
+def _preprocessor(folder: Path) -> dict[str, Any]:
+    """The settings of the image processor: of a file of its own or, newer, of a section of another."""
+    found: dict[str, Any] = {}
+    if (folder / _PREPROCESSOR).is_file():
+        found = dict(read_json_object(folder / _PREPROCESSOR, MAX_CONFIG_BYTES))
+    if (folder / _PROCESSOR).is_file():
+        section = read_json_object(folder / _PROCESSOR, MAX_CONFIG_BYTES).get("image_processor")
+        if section is not None and not isinstance(section, Mapping):
+            raise ModelLoadError(f"{folder / _PROCESSOR}: image_processor is {section!r:.80}; it is an object")
+        found |= section or {}
+    return found

@@ -1,0 +1,57 @@
+"""The encoders of images, one family in each file, found by its `MODEL_TYPES`.
+
+A module here has `MODEL_TYPES`, the values of `model_type` of config.json, and `PROJECTORS`, those of
+`projector_type` of mmproj files; `Config` (see `TowerConfig`), `build(g, cfg)`, and `WEIGHTS`, its table of tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any, Protocol, cast
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._reading import ConfigReader
+from octavo.models._weights import WeightTable
+from octavo.models.towers._tower import TowerConfig
+
+
+class TowerConfigType(Protocol):
+    """The class `Config` of a family. Both functions raise ModelLoadError naming the key."""
+
+    def from_hf(self, reader: ConfigReader) -> TowerConfig:
+        """reader: config.json."""
+
+    def from_gguf(self, reader: ConfigReader) -> TowerConfig:
+        """reader: the metadata of an mmproj file, without a prefix."""
+
+
+class Tower(Protocol):
+    """A module of this package."""
+
+    MODEL_TYPES: tuple[str, ...]
+    PROJECTORS: tuple[str, ...]
+    WEIGHTS: WeightTable
+    Config: TowerConfigType
+
+    def build(self, g: Graph, cfg: Any) -> Value:
+        """Writes the encoder down in `g` and returns its rows [MERGED, `cfg.output_width`]."""
+
+
+@cache
+def towers() -> tuple[Tower, ...]:
+    """All families."""
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    return tuple(cast(Tower, importlib.import_module(f"{__name__}.{name}")) for name in names)
+
+
+def tower_of(model_type: object) -> Tower | None:
+    """The encoder of images of models with this `model_type` in config.json; None: there is none."""
+    return next((tower for tower in towers() if model_type in tower.MODEL_TYPES), None)
+
+
+def tower_of_projector(projector: object) -> Tower | None:
+    """That of mmproj files with this `projector_type`; None: there is none."""
+    return next((tower for tower in towers() if projector in tower.PROJECTORS), None)

@@ -1,0 +1,118 @@
+"""The configuration that encoders of images share, and what a step of theirs reads beside the patches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.batch import Array, DomainRows, Float32, Int32
+from octavo.graph.builder import Graph
+from octavo.graph.ops.attention import Rope, RopeParams
+from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams
+from octavo.graph.patches import BLOCKS, MERGED, PATCHES
+from octavo.graph.spans import READS_ONLY, Sight
+from octavo.graph.values import Value
+from octavo.image_layout import ImageTile
+
+
+@dataclass(frozen=True, slots=True)
+class TowerInputs:
+    """The arrays of a step of an encoder beside the patches.
+
+    inputs: further inputs of the graph, from slot 1 on. domains: the rows of PATCHES and MERGED.
+    """
+
+    inputs: tuple[Float32, ...]
+    domains: Mapping[str, DomainRows]
+
+
+@dataclass(frozen=True, slots=True)
+class TowerConfig:
+    """Base of the families' `Config`.
+
+    patch_values: numbers of a patch. merge_size: patches at the side of a block. output_width: of a row. sight: the
+    difference of the decoder. host_tables: weights that `inputs` reads.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    patch_values: int
+    merge_size: int
+    output_width: int
+    sight: Sight = READS_ONLY
+    host_tables: tuple[str, ...] = ()
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """The rows of q, k and v."""
+        return (self.hidden_size,) * 3
+
+    def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
+        """The arrays of a step of these tiles beside their patches. tables: the weights `host_tables`."""
+        raise NotImplementedError
+
+
+def tile_rows(tiles: Sequence[ImageTile], merge: int, *, positions: bool = True) -> dict[str, DomainRows]:
+    """The rows of a step whose blocks of patches lie next to each other. positions: row and column of each patch."""
+    counts = [tile.grid_rows * tile.grid_cols for tile in tiles]
+    starts = np.cumsum([0, *counts], dtype=np.int32)
+    total = int(starts[-1])
+    places = np.concatenate([block_places(tile, merge) for tile in tiles], axis=1) if positions else None
+    blocks = np.arange(total, dtype=np.int32)
+    return {
+        PATCHES.name: DomainRows(total, starts, places),
+        MERGED.name: DomainRows(total // merge**2, indices={BLOCKS.name: blocks}),
+    }
+
+
+def block_places(tile: ImageTile, merge: int) -> Int32:
+    """Row and column of the patches of a tile, block by block: int32 [2, patches]."""
+    rows, cols = np.mgrid[: tile.grid_rows, : tile.grid_cols].astype(np.int32)
+    return np.stack([in_blocks(grid, merge) for grid in (rows, cols)])
+
+
+def in_blocks(grid: NDArray[np.generic], merge: int) -> NDArray[np.generic]:
+    """grid [rows, cols, ...] as [rows * cols, ...], block by block."""
+    rows, cols, *rest = grid.shape
+    blocks = grid.reshape(rows // merge, merge, cols // merge, merge, *rest).swapaxes(1, 2)
+    return np.ascontiguousarray(blocks.reshape(rows * cols, *rest))
+
+
+def bilinear(table: Array, side: int, rows: int, cols: int) -> Float32:
+    """A learned table [side * side, width] at the places of a grid with the same corners: [rows, cols, width]."""
+    grid = table.reshape(side, side, -1).astype(np.float32)
+
+    def taps(count: int) -> tuple[Int32, Int32, Float32]:
+        places = np.linspace(0, side - 1, count, dtype=np.float32)
+        low = places.astype(np.int32)
+        return low, np.minimum(low + 1, side - 1), places - low.astype(np.float32)
+
+    (top, bottom, down), (left, right, across) = taps(rows), taps(cols)
+    down, across = down[:, None, None], across[None, :, None]
+    upper = grid[top][:, left] * (1 - across) + grid[top][:, right] * across
+    lower = grid[bottom][:, left] * (1 - across) + grid[bottom][:, right] * across
+    return (upper * (1 - down) + lower * down).astype(np.float32, copy=False)
+
+
+def plane_rope(head_dim: int, theta: float = 10000.0) -> RopeParams:
+    """Rotary embedding of patches: the first half of the pairs turns by the row, the second by the column."""
+    quarter = head_dim // 4
+    frequencies = tuple(float(theta ** (-i / quarter)) for i in range(quarter))
+    return RopeParams(frequencies * 2, axes=(0,) * quarter + (1,) * quarter)
+
+
+def attention(g: Graph, x: Value, cfg: TowerConfig, stem: str, rope: RopeParams | None) -> Value:
+    """The attention of a layer whose projections are `q_proj`, `k_proj` and `v_proj` under `stem`; without the last."""
+    q, k, v = (g.linear(x, f"{stem}.{part}_proj") for part in "qkv")
+    if rope is not None:
+        q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
+    heads = EncoderAttentionParams(cfg.num_heads, cfg.num_heads, cfg.head_dim, cfg.head_dim**-0.5)
+    return g.add(EncoderAttention(q, k, v, heads))

@@ -1,0 +1,161 @@
+"""The encoder of Qwen 3 VL, and of Qwen 3.5 without DeepStack: learned and rotary places. arXiv 2511.21631."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.batch import Array
+from octavo.graph.builder import Graph
+from octavo.graph.ops.linear import Input
+from octavo.graph.ops.rows import Gather
+from octavo.graph.ops.rowwise import Activation
+from octavo.graph.ops.streams import SideBySide
+from octavo.graph.patches import BLOCKS, PATCHES
+from octavo.graph.spans import Sight
+from octavo.graph.values import Value
+from octavo.image_layout import ImageTile
+from octavo.models._classic import ACTIVATIONS
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._rope import rope_section
+from octavo.models._weights import Split, Unfolded, WeightTable
+from octavo.models._wrapped import text_section
+from octavo.models.towers._tower import TowerConfig, TowerInputs, attention, bilinear, in_blocks, plane_rope, tile_rows
+
+MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+PROJECTORS = ("qwen3vl_merger",)
+
+_NORM_EPS = 1e-6
+_TABLE = "pos_embed.weight"
+_QKV = tuple(f"blocks.*.attn.{part}_proj" for part in "qkv")
+WEIGHTS = WeightTable(
+    prefixes=("model.visual.", "visual."),
+    names={
+        # GGUF
+        "v.patch_embd": "patch_embed.proj",
+        "v.patch_embd.weight.1": "patch_embed.later.weight",
+        "v.position_embd": "pos_embed",
+        "v.post_ln": "merger.norm",
+        "mm.0": "merger.linear_fc1",
+        "mm.2": "merger.linear_fc2",
+        "v.blk.*.ln1": "blocks.*.norm1",
+        "v.blk.*.ln2": "blocks.*.norm2",
+        "v.blk.*.attn_qkv": "blocks.*.attn.qkv",
+        "v.blk.*.attn_out": "blocks.*.attn.proj",
+        "v.blk.*.ffn_up": "blocks.*.mlp.linear_fc1",
+        "v.blk.*.ffn_down": "blocks.*.mlp.linear_fc2",
+        "v.deepstack.*.norm": "deepstack.*.norm",
+        "v.deepstack.*.fc1": "deepstack.*.linear_fc1",
+        "v.deepstack.*.fc2": "deepstack.*.linear_fc2",
+        # safetensors
+        "deepstack_merger_list.*.norm": "deepstack.*.norm",
+        "deepstack_merger_list.*.linear_fc1": "deepstack.*.linear_fc1",
+        "deepstack_merger_list.*.linear_fc2": "deepstack.*.linear_fc2",
+    },
+    transforms=(
+        Unfolded("patch_embed.proj", frames="patch_embed.later"),
+        Split("blocks.*.attn.qkv", _QKV, lambda cfg: cfg.qkv_rows),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(TowerConfig):
+    """The shared configuration.
+
+    table_side: of the square of learned places. deepstack: the layers after which features are taken, with the numbers
+    of their mergers.
+    """
+
+    activation: str = "gelu_tanh"
+    table_side: int = 48
+    deepstack: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        vision, text = reader.section("vision_config"), text_section(reader)
+        layers = [int(layer) for layer in _listed(vision, "deepstack_visual_indexes")]
+        patch, frames = vision.integer("patch_size", 16), vision.integer("temporal_patch_size", 2, high=16)
+        count = vision.integer("num_position_embeddings", 2304, high=MAX_WIDTH)
+        side = math.isqrt(count)
+        if side * side != count:
+            raise vision.error("num_position_embeddings", count, "must be a square")
+        name = vision.text("hidden_act", "gelu_pytorch_tanh")
+        if name not in ACTIVATIONS:
+            raise vision.error("hidden_act", name, f"must be {', '.join(ACTIVATIONS)}")
+        return cls(
+            num_layers=vision.integer("depth", 27, high=MAX_LAYERS),
+            hidden_size=vision.integer("hidden_size", 1152, high=MAX_WIDTH),
+            num_heads=vision.integer("num_heads", 16, high=MAX_WIDTH),
+            patch_values=vision.integer("in_channels", 3, high=16) * frames * patch * patch,
+            merge_size=vision.integer("spatial_merge_size", 2, high=16),
+            output_width=vision.integer("out_hidden_size", 3584, high=MAX_WIDTH) * (1 + len(layers)),
+            sight=Sight(_axes_from_hf(text), len(layers)),
+            host_tables=(_TABLE,),
+            activation=ACTIVATIONS[name],
+            table_side=side,
+            deepstack=tuple((layer, number) for number, layer in enumerate(layers)),
+        )
+
+    def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
+        table = tables[_TABLE]
+        places = [
+            in_blocks(bilinear(table, self.table_side, tile.grid_rows, tile.grid_cols), self.merge_size)
+            for tile in tiles
+        ]
+        return TowerInputs((np.concatenate(places),), tile_rows(tiles, self.merge_size))
+
+
+def _axes_from_hf(text: ConfigReader) -> tuple[int, ...]:
+    """Interleaved sections: of three neighbouring frequencies the second turns by the row and the third by the column,
+    as far as their sections reach; all others turn by time."""
+    section = rope_section(text)
+    head_dim = text.integer("head_dim", 128, high=MAX_WIDTH)
+    rotary = int(head_dim * section.number("partial_rotary_factor", 1.0, high=1.0)) // 2
+    sections = section.counts("mrope_section", 3) if section.has("mrope_section") else (24, 20, 20)
+    return interleaved_axes(rotary, sections)
+
+
+def interleaved_axes(count: int, sections: Sequence[int]) -> tuple[int, ...]:
+    """The component of each of `count` frequencies. sections: frequencies of time, row and column."""
+    axes = [0] * count
+    for axis in (1, 2):
+        for i in range(axis, min(3 * sections[axis], count), 3):
+            axes[i] = axis
+    return tuple(axes)
+
+
+def _listed(reader: ConfigReader, key: str) -> tuple[float, ...]:
+    stored = reader.values.get(reader.prefix + key)
+    return () if not isinstance(stored, (list, tuple)) else reader.numbers(key, len(stored), low=-1.0)
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The rows [MERGED, output_width]: those of the last layer, then those of DeepStack's."""
+    h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "patch_embed.proj")
+    h = h + g.add(Input(1, PATCHES, cfg.hidden_size))
+    rope, features = plane_rope(cfg.head_dim), []
+    for i in range(cfg.num_layers):
+        stem = f"blocks.{i}"
+        x = g.layer_norm(h, f"{stem}.norm1", _NORM_EPS)
+        h = h + g.linear(attention(g, x, cfg, f"{stem}.attn", rope), f"{stem}.attn.proj")
+        x = g.layer_norm(h, f"{stem}.norm2", _NORM_EPS)
+        up = g.add(Activation(g.linear(x, f"{stem}.mlp.linear_fc1"), cfg.activation))
+        h = h + g.linear(up, f"{stem}.mlp.linear_fc2")
+        for layer, number in cfg.deepstack:
+            if layer == i:
+                merged = g.add(Gather(h, BLOCKS, cfg.merge_size**2))
+                normed = g.layer_norm(merged, f"deepstack.{number}.norm", _NORM_EPS)
+                features.append(_merger(g, normed, f"deepstack.{number}"))
+    h = g.add(Gather(g.layer_norm(h, "merger.norm", _NORM_EPS), BLOCKS, cfg.merge_size**2))
+    out = _merger(g, h, "merger")
+    for feature in features:
+        out = g.add(SideBySide(out, feature))
+    return out
+
+
+def _merger(g: Graph, x: Value, stem: str) -> Value:
+    return g.linear(g.add(Activation(g.linear(x, f"{stem}.linear_fc1"), "gelu")), f"{stem}.linear_fc2")

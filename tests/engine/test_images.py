@@ -1,0 +1,206 @@
+"""Models that see against transformers: whole prompts, chunks, batches, cached prefixes, preemption; and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from octavo import LLM, SamplingParams, UsageError
+from octavo.config import EngineConfig
+from octavo.engine.load import load_engine
+from octavo.engine.texts.placing import place_items
+from octavo.media.processor import Picture
+from octavo.outputs import RequestOutput
+from octavo.prompt import MediaItem, Prompt
+from tests.support import tiny_vision
+from tests.support.answers import answers_of
+from tests.support.fake_executor import create_request
+
+# Text before, between and behind two images of other shapes, so that the shift of later positions matters.
+PICTURES = [tiny_vision.picture(0, 40, 24), tiny_vision.picture(1, 24, 56)]
+TEXTS = [np.random.default_rng(seed).integers(10, 250, count).tolist() for seed, count in enumerate((5, 4, 7))]
+PARTS = [TEXTS[0], PICTURES[0], TEXTS[1], PICTURES[1], TEXTS[2]]
+NUM_TOKENS = 6
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, logprobs=0, ignore_eos=True)
+# Of log-probabilities; a cache on the CPU has 16-bit numbers.
+TOLERANCE = 2e-3
+
+
+@cache
+def model(name: str) -> PreTrainedModel:
+    return tiny_vision.tiny_model(name)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("vision")
+    return {name: tiny_vision.save(model(name), root / name, name) for name in tiny_vision.CONFIGS}
+
+
+def loaded(folder: Path, **options: Any) -> LLM:
+    given = {"backend": "cpu", "num_threads": 2, "max_num_seqs": 4, "kv_cache_memory": "8MiB", **options}
+    return LLM(str(folder), **given)
+
+
+def item_of(llm: LLM, picture: Picture, key: bytes) -> MediaItem:
+    processor = llm._session.model().engine.encodings.encoder.processor  # type: ignore[union-attr]
+    layout = processor.layout(picture.width, picture.height)
+    return MediaItem(key, layout, processor.resize(picture, layout))
+
+
+def prompt_of(llm: LLM, name: str, parts: list[Any], keys: str = "abcd") -> Prompt:
+    placeholder = model(name).config.image_token_id
+    pictures = [part for part in parts if isinstance(part, Picture)]
+    items = [item_of(llm, picture, key.encode()) for picture, key in zip(pictures, keys, strict=False)]
+    ids = [i for part in parts for i in ([placeholder] if isinstance(part, Picture) else part)]
+    return place_items(ids, items, placeholder, llm.tokenizer.encode)
+
+
+@cache
+def expected(name: str, order: tuple[int, ...] = (0, 1, 2, 3, 4)) -> tuple[list[int], list[float]]:
+    """The greedy tokens of transformers, and their log-probabilities."""
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    for _ in range(NUM_TOKENS):
+        logits = tiny_vision.expected_logits(name, model(name), [PARTS[i] for i in order], tokens)[-1]
+        row = torch.log_softmax(torch.from_numpy(logits).double(), -1)
+        tokens.append(int(row.argmax()))
+        logprobs.append(float(row.max()))
+    return tokens, logprobs
+
+
+def assert_right(output: RequestOutput, name: str, order: tuple[int, ...] = (0, 1, 2, 3, 4)) -> None:
+    tokens, logprobs = expected(name, order)
+    choice = output.outputs[0]
+    assert choice.token_ids == tokens
+    found = [entry[token].logprob for entry, token in zip(choice.logprobs or [], tokens, strict=True)]
+    np.testing.assert_allclose(found, logprobs, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "torch:cpu"])
+@pytest.mark.parametrize("name", tiny_vision.CONFIGS)
+def test_answers_about_two_images(name: str, backend: str, folders: dict[str, Path]) -> None:
+    with loaded(folders[name], backend=backend) as llm:
+        (output,) = llm.generate([prompt_of(llm, name, PARTS)], PARAMS)
+        assert_right(output, name)
+        assert llm.metrics.num_items_encoded_total == 2
+        assert llm.metrics.encoder_s_total > 0
+
+
+@pytest.mark.parametrize("budget", [4, 7])
+@pytest.mark.parametrize("name", tiny_vision.CONFIGS)
+def test_chunks_and_neighbours_change_nothing(name: str, budget: int, folders: dict[str, Path]) -> None:
+    """An image first, an image last, one alone, and a text, all at once in chunks."""
+    orders: list[tuple[int, ...]] = [(0, 1, 2, 3, 4), (1, 2), (0, 3), (0, 2, 4)]
+    with loaded(folders[name], max_num_batched_tokens=budget) as llm:
+        prompts = [prompt_of(llm, name, [PARTS[i] for i in order], "ab" if 1 in order else "b") for order in orders]
+        for output, order in zip(llm.generate(prompts, PARAMS), orders, strict=True):
+            assert_right(output, name, order)
+        assert llm.metrics.num_items_encoded_total == 2
+
+
+@pytest.mark.parametrize("name", tiny_vision.CONFIGS)
+def test_cached_prefixes_and_rows_are_used_again(name: str, folders: dict[str, Path]) -> None:
+    with loaded(folders[name], block_size=16) as llm:
+        whole = prompt_of(llm, name, PARTS)
+        (first,) = llm.generate([whole], PARAMS)
+        assert_right(first, name)
+        llm._session.model().engine.encodings._rows.clear()  # type: ignore[union-attr]
+        encoded = llm.metrics.num_items_encoded_total
+        (second,) = llm.generate([whole], PARAMS)
+        assert_right(second, name)
+        num_cached = second.metrics.num_cached_tokens
+        assert num_cached > whole.spans[0].end
+        assert llm.metrics.num_items_encoded_total - encoded == (num_cached < whole.spans[1].end)
+        # Another picture of the same size shares nothing from its first position on.
+        other = prompt_of(llm, name, PARTS, "xy")
+        (third,) = llm.generate([other], PARAMS)
+        assert third.metrics.num_cached_tokens <= whole.spans[0].start
+        assert third.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_preempted_requests_are_computed_again(folders: dict[str, Path]) -> None:
+    name, block = "qwen3_vl", 4 * 2 * 32 * 2 * 2 * 8  # bytes; a prompt takes seven, and an answer one more
+    given = {"block_size": 8, "kv_cache_memory": 14 * block, "max_model_len": 64, "enable_prefix_caching": False}
+    with loaded(folders[name]) as llm:
+        prompt = prompt_of(llm, name, PARTS)
+    model = load_engine(EngineConfig(model=str(folders[name]), backend="cpu", num_threads=2, max_num_seqs=4, **given))
+    for request in "12":
+        model.engine.add_request(create_request(model.engine, request, prompt, PARAMS))
+    outputs = answers_of(model.engine)
+    assert [outputs[request].outputs[0].token_ids for request in "12"] == [expected(name)[0]] * 2
+    assert model.engine.metrics.num_preemptions_total > 0
+    model.executor.close()
+    model.engine.close()
+
+
+def test_choices_share_the_images_of_their_prompt(folders: dict[str, Path]) -> None:
+    with loaded(folders["qwen3_vl"]) as llm:
+        several = SamplingParams(n=3, max_tokens=4, temperature=0, ignore_eos=True)
+        (output,) = llm.generate([prompt_of(llm, "qwen3_vl", PARTS)], several)
+        assert [choice.token_ids for choice in output.outputs] == [expected("qwen3_vl")[0][:4]] * 3
+        assert llm.metrics.num_items_encoded_total == 2
+
+
+def test_a_small_cache_of_rows_keeps_what_is_needed(folders: dict[str, Path]) -> None:
+    with loaded(folders["qwen3_vl"], media_cache_size=1, enable_prefix_caching=False) as llm:
+        for _ in range(2):
+            (output,) = llm.generate([prompt_of(llm, "qwen3_vl", PARTS)], PARAMS)
+            assert_right(output, "qwen3_vl")
+        encodings = llm._session.model().engine.encodings
+        assert encodings is not None
+        assert len(encodings._rows) <= 2
+        assert llm.metrics.num_items_encoded_total == 3  # only the last was kept
+
+
+def test_without_its_part_that_sees_a_model_refuses_images(folders: dict[str, Path]) -> None:
+    name = "qwen3_vl"
+    with loaded(folders[name]) as llm:
+        prompt = prompt_of(llm, name, PARTS)
+        (output,) = llm.generate([TEXTS[0]], PARAMS)
+        whole_text = output.outputs[0].token_ids
+    with loaded(folders[name], mmproj="none") as llm:
+        (output,) = llm.generate([TEXTS[0]], PARAMS)
+        assert output.outputs[0].token_ids == whole_text
+        with pytest.raises(UsageError, match="takes no images"):
+            llm.generate(prompt, PARAMS)
+
+
+@pytest.fixture(scope="module")
+def small(folders: dict[str, Path]) -> Iterator[LLM]:
+    with loaded(folders["qwen3_vl"], image_max_tokens=16) as llm:
+        yield llm
+
+
+def test_large_images_are_made_smaller_or_refused(small: LLM, folders: dict[str, Path]) -> None:
+    big = tiny_vision.picture(3, 64, 64)
+    assert item_of(small, big, b"a").num_rows == 16
+    with loaded(folders["qwen3_vl"]) as other:
+        item = item_of(other, big, b"a")
+    assert item.num_rows > 16
+    placeholder = model("qwen3_vl").config.image_token_id
+    with pytest.raises(UsageError, match=r"256 patches; this engine takes 64 at once.*image_max_tokens") as refusal:
+        small.generate(place_items([placeholder], [item], placeholder, small.tokenizer.encode), PARAMS)
+    assert refusal.value.code == "image_too_large"
+
+
+def test_pixels_that_are_not_those_of_the_layout_are_refused(small: LLM) -> None:
+    item = item_of(small, PICTURES[0], b"a")
+    wrong = MediaItem(b"a", item.layout, (item.tiles[0][:-1],))
+    placeholder = model("qwen3_vl").config.image_token_id
+    with pytest.raises(UsageError, match=r"a tile has .* pixels, its layout") as refusal:
+        small.generate(place_items([placeholder], [wrong], placeholder, small.tokenizer.encode), PARAMS)
+    assert refusal.value.code == "invalid_image"
+
+
+def test_as_many_places_as_images(small: LLM) -> None:
+    item, placeholder = item_of(small, PICTURES[0], b"a"), model("qwen3_vl").config.image_token_id
+    with pytest.raises(UsageError, match="2 places for images, and 1 images came"):
+        place_items([placeholder, 20, placeholder], [item], placeholder, small.tokenizer.encode)

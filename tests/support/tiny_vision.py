@@ -1,0 +1,174 @@
+"""Tiny random models that see, as transformers has them, and what they say of pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3VLConfig,
+)
+
+from octavo.media.processor import ImageLayout, Picture, read_processor
+
+SPECIALS = [
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
+    "<|video_pad|>",
+]
+VOCAB_SIZE = 288
+TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'image' %}\
+<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+_TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+_QWEN_VISION = {
+    "depth": 3,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_heads": 3,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 36,
+}
+_QWEN_IDS = {
+    "image_token_id": SPECIALS.index("<|image_pad|>"),
+    "video_token_id": SPECIALS.index("<|video_pad|>"),
+    "vision_start_token_id": SPECIALS.index("<|vision_start|>"),
+    "vision_end_token_id": SPECIALS.index("<|vision_end|>"),
+}
+
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "qwen3_vl": lambda: Qwen3VLConfig(
+        text_config={
+            **_TEXT,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]},
+        },
+        vision_config={**_QWEN_VISION, "deepstack_visual_indexes": [0, 2]},
+        **_QWEN_IDS,
+    ),
+    "qwen3_5": lambda: Qwen3_5Config(
+        text_config={
+            **_TEXT,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [2, 1, 1],
+                "partial_rotary_factor": 0.25,
+            },
+        },
+        vision_config=_QWEN_VISION,
+        **_QWEN_IDS,
+    ),
+}
+PREPROCESSORS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}},
+}
+PREPROCESSORS["qwen3_5"] = PREPROCESSORS["qwen3_vl"]
+
+
+def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
+    """The model in float32, with weights so large that every part of it shows in the logits."""
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(CONFIGS[name](), dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            width = parameter.shape[1:].numel() if parameter.dim() > 1 else 1
+            parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else width**-0.5)
+            is_norm = "norm" in parameter_name and parameter_name.endswith("weight")
+            if parameter.dim() == 1 and is_norm and not (name == "qwen3_5" and "language_model" in parameter_name):
+                parameter += 1.0
+            if "embed_tokens" in parameter_name or "pos_embed" in parameter_name:
+                parameter *= parameter.shape[-1] ** 0.25
+    return model.eval()
+
+
+def save(model: PreTrainedModel, folder: Path, name: str) -> Path:
+    """The folder, with all that a loader reads but the vocabulary."""
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[name]))
+    (folder / "tokenizer.json").write_text(_tokenizer())
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return folder
+
+
+def _tokenizer() -> str:
+    """A token a byte, behind the control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIALS)
+    return str(tokenizer.to_str())
+
+
+def picture(seed: int, height: int, width: int) -> Picture:
+    """A picture of soft shapes, so that resizing matters little and places much."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width] / 16.0
+    waves = [np.sin(a * y + b * x + c) for a, b, c in rng.uniform(0, 3, (3, 3))]
+    return Picture(((np.stack(waves, axis=-1) + 1) * 127).astype(np.uint8))
+
+
+def layouts(name: str, pictures: Sequence[Picture]) -> list[ImageLayout]:
+    """Those of a model's processor."""
+    processor = read_processor(name, CONFIGS[name]().to_dict(), PREPROCESSORS[name])
+    return [processor.layout(each.width, each.height) for each in pictures]
+
+
+def expected_logits(
+    name: str, model: PreTrainedModel, parts: Sequence[list[int] | Picture], continuation: Sequence[int] = ()
+) -> NDArray[np.float32]:
+    """[positions, vocab] of a prompt of token ids and pictures in turn, and of the tokens after it."""
+    processor = read_processor(name, CONFIGS[name]().to_dict(), PREPROCESSORS[name])
+    ids: list[int] = []
+    rows, grids = [], []
+    for part in parts:
+        if isinstance(part, Picture):
+            layout = processor.layout(part.width, part.height)
+            ids += [model.config.image_token_id] * layout.num_tokens
+            rows.append(processor.rows(processor.resize(part, layout), layout))
+            grids += [(1, tile.grid_rows, tile.grid_cols) for tile in layout.tiles]
+        else:
+            ids += part
+    ids += continuation
+    tokens = torch.tensor([ids])
+    with torch.no_grad():
+        return np.asarray(
+            model(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                mm_token_type_ids=(tokens == model.config.image_token_id).int(),
+                pixel_values=torch.from_numpy(np.concatenate(rows)) if rows else None,
+                image_grid_thw=torch.tensor(grids) if grids else None,
+            )
+            .logits[0]
+            .numpy()
+        )
