@@ -70,9 +70,10 @@ void StepArrays::read_states(nb::handle batch) {
     state_copies_ = read_array<int32_t, 2>(batch, "state_copies");
     if (state_copies_.shape(1) != 2) throw nb::value_error("state_copies must be [copies, 2]: source, destination");
     if (batch.attr("state_saves").is_none()) return;
-    state_saves_ = read_array<int32_t, 2>(batch, "state_saves");
-    if (state_saves_.shape(0) != seq_lens_.shape(0) || state_saves_.shape(1) != 2)
-        throw nb::value_error("state_saves must be [requests, 2]: tokens, slot");
+    state_saves_ = read_array<int32_t, 3>(batch, "state_saves");
+    if (state_saves_.shape(0) != seq_lens_.shape(0) || state_saves_.shape(1) > INT16_MAX || state_saves_.shape(2) != 2)
+        throw nb::value_error("state_saves must be [requests, saves, 2]: tokens, slot");
+    num_state_saves_ = static_cast<int32_t>(state_saves_.shape(1));
 }
 
 Step StepArrays::step() const {
@@ -95,6 +96,7 @@ Step StepArrays::step() const {
     s.num_block_copies = static_cast<int32_t>(block_copies_.shape(0));
     s.state_slots = state_slots_.data();
     s.state_saves = state_saves_.data();
+    s.num_state_saves = num_state_saves_;
     s.state_copies = state_copies_.data();
     s.num_state_copies = static_cast<int32_t>(state_copies_.shape(0));
     return s;

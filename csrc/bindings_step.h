@@ -20,7 +20,9 @@ class StepArrays {
     Buffer<int32_t, 1> token_ids_, positions_, token_types_, query_start_loc_, seq_lens_, logits_indices_,
         hidden_indices_;
     std::vector<int32_t> output_indices_;  // both, if there are hidden_indices
-    Buffer<int32_t, 2> slot_mapping_, block_copies_, state_copies_, state_saves_;
+    Buffer<int32_t, 2> slot_mapping_, block_copies_, state_copies_;
+    Buffer<int32_t, 3> state_saves_;
+    int32_t num_state_saves_ = 0;
     Buffer<int32_t, 1> state_slots_;
     Buffer<int32_t, 3> block_tables_;
 };

@@ -57,7 +57,8 @@ struct Step {
     const int32_t* block_copies;    // [num_block_copies, 2]
     int32_t num_block_copies;
     const int32_t* state_slots;   // [num_requests], null if the graph has no states
-    const int32_t* state_saves;   // [num_requests, 2] tokens and slot, null if none is saved
+    const int32_t* state_saves;   // [num_requests, num_state_saves, 2] tokens and slot, null if none is saved
+    int32_t num_state_saves;      // of each request, at most
     const int32_t* state_copies;  // [num_state_copies, 2]
     int32_t num_state_copies;
     const DomainRows* further;        // those of further domains

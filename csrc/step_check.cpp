@@ -142,15 +142,20 @@ std::string check_states(const Step& s, const StepLimits& limits) {
     std::vector<bool> written(static_cast<size_t>(limits.num_states));
     for (int32_t r = 0; r < s.num_requests && error.empty(); ++r) {
         const int32_t tokens = s.query_start_loc[r + 1] - s.query_start_loc[r];
-        const int32_t saved = s.state_saves ? s.state_saves[2 * r + 1] : -1;
-        if (saved >= limits.num_states) return wrong("state_saves row", r, saved, "below", limits.num_states);
-        if (saved >= 0 && (s.state_saves[2 * r] < 1 || s.state_saves[2 * r] > tokens))
-            return wrong("state_saves row", r, s.state_saves[2 * r], "from 1 to the request's tokens,", tokens);
-        for (const int32_t slot : {s.state_slots[r], saved}) {
+        int32_t before = 0;
+        for (int32_t i = -1; i < s.num_state_saves; ++i) {
+            const int32_t* save = s.state_saves + 2 * (s.num_state_saves * r + i);
+            const int32_t slot = i < 0 ? s.state_slots[r] : save[1];
             if (slot < 0) continue;
+            if (slot >= limits.num_states) return wrong("state_saves row", r, slot, "below", limits.num_states);
             if (written[slot])
                 return wrong("state_slots", r, slot, "one that no other sequence writes to, below", limits.num_states);
             written[slot] = true;
+            if (i < 0) continue;
+            if (save[0] < 1 || save[0] > tokens)
+                return wrong("state_saves row", r, save[0], "from 1 to the request's tokens,", tokens);
+            if (save[0] <= before) return wrong("state_saves row", r, save[0], "ascending, above", before);
+            before = save[0];
         }
     }
     return error;

@@ -63,13 +63,13 @@ inline void for_each_block(const HeadState& shape, const Args& args, const Step&
         for (int32_t request = 0; request < step.num_requests; ++request) {
             const SequenceRows rows = sequence_rows(*args.state, step, request);
             if (rows.is_first) __builtin_memset(rows.state + offset, 0, (stop - offset) * sizeof(float));
-            for (int64_t t = rows.begin; t < rows.end;) {
-                const int64_t border = t < rows.border ? rows.border : rows.end;
-                const int count = static_cast<int>(border - t < TOKEN_BLOCK ? border - t : TOKEN_BLOCK);
+            for (int32_t t = rows.begin; t < rows.end;) {
+                const int32_t border = rows.border(t);
+                const int count = border - t < TOKEN_BLOCK ? border - t : TOKEN_BLOCK;
                 advance(head, first, last, t, count, rows.state);
                 t += count;
-                if (rows.saved && t == rows.border)
-                    __builtin_memcpy(rows.saved + offset, rows.state + offset, (stop - offset) * sizeof(float));
+                if (float* saved = rows.saved(t))
+                    __builtin_memcpy(saved + offset, rows.state + offset, (stop - offset) * sizeof(float));
             }
         }
         unit = head * tiles + last;

@@ -50,7 +50,7 @@ inline void convolve_columns(const Args& args, const Step& step, ColumnRange col
             columns.write(out.data + t * cols, function(fma(newest, factors[window.count], sum)));
             for (int j = 1; j < window.count; ++j) window.rows[j - 1] = window.rows[j];
             window.rows[window.count - 1] = newest;
-            if (rows.saved && t + 1 == rows.border) window.write(rows.saved, columns, cols);
+            if (float* saved = rows.saved(t + 1)) window.write(saved, columns, cols);
         }
         window.write(rows.state, columns, cols);
     }

@@ -20,25 +20,39 @@ struct ColumnRange {
     }
 };
 
-// Rows [begin, end) of one sequence. After the rows before `border` its state is also written to `saved`, if that is
-// not null; border is `end` otherwise.
+// Rows [begin, end) of one sequence, after some of which its state is also written to further slots.
 struct SequenceRows {
-    int32_t begin, border, end;
+    int32_t begin, end;
     bool is_first;  // the sequence starts here: its state is zero, whatever the slot holds
     float* state;
-    float* saved;
+    const StateSlots* slots;
+    const int32_t* saves;  // [num_saves, 2] tokens and slot, ascending; slot -1: none
+    int32_t num_saves;
+
+    // The first row from `t` on, but not `t` itself, before which the state is saved; `end` if there is none.
+    int32_t border(int32_t t) const {
+        for (int32_t i = 0; i < num_saves; ++i)
+            if (saves[2 * i + 1] >= 0 && begin + saves[2 * i] > t) return begin + saves[2 * i];
+        return end;
+    }
+    // The place of the state before row `t`; null if that is not saved.
+    float* saved(int32_t t) const {
+        for (int32_t i = 0; i < num_saves; ++i)
+            if (saves[2 * i + 1] >= 0 && begin + saves[2 * i] == t)
+                return slots->data + saves[2 * i + 1] * slots->stride;
+        return nullptr;
+    }
 };
 
 inline SequenceRows sequence_rows(const StateSlots& slots, const Step& step, int32_t request) {
     SequenceRows rows{};
     rows.begin = step.query_start_loc[request];
-    rows.border = rows.end = step.query_start_loc[request + 1];
+    rows.end = step.query_start_loc[request + 1];
     rows.is_first = rows.begin < rows.end && step.positions[rows.begin] == 0;
     rows.state = slots.data + step.state_slots[request] * slots.stride;
-    if (step.state_saves && step.state_saves[2 * request + 1] >= 0) {
-        rows.border = rows.begin + step.state_saves[2 * request];
-        rows.saved = slots.data + step.state_saves[2 * request + 1] * slots.stride;
-    }
+    rows.slots = &slots;
+    rows.saves = step.state_saves + 2 * step.num_state_saves * request;
+    rows.num_saves = step.num_state_saves;
     return rows;
 }
 

@@ -136,8 +136,8 @@ class Batch:
     # [copies, 2], source and destination of cache blocks, then copied in this order before anything is computed
     block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     # Of a graph with states: the slot of each sequence [N]; copies of slots [copies, 2], made first and in this order;
-    # and [N, 2] the number of a sequence's tokens of this step after which its states are also written to another slot,
-    # and that slot (-1: not written).
+    # and [N, S, 2], ascending, numbers of a sequence's tokens of this step after which its states are also written to
+    # another slot, and that slot (-1: no more are written).
     state_slots: Int32 | None = None
     state_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     state_saves: Int32 | None = None

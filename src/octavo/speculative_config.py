@@ -17,6 +17,7 @@ SpeculationMode = Literal["auto", "off", "ngram"]
 DraftMethod = Literal["auto", "off", "ngram", "draft_model"]
 
 MAX_DRAFTS = 15  # of a sequence in one step; 16 rows fill the tiles of every kernel
+MAX_STATE_DRAFTS = 3  # the same of a model with states, which keeps a copy of them for each
 MAX_MATCH = 16  # tokens of an n-gram
 # One token alone says too little, and more than MAX_MATCH are not compared.
 _INTEGERS = {"num_speculative_tokens": (0, 1024), "prompt_lookup_min": (1, MAX_MATCH), "prompt_lookup_max": (2, 1024)}

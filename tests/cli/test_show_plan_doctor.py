@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -328,6 +329,8 @@ def test_the_most_users_of_a_model_with_states_fit(tmp_path: Path) -> None:
     config, budget = EngineConfig(max_num_seqs=512, pack_cache=False), MemoryBudget(264 << 20)
     users = memory_needs(checkpoint, 64, 1, budget, config).largest_users
     most, more = (memory_needs(checkpoint, 64, count, budget, config) for count in (users, users + 1))
+    one, undrafted = (memory_needs(checkpoint, 64, 1, budget, replace(config, speculation=x)) for x in ("ngram", "off"))
+    assert 2 * (one.kv_bytes - undrafted.kv_bytes) == 3 * one.state_bytes  # a seat has two
     checkpoint.close()
     assert most.state_bytes > 0
     assert 1 < users < config.max_num_seqs

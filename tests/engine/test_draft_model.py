@@ -247,5 +247,5 @@ def test_a_draft_model_is_refused_before_its_target_is_loaded(tmp_path: Path, mo
     with pytest.raises(UsageError, match=r"another vocabulary: token \d+ is b'.*' there and b'.*' in the model"):
         LLM(model, draft_model=str(other), num_threads=1)
     hybrid = str(save_hybrid(tmp_path / "hybrid"))
-    with pytest.raises(UsageError, match="draft_model needs a model without states"):
+    with pytest.raises(UsageError, match="must be a decoder without states"):
         LLM(hybrid, draft_model=hybrid, num_threads=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,10 +182,11 @@ STATEFUL = CacheSizes(cache_layout(()), PER_TOKEN, PER_TOKEN, state_bytes=16 << 
 def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture) -> None:
     """Two slots for each sequence that may run, as many as fit beside a request of full length."""
     caplog.set_level(logging.WARNING)
-    plan = plan_cache(EngineConfig(max_num_seqs=4), 1024, STATEFUL, 100 * GIB)
-    assert (plan.max_num_seqs, plan.num_states) == (4, 8)
+    no_drafts = EngineConfig(max_num_seqs=4, speculation="off")
+    plan = plan_cache(no_drafts, 1024, STATEFUL, 100 * GIB)
+    assert (plan.max_num_seqs, plan.num_states, plan.num_draft_states) == (4, 8, 0)
     assert not caplog.text
-    plan = plan_cache(EngineConfig(kv_cache_memory="1GiB"), 1024, STATEFUL, 10 * GIB)
+    plan = plan_cache(replace(no_drafts, max_num_seqs=64, kv_cache_memory="1GiB"), 1024, STATEFUL, 10 * GIB)
     assert (plan.max_num_seqs, plan.num_states, plan.max_model_len) == (16, 32, 1024)
     assert "at most 16 sequences run at the same time instead of 64: the states of each take 32.0 MiB" in caplog.text
     assert caplog.text.strip().endswith("For all of them give kv_cache_memory 4096MiB")
@@ -196,6 +198,19 @@ def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture)
     assert plan_cache(EngineConfig(kv_cache_memory="1GiB"), 1024, ONE_GROUP, 10 * GIB).num_states == 0
     with pytest.raises(InsufficientMemoryError, match=r"the states of a sequence 32\.0 MiB"):
         plan_cache(EngineConfig(kv_cache_memory="33MiB"), 8192, STATEFUL, 10 * GIB)
+
+
+def test_states_before_drafts_take_what_sequences_and_a_long_request_leave() -> None:
+    """Three for each of four sequences, without fewer sequences or a shorter context."""
+    config = EngineConfig(max_num_seqs=8, backend="cpu")
+    plan = plan_cache(config, 1024, STATEFUL, 100 * GIB)
+    assert (plan.max_num_seqs, plan.num_states, plan.num_draft_states) == (8, 16 + 12, 12)
+    request = STATEFUL.sequence_bytes(1024, 16, 1024)
+    tight = replace(config, max_num_seqs=1, kv_cache_memory=request + 2 * STATEFUL.state_bytes)
+    plan = plan_cache(tight, 1024, STATEFUL, 100 * GIB)
+    assert (plan.num_states, plan.num_draft_states, plan.max_model_len) == (2 + 2, 2, 1024)
+    assert plan_cache(replace(config, backend="torch:cpu"), 1024, STATEFUL, 100 * GIB).num_draft_states == 0
+    assert plan_cache(config, 1024, ONE_GROUP, 100 * GIB).num_draft_states == 0
 
 
 def test_a_limit_of_addresses_is_one_of_main_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

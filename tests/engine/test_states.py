@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import logging
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from octavo.backends import Executor, ExecutorLimits, get_backend
+from octavo.backends import Executor, ExecutorLimits, PendingStep, get_backend
 from octavo.backends.cpu.lowering import PASSES
 from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch
@@ -21,7 +22,7 @@ from octavo.graph.passes import optimize
 from octavo.outputs import OutputDelta
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.engine.test_model_runs import VOCAB_SIZE, Tokenizer, answers, exact_executor, tiny_engine
-from tests.support.drafting import DraftingSampler
+from tests.support.drafting import AnyPolicy, ScriptedSource, with_drafts
 from tests.support.fake_executor import create_request
 from tests.support.integrity import check_integrity
 from tests.support.tiny_hybrids import HYBRIDS
@@ -33,7 +34,13 @@ PROMPTS = [[*SHARED, 3], [*SHARED, 5, 6], [8, 9, 10], [*SHARED, 3, 11, 12, 13, 1
 
 
 def native_engine(
-    name: str, backend: str = "cpu", *, num_states: int = 8, max_num_seqs: int = 4, caching: bool = True
+    name: str,
+    backend: str = "cpu",
+    *,
+    num_states: int = 8,
+    max_num_seqs: int = 4,
+    caching: bool = True,
+    num_draft_states: int = 0,
 ) -> Engine:
     """With blocks of 8 tokens and steps of at most 16."""
     graph, weights = tiny_graph(name)
@@ -44,7 +51,16 @@ def native_engine(
         executor = exact_executor(backend, graph, weights, limits)
     executor.allocate_cache(40, 8, num_states)
     engine_limits = EngineLimits(
-        64, max_num_seqs, 16, max_num_seqs + 4, 8, 40, VOCAB_SIZE, enable_prefix_caching=caching, num_states=num_states
+        64,
+        max_num_seqs,
+        16,
+        max_num_seqs + 4,
+        8,
+        40,
+        VOCAB_SIZE,
+        enable_prefix_caching=caching,
+        num_states=num_states,
+        num_draft_states=num_draft_states,
     )
     return Engine(executor, Tokenizer(), engine_limits)
 
@@ -169,17 +185,85 @@ def test_after_a_failed_step_the_others_are_computed_again(
     assert engine.metrics.num_preemptions_total > 0
 
 
-def test_drafts_are_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """A wrong draft would leave the state behind it."""
+SAMPLED = SamplingParams(n=2, seed=5, temperature=1.0, max_tokens=9, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+@pytest.mark.parametrize("params", [replace(GREEDY, max_tokens=20), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "rule", [lambda _: True, lambda i: i % 3 != 1, lambda _: False], ids=["right", "some", "wrong"]
+)
+@pytest.mark.parametrize(("name", "backend"), WITH_TORCH)
+def test_drafts_change_no_answer(name: str, backend: str, rule: Callable[[int], bool], params: SamplingParams) -> None:
+    """The states go back to those before the first wrong draft; a prefix is found whatever was guessed behind it."""
+    alone = answers(native_engine(name, backend), PROMPTS, params)
+    source = ScriptedSource({str(i): choices for i, choices in enumerate(alone)}, rule)
+    engine = with_drafts(native_engine(name, backend, num_states=14, num_draft_states=6), source, AnyPolicy(3, least=3))
+    assert engine.speculation is not None
+    for _ in range(2):
+        assert answers(engine, PROMPTS, params) == alone
+    drafted, right = (
+        counts["script"]
+        for counts in (engine.metrics.num_draft_tokens_total, engine.metrics.num_accepted_draft_tokens_total)
+    )
+    assert drafted > 40
+    assert right == drafted if rule(1) else right < drafted
+    assert engine.metrics.num_prefix_hits_total
+    states = engine.scheduler.kv_cache.states
+    assert states is not None
+    assert states.num_draft_slots_left == 6
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_drafts_with_preemptions_aborts_and_failed_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = replace(GREEDY, max_tokens=16)
+    alone = answers(native_engine(name), PROMPTS, params)
+    source = ScriptedSource({str(i): choices for i, choices in enumerate(alone)}, lambda i: i % 4 != 3)
+    engine = with_drafts(native_engine(name, num_states=14, num_draft_states=6), source, AnyPolicy(3, least=2))
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(create_request(engine, str(i), prompt, params))
+    submit = engine.executor.submit
+    failed: list[Batch] = []
+
+    class FailedStep:
+        """The step has been computed, and the row of its first draft has no outcome."""
+
+        def __init__(self, batch: Batch) -> None:
+            submit(batch).wait()
+            failed.append(batch)
+
+        def wait(self) -> None:
+            batch = failed[-1]
+            sequence = int(np.argmax((batch.state_saves[:, :2, 1] >= 0).all(axis=1)))
+            row = batch.logits_indices.tolist().index(batch.query_start_loc[sequence] + 1)
+            raise SamplingError({row: RowError("made up", NumericalError)})
+
+    def submitted(batch: Batch) -> PendingStep:
+        has_drafts = batch.state_saves is not None and batch.state_saves.shape[1] > 1
+        return FailedStep(batch) if has_drafts and len(failed) < 2 else submit(batch)
+
+    monkeypatch.setattr(engine.executor, "submit", submitted)
+    found = {}
+    steps = itertools.count(1)
+    while engine.has_work:
+        for output in engine.step():
+            found[output.request_id] = output
+        at = next(steps)
+        if at == 7:
+            engine.admission.preempt(engine.admission.queue.running[-1], Schedule(0, 0, 0))
+        if at == 9:
+            engine.start()
+            engine.abort("3")
+            engine.finish()
+        check_integrity(engine.scheduler)
+    assert len(failed) == 2
+    for i in range(3):
+        assert [choice.token_ids for choice in found[str(i)].outputs] == alone[i]
+
+
+def test_without_slots_for_drafts_there_are_none() -> None:
     name = HYBRIDS[0]
-    (expected,) = answers(native_engine(name), PROMPTS[:1], GREEDY)[0]
-    engine = native_engine(name)
-    with caplog.at_level(logging.WARNING):
-        for i in range(2):
-            request = create_request(engine, f"drafts {i}", PROMPTS[0], GREEDY)
-            request.groups[0].consumers = (DraftingSampler(expected, seed=1),)
-            engine.add_request(request)
-            while engine.has_work:
-                outputs = engine.step()
-            assert outputs[0].outputs[0].token_ids == expected
-    assert caplog.text.count("this model keeps states") == 1
+    alone = answers(native_engine(name), PROMPTS, GREEDY)
+    source = ScriptedSource({str(i): choices for i, choices in enumerate(alone)})
+    engine = with_drafts(native_engine(name), source, AnyPolicy(3, least=3))
+    assert answers(engine, PROMPTS, GREEDY) == alone
+    assert engine.metrics.num_drafts_total == 0

@@ -20,7 +20,7 @@ def check_integrity(scheduler: Scheduler, in_flight: Iterable[Schedule] = ()) ->
     running = admission.running
     check_pool(scheduler.kv_cache.pool, (table.held for sequence in running for table in sequence.block_tables))
     if scheduler.kv_cache.states is not None:
-        slots = ([sequence.state_slot] for sequence in running if sequence.state_slot >= 0)
+        slots = ([sequence.state_slot, *sequence.draft_slots] for sequence in running if sequence.state_slot >= 0)
         items = (item for step in in_flight for item in step.scheduled.values())
         kept = ([item.snapshot.slot] for item in items if item.snapshot is not None)
         check_pool(scheduler.kv_cache.states.pool, [*slots, *kept])

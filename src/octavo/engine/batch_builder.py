@@ -351,10 +351,19 @@ def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
     batch.state_slots = np.array([item.sequence.state_slot for item in scheduled], np.int32)
     copies = [item.state_copy for item in scheduled if item.state_copy is not None]
     batch.state_copies = np.array(copies, np.int32).reshape(-1, 2)
-    snapshots = [(item.start, None if item.state_load is not None else item.snapshot) for item in scheduled]
-    if any(snapshot is not None for _, snapshot in snapshots):
-        saves = [(0, -1) if kept is None else (kept.num_tokens - start, kept.slot) for start, kept in snapshots]
-        batch.state_saves = np.array(saves, np.int32)
+    saves = [_state_saves(item) for item in scheduled]
+    most = max(map(len, saves))
+    if most:
+        nothing = [(0, -1)] * most
+        batch.state_saves = np.array([(each + nothing)[:most] for each in saves], np.int32)
+
+
+def _state_saves(item: ScheduledSequence) -> list[tuple[int, int]]:
+    """The numbers of its tokens after which states are kept: those of a prefix, or those before each draft."""
+    if item.snapshot is not None and item.state_load is None:
+        return [(item.snapshot.num_tokens - item.start, item.snapshot.slot)]
+    known = len(item.sequence.token_ids) - item.start
+    return [(known + i, slot) for i, slot in enumerate(item.sequence.draft_slots)]
 
 
 def _add_sources(batch: Batch, scheduled: list[ScheduledSequence], sources: Mapping[Sequence, int]) -> None:

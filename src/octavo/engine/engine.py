@@ -40,7 +40,7 @@ from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta, PoolingOutput
-from octavo.speculative_config import MAX_DRAFTS
+from octavo.speculative_config import MAX_DRAFTS, MAX_STATE_DRAFTS
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ class Engine:
             limits.num_states,
             identity,
         )
+        if kv_cache.states is not None:
+            kv_cache.states.num_draft_slots_left = limits.num_draft_states
         self._kv_cache, self._is_asleep = kv_cache, False
         self.admission = GroupAdmission(kv_cache, limits.max_num_seqs, self.metrics, executor.num_stages)
         self.scheduler = Scheduler(self.admission, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
@@ -141,7 +143,8 @@ class Engine:
 
     def speculate(self, sources: Row[DraftSource]) -> None:
         """Takes drafts of these sources from now on."""
-        self.speculation = Speculation(sources, self.scheduler.times, self.metrics)
+        most = MAX_DRAFTS if self._kv_cache.states is None else MAX_STATE_DRAFTS
+        self.speculation = Speculation(sources, self.scheduler.times, self.metrics, most)
 
     def see(self, encodings: Encodings) -> None:
         """Takes images from now on, whose rows these make."""
@@ -156,14 +159,14 @@ class Engine:
         """
         speculation, limits = self.speculation, self.limits
         windows = [group.window for group in self.executor.cache_sizes.layout.groups]
-        if speculation is None or self._kv_cache.states is not None or None not in windows:
-            raise UsageError("draft_model needs a model without states that has layers without a window; leave it out")
+        if speculation is None or None not in windows:
+            raise UsageError("draft_model needs a model that has layers without a window; leave it out")
         draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
         speculation.drafter = ModelDrafter(
             draft,
             self.scheduler.times,
             limits,
-            max_drafts,
+            min(max_drafts, speculation.limit),
             windows.index(None),
         )
 

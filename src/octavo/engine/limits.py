@@ -43,3 +43,4 @@ class EngineLimits:
     span_width: int = 0  # columns of the values that spans of prompts give; 0: the model takes no spans
     images: ImageLimits = NO_IMAGES
     num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0: the model keeps no states
+    num_draft_states: int = 0  # further ones among num_states, for the states before drafts

@@ -217,7 +217,7 @@ def _load(
         path=checkpoint.path,
         hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
         draft_executor=draft,
-        no_drafts=why_no_drafts(config, graph),
+        no_drafts=why_no_drafts(config, graph, plan.num_draft_states),
         sampling_defaults=defaults,
     )
 
@@ -228,6 +228,7 @@ def _engine_limits(config: EngineConfig, plan: CachePlan, limits: ExecutorLimits
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.max_num_seqs,
         num_states=plan.num_states,
+        num_draft_states=plan.num_draft_states,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_outputs=limits.max_num_outputs,
         block_size=config.block_size,
@@ -264,7 +265,7 @@ def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore |
 
 
 def _use_drafts(engine: Engine, config: EngineConfig, graph: Graph, draft: Executor | None) -> None:
-    sources = draft_sources(config, graph)
+    sources = draft_sources(config, graph, engine.limits.num_draft_states)
     if sources or draft is not None:
         engine.speculate(sources)
     if draft is not None:

@@ -84,6 +84,7 @@ class Sequence:
     loads: list[LoadedBlock] = field(default_factory=list)  # blocks of the tables that its next step is to load
     state_load: LoadedBlock | None = None  # the same of its states
     state_slot: int = -1  # of its states after num_computed_tokens; -1: none
+    draft_slots: list[int] = field(default_factory=list)  # of its states before each draft of the step in flight
     cumulative_logprob: float | None = None  # None: not asked for
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
     logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not in logprobs yet

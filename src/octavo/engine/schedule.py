@@ -41,6 +41,11 @@ class ScheduledSequence:
     state_load: LoadedBlock | None = None  # states that do
 
     @property
+    def num_drafts(self) -> int:
+        """The last of its tokens, which are guesses."""
+        return max(self.start + self.num_tokens - len(self.sequence.token_ids), 0)
+
+    @property
     def num_rows(self) -> int:
         return sum(use.count for use in self.rows)
 

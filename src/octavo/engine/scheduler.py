@@ -61,7 +61,6 @@ class Scheduler:
         self.step_budget = StepBudget(limits.max_itl_s, self.times) if limits.max_itl_s else None
         self._max_num_tokens = limits.max_num_batched_tokens
         self._max_num_outputs = limits.max_num_outputs
-        self._has_refused_drafts = False
         self._queue, self._stages = admission.queue, admission.stages
 
     # --- a step ---
@@ -178,8 +177,7 @@ class Scheduler:
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
         """Accepts this many drafts of a step as tokens; the cache drops the others."""
-        self.kv_cache.mark_computed(sequence, sequence.num_computed_tokens + num_accepted)
-        self.kv_cache.truncate(sequence)
+        self.kv_cache.accept_drafts(sequence, num_accepted)
 
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
         """Schedules one token and its drafts for every sequence that needs just one; returns groups that need more."""
@@ -224,21 +222,9 @@ class Scheduler:
         return step.batch_rows_left >= 0
 
     def _cut_drafts(self) -> None:
-        """Drops drafts that cannot be right: those after the first that a grammar forbids.
-
-        Also all of them where states could not go back to the token before a wrong one.
-        """
+        """Drops drafts that cannot be right: those after the first that a grammar forbids."""
         for sequence in self.admission.running:
-            if not sequence.draft_token_ids:
-                continue
-            if self.kv_cache.states is not None:
-                if not self._has_refused_drafts:  # once: every request may have some
-                    logger.warning(
-                        "drafts are not used: this model keeps states, which cannot go back to earlier tokens"
-                    )
-                self._has_refused_drafts = True
-                sequence.draft_token_ids = []
-            elif sequence.grammar is not None:
+            if sequence.draft_token_ids and sequence.grammar is not None:
                 del sequence.draft_token_ids[sequence.grammar.num_allowed(sequence.draft_token_ids) :]
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
@@ -249,6 +235,7 @@ class Scheduler:
         members, num_drafts = group.members, len(group.members[0].draft_token_ids)
         if num_drafts:
             num_others = self._queue.num_seqs_taken - len(step.scheduled)
+            num_drafts = min(num_drafts, self.kv_cache.most_drafts(members[0]))
             num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
             needed = self.kv_cache.num_blocks_to_append(members, [1 + num_drafts])
             if needed > self.kv_cache.pool.num_free_blocks:

@@ -141,12 +141,12 @@ void compare_cross(Judge& judge, Random& random, int32_t head_dim, int32_t block
     }
 }
 
-// Three steps on states that the one before left: the second starts in the middle of a chunk and keeps a copy of the
-// state within it, the third starts from that copy. `size`: floats of the state of one of four slots.
+// Three steps on states that the one before left: the second starts in the middle of a chunk and keeps two copies of
+// the state within it, the third starts from the later one. `size`: floats of the state of one of four slots.
 void compare_state(Judge& judge, Random& random, Call& call, const std::vector<int32_t>& input_cols, size_t size,
                    const std::string& what) {
     const int32_t slots[] = {2, 0, 3, 0};
-    const int32_t saves[] = {9, 3, 0, -1};
+    const int32_t saves[] = {4, 1, 9, 3, 0, -1, 0, -1};
     Batch steps[] = {{0, 21, 16}, {21, 40, 16}, {30, 41, 16}};
     std::vector<Floats> memory;
     for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) memory.emplace_back(4 * size);
@@ -154,6 +154,7 @@ void compare_state(Judge& judge, Random& random, Call& call, const std::vector<i
         call.step = steps[i].step;
         call.step.state_slots = slots + (i == 2 ? 2 : 0);
         call.step.state_saves = i == 1 ? saves : nullptr;
+        call.step.num_state_saves = i == 1 ? 2 : 0;
         call.rows = call.step.num_tokens;
         call.inputs.clear();
         for (const int32_t cols : input_cols) call.inputs.push_back(random_matrix(random, call.rows, cols));

@@ -93,7 +93,7 @@ def with_states(
     batch: Batch,
     *,
     slots: list[int],
-    saves: list[tuple[int, int]] | None = None,
+    saves: list[list[tuple[int, int]]] | None = None,
     copies: Sequence[tuple[int, int]] = (),
 ) -> Batch:
     batch.state_slots = np.array(slots, np.int32)
@@ -118,7 +118,7 @@ def script(executor: Executor) -> list[NDArray[np.floating]]:
     """Sequences of different lengths side by side; one is forked, one starts in a slot that another has left."""
     first, second, late = (Request(tokens, BLOCKS) for tokens in (TOKENS, TOKENS[::-1], TOKENS[20:]))
     found = [rows(executor, with_states(step([(first, 20), (second, 1)]), slots=[4, 1]))]
-    batch = with_states(step([(second, 9), (first, 17)]), slots=[1, 4], saves=[(0, -1), (12, 5)])
+    batch = with_states(step([(second, 9), (first, 17)]), slots=[1, 4], saves=[[(0, -1)], [(12, 5)]])
     found.append(rows(executor, batch))
     fork = Request(TOKENS, BLOCKS, first.computed)
     saved = Request(TOKENS, BLOCKS, 32)
@@ -126,7 +126,7 @@ def script(executor: Executor) -> list[NDArray[np.floating]]:
         step([(first, 1), (fork, 3), (late, 5), (saved, 8)]), slots=[4, 2, 1, 5], copies=[(4, 0), (0, 2)]
     )
     found.append(rows(executor, batch))
-    found.append(rows(executor, with_states(step([(late, 1), (first, 1)]), slots=[1, 4], saves=[(1, 0), (0, -1)])))
+    found.append(rows(executor, with_states(step([(late, 1), (first, 1)]), slots=[1, 4], saves=[[(1, 0)], [(0, -1)]])))
     found.append(rows(executor, with_states(step([(Request(TOKENS[20:], BLOCKS, 6), 4)]), slots=[0])))
     return found
 
@@ -154,10 +154,12 @@ def test_chunks_change_no_bit(case: Case, isa: str, threads: int) -> None:
         request = Request(TOKENS, BLOCKS)
         parts = [rows(executor, with_states(step([(request, size)]), slots=[3])) for size in sizes]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
-    saved = with_states(step([(Request(TOKENS, BLOCKS), 70)]), slots=[3], saves=[(41, 0)])
+    saves = [(40, 1), (41, 0), (69, 2), (0, -1)]
+    saved = with_states(step([(Request(TOKENS, BLOCKS), 70)]), slots=[3], saves=[saves])
     np.testing.assert_array_equal(rows(executor, saved), whole)
-    rest = Request(TOKENS, BLOCKS, 41)
-    np.testing.assert_array_equal(rows(executor, with_states(step([(rest, 29)]), slots=[0])), whole[41:])
+    for count, slot in saves[:3]:
+        rest = step([(Request(TOKENS, BLOCKS, count), 70 - count)])
+        np.testing.assert_array_equal(rows(executor, with_states(rest, slots=[slot])), whole[count:])
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
@@ -171,7 +173,7 @@ def test_slots_that_are_wrong_are_refused(backend: str) -> None:
         batch = step([(Request(TOKENS, BLOCKS), 5), (Request(TOKENS, BLOCKS), 2)])
         executor.submit(with_states(batch, **fields))
 
-    submit(slots=[0, 1], saves=[(5, 2), (2, 3)], copies=[(0, 1)])
+    submit(slots=[0, 1], saves=[[(3, 4), (5, 2)], [(2, 3), (0, -1)]], copies=[(0, 1)])
     for fields in (
         {"slots": [0, 6]},
         {"slots": [-1, 0]},
@@ -179,11 +181,12 @@ def test_slots_that_are_wrong_are_refused(backend: str) -> None:
         {"slots": [0]},
         {"slots": [0, 1], "copies": [(0, 6)]},
         {"slots": [0, 1], "copies": [(-1, 0)]},
-        {"slots": [0, 1], "saves": [(6, 2), (0, -1)]},
-        {"slots": [0, 1], "saves": [(0, 2), (0, -1)]},
-        {"slots": [0, 1], "saves": [(1, 1), (0, -1)]},
-        {"slots": [0, 1], "saves": [(1, 6), (0, -1)]},
-        {"slots": [0, 1], "saves": [(1, 3)]},
+        {"slots": [0, 1], "saves": [[(6, 2)], [(0, -1)]]},
+        {"slots": [0, 1], "saves": [[(0, 2)], [(0, -1)]]},
+        {"slots": [0, 1], "saves": [[(1, 1)], [(0, -1)]]},
+        {"slots": [0, 1], "saves": [[(1, 6)], [(0, -1)]]},
+        {"slots": [0, 1], "saves": [[(2, 2), (2, 3)], [(0, -1), (0, -1)]]},
+        {"slots": [0, 1], "saves": [[(1, 3)]]},
     ):
         with pytest.raises(ValueError, match="state"):
             submit(**fields)

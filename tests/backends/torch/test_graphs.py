@@ -177,7 +177,7 @@ def test_padding_needs_no_saves_of_states() -> None:
     """A step that saves nothing may say so for each of its sequences."""
     spare = SpareRows(1, 4, 8, 3)
     batch = step([(Request([1, 2], [0]), 2)], block_size=8)
-    batch = replace(batch, state_slots=np.array([2], np.int32), state_saves=np.array([[0, -1]], np.int32))
+    batch = replace(batch, state_slots=np.array([2], np.int32), state_saves=np.array([[[0, -1]]], np.int32))
     layout = tiny_graph("llama")[0].cache_layout
     shapes = [
         host_arrays(spare.padded(b, 4), layout, 8, 3, 40).shapes for b in (batch, replace(batch, state_saves=None))

@@ -179,7 +179,7 @@ class EagerStep(TorchStep):
         count, like = len(self.rows.starts) - 1, next(iter(self.values.values()))
         return [torch.zeros(count, *shape, dtype=like.dtype, device=like.device) for shape in cache.shapes]
 
-    def write_states(self, cache: StateCache, after: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    def write_states(self, cache: StateCache, after: Tensor, saved: Sequence[Tensor]) -> None:
         """Nothing comes after a whole text."""
 
 

@@ -160,7 +160,7 @@ class DecodeGraphs:
         rows = self._every_row[: count + 1]
         if (batch.query_start_loc != rows).any() or (batch.logits_indices != rows[:-1]).any():
             return None
-        if batch.state_saves is not None and (batch.state_saves[:, 1] >= 0).any():
+        if batch.state_saves is not None and (batch.state_saves[..., 1] >= 0).any():
             return None
         return self._sizes[bisect_left(self._sizes, count)]
 

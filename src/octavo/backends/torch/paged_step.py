@@ -394,12 +394,13 @@ class PagedStep(TorchStep):
         found = [array[slots] for array in self.cache.states[cache.index]]
         return [torch.where(is_fresh.ne(0).reshape(-1, *[1] * (x.dim() - 1)), 0.0, x) for x in found]
 
-    def write_states(self, cache: StateCache, after: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
-        arrays = self.cache.states[cache.index]
-        for array, state in zip(arrays, after, strict=True):
-            array[self.arrays.state_slots] = state.to(array.dtype)
-        for array, state in zip(arrays if saved else [], saved, strict=True):
-            array[self.arrays.saved_slots] = state.to(array.dtype)
+    def write_states(self, cache: StateCache, after: Tensor, saved: Sequence[Tensor]) -> None:
+        (array,) = self.cache.states[cache.index]
+        array[self.arrays.state_slots] = after.to(array.dtype)
+        slots = self.arrays.saved_slots
+        for number, state in enumerate(saved):
+            assert slots is not None
+            array[slots[number]] = state.to(array.dtype)
 
 
 def _weights_of(op: ShortConv | GatedDeltaRule | SelectiveScan) -> tuple[Parameter | None, ...]:

@@ -38,7 +38,7 @@ def short_conv(step: TorchStep, cache: StateCache, x: Tensor, taps: Tensor) -> T
         return table[_window_rows(place, every, starts, reach, sequences)]
 
     counts = starts[1:] - starts[:-1]
-    step.write_states(cache, [after(counts)], [] if saves is None else [after(saves)])
+    step.write_states(cache, after(counts), [] if saves is None else [after(each) for each in saves])
     return out
 
 
@@ -80,12 +80,13 @@ def _recur(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], advance
     """The outputs of all tokens [tokens, columns]: the first ones of all sequences together, then the second ones."""
     (states,) = step.read_states(cache)
     states = states.to(tokens[0].dtype)
-    saved, saves, device = states, step.rows.saves, states.device
+    saves, device = step.rows.saves, states.device
+    saved = [states] * len(saves)
     starts = step.rows.starts
     counts = [end - begin for begin, end in pairwise(starts)]
     if counts and set(counts) == {1}:
         out, states = advance(tokens, states)
-        step.write_states(cache, [states], [states] if saves else [])
+        step.write_states(cache, states, [states] * len(saves))
         return out.flatten(1)
     outputs, order = [], []
     for t in range(max(counts, default=0)):
@@ -98,10 +99,11 @@ def _recur(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], advance
         states = after if is_all else states.index_copy(0, index, after)
         outputs.append(out.flatten(1))
         order += rows
-        ending = [n for n, count in enumerate(saves) if count == t + 1]
-        if ending:
-            chosen = torch.tensor(ending, device=device)
-            saved = saved.index_copy(0, chosen, states[chosen])
-    step.write_states(cache, [states], [saved] if saves else [])
+        for number, ends in enumerate(saves):
+            ending = [n for n, count in enumerate(ends) if count == t + 1]
+            if ending:
+                chosen = torch.tensor(ending, device=device)
+                saved[number] = saved[number].index_copy(0, chosen, states[chosen])
+    step.write_states(cache, states, saved)
     out = torch.cat(outputs)
     return out if order == [*range(len(order))] else out[torch.argsort(torch.tensor(order, device=device))]

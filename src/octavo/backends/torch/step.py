@@ -33,8 +33,8 @@ from octavo.graph.values import LOGITS, OUTPUTS, SELECTED, TOKENS, IndexArray, P
 class StepRows:
     """The tokens of a step. T = tokens, N = sequences, R = rows that are wanted. Tensors are int64 and on the device.
 
-    starts: where the tokens of each sequence start, [N + 1], on the host. saves: of each sequence, the number of its
-    tokens of this step after which its states are also saved; 0: they are not. Empty: none are.
+    starts: where the tokens of each sequence start, [N + 1], on the host. saves: one or several times, the number of
+    tokens of each sequence in this step after which its states are also saved; 0: they are not. Empty: none are.
     """
 
     token_ids: Tensor  # [T], grouped by sequence
@@ -44,8 +44,8 @@ class StepRows:
     first_rows: Tensor  # [N + 1], `starts` on the device
     starts: tuple[int, ...]
     token_types: Tensor | None = None  # [T]
-    saves: tuple[int, ...] = ()
-    save_counts: Tensor | None = None  # [N], `saves` on the device
+    saves: tuple[tuple[int, ...], ...] = ()
+    save_counts: Tensor | None = None  # [S, N], `saves` on the device
 
     @property
     def spans(self) -> list[slice]:
@@ -165,8 +165,8 @@ class TorchStep(ABC):
         """The states of all sequences before the step, [N, *shape] each; zeros for one that begins."""
 
     @abstractmethod
-    def write_states(self, cache: StateCache, after: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
-        """Keeps the states after the step. saved: those after `StepRows.saves` tokens, likewise [N, *shape]."""
+    def write_states(self, cache: StateCache, after: Tensor, saved: Sequence[Tensor]) -> None:
+        """Keeps the states after the step [N, *shape]. saved: those after each of `StepRows.saves`, likewise."""
 
     def product(self, x: Tensor, parameter: Parameter, index: int | None = None) -> Tensor:
         """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack."""

@@ -44,7 +44,7 @@ class StepArrays:
     """slots: where each token's keys and values are written [groups of layers, T].
 
     sources: [T], the row of the step before whose token this is; -1: `rows` has it.
-    state_slots: [N], is_fresh: 1 for sequences whose states begin [N], saved_slots: [N], one that nobody reads where
+    state_slots: [N], is_fresh: 1 for sequences whose states begin [N], saved_slots: [S, N], one that nobody reads where
     nothing is saved; all None for a graph without states.
     """
 
@@ -73,7 +73,7 @@ class HostArrays:
     flat: Int32
     shapes: tuple[tuple[int, ...], ...]
     starts: tuple[int, ...]
-    saves: tuple[int, ...]
+    saves: tuple[tuple[int, ...], ...]
     has_types: bool
     has_states: bool
     equal: tuple[tuple[int, int, int, tuple[tuple[int, int, int], ...]], ...]
@@ -131,8 +131,9 @@ def host_arrays(
     owners = np.repeat(np.arange(len(counts)), counts)
     types = counts[:0] if batch.token_types is None else batch.token_types
     saves = batch.state_saves if spare_slot is not None else None
-    has_saves = saves is not None and bool((saves[:, 1] >= 0).any())
-    save_counts = np.where(saves[:, 1] >= 0, saves[:, 0], 0) if has_saves and saves is not None else counts[:0]
+    save_counts = np.zeros((0, len(counts)), np.int32)
+    if saves is not None and (saves[..., 1] >= 0).any():
+        save_counts = np.where(saves[..., 1] >= 0, saves[..., 0], 0).T
     arrays: list[NDArray[Any]] = [
         batch.token_ids,
         np.full(len(owners), -1) if batch.token_sources is None else batch.token_sources,
@@ -160,7 +161,7 @@ def host_arrays(
         np.concatenate([a.reshape(-1).astype(np.int32) for a in arrays]),
         tuple(a.shape for a in arrays),
         tuple(batch.query_start_loc.tolist()),
-        tuple(save_counts.tolist()),
+        tuple(tuple(each) for each in save_counts.tolist()),
         batch.token_types is not None,
         spare_slot is not None,
         tuple(equal),
@@ -173,9 +174,9 @@ def _states(batch: Batch, counts: NDArray[Any], spare_slot: int | None) -> tuple
         return counts[:0], counts[:0], counts[:0]
     begins = batch.query_start_loc[:-1]
     is_fresh = (counts > 0) & (batch.positions[np.minimum(begins, len(batch.positions) - 1)] == 0)
-    saved = np.full(len(counts), spare_slot)
+    saved = np.full((1, len(counts)), spare_slot)
     if batch.state_saves is not None:
-        saved = np.where(batch.state_saves[:, 1] >= 0, batch.state_saves[:, 1], spare_slot)
+        saved = np.where(batch.state_saves[..., 1] >= 0, batch.state_saves[..., 1], spare_slot).T
     return batch.state_slots, is_fresh, saved
 
 

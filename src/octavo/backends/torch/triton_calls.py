@@ -85,9 +85,9 @@ def advanced(
     slots, saved, counts = arrays.state_slots, arrays.saved_slots, arrays.rows.save_counts
     assert slots is not None
     assert saved is not None
-    saves = torch.full((len(slots), 2), -1, dtype=torch.int32, device=slots.device)
+    saves = torch.full((len(slots), 1, 2), -1, dtype=torch.int32, device=slots.device)
     if counts is not None:
-        saves = torch.stack([counts, saved], dim=1)
+        saves = torch.stack([counts.T, saved.T], dim=2).contiguous()
     rows = StateRows(arrays.rows.first_rows, arrays.rows.sequences, arrays.rows.positions, slots, saves)
     args: Any = (*values, *weights)
     if isinstance(op, ShortConv):

@@ -13,6 +13,7 @@ from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
 from octavo.graph.cache import CacheLayout, cache_layout
+from octavo.speculative_config import MAX_DRAFTS, MAX_STATE_DRAFTS
 
 _ARRIVED = -1  # in a block table: the bytes of this block have come from a store, and it has no place yet
 
@@ -313,6 +314,8 @@ class KVCacheManager:
         if self.states is not None:
             item.state_copy = self.states.own(item.sequence)
             item.state_load, item.sequence.state_load = item.sequence.state_load, None
+            if item.num_drafts:
+                self.states.keep_before_drafts(item.sequence, item.num_drafts)
 
     def plan_snapshots(self, items: Iterable[ScheduledSequence]) -> None:
         """Has the step keep the states at the last full block of each chunk, as far as there are free slots.
@@ -326,7 +329,7 @@ class KVCacheManager:
             num_blocks = (item.start + item.num_tokens - 1) // self.block_size
             if item.state_load is not None:
                 num_blocks = item.start // self.block_size
-            elif item.num_tokens < 2:
+            elif item.num_tokens < 2 or item.sequence.draft_slots:
                 continue
             if num_blocks * self.block_size > item.start or item.state_load is not None:
                 self._extend_hashes(item.sequence, num_blocks)
@@ -400,6 +403,19 @@ class KVCacheManager:
         child.num_computed_tokens = num_tokens
         child.num_synced_blocks = 0
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
+
+    def most_drafts(self, sequence: Sequence) -> int:
+        """The drafts that a step may verify for a sequence: as many as its states can go back by."""
+        if self.states is None:
+            return MAX_DRAFTS
+        return 0 if sequence.state_load is not None else min(MAX_STATE_DRAFTS, self.states.num_draft_slots_left)
+
+    def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
+        """Notes that so many drafts of the last step are tokens, and drops what the others have left."""
+        if self.states is not None:
+            self.states.accept_drafts(sequence, num_accepted)
+        self.mark_computed(sequence, sequence.num_computed_tokens + num_accepted)
+        self.truncate(sequence)
 
     def truncate(self, sequence: Sequence) -> None:
         """Frees the blocks after the computed tokens, when a step's tokens were not all accepted."""

@@ -14,11 +14,13 @@ class StateSlots:
 
     A state is what a sequence has seen so far; unlike keys and values it cannot be cut back to an earlier token. So a
     prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at least as many
-    slots as sequences that run; snapshots lie in the others and are evicted when those are needed.
+    slots as sequences that run; snapshots lie in the others and are evicted when those are needed. A step with drafts
+    keeps the states before each draft, in one of num_draft_slots_left, beyond those for sequences and snapshots.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.pool = BlockPool(num_slots)
+        self.num_draft_slots_left = 0
 
     def is_own(self, sequence: Sequence) -> bool:
         """True if the sequence may write into its slot."""
@@ -44,7 +46,26 @@ class StateSlots:
         self.pool.share(parent.state_slot)
         child.state_slot = parent.state_slot
 
+    def keep_before_drafts(self, sequence: Sequence, num_drafts: int) -> None:
+        """Gives a sequence a slot for its states before each draft of its step, of those that are left."""
+        self.num_draft_slots_left -= num_drafts
+        sequence.draft_slots = [self.pool.allocate() for _ in range(num_drafts)]
+
+    def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
+        """Goes on from the states before the first wrong draft, if there is one, and gives up all others."""
+        if num_accepted < len(sequence.draft_slots):
+            slots = sequence.draft_slots
+            sequence.state_slot, slots[num_accepted] = slots[num_accepted], sequence.state_slot
+        self._free_drafts(sequence)
+
+    def _free_drafts(self, sequence: Sequence) -> None:
+        for slot in sequence.draft_slots:
+            self.pool.free(slot)
+        self.num_draft_slots_left += len(sequence.draft_slots)
+        sequence.draft_slots = []
+
     def free(self, sequence: Sequence) -> None:
+        self._free_drafts(sequence)
         if sequence.state_slot >= 0:
             self.pool.free(sequence.state_slot)
         sequence.state_slot = -1

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from octavo.backends.memory import MemoryBudget, address_space_note
 from octavo.config import EngineConfig
-from octavo.engine.loading.devices import step_tokens
+from octavo.engine.loading.devices import backend_name, step_tokens
 from octavo.engine.loading.larger_than_memory import MIN_MODEL_LEN
 from octavo.engine.loading.progress_bar import size
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import STATES_PER_SEQUENCE, CacheSizes
+from octavo.speculative_config import MAX_STATE_DRAFTS, SpeculativeConfig
 
 logger = logging.getLogger(__name__)
+
+_DRAFTING_SEQS = 4  # sequences that have drafts at the same time, where each draft takes states; beside more, few pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class CachePlan:
     max_model_len: int
     max_num_seqs: int
     num_states: int  # slots for the states of sequences
+    num_draft_states: int = 0  # of these, for the states before drafts
 
 
 def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
@@ -50,7 +54,10 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     else:
         budget = max(usable // 2, min(request_bytes, usable))
     num_seqs = _plan_num_seqs(config.max_num_seqs, sizes, budget, blocks_per_request * block_bytes, available_bytes)
-    num_blocks = max(budget - num_seqs * sizes.bytes_per_seq, 0) // block_bytes
+    spare = budget - num_seqs * sizes.bytes_per_seq - blocks_per_request * block_bytes
+    num_draft_states = min(num_draft_slots(config, sizes, num_seqs), max(spare, 0) // max(sizes.state_bytes, 1))
+    num_states = STATES_PER_SEQUENCE * num_seqs + num_draft_states if sizes.state_bytes else 0
+    num_blocks = max(budget - num_states * sizes.state_bytes, 0) // block_bytes
     num_blocks = min(num_blocks, blocks_per_request * num_seqs)
     fitting = sizes.layout.max_tokens(num_blocks, block, step, model_len)
     states = f", the states of a sequence {size(sizes.bytes_per_seq)}" if sizes.state_bytes else ""
@@ -81,9 +88,20 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     if sizes.token_bytes:  # an encoder has no cache
         cache_size = size(num_blocks * block_bytes)
         logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, sizes.format, cache_size)
-    return CachePlan(
-        num_blocks, min(model_len, fitting), num_seqs, STATES_PER_SEQUENCE * num_seqs if sizes.state_bytes else 0
-    )
+    return CachePlan(num_blocks, min(model_len, fitting), num_seqs, num_states, num_draft_states)
+
+
+def wants_drafts(config: EngineConfig) -> bool:
+    """True if the options ask for guesses at the next tokens; by default on the CPU."""
+    method = SpeculativeConfig.of(config).method
+    return method != "off" and (method != "auto" or backend_name(config) == "cpu")
+
+
+def num_draft_slots(config: EngineConfig, sizes: CacheSizes, num_seqs: int) -> int:
+    """The slots that drafts can use, of so many sequences that run at once; 0: the model has no states."""
+    if not sizes.state_bytes or not wants_drafts(config):
+        return 0
+    return MAX_STATE_DRAFTS * min(num_seqs, _DRAFTING_SEQS)
 
 
 def _more_cache(needed: int, available_bytes: int) -> str:

@@ -53,8 +53,8 @@ def found_draft_model(
     if options.model is None:
         yield None
         return
-    if target.state_caches or None not in [group.window for group in target.cache_layout.groups]:
-        raise UsageError("draft_model needs a model without states that has layers without a window; leave it out")
+    if None not in [group.window for group in target.cache_layout.groups]:
+        raise UsageError("draft_model needs a model that has layers without a window; leave it out")
     with closing(open_checkpoint(resolve_model(options.model, revision=options.revision))) as checkpoint:
         check_vocabulary(tokenizer(), load_tokenizer(checkpoint), options.model)
         graph = model_graph(checkpoint, model_len)

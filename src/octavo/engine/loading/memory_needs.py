@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.backends.split import SplitBackend, SplitSizes, cache_room
 from octavo.config import EngineConfig
+from octavo.engine.loading.cache_plan import num_draft_slots
 from octavo.engine.loading.compile_graph import expected_paging
 from octavo.engine.loading.device_needs import DeviceNeeds, device_needs
 from octavo.engine.loading.devices import backend_of, step_tokens
@@ -16,6 +17,7 @@ from octavo.engine.loading.model_graph import model_sizes
 from octavo.engine.loading.rank_needs import RankNeeds, rank_needs
 from octavo.engine.loading.weight_notes import size_notes
 from octavo.errors import InsufficientMemoryError
+from octavo.graph.cache import CacheSizes
 from octavo.graph.cost import ExpertCost, expert_cost, graph_cost
 from octavo.graph.ops.base import StepSizes
 from octavo.loader.checkpoint import Checkpoint
@@ -95,8 +97,8 @@ def memory_needs(
         beside = draft.weight_bytes + draft.workspace_bytes
         memory, sizes = memory.without(beside), _with_twins(sizes, draft)
     cache, block, most = sizes.cache, config.block_size, step_tokens(config)
-    kv_bytes, both_bytes = (users * each.sequence_bytes(wanted, block, most) for each in (own_cache, cache))
     room = _room(checkpoint, config, sizes, memory, context, users)
+    kv_bytes, both_bytes = (_kv_bytes(config, each, wanted, users, room) for each in (own_cache, cache))
     longest = cache.layout.max_tokens(room.num_blocks // users, block, most, model_context)
     step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
     experts, num_parameters = expert_cost(sizes.graph, sizes.weights), checkpoint.num_parameters
@@ -134,6 +136,13 @@ def memory_needs(
         gpu=_with_disk(device_needs(config, sizes, users, wanted), room.from_disk, users),
         draft=None if draft is None else replace(draft, kv_bytes=both_bytes - kv_bytes),
     )
+
+
+def _kv_bytes(config: EngineConfig, sizes: CacheSizes, context: int, users: int, room: _Room) -> int:
+    """The cache of so many users, with states before drafts as far as there is room for them."""
+    taken = users * sizes.sequence_bytes(context, config.block_size, step_tokens(config))
+    drafts = num_draft_slots(config, sizes, users) * sizes.state_bytes
+    return taken + min(drafts, max(room.cache_bytes - taken, 0))
 
 
 def _with_twins(sizes: Sizes, draft: DraftNeeds) -> Sizes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from octavo.config import EngineConfig
+from octavo.engine.loading.cache_plan import wants_drafts
 from octavo.engine.loading.devices import backend_name
 from octavo.engine.speculation.draft_source import DraftSource
 from octavo.engine.speculation.ngram import NgramSource
@@ -15,22 +16,27 @@ from octavo.speculative_config import SpeculativeConfig
 logger = logging.getLogger(__name__)
 
 
-def why_no_drafts(config: EngineConfig, graph: Graph) -> str:
-    """The reason why an engine has no draft sources, for its users; empty: it has some."""
+def why_no_drafts(config: EngineConfig, graph: Graph, num_draft_states: int) -> str:
+    """The reason why an engine has no draft sources, for its users; empty: it has some.
+
+    num_draft_states: the slots that its cache has for the states before drafts.
+    """
     options = SpeculativeConfig.of(config)
     if not graph.generates:
         return "this model gives no answers"
     if options.method == "off":
         return "speculation is off"
-    if options.method == "auto" and backend_name(config) != "cpu":
+    if not wants_drafts(config):
         return f"speculation is auto, which has no drafts on {backend_name(config)}; choose ngram"
-    return "this model keeps states, which cannot go back to earlier tokens" if graph.state_caches else ""
+    if graph.state_caches and not num_draft_states:
+        return "there is no memory for the states before them; lower max_model_len, or raise kv_cache_memory"
+    return ""
 
 
-def draft_sources(config: EngineConfig, graph: Graph) -> list[DraftSource]:
-    """The sources in the order in which they are asked; none: no speculation."""
+def draft_sources(config: EngineConfig, graph: Graph, num_draft_states: int) -> list[DraftSource]:
+    """The sources in the order in which they are asked; none: no speculation. The rest is as for `why_no_drafts`."""
     options = SpeculativeConfig.of(config)
-    if reason := why_no_drafts(config, graph):
+    if reason := why_no_drafts(config, graph, num_draft_states):
         if options.method not in ("auto", "off"):
             logger.warning("no drafts: %s", reason)
         return []

@@ -57,7 +57,11 @@ class Speculation:
     for a while is noticed when it is right again.
     """
 
-    def __init__(self, sources: Row[DraftSource], times: StepTimes, metrics: EngineMetrics) -> None:
+    def __init__(
+        self, sources: Row[DraftSource], times: StepTimes, metrics: EngineMetrics, limit: int = MAX_DRAFTS
+    ) -> None:
+        """limit: on the drafts of a sequence in one step, of all sources."""
+        self.limit = limit
         self._sources = sources
         self._policy = DraftPolicy(times)
         self._metrics = metrics
@@ -74,7 +78,7 @@ class Speculation:
     def max_drafts(self) -> int:
         """The most drafts of a sequence in one step."""
         drafter = [] if self.drafter is None else [self.drafter.max_drafts]
-        return max([*(source.max_drafts for source in self._sources), *drafter], default=0)
+        return min(self.limit, max([*(source.max_drafts for source in self._sources), *drafter], default=0))
 
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
         """Gives sequences their drafts for the next step, and takes back those of the last.
@@ -200,7 +204,7 @@ class Speculation:
         return guesses.draft, guesses.odds
 
     def _find(self, sequence: Sequence, guesses: Guesses, tail: tuple[int, ...]) -> None:
-        limit = min(MAX_DRAFTS, sequence.request.max_total_tokens - len(sequence.token_ids) - len(tail) - 1)
+        limit = min(self.limit, sequence.request.max_total_tokens - len(sequence.token_ids) - len(tail) - 1)
         most = guesses.options.num_speculative_tokens
         if most is not None:
             limit = min(limit, most)

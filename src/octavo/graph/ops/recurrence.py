@@ -305,14 +305,15 @@ def advance_states(step: Evaluation, cache: StateCache, cols: int, advance: Adva
         if batch.positions[begin] == 0:
             for state in states:
                 state[...] = 0.0
-        count, saved = (end - begin, -1) if batch.state_saves is None else batch.state_saves[request].tolist()
-        border = begin + count if saved >= 0 else end
-        out[begin:border] = advance(slice(begin, border), states)
-        if saved >= 0:
-            for array, state in zip(step.states[cache.index], states, strict=True):
-                array[saved] = state
-        if border < end:
-            out[border:end] = advance(slice(border, end), states)
+        first = begin
+        for count, saved in [] if batch.state_saves is None else batch.state_saves[request].tolist():
+            if saved >= 0:
+                out[first : begin + count] = advance(slice(first, begin + count), states)
+                first = begin + count
+                for array, state in zip(step.states[cache.index], states, strict=True):
+                    array[saved] = state
+        if first < end:
+            out[first:end] = advance(slice(first, end), states)
     return out
 
 
@@ -322,14 +323,19 @@ def check_states(batch: Batch, num_states: int) -> None:
         raise ValueError("state_slots must have one entry a request: the graph has operations with states")
     written = batch.state_slots.tolist()
     if batch.state_saves is not None:
-        if batch.state_saves.shape != (len(written), 2):
-            raise ValueError("state_saves must be [requests, 2]: tokens, slot")
+        shape = batch.state_saves.shape
+        if len(shape) != 3 or shape[0] != len(written) or shape[2] != 2:
+            raise ValueError("state_saves must be [requests, saves, 2]: tokens, slot")
         counts = np.diff(batch.query_start_loc)
-        for (count, slot), most in zip(batch.state_saves.tolist(), counts.tolist(), strict=True):
-            if slot >= 0:
+        for saves, most in zip(batch.state_saves.tolist(), counts.tolist(), strict=True):
+            before = 0
+            for count, slot in saves:
+                if slot < 0:
+                    continue
                 written.append(slot)
-                if not 1 <= count <= most:
+                if not before < count <= most:
                     raise ValueError(f"state_saves after {count} tokens of a request that has {most} in this step")
+                before = count
     for slot in [*written, *batch.state_copies.reshape(-1).tolist()]:
         if not 0 <= slot < num_states:
             raise ValueError(f"state slot {slot} is not one of the {num_states} slots")

@@ -19,7 +19,7 @@ _COUNTS = (3, 1, 0, 6)
 _TOKENS = sum(_COUNTS)
 _POSITIONS = np.concatenate([np.arange(3) + 5, [0], np.arange(6)]).astype(np.int32)  # the first goes on
 _SLOTS = np.array([4, 0, 1, 2], np.int32)
-_SAVES = np.array([[1, 5], [0, -1], [0, -1], [6, 3]], np.int32)
+_SAVES = np.array([[[1, 5], [0, -1]], [[0, -1], [0, -1]], [[0, -1], [0, -1]], [[2, 6], [6, 3]]], np.int32)
 
 
 def _batch() -> Batch:
@@ -36,7 +36,7 @@ def _rows(device: torch.device, *, padding: int = 0) -> StateRows:
     sequences = np.repeat(np.arange(4), _COUNTS)
     arrays = (
         np.append(starts, [starts[-1]] * padding), sequences, _POSITIONS, np.append(_SLOTS, [-1] * padding),
-        np.concatenate([_SAVES, np.tile([[0, -1]], (padding, 1))]),
+        np.concatenate([_SAVES, np.tile([[[0, -1]] * 2], (padding, 1, 1))]),
     )  # fmt: skip
     return StateRows(*(torch.from_numpy(a.astype(np.int32)).to(device) for a in arrays))
 
@@ -50,7 +50,7 @@ def _check(
     weights = {
         p: -rng.uniform(0.1, 1, p.shape) if p.name == "decay" else rng.normal(size=p.shape) for p in op.parameters
     }
-    state = rng.normal(size=(6, *op.cache.shapes[0]))
+    state = rng.normal(size=(7, *op.cache.shapes[0]))
     on_device = torch.from_numpy(state.astype(np.float32)).to(device)
     wide = [
         torch.from_numpy(np.pad(v, ((0, 0), (0, 3))).astype(np.float32)).to(device)[:, :-3] for v in values.values()

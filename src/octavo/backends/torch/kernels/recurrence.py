@@ -24,8 +24,8 @@ class StateRows(NamedTuple):
     """Tensors of a step on the device, int32. N = sequences, T = tokens.
 
     starts: where the tokens of each begin, [N + 1]. sequences: of each token, [T]. positions: [T]; a sequence whose
-    first token is at 0 begins with zeros. slots: of the states, [N]; -1: a padding row. saves: [N, 2], the number of
-    tokens after which the states are also written to another slot, and that slot (-1: not).
+    first token is at 0 begins with zeros. slots: of the states, [N]; -1: a padding row. saves: [N, S, 2], the
+    numbers of tokens, ascending, after which the states are also written to another slot, and that slot (-1: no more).
     """
 
     starts: Tensor
@@ -71,16 +71,21 @@ def _keep_rows(state, x, start, count, slot, target, is_new, c, mask, x_row, COL
 
 
 @triton.jit
-def _conv_states(state, x, starts, positions, slots, saves, x_row, COLS, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+def _conv_states(
+    state, x, starts, positions, slots, saves, x_row, COLS, SAVES: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     sequence = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start = tl.load(starts + sequence)
     count, slot = tl.load(starts + sequence + 1) - start, tl.load(slots + sequence).to(tl.int64)
     if (count > 0) & (slot >= 0):
         is_new = tl.load(positions + start) == 0
-        saved, target = tl.load(saves + 2 * sequence), tl.load(saves + 2 * sequence + 1).to(tl.int64)
-        if target >= 0:
-            _keep_rows(state, x, start, saved, slot, target, is_new, c, c < COLS, x_row, COLS, TAPS)
+        for i in tl.static_range(SAVES):
+            save = saves + 2 * (sequence * SAVES + i)
+            saved, target = tl.load(save), tl.load(save + 1).to(tl.int64)
+            if target >= 0:
+                _keep_rows(state, x, start, saved, slot, target, is_new, c, c < COLS, x_row, COLS, TAPS)
         _keep_rows(state, x, start, count, slot, slot, is_new, c, c < COLS, x_row, COLS, TAPS)
 
 
@@ -102,8 +107,9 @@ def short_conv(
         sizes = (x.stride(0), cols)
         _conv[(tokens, columns)](out, x, state, *weights, *rows[:4], *sizes, TAPS=taps, KIND=kind, **_COLUMNS)
         _conv_states[(rows.slots.shape[0], columns)](
-            state, x, rows.starts, rows.positions, rows.slots, rows.saves, x.stride(0), cols, TAPS=taps, **_COLUMNS
-        )
+            state, x, rows.starts, rows.positions, rows.slots, rows.saves, x.stride(0), cols,
+            SAVES=rows.saves.shape[1], TAPS=taps, **_COLUMNS,
+        )  # fmt: skip
     return out
 
 
@@ -121,8 +127,8 @@ def _unit(at, k, K: tl.constexpr, eps):
 @triton.jit
 def _delta(
     out, qkv, beta, alpha, state, decay, dt_bias, starts, positions, slots, saves, qkv_row, gate_row, alpha_row, eps,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, TILED: tl.constexpr,
-    BV: tl.constexpr,
+    SAVES: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    TILED: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     v_at = tl.program_id(2) * BV + tl.arange(0, BV)
@@ -135,7 +141,9 @@ def _delta(
         mask = (k_at < K)[:, None] & (v_at < V)[None, :]
         is_old = tl.load(positions + start) > 0
         s = tl.load(state + slot * (HV * K * V) + place, mask & is_old, 0)
-        saved, target = tl.load(saves + 2 * sequence), tl.load(saves + 2 * sequence + 1).to(tl.int64)
+        save = SAVES * sequence
+        last = save + SAVES - 1
+        saved, target = tl.load(saves + 2 * save), tl.load(saves + 2 * save + 1).to(tl.int64)
         rate, shift = tl.load(decay + head).to(tl.float32), tl.load(dt_bias + head).to(tl.float32)
         row = qkv + start.to(tl.int64) * qkv_row
         at = out + start.to(tl.int64) * (HV * V) + head * V + v_at
@@ -149,7 +157,11 @@ def _delta(
             missing = amount * (v - tl.sum(k[:, None] * s, 0))
             s += k[:, None] * missing[None, :]
             tl.store(at, tl.sum(q[:, None] * s, 0).to(out.dtype.element_ty), v_at < V)
-            tl.store(state + target * (HV * K * V) + place, s, mask & (target >= 0) & (token - start + 1 == saved))
+            is_due = token - start + 1 == saved
+            tl.store(state + target * (HV * K * V) + place, s, mask & (target >= 0) & is_due)
+            if SAVES > 1:
+                save += (is_due & (save < last)).to(tl.int32)
+                saved, target = tl.load(saves + 2 * save), tl.load(saves + 2 * save + 1).to(tl.int64)
             row += qkv_row
             at += HV * V
         tl.store(state + slot * (HV * K * V) + place, s, mask)
@@ -176,7 +188,8 @@ def delta_rule(
     if qkv.shape[0]:
         _delta[(rows.slots.shape[0], h.num_v_heads, -(-h.value_dim // _VALUES["BV"]))](
             out, *values, state, *weights, rows.starts, rows.positions, rows.slots, rows.saves, qkv.stride(0),
-            beta.stride(0), alpha.stride(0), eps, HK=h.num_k_heads, HV=h.num_v_heads, K=h.key_dim, V=h.value_dim,
+            beta.stride(0), alpha.stride(0), eps, SAVES=rows.saves.shape[1], HK=h.num_k_heads, HV=h.num_v_heads,
+            K=h.key_dim, V=h.value_dim,
             KP=power_of_two(h.key_dim), TILED=h.is_tiled, **_VALUES,
         )  # fmt: skip
     return out
@@ -184,8 +197,9 @@ def delta_rule(
 
 @triton.jit
 def _scan(
-    out, xbc, dt, state, decay, skip, dt_bias, starts, positions, slots, saves, row_step, dt_row, H: tl.constexpr,
-    P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, BV: tl.constexpr,
+    out, xbc, dt, state, decay, skip, dt_bias, starts, positions, slots, saves, row_step, dt_row,
+    SAVES: tl.constexpr, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, SP: tl.constexpr,
+    BV: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     p_at = tl.program_id(2) * BV + tl.arange(0, BV)
@@ -196,7 +210,9 @@ def _scan(
         place = (head * P + p_at)[:, None] * S + n_at[None, :]
         mask = (p_at < P)[:, None] & (n_at < S)[None, :]
         s = tl.load(state + slot * (H * P * S) + place, mask & (tl.load(positions + start) > 0), 0)
-        saved, target = tl.load(saves + 2 * sequence), tl.load(saves + 2 * sequence + 1).to(tl.int64)
+        save = SAVES * sequence
+        last = save + SAVES - 1
+        saved, target = tl.load(saves + 2 * save), tl.load(saves + 2 * save + 1).to(tl.int64)
         rate, shift = tl.load(decay + head).to(tl.float32), tl.load(dt_bias + head).to(tl.float32)
         kept = tl.load(skip + head).to(tl.float32)
         group = head // (H // G)
@@ -210,7 +226,11 @@ def _scan(
             s = s * tl.exp(rate * step) + (step * x)[:, None] * b[None, :]
             y = tl.sum(s * c[None, :], 1) + kept * x
             tl.store(at, y.to(out.dtype.element_ty), p_at < P)
-            tl.store(state + target * (H * P * S) + place, s, mask & (target >= 0) & (token - start + 1 == saved))
+            is_due = token - start + 1 == saved
+            tl.store(state + target * (H * P * S) + place, s, mask & (target >= 0) & is_due)
+            if SAVES > 1:
+                save += (is_due & (save < last)).to(tl.int32)
+                saved, target = tl.load(saves + 2 * save), tl.load(saves + 2 * save + 1).to(tl.int64)
             row += row_step
             at += H * P
         tl.store(state + slot * (H * P * S) + place, s, mask)
@@ -236,7 +256,7 @@ def selective_scan(
     if xbc.shape[0]:
         _scan[(rows.slots.shape[0], h.num_heads, -(-h.head_dim // _VALUES["BV"]))](
             out, *values, state, *weights, rows.starts, rows.positions, rows.slots, rows.saves, xbc.stride(0),
-            dt.stride(0), H=h.num_heads, P=h.head_dim, G=h.num_groups, S=h.state_dim, SP=power_of_two(h.state_dim),
-            **_VALUES,
+            dt.stride(0), SAVES=rows.saves.shape[1], H=h.num_heads, P=h.head_dim, G=h.num_groups, S=h.state_dim,
+            SP=power_of_two(h.state_dim), **_VALUES,
         )  # fmt: skip
     return out
