@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias, TypedDict
+from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
 
 from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
@@ -16,13 +16,25 @@ BATCH_PRIORITY = 1 << 30
 MAX_PREDICTION_CHARS = 2**20
 
 
-class TextPrompt(TypedDict):
+class PromptImages(TypedDict, total=False):
+    """Images for the marks in a prompt, as vLLM takes them: {"image": one or a list}.
+
+    An image is Pillow's, a numpy array of uint8, a path or the bytes of a file. multi_modal_uuids: names of their
+    contents in the same form, in place of digests.
+    """
+
+    multi_modal_data: Mapping[str, Any]
+    multi_modal_uuids: Mapping[str, Any]
+    mm_processor_kwargs: Mapping[str, Any]
+
+
+class TextPrompt(PromptImages):
     """A text as vLLM takes it."""
 
     prompt: str
 
 
-class TokensPrompt(TypedDict):
+class TokensPrompt(PromptImages):
     """Token ids as vLLM takes them."""
 
     prompt_token_ids: list[int]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams, UsageError
@@ -204,3 +205,60 @@ def test_as_many_places_as_images(small: LLM) -> None:
     item, placeholder = item_of(small, PICTURES[0], b"a"), model("qwen3_vl").config.image_token_id
     with pytest.raises(UsageError, match="2 places for images, and 1 images came"):
         place_items([placeholder, 20, placeholder], [item], placeholder, small.tokenizer.encode)
+
+
+TEXT = "Is <|image_pad|> or <|image_pad|> larger?"
+
+
+def test_programs_give_images_in_every_form(small: LLM, tmp_path: Path) -> None:
+    first, second = (Image.fromarray(each.pixels) for each in PICTURES)
+    first.save(tmp_path / "a.png")
+    second.save(tmp_path / "b.png")
+    forms: list[list[Any]] = [
+        [first, second],
+        [PICTURES[0].pixels, PICTURES[1].pixels],
+        [tmp_path / "a.png", str(tmp_path / "b.png")],
+        [(tmp_path / "a.png").read_bytes(), second],
+    ]
+    outputs = [small.generate({"prompt": TEXT, "multi_modal_data": {"image": form}}, PARAMS)[0] for form in forms]
+    assert outputs[0].prompt == TEXT
+    first_bits = outputs[0].outputs[0].cumulative_logprob
+    assert {output.outputs[0].cumulative_logprob for output in outputs} == {first_bits}
+    ids = small.tokenizer.encode(TEXT, parse_special=True)
+    (swapped,) = small.generate({"prompt_token_ids": ids, "multi_modal_data": {"image": [second, first]}}, PARAMS)
+    assert swapped.outputs[0].cumulative_logprob != first_bits
+    (one,) = small.generate({"prompt": "<|image_pad|>", "multi_modal_data": {"image": first}}, PARAMS)
+    assert one.prompt_token_ids[0] == 0
+
+
+def test_names_of_contents_take_the_place_of_digests(small: LLM) -> None:
+    before = small.metrics.num_items_encoded_total
+    picture, text = tiny_vision.picture(7, 24, 24).pixels, "<|image_pad|>"
+    for name in ("cat", "cat", "dog"):
+        prompt = {"prompt": text, "multi_modal_data": {"image": picture}, "multi_modal_uuids": {"image": name}}
+        small.generate(prompt, PARAMS)
+    assert small.metrics.num_items_encoded_total - before == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"multi_modal_data": {"image": []}}, "2 places for images, and 0 images came"),
+        ({"multi_modal_data": {"video": b""}}, "multi_modal_data has 'video'"),
+        ({"multi_modal_data": [b""]}, "multi_modal_data has"),
+        ({"multi_modal_data": {"image": 5}}, "an image is int"),
+        ({"multi_modal_data": {"image": b"no image"}}, "an image is not"),
+        ({"multi_modal_data": {"image": "/no/such/file.png"}}, "No such file"),
+        ({"multi_modal_data": {"image": np.zeros((2, 2), np.float32)}}, "an image is an array of float32"),
+        ({"multi_modal_data": {"image": b""}, "mm_processor_kwargs": {"fps": 1}}, "mm_processor_kwargs has 'fps'"),
+        ({"multi_modal_data": {"image": b""}, "multi_modal_uuids": {"image": ["a", "b"]}}, "multi_modal_uuids names"),
+    ],
+)
+def test_wrong_images_are_refused(small: LLM, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        small.generate({"prompt": TEXT, **given}, PARAMS)
+
+
+def test_a_model_that_reads_text_says_so(folders: dict[str, Path]) -> None:
+    with loaded(folders["qwen3_vl"], mmproj="none") as llm, pytest.raises(UsageError, match="reads text only"):
+        llm.generate({"prompt": TEXT, "multi_modal_data": {"image": b""}}, PARAMS)

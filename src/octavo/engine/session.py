@@ -20,6 +20,7 @@ from octavo.engine.engine_thread import EngineThread, Sink
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
+from octavo.engine.texts.image_inputs import ImageInputs, split_images
 from octavo.engine.texts.prompt_encoder import PromptEncoder, plain_prompt
 from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import OctavoError, UsageError
@@ -61,6 +62,9 @@ class Session:
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, executors, self._pid)
         self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)
+        encodings = self._loaded.engine.encodings
+        processor = None if encodings is None else encodings.encoder.processor
+        self.images = ImageInputs(self.tokenizer, processor, config.model)
         self._ids = itertools.count()
         self._work, self._worked_at = 0, 0.0  # see `measure_stall`
 
@@ -100,8 +104,11 @@ class Session:
         return self._prompts.encode_chat(messages, chat_template, **template_arguments)
 
     def to_prompt(self, prompt: PromptInput) -> Prompt:
-        """See `PromptEncoder.to_prompt`."""
-        return self._prompts.to_prompt(prompt)
+        """See `PromptEncoder.to_prompt`; with images where vLLM's keys give some."""
+        plain, given = split_images(prompt)
+        if not given:
+            return self._prompts.to_prompt(plain)
+        return self.images.prompt(self._prompts.encode(plain), given)
 
     def create_request(
         self,
@@ -137,7 +144,7 @@ class Session:
         return GenerationRequest(
             prompt=self.to_prompt(prompt),
             params=params if output_kind is None else params.with_output_kind(output_kind),
-            text=text if isinstance(text := plain_prompt(prompt), str) else None,
+            text=text if isinstance(text := plain_prompt(split_images(prompt)[0]), str) else None,
             options=options,
         )
 
@@ -223,6 +230,7 @@ class Session:
         self._shut_down()
         self._loaded = None
         self._prompts.close()
+        self.images.close()
         gc.collect()
 
     def __reduce__(self) -> NoReturn:

@@ -72,24 +72,10 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
         stored = {name: file.source(tensor) for tensor, name in found.items()}
         weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "safetensors"), file)
     with errors_of(folder / _PREPROCESSOR):
-        processor = limited_processor(str(config_json["model_type"]), config_json, _preprocessor(folder), max_tokens)
-    most = largest_image(processor)
-    return VisionPart(tower, config, weights, processor, frozenset(found), checkpoint.path, most)
-
-
-def limited_processor(
-    model_type: str, config: Mapping[str, Any], preprocessor: Mapping[str, Any], max_tokens: int | None
-) -> ImageProcessor:
-    """A processor whose images have at most so many tokens, where their size is bounded at all.
-
-    Engine and server make it of the same values, so that they agree on the names of contents.
-    """
-    processor = read_processor(model_type, config, preprocessor)
-    most = getattr(processor, "most_pixels", 0)
-    bound = (max_tokens or 0) * (processor.patch_size * processor.merge_size) ** 2
-    if not 0 < bound < most:
-        return processor
-    return read_processor(model_type, config, {**preprocessor, "max_pixels": bound})
+        processor = read_processor(str(config_json["model_type"]), config_json, _preprocessor(folder))
+    if max_tokens is not None:
+        processor = processor.limited(max_tokens)
+    return VisionPart(tower, config, weights, processor, frozenset(found), checkpoint.path, largest_image(processor))
 
 
 def largest_image(processor: ImageProcessor) -> int:
