@@ -26,7 +26,7 @@ from octavo.loader.generation_config import sampling_defaults
 from octavo.loader.gguf import open_gguf
 from octavo.loader.transforms import restored
 from octavo.models import known_architectures, load_architecture, weight_table
-from octavo.models._weights import OneRow, Permute, Split
+from octavo.models._weights import OneRow, Ones, Permute, Split
 from octavo.tokenizer import load_tokenizer
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.support import converted_gguf
@@ -80,6 +80,10 @@ CASES = {
     "glm": "qwen2",
     "exaone": "gpt-2",
     "internlm3": "llama2",
+    "olmo": "gpt-2",
+    "olmo-clipped": "gpt-2",
+    "bailingmoe2": "qwen2",
+    "gpt-bigcode": "gpt-2",
 }
 UNUSED_ROWS = 3
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
@@ -286,7 +290,9 @@ def test_every_declared_form_has_a_way_back() -> None:
         form = gguf_form(name)
         transforms = weight_table(load_architecture(form.name if isinstance(form.name, str) else name)).transforms
         back = [
-            t for t in transforms if isinstance(t, Permute | Split | OneRow) or getattr(t, "rows", None) is not None
+            t
+            for t in transforms
+            if isinstance(t, Permute | Split | OneRow | Ones) or getattr(t, "rows", None) is not None
         ]
         assert all(t in back or t.only == "safetensors" or getattr(t, "is_old", False) for t in transforms), name
     with pytest.raises(ModelLoadError, match="have no way back"):

@@ -77,7 +77,7 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     # Clipping of q, k and v, or a norm of all their columns, lies between products and attention.
     clips = any(isinstance(node.op, Clip) for node in graph.nodes)
     norms = any("q_norm" in parameter.name for node in optimized.nodes for parameter in _norm(node.op))
-    share = 0.95 + 0.02 * clips + 0.04 * norms
+    share = 0.95 + 0.02 * clips + 0.045 * norms
     assert fused.bytes_read + fused.bytes_written < share * (plain.bytes_read + plain.bytes_written)
 
 

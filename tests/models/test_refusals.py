@@ -98,6 +98,19 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
         "per_layer_config is .*: differs between layers",
     ),
     ("gemma4", {"enable_moe_block": True}, "num_experts is missing"),
+    ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func is 'softmax': must be sigmoid"),
+    ("minimax-m2", {"attn_type_list": [0, 1, 1]}, "attn_type_list is .*: differs between layers"),
+    ("minimax-m2", {"use_qk_norm": False}, "use_qk_norm is False: must be true"),
+    ("hunyuan-moe", {"use_cla": True}, "use_cla is True: keys and values that layers share"),
+    ("hunyuan-moe", {"moe_topk": [1, 2, 2]}, "moe_topk is .*: differs between layers"),
+    ("hunyuan-dense-alpha", {"rope_parameters__alpha": -1.0}, "alpha is -1.0"),
+    ("ernie4-5-moe", {"moe_k": 5}, "moe_k is 5: must be a whole number from 1 to 4"),
+    ("dots1", {"topk_method": "greedy"}, "topk_method is 'greedy': must be noaux_tc"),
+    ("bailingmoe2", {"moe_router_enable_expert_bias": False}, "moe_router_enable_expert_bias is False: must be true"),
+    ("deepseek32", {"index_topk": 0}, "index_topk is 0"),
+    ("gpt-neo", {"attention_types": [[["near"], 2]]}, "attention_types is .*: must be pairs of kinds"),
+    ("gpt-neo", {"attention_types": [[["global"], 1]]}, "attention_types is .*: must be pairs of kinds"),
+    ("gpt-bigcode", {"add_cross_attention": True}, "add_cross_attention is True"),
     ("gemma4-experts", {"top_k_experts": 7}, "top_k_experts is 7: must be a whole number from 1 to 6"),
     ("gemma4-experts", {"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
     ("llama4", {"attention_chunk_size": 0}, "attention_chunk_size is 0"),
@@ -247,6 +260,16 @@ def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:
     assert "and 8 more" in nearest_to("llama", **{f"key{i}": i for i in range(20)})
     assert "nearest of the supported ones: " in nearest_to("llama", vocab_size=-1)
     assert "which" not in nearest_to("llama", vocab_size=-1)
+
+
+def test_contexts_that_an_indexer_would_choose_from() -> None:
+    """Up to index_topk all tokens are chosen; beyond it the model would be another one."""
+    config = config_of("deepseek32")
+    assert config.max_position_embeddings == 40
+    assert config.for_length(40) is config
+    with pytest.raises(ModelLoadError, match=r"max_model_len 41 is more than index_topk, 40: .*; ask for at most 40"):
+        config.for_length(41)
+    assert config_of("deepseek32", index_topk=4096).max_position_embeddings == 64
 
 
 def test_kimi_k2_is_deepseek_v3_by_another_name() -> None:

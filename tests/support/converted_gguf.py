@@ -54,6 +54,7 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
     if config.model_type == "gemma4_text":  # heads differ by layer; the general keys below are overwritten
         config.allow_global_per_layer_attribute_access = True
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    kv_b = "joined" if architecture == "minicpm3" else kv_b
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, config, kv_b)
     tiny_hybrids.add_metadata(writer, architecture, config)

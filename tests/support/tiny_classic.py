@@ -12,7 +12,9 @@ from transformers import (
     BloomConfig,
     FalconConfig,
     GPT2Config,
+    GPTBigCodeConfig,
     GPTJConfig,
+    GPTNeoConfig,
     GPTNeoXConfig,
     MptConfig,
     OPTConfig,
@@ -24,6 +26,7 @@ from transformers import (
 _IDS = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 _SIZES = {**_IDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
 _GPT = {**_IDS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_NEO = {**_IDS, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 128}
 _BLOOM = {**_IDS, "n_layer": 2, "seq_length": 128}
 _MPT = {**_IDS, "n_layers": 2, "max_seq_len": 128}
 
@@ -55,6 +58,19 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "phi-tied": lambda: PhiConfig(
         **_SIZES, intermediate_size=96, tie_word_embeddings=True, hidden_act="relu", rope_parameters=_rope(0.25)
     ),
+    "gpt-neo": lambda: GPTNeoConfig(**_NEO, attention_types=[[["global", "local"], 1]], window_size=5),
+    "gpt-neo-local": lambda: GPTNeoConfig(
+        **_NEO, attention_types=[[["local"], 2]], window_size=7, tie_word_embeddings=False, intermediate_size=96
+    ),
+    "gpt-bigcode": lambda: GPTBigCodeConfig(**_GPT),
+    "gpt-bigcode-heads": lambda: GPTBigCodeConfig(
+        **_GPT,
+        n_inner=96,
+        multi_query=False,
+        scale_attn_weights=False,
+        activation_function="gelu",
+        tie_word_embeddings=False,
+    ),
     "opt": lambda: OPTConfig(**_SIZES, ffn_dim=96),
     "opt-post-norm": lambda: OPTConfig(
         **_SIZES,
@@ -84,12 +100,14 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 # GGUF files of these architectures have no place for what makes the configuration special, or do not exist.
 WITHOUT_GGUF = frozenset(
     {"gpt2-scales", "opt", "opt-post-norm", "falcon-alibi", "bloom-normed-residual", "mpt", "gptj", "phi-tied"}
+    | {"gpt-neo", "gpt-neo-local", "gpt-bigcode-heads"}
 )
 
 # By model type.
 GGUF_ARCHITECTURES = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
     "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "gpt_bigcode": gguf.MODEL_ARCH.STARCODER,
     "phi": gguf.MODEL_ARCH.PHI2,
     "falcon": gguf.MODEL_ARCH.FALCON,
     "bloom": gguf.MODEL_ARCH.BLOOM,
@@ -120,7 +138,7 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
 def _converted(name: str, array: NDArray[np.float32], config: PreTrainedConfig) -> NDArray[np.float32]:
     """Conv1D weights are transposed; fused q, k and v, which lie together for each kv head, are put side by side."""
     if name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
-        return array.T
+        return array if config.model_type == "gpt_bigcode" else array.T
     if ".query_key_value." not in name:
         return array
     heads = kv_heads = config.num_attention_heads
@@ -143,6 +161,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_layer_norm_eps(getattr(config, "layer_norm_epsilon", None) or config.layer_norm_eps)
     if kind == "falcon":
         writer.add_head_count_kv(config.num_kv_heads if config.new_decoder_architecture else 1)
+    elif kind == "gpt_bigcode":
+        writer.add_head_count_kv(1)
     elif kind == "phi":
         writer.add_head_count_kv(config.num_key_value_heads)
     if kind in ("gpt_neox", "phi"):

@@ -11,16 +11,21 @@ from transformers import (
     ArceeConfig,
     AutoConfig,
     CohereConfig,
+    DeepseekV32Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     GlmConfig,
+    GlmMoeDsaConfig,
     GraniteMoeConfig,
     GraniteMoeSharedConfig,
+    HeliumConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     Lfm2MoeConfig,
+    MiniCPM3Config,
     MiniMaxM2Config,
+    OlmoConfig,
     OlmoeConfig,
     PreTrainedConfig,
     SeedOssConfig,
@@ -41,6 +46,14 @@ _GRANITE = {
 _ERNIE = {**SIZES, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_end_index": 2}
 _DOTS = {**SIZES, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _LFM = {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "moe_intermediate_size": 32, **_EXPERTS}
+_LING = {
+    **SIZES,
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "seed-oss": lambda: SeedOssConfig(**SIZES, head_dim=32),
@@ -90,8 +103,58 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "internlm3": lambda: AutoConfig.for_model("internlm3", **SIZES, head_dim=32, attention_bias=True, mlp_bias=True),
 }
 
+_LATENT = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_INDEXED = {
+    **_LATENT,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 40,
+}
+
+CONFIGS |= {
+    "deepseek32": lambda: DeepseekV32Config(**_INDEXED, n_group=4, topk_group=2),
+    "glm-dsa": lambda: GlmMoeDsaConfig(**_INDEXED, indexer_types=["full", "shared", "full"]),
+    "minicpm3": lambda: MiniCPM3Config(**_LATENT),  # the multipliers of the published model, which GGUF files take
+    "minicpm3-long": lambda: MiniCPM3Config(
+        **{**_LATENT, "q_lora_rank": None},
+        tie_word_embeddings=False,
+        scale_emb=3.0,
+        scale_depth=0.8,
+        dim_model_base=32,
+        rope_parameters={
+            **rope("longrope"),
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 1.5, 2.0, 3.0],
+        },
+    ),
+    "olmo": lambda: OlmoConfig(**SIZES),
+    "olmo-clipped": lambda: OlmoConfig(**SIZES, clip_qkv=0.3, tie_word_embeddings=True, attention_bias=True),
+    "helium": lambda: HeliumConfig(**SIZES, head_dim=16),
+    "bailingmoe2": lambda: AutoConfig.for_model("sarvam_moe", **_LING, n_group=4, topk_group=2, use_qk_norm=True),
+}
+
 # GGUF files have no place for what makes these special.
-WITHOUT_GGUF = {"cohere-untied", "ernie4-5-moe-mixed", "dots1-groups", "lfm2moe-plain"}
+WITHOUT_GGUF = {
+    "deepseek32",
+    "minicpm3-long",
+    "helium",
+    "cohere-untied",
+    "ernie4-5-moe-mixed",
+    "dots1-groups",
+    "lfm2moe-plain",
+}
 # model_type -> name in GGUF files, if they differ.
 GGUF_NAMES = {
     "self_attn.qkv_proj": "attn_qkv",
@@ -104,8 +167,10 @@ GGUF_NAMES = {
     "cohere": "command-r",
     "glm": "chatglm",
     "internlm3": "llama",
+    "glm_moe_dsa": "glm-dsa",
+    "sarvam_moe": "bailingmoe2",
 }
-PERMUTED = ("arcee", "granitemoe")
+PERMUTED = ("arcee", "olmo", "granitemoe")
 
 Tensors = dict[str, NDArray[np.float32]]
 
@@ -160,6 +225,10 @@ def add_metadata(writer: gguf.GGUFWriter, architecture: str, config: PreTrainedC
     if architecture == "hunyuan-moe":
         writer.add_expert_used_count(config.moe_topk)
         writer.add_expert_shared_feed_forward_length(config.intermediate_size)
+    if architecture == "glm-dsa":
+        writer.add_indexer_top_k(config.index_topk)
+        writer.add_indexer_head_count(config.index_n_heads)
+        writer.add_indexer_key_length(config.index_head_dim)
     if architecture == "minimax-m2":
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

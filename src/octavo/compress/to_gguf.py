@@ -74,13 +74,14 @@ def _prefixed(name: str, keys: Keys) -> Keys:
 def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
     """Those of the model. is_part: of one that also sees or hears; those of its graph, which reads text, are taken."""
     found = {name: checkpoint.weights.info(name) for name in checkpoint.weights}
-    if is_part:
+    further = [name for name in found if is_part or _is_further(name, checkpoint.config.num_layers)]
+    if further:
         graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
         used = {parameter.name for parameter in graph.parameters}
-        if left_out := [name for name in found if name not in used]:
-            shown = ", ".join(left_out[:3])
-            logger.info("%s: %d tensors that do not read text are left out: %s", checkpoint.path, len(left_out), shown)
-        found = {name: source for name, source in found.items() if name in used}
+        if left_out := [name for name in further if name not in used]:
+            shown, kind = ", ".join(left_out[:3]), "do not read text" if is_part else "predict further tokens"
+            logger.info("%s: %d tensors that %s are left out: %s", checkpoint.path, len(left_out), kind, shown)
+        found = {name: source for name, source in found.items() if name not in left_out}
     for source in found.values():
         if source.type_name not in DENSE_TYPES:
             known = ", ".join(DENSE_TYPES)
@@ -88,6 +89,12 @@ def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
                 f"{checkpoint.path}: tensor {source.tensors[0]!r:.80} is {source.type_name}; it must be {known}"
             )
     return found
+
+
+def _is_further(name: str, num_layers: int) -> bool:
+    """True for tensors that predict further tokens: of layers after the last, or under a name of their own."""
+    stem = TensorName.parse(name)
+    return stem.stem.startswith("mtp") or (stem.stem.startswith("layers.*.") and stem.numbers[0] >= num_layers)
 
 
 def tensors_in_gguf(checkpoint: Checkpoint, name: str, weights: Mapping[str, Source]) -> dict[str, Source]:
@@ -153,8 +160,10 @@ def _check_config(checkpoint: Checkpoint, metadata: Keys, name: str, shapes: Map
 def differences(a: object, b: object, name: str) -> Iterator[str]:
     """The names of fields with different values."""
     if dataclasses.is_dataclass(a) and dataclasses.is_dataclass(b):
-        # A field that the other architecture lacks must have its default.
+        # A field that the other architecture lacks must have its default; one that counts only at load is not compared.
         for field in dataclasses.fields(a):
+            if not field.compare:
+                continue
             other = getattr(b, field.name, field.default)
             yield from differences(getattr(a, field.name), other, f"{name}.{field.name}".strip("."))
     elif not _is_equal(a, b):

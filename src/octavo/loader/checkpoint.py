@@ -43,7 +43,14 @@ QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _COMPARED_BYTES = 1 << 24  # of two tensors at a time
 # Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
-_BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+_BUFFERS = (
+    "rotary_emb.inv_freq",
+    "rotary_pos_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,14 @@ from octavo.models._weights import (
     Heads,
     NegativeExp,
     OneRow,
+    Ones,
     Permute,
     Split,
     Stack,
     Transform,
     Transpose,
     Unfolded,
+    UnitRows,
 )
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight, concat, stack
 from octavo.quantization.packed.base import RowIndex
@@ -90,6 +92,8 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
             return _rejoined(found, transform)
         case Stack():
             return found if transform.is_old else _unstacked(found, transform)
+        case Ones():
+            return {name: source for name, source in found.items() if name.stem != transform.whole}
         case Flatten(rows=rows) if rows is not None:
             return found | {name: _as_rows(source, rows(config)) for name, source in chosen.items()}
     raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} have no way back")
@@ -212,6 +216,15 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
         case Unfolded():
             for name, source in group.items():
                 yield name, _as_matrix(source) if len(source.shape) > 2 else source
+        case UnitRows():
+            applies = transform.applies(config)
+            for name, source in group.items():
+                yield name, _unit_rows(source) if applies else source
+        case Ones():
+            for name, source in group.items():
+                yield name, source
+                if name.kind == ".weight":
+                    yield replace(name, stem=transform.whole), _ones(source.shape[-1])
 
 
 def _with_frames(first: _Group, second: _Group) -> _Group:
@@ -389,6 +402,18 @@ def _flattened(source: Source) -> Source:
         return DenseWeight(source.make().dequantize().reshape(-1))
 
     return replace(source, type_name="F32", shape=(math.prod(source.shape),), make=make, steps=f"{source.steps} flat")
+
+
+def _unit_rows(source: Source) -> Source:
+    def make() -> Weight:
+        rows = source.make().dequantize().astype(np.float32)
+        return DenseWeight(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-7))
+
+    return replace(source, type_name="F32", make=make, steps=f"{source.steps} in unit rows")
+
+
+def _ones(count: int) -> Source:
+    return Source("F32", (count,), 4 * count, (), lambda: DenseWeight(np.ones(count, np.float32)), "ones")
 
 
 def _folded(source: Source, addend: float) -> Source:

@@ -133,7 +133,30 @@ class Unfolded:
     frames: str | None = None
 
 
-Transform = Unfolded | Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp
+@dataclass(frozen=True, slots=True)
+class UnitRows:
+    """Divides each row of a matrix by its length, once: float32. applies: from a configuration, if it does at all."""
+
+    stem: str
+    applies: Callable[[Any], bool]
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ones:
+    """Adds the weights of a norm that no file has: as many ones as a matrix, which stays, has columns.
+
+    whole: the stem of the norm.
+    """
+
+    stem: str
+    whole: str
+    only: FileFormat | None = None
+
+
+Transform = (
+    Unfolded | UnitRows | Ones | Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

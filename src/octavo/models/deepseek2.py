@@ -1,6 +1,8 @@
 """DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash: attention over latents, groups of experts, shared experts.
 
-arXiv 2405.04434 and 2412.19437.
+DeepSeek V3.2 and GLM 5 choose the tokens that a token sees by an indexer. As long as a sequence has no more tokens than
+it may choose, that is all of them: such contexts are computed without it, and longer ones are refused.
+arXiv 2405.04434, 2412.19437 and 2512.02556.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import Rope, RopeParams
 from octavo.graph.ops.latent_attention import LatentAttention
@@ -32,7 +35,9 @@ from octavo.models._weights import (
     stacked_experts,
 )
 
-ALIASES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+ALIASES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "glm-dsa")
+_INDEXED = ("deepseek_v32", "glm_moe_dsa")
+_INDEX_TOPK = 2048
 
 _LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
 
@@ -44,6 +49,7 @@ class Config(DecoderConfig):
     nope_dim: int = 0  # columns of a head that do not
     head_value_dim: int = 0  # columns of a head's output
     is_interleaved: bool = True  # the file keeps the two columns of a rotated pair together
+    index_topk: int | None = None  # tokens that the indexer chooses; None: there is no indexer
 
     @property
     def rope_dim(self) -> int:
@@ -54,8 +60,19 @@ class Config(DecoderConfig):
     def latent_dim(self) -> int:
         return self.value_dim
 
+    def for_length(self, max_model_len: int) -> Config:
+        if self.index_topk is not None and max_model_len > self.index_topk:
+            raise ModelLoadError(
+                f"max_model_len {max_model_len} is more than index_topk, {self.index_topk}: the choice of tokens by an "
+                f"indexer is not supported; ask for at most {self.index_topk} tokens"
+            )
+        return self
+
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        further = reader.integer("nextn_predict_layers", 0, low=0)
+        if further:
+            reader = reader.replaced("block_count", reader.integer("block_count", low=further + 1) - further)
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         mlp = MLPConfig.from_gguf(
             reader,
@@ -82,7 +99,7 @@ class Config(DecoderConfig):
             scale=mscale**2 * head_dim**-0.5,
             nope_dim=head_dim - rope_dim,
             head_value_dim=_columns(reader, f"attention.{value}", plain.num_heads),
-        )
+        )._indexed(reader.integer("attention.indexer.top_k") if reader.has("attention.indexer.top_k") else None)
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -118,7 +135,12 @@ class Config(DecoderConfig):
             scale=mscale**2 * (nope_dim + rope_dim) ** -0.5,
             nope_dim=nope_dim,
             head_value_dim=_columns(reader, "v_head_dim", num_heads),
-        )
+        )._indexed(_index_topk(reader))
+
+    def _indexed(self, topk: int | None) -> Config:
+        """The configuration for the contexts in which an indexer chooses all tokens."""
+        length = self.max_position_embeddings
+        return replace(self, index_topk=topk, max_position_embeddings=min(length, topk or length))
 
     def _with_latent(
         self,
@@ -139,6 +161,10 @@ class Config(DecoderConfig):
             nope_dim=nope_dim,
             head_value_dim=head_value_dim,
         )
+
+
+def _index_topk(reader: ConfigReader) -> int | None:
+    return reader.integer("index_topk", _INDEX_TOPK) if reader.text("model_type", "") in _INDEXED else None
 
 
 def _columns(reader: ConfigReader, key: str, heads: int, low: int = 1) -> int:
@@ -238,14 +264,14 @@ def build(g: Graph, cfg: Config) -> Value:
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         p = f"layers.{i}."
-        h = h + _attention(g, cfg, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), i)
+        h = h + latent_attention(g, cfg, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), i)
         x = g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps)
         h = h + mlp(g, x, cfg, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
 
 
-def _attention(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
+def latent_attention(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
     """The heads' own products with keys are absorbed into queries, those with values come after the attention."""
     p = f"layers.{layer}.self_attn."
     q = x

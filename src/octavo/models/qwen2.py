@@ -4,3 +4,6 @@ from octavo.models._decoder import DecoderConfig as Config
 from octavo.models.llama import build
 
 __all__ = ["Config", "build"]
+
+# MiMo of 2025 is the same network; its layers that predict further tokens are not used.
+ALIASES = ("mimo",)

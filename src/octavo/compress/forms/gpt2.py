@@ -7,7 +7,8 @@ from octavo.models._classic import ClassicConfig
 from octavo.models._reading import ConfigReader
 
 
-def _keys(cfg: ClassicConfig, reader: ConfigReader) -> Keys:
+def classic_keys(cfg: ClassicConfig, reader: ConfigReader) -> Keys:
+    """The keys of a model with learned positions."""
     return {
         "block_count": cfg.num_layers,
         "context_length": cfg.max_position_embeddings,
@@ -18,4 +19,4 @@ def _keys(cfg: ClassicConfig, reader: ConfigReader) -> Keys:
     }
 
 
-GGUF = GGUFForm("gpt2", _keys)
+GGUF = GGUFForm("gpt2", classic_keys)

@@ -1,0 +1,59 @@
+"""Baichuan 1 and 2: Llama with q, k and v in one matrix; the models of 13B have ALiBi. arXiv 2309.10305."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.graph.ops.attention import AttentionParams
+from octavo.models._attention import AttentionConfig, same_windows
+from octavo.models._classic import alibi_slopes
+from octavo.models._decoder import DecoderConfig
+from octavo.models._reading import ConfigReader
+from octavo.models._weights import Split, UnitRows, WeightTable, rotary_pairs
+from octavo.models.llama import build
+
+__all__ = ["WEIGHTS", "Config", "build"]
+
+_VOCAB_2 = 125_696  # of Baichuan 2, whose head has rows of length 1
+_LAYERS_13B = 40  # a file says in no other way that a model has ALiBi
+WEIGHTS = WeightTable(
+    names={"layers.*.self_attn.W_pack": "layers.*.self_attn.qkv_proj"},
+    transforms=(
+        Split(
+            "layers.*.self_attn.qkv_proj",
+            tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv"),
+            lambda c: (c.num_heads * c.head_dim,) * 3,
+            only="safetensors",
+        ),
+        *rotary_pairs("gguf"),
+        UnitRows("lm_head", lambda c: c.vocab_size == _VOCAB_2, "safetensors"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The shared configuration, with ALiBi in place of the rotary embedding if the model has so many layers."""
+
+    def attention_params(self, layer: int) -> AttentionParams:
+        params = DecoderConfig.attention_params(self, layer)
+        return params if self.rotates else replace(params, alibi_slopes=alibi_slopes(self.num_heads))
+
+    @property
+    def rotates(self) -> bool:
+        """True for the models of 7B."""
+        return self.num_layers != _LAYERS_13B
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        return cls.read_gguf(reader, shapes)._of_its_size()
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        if reader.has("model_max_length"):
+            reader = reader.with_defaults({"max_position_embeddings": reader.integer("model_max_length")})
+        return cls.read_hf(reader, attention=AttentionConfig(same_windows(reader)))._of_its_size()
+
+    def _of_its_size(self) -> Config:
+        return self if self.rotates else replace(self, rope=replace(self.rope, rotates=(False,) * self.num_layers))

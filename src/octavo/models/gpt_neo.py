@@ -1,0 +1,63 @@
+"""GPT-Neo: learned positions, every second layer has a window, scores that are not scaled. EleutherAI, 2021."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.graph.ops.attention import AttentionParams
+from octavo.models._classic import ClassicConfig, build
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import WeightTable
+
+__all__ = ["WEIGHTS", "Config", "build"]
+
+WEIGHTS = WeightTable(
+    prefixes=("transformer.",),
+    names={
+        "wte": "embed_tokens",
+        "wpe": "embed_positions",
+        "ln_f": "norm",
+        "h.*.ln_1": "layers.*.input_layernorm",
+        "h.*.ln_2": "layers.*.post_attention_layernorm",
+        **{f"h.*.attn.attention.{part}_proj": f"layers.*.self_attn.{part}_proj" for part in "qkv"},
+        "h.*.attn.attention.out_proj": "layers.*.self_attn.o_proj",
+        "h.*.mlp.c_fc": "layers.*.mlp.up_proj",
+        "h.*.mlp.c_proj": "layers.*.mlp.down_proj",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(ClassicConfig):
+    """windows: of each layer, in tokens."""
+
+    windows: tuple[int | None, ...] = ()
+
+    def attention_params(self, layer: int) -> AttentionParams:
+        return replace(ClassicConfig.attention_params(self, layer), window=self.windows[layer])
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        names = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
+        known = {new: reader.values[reader.prefix + old] for old, new in names.items() if reader.has(old)}
+        reader = reader.with_defaults(known)
+        return cls.read_hf(reader, tied=True, position_offset=0, attention_scale=1.0, windows=_windows(reader))
+
+
+def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
+    """By `attention_types`, pairs of kinds and how often they come again; if there are none, both kinds in turns."""
+    num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("window_size", 256)
+    types: Any = reader.values.get(reader.prefix + "attention_types")
+    try:
+        pairs: Any = [[["global", "local"], -(-num_layers // 2)]] if types is None else types
+        kinds = [kind for part, count in pairs for kind in list(part) * min(int(count), MAX_LAYERS)][:num_layers]
+        windows: dict[str, int | None] = {"global": None, "local": window}
+        found = tuple(windows[kind] for kind in kinds)
+    except (TypeError, ValueError, KeyError):
+        found = ()
+    if len(found) != num_layers:
+        raise reader.error(
+            "attention_types", types, "must be pairs of kinds, global or local, and a count for all layers"
+        )
+    return found
