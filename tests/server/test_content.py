@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from octavo.errors import UsageError
-from octavo.server.generation.content import Media, MessageContent, PlainText, in_a_row, joined, plain, template_content
+from octavo.server.generation.content import ImagePlan, Media, MessageContent, PlainText, in_a_row, joined, plain
 from octavo.server.protocols.anthropic.request import MessagesRequest
 from octavo.server.protocols.ollama.request import ChatRequest, GenerateRequest
 from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
 from octavo.server.protocols.responses.request import ResponsesRequest
 from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Tokenizer
-from tests.support.fake_client import Script
+from tests.support.fake_client import Script, fake_model
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_template
 
 PLAIN = "{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}"
@@ -150,7 +150,7 @@ def test_templates_get_one_string(server: ScriptedServer, path: str, body: dict[
         (
             "/completion",
             {"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}},
-            "prompt.multimodal_data[0] is a file",
+            "prompt.multimodal_data[0] is an image",
         ),
     ],
 )
@@ -173,16 +173,17 @@ def test_an_image_belongs_to_the_user(server: ScriptedServer) -> None:
     assert error["message"] == "messages[1].content[0].type belongs in a message of the user, not of the assistant"
 
 
-def test_contents_in_a_row() -> None:
+def test_contents_in_a_row(smollm2_tokenizer: Tokenizer) -> None:
     image = Media("image", "here")
     assert joined((), plain("a"), "-") == plain("a")
     assert joined(plain(""), plain("a"), "-") == plain("a")
     assert joined(plain("a"), (), "-") == plain("a")
     assert joined((image,), plain("a"), "-") == (image, PlainText("a", "-"))
     assert joined(in_a_row(plain("") + plain(""), "\n"), plain("a"), "-")[-1] == PlainText("a", "-")
-    assert template_content(in_a_row(plain("a") + plain("b") + plain(""), "-"), "m") == "a-b-"
-    with pytest.raises(UsageError, match="here is an image, but m reads text only"):
-        template_content((*plain("a"), image), "m")
+    plan = ImagePlan(fake_model(smollm2_tokenizer))
+    assert plan.text(in_a_row(plain("a") + plain("b") + plain(""), "-")) == "a-b-"
+    with pytest.raises(UsageError, match="here is an image, but fake reads text only"):
+        plan.text((*plain("a"), image))
 
 
 PARTS_ONLY = "{% for m in messages %}[{{ m.role }}|{% for p in m.content %}{{ p.text }}{% endfor %}]{% endfor %}"

@@ -24,6 +24,7 @@ from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
 from octavo.server.app import build_app, route_modules
 from octavo.server.config import ServerConfig
+from octavo.server.models.image_reader import ImageReader
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ServedModel
 from octavo.server.server_state import ServerState
@@ -59,6 +60,7 @@ class ScriptedServer:
     url: str
     client: FakeClient
     http: httpx.Client
+    config: ServerConfig
 
     @property
     def script(self) -> Script | Callable[[GenerationRequest], Script]:
@@ -89,8 +91,10 @@ def scripted_server(
     client_fields: of `FakeClient`.
     """
     client = FakeClient(tokenizer, **{"max_model_len": 1024, **client_fields})
-    model = fake_model(tokenizer, client, tool_format=find_tool_format(tokenizer.template_source(has_tools=True)))
     config = config or ServerConfig()
+    tool_format = find_tool_format(tokenizer.template_source(has_tools=True))
+    model = fake_model(tokenizer, client, tool_format=tool_format)
+    model = dataclasses.replace(model, images=ImageReader(config))
     manager = ModelManager({model.name: EngineConfig(model="fake")}, ReadyLoader(model))
     # octavo.server.protocols.FAMILY.routes, octavo.server.endpoints.FAMILY
     modules = [module for module in route_modules() if module.__name__.split(".")[3] in families]
@@ -113,11 +117,12 @@ def scripted_server(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             with httpx.Client(base_url=url, verify=False, timeout=20) as http:
-                yield ScriptedServer(url, client, http)
+                yield ScriptedServer(url, client, http, config)
         finally:
             server.should_exit = True
             thread.join(20)
             model.prompts.close()
+            model.images.close()
 
 
 def with_template(tokenizer: Tokenizer, chat_template: str) -> Tokenizer:

@@ -13,6 +13,7 @@ from octavo.engine.texts.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.generation_config import SamplingDefaults
+from octavo.media.settings import ImageSettings
 from octavo.outputs import OutputDelta, PoolingOutput
 
 
@@ -51,6 +52,8 @@ class ModelInfo:
     texts: TextModel = field(default_factory=TextModel)  # what it makes of texts beside answers
     draft_sources: tuple[str, ...] = ()  # in the order in which they are asked
     max_drafts: int = 0  # of a sequence in one step
+    images: ImageSettings | None = None  # of its image processor; None: it only reads text
+    no_images: str = ""  # why a model of a family that sees does not; empty: it sees, or its family does not
     no_drafts: str = ""  # why there are no sources; empty: there are some
 
     @property

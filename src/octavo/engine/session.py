@@ -161,6 +161,7 @@ class Session:
         """The description of the model and its engine. Raises UsageError once it is closed."""
         loaded = self.model()
         executor, limits, speculation = loaded.executor, loaded.engine.limits, loaded.engine.speculation
+        encodings = loaded.engine.encodings
         return ModelInfo(
             model=loaded.name,
             path=str(loaded.path),
@@ -181,6 +182,7 @@ class Session:
             num_threads=executor.num_threads,
             sampling_defaults=loaded.sampling_defaults,
             texts=loaded.engine.texts,
+            images=None if encodings is None else encodings.encoder.processor.settings,
             draft_sources=() if speculation is None else speculation.source_names,
             max_drafts=0 if speculation is None else speculation.max_drafts,
             no_drafts=loaded.no_drafts,

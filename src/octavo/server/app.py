@@ -52,15 +52,17 @@ def build_app(
     app.state.open_requests = set()
     public: set[str] = set() if config.protect_health else {"/health", "/health/live", "/health/ready"}
     bodiless: set[str] = set()
+    with_images: set[str] = set()
     for module in modules:
         # One flat list: the guard must know every route that there is.
         app.router.routes.extend(module.router.routes)
         public.update(getattr(module, "PUBLIC_PATHS", ()))
         bodiless.update(getattr(module, "BODILESS_PATHS", ()))
+        with_images.update(getattr(module, "IMAGE_PATHS", ()))
     app.add_api_route("/docs", app.docs, include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    routes = app.state.routes = RouteTable(app.routes, public, bodiless)
+    routes = app.state.routes = RouteTable(app.routes, public, bodiless, with_images)
     app.add_middleware(Guard, config=config, routes=routes, count=count, salt=salt or secrets.token_bytes(16))
     return app
 

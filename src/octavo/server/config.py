@@ -14,6 +14,7 @@ from octavo.errors import UsageError
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)?", re.ASCII)
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _ORIGIN = re.compile(r"https?://[^/\s]+|\*|localhost")
+_DOMAIN = re.compile(r"(?:https?://)?(?:\*|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)")
 _MAX_SECONDS = 7 * 24 * 3600.0
 
 
@@ -47,7 +48,17 @@ class ServerConfig:
     max_queued_tokens: int | None = option(None, "maximum waiting prompt tokens; default: eight contexts")
     queue_timeout: float = option(60.0, "maximum time in the queue before the computation begins")
     request_timeout: float = option(600.0, "maximum time of a request")
-    max_body_bytes: int = option(8 << 20, "maximum size of a request body")
+    max_body_bytes: int | None = option(
+        None, "maximum size of a request body; default: 8 MiB, and 64 MiB for routes that take images"
+    )
+    max_image_pixels: int = option(50_000_000, "maximum pixels of an image, as its file has them")
+    max_items_per_request: int = option(16, "maximum number of images in a request")
+    allowed_media_domains: tuple[str, ...] = option(
+        (),
+        "domain from which images may be fetched by https, or by http where it is written as http://DOMAIN; *: any "
+        "public one; several between commas, or given several times. Default: none",
+    )
+    allowed_local_media_path: str | None = option(None, "folder of images that requests may name as file:// URLs")
     max_connections: int = option(1000, "maximum number of connections")
     header_timeout: float = option(10.0, "maximum time for a client to send the headers")
     body_timeout: float = option(30.0, "maximum pause while a client sends the body")
@@ -86,7 +97,15 @@ class ServerConfig:
         check_integer("port", self.port, 0, 65535)
         check_integer("max_queue", self.max_queue, 0, 1_000_000)
         check_integer("sleep_level", self.sleep_level, 1, 2)
-        check_integer("max_body_bytes", self.max_body_bytes, 1, 1 << 31)
+        if self.max_body_bytes is not None:
+            check_integer("max_body_bytes", self.max_body_bytes, 1, 1 << 31)
+        check_integer("max_image_pixels", self.max_image_pixels, 1, 1 << 28)
+        check_integer("max_items_per_request", self.max_items_per_request, 0, 1024)
+        domains = tuple(name.strip().lower() for text in self.allowed_media_domains for name in text.split(","))
+        object.__setattr__(self, "allowed_media_domains", domains)
+        for domain in domains:
+            if not _DOMAIN.fullmatch(domain):
+                raise UsageError(f"allowed_media_domains is {domain!r}; write example.com, http://example.com or *")
         check_integer("max_connections", self.max_connections, 1, 1_000_000)
         if self.max_queued_tokens is not None:
             check_integer("max_queued_tokens", self.max_queued_tokens, 1, 1 << 40)
@@ -118,14 +137,21 @@ class ServerConfig:
                 values[name] = tuple(value)
         return cls(**values)
 
+    def body_limit(self, *, with_images: bool) -> int:
+        """The largest body in bytes. with_images: of a route that takes images."""
+        return self.max_body_bytes or (64 << 20 if with_images else 8 << 20)
+
     @property
     def models_memory_bytes(self) -> int | None:
         """`models_memory` as a number."""
         return None if self.models_memory is None else parse_bytes("models_memory", self.models_memory)
 
 
+_NUMBERS = frozenset({"max_queued_tokens", "max_body_bytes"})  # whose default is None
+
+
 def _check_type(name: str, value: object, default: object) -> None:
-    """Checks the type of a field: that of its default or, without one, a text; max_queued_tokens is a number."""
+    """Checks the type of a field: that of its default or, without one, a text or a number."""
     if isinstance(default, float):
         _check_seconds(name, value)
     elif isinstance(default, bool):
@@ -134,7 +160,7 @@ def _check_type(name: str, value: object, default: object) -> None:
     elif isinstance(default, tuple):
         if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
             raise UsageError(f"{name} must be a tuple of texts that are not empty")  # the value may be a secret
-    elif isinstance(default, str) or (default is None and value is not None and name != "max_queued_tokens"):
+    elif isinstance(default, str) or (default is None and value is not None and name not in _NUMBERS):
         is_text = isinstance(value, str) and value.strip()
         if not is_text:
             raise UsageError(f"{name} must be a text that is not empty, not {value!r}")

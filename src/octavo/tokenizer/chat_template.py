@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from octavo.errors import ModelLoadError, OctavoError, UsageError
 from octavo.tokenizer.content_form import ContentForms
+from octavo.tokenizer.image_marks import ImageMarks
 from octavo.tokenizer.template_set import TemplateSet
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class ChatTemplate:
         computing, 4 Mi characters or 512 MiB; for a template from the caller, or for a conversation of more than
         256 Ki characters that exceeds them, that is a UsageError too.
         """
-        check_messages(messages)
+        check_messages(messages, with_images=True)
         if wrong := _RESERVED & kwargs.keys():
             raise UsageError(f"{sorted(wrong)[0]!r} cannot be passed to the chat template: Octavo sets it")
         source = self._chosen(chat_template, has_tools=tools is not None)
@@ -189,11 +190,13 @@ class ChatTemplate:
         *,
         continue_final_message: bool = False,
         max_tokens: int | None = None,
+        image_marks: ImageMarks | None = None,
         **kwargs: Any,
     ) -> list[int]:
         """Token ids of the conversation; kwargs are those of `render`, with its errors.
 
         max_tokens: of the conversation, which otherwise raises TooManyTokensError.
+        image_marks: those in its texts, each of which becomes a placeholder.
         continue_final_message: the model continues the last message instead of starting a new one.
         Only the template can produce control tokens: their text in a message, a tool or a document stays text, so
         that a message cannot pretend to come from another role.
@@ -202,8 +205,33 @@ class ChatTemplate:
             if kwargs.get(name) is not None:
                 kwargs[name] = tokenizer.guard(list(kwargs[name]))
         guarded = tokenizer.guard(list(messages))
-        rendered = self.render_prompt(guarded, continue_final_message=continue_final_message, **kwargs)
+        kwargs["continue_final_message"] = continue_final_message
+        if image_marks is None or not image_marks.numbers(messages):
+            rendered = self.render_prompt(guarded, **kwargs)
+        else:
+            rendered = self.render_images(guarded, image_marks, **kwargs)
         return tokenizer.encode_chat(rendered, max_tokens=max_tokens)
+
+    def render_images(self, messages: Sequence[Message], marks: ImageMarks, /, **kwargs: Any) -> str:
+        """The text of `render_prompt` with the placeholder in place of each mark.
+
+        Messages whose images the template writes itself are given to it in parts. Raises UsageError if not all images
+        are in the text.
+        """
+        count = len(marks.numbers(messages))
+        forms = self._forms_of(self._chosen(kwargs.get("chat_template"), has_tools=kwargs.get("tools") is not None))
+        with self._lock:
+            in_parts = [
+                {**message, "content": marks.in_parts(message["content"])}
+                if isinstance(message.get("content"), str) and forms.shows_image(message["role"], marks.placeholder)
+                else message
+                for message in messages
+            ]
+        for form in (in_parts, messages):
+            rendered = marks.shown(self.render_prompt(form, **kwargs))
+            if rendered.count(marks.placeholder) == count:
+                return rendered
+        raise UsageError("the chat template does not show all images of the conversation")
 
     def render_prompt(
         self, messages: Sequence[Message], /, *, continue_final_message: bool = False, **kwargs: Any
@@ -251,11 +279,12 @@ class ChatTemplate:
         return {"limit": f"was stopped: it computed for more than {self._max_seconds:g} s"}
 
 
-def check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message], *, with_images: bool = False) -> None:
     """Raises UsageError naming the first malformed message and its key.
 
     A message is a mapping with a string `role`, and `content` that is a string or a list of text parts
-    (`{"type": "text", "text": "..."}`). With `tool_calls` the content may be missing or None.
+    (`{"type": "text", "text": "..."}`), with_images: also of `{"type": "image"}`. With `tool_calls` the content may be
+    missing or None.
     """
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
@@ -267,7 +296,7 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise UsageError(f"message {i}: role must be a string such as 'user', {_found(message, 'role')}")
         content = message.get("content")
         if isinstance(content, (list, tuple)):
-            _check_parts(i, content)
+            _check_parts(i, [part for part in content if not (with_images and part == {"type": "image"})])
         elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise UsageError(
                 f"message {i}: content must be a string or a list of text parts, {_found(message, 'content')}; "
@@ -279,7 +308,7 @@ def _up_to_content(rendered: str, message: Message) -> str:
     """The rendered text up to the end of the last message's content, from which templates may strip white space."""
     content = message.get("content")
     if isinstance(content, (list, tuple)):
-        content = content[-1]["text"] if content else ""
+        content = content[-1].get("text", "") if content else ""
     body = content.strip() if isinstance(content, str) else ""
     at = rendered.rfind(body)
     if not body or at < 0:

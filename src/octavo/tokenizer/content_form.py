@@ -25,17 +25,31 @@ class ContentForms:
     def __init__(self, render: Callable[[Sequence[Mapping[str, Any]]], str | None]) -> None:
         self._render = render
         self._shown: dict[tuple[str, bool], bool] = {}
+        self._images: dict[tuple[str, str], bool] = {}
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The messages with the content in the template's form; what it takes as it is stays the same."""
         return [self._fit(message) for message in messages]
+
+    def shows_image(self, role: str, placeholder: str) -> bool:
+        """True if the template writes the placeholder for an image beside a text in a message of this role."""
+        found = self._images.get((role, placeholder))
+        if found is None:
+            before, after = _around(role)
+            message = {**_message(role), "content": [{"type": "image"}, *_parts(_WORD)]}
+            text = self._render([*self.fit(before), message, *self.fit(after)]) or ""
+            found = text.count(placeholder) == 1 and _WORD.lower() in text.lower() and not _LITERAL.search(text)
+            self._images[role, placeholder] = found
+        return found
 
     def _fit(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         content, role = message.get("content"), message["role"]
         if isinstance(content, str):
             takes_parts = not self._shows(role, in_parts=False) and self._shows(role, in_parts=True)
             return {**message, "content": _parts(content)} if takes_parts else message
-        if isinstance(content, (list, tuple)) and not self._shows(role, in_parts=True):
+        if not isinstance(content, (list, tuple)) or any(part["type"] != "text" for part in content):
+            return message  # parts that are no text are there only for a template that takes them
+        if not self._shows(role, in_parts=True):
             return {**message, "content": "\n".join(part["text"] for part in content)}
         return message
 

@@ -10,6 +10,7 @@ from octavo.errors import UsageError
 from octavo.generation_request import PromptInput
 from octavo.prompt import Prompt
 from octavo.tokenizer.chat_template import ChatTemplate, Message, TemplateProcess, check_messages
+from octavo.tokenizer.image_marks import ImageMarks
 from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -84,7 +85,8 @@ class PromptEncoder:
         """Token ids of a conversation; a text is a user's message.
 
         chat_template: Jinja instead of the model's own, or the name of one of the model's templates.
-        template_arguments: tools, documents, add_generation_prompt and further variables of the template.
+        template_arguments: tools, documents, add_generation_prompt and further variables of the template; image_marks:
+        see `ChatTemplate.encode`.
         max_tokens: of the conversation, which otherwise raises TooManyTokensError.
         Raises UsageError if the conversation is malformed or the template does not accept it.
         """
@@ -107,8 +109,12 @@ class PromptEncoder:
         finally:
             template.close()
 
-    def render_chat(self, messages: Sequence[Message], **template_arguments: Any) -> str:
+    def render_chat(
+        self, messages: Sequence[Message], *, image_marks: ImageMarks | None = None, **template_arguments: Any
+    ) -> str:
         """The text that the model's template makes of a conversation. Raises the errors of `encode_chat`."""
+        if image_marks is not None and image_marks.numbers(messages):
+            return self._own_template().render_images(messages, image_marks, **template_arguments)
         return self._own_template().render_prompt(messages, **template_arguments)
 
     def close(self) -> None:

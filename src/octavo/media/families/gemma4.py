@@ -66,7 +66,7 @@ class Gemma4Images:
         elif cols == 0:
             rows, cols = min(math.floor(height / width), self.max_tokens), 1
         if not rows * cols:
-            raise UsageError(f"the image of {width} x {height} pixels cannot be fitted into {self.max_tokens} tokens")
+            raise UsageError(f"is {width} x {height} pixels and cannot be fitted into {self.max_tokens} tokens")
         return cols, rows
 
 

@@ -42,7 +42,7 @@ class QwenImages:
     def layout(self, width: int, height: int) -> ImageLayout:
         if max(width, height) > _MAX_RATIO * min(width, height):
             raise UsageError(
-                f"the image is {width} x {height} pixels: one side is more than {_MAX_RATIO} times the other, which "
+                f"is {width} x {height} pixels: one side is more than {_MAX_RATIO} times the other, which "
                 "this model cannot take; crop it",
                 code="image_too_narrow",
             )

@@ -45,7 +45,7 @@ class ModelCard(BaseModel):
 
     aliases: its other names. default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
     loading: only in the state of that name. max_model_len: maximum tokens of a request, prompt and answer. reason: the
-    error of the last failed attempt to load the model.
+    error of the last failed attempt to load the model. input_modalities: `text`, and `image` if the model sees.
     """
 
     id: str
@@ -69,6 +69,7 @@ class ModelCard(BaseModel):
     max_num_seqs: int
     has_chat_template: bool | None
     tool_format: str | None
+    input_modalities: list[str] | None
 
 
 class ModelList(BaseModel):
@@ -150,4 +151,5 @@ def _card(models: ModelManager, name: str) -> ModelCard:
         max_num_seqs=entry.config.max_num_seqs,
         has_chat_template=model.tokenizer.chat_template is not None if model is not None else None,
         tool_format=model.tool_format.name if model is not None and model.tool_format is not None else None,
+        input_modalities=None if info is None else ["text", *["image"] * (info.images is not None)],
     )

@@ -34,6 +34,7 @@ MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
 _TOKENS_AT_ONCE = 1 << 12
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
+IMAGE_PATHS = ("/tokenize",)
 
 
 class TokenizeRequest(TemplateFields):

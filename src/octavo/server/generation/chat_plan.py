@@ -13,7 +13,7 @@ from octavo.engine.texts.schemas import close_objects
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, changed
 from octavo.server.errors import refuse
-from octavo.server.generation.content import template_content
+from octavo.server.generation.content import ImagePlan
 from octavo.server.generation.events import ChoiceReader
 from octavo.server.generation.spec import ChatSpec, NamedTool
 from octavo.server.generation.thinking import reasoning_arguments
@@ -67,7 +67,8 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     is_taught = model.tool_format is None or has_no_tools or tool_format.has_system_tools
     switches, ignored_fields = reasoning_arguments(template, spec.thinking, spec.reasoning_effort)
     arguments = {**spec.template_arguments, **switches}
-    messages = [_for_template(message, model.name, "developer" in template) for message in spec.messages]
+    images = ImagePlan(model)
+    messages = [_for_template(message, images, "developer" in template) for message in spec.messages]
     # Models do not know `strict`; only the engine uses it.
     functions = [{key: value for key, value in tool["function"].items() if key != "strict"} for tool in tools]
     shown_tools = [{**tool, "function": function} for tool, function in zip(tools, functions, strict=True)]
@@ -95,6 +96,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     adapted = dataclasses.replace(
         spec,
         messages=messages,
+        images=images if images.sources else None,
         template_arguments=arguments,
         params=params,
         # With tools the constraint is the one that makes the model call them.
@@ -150,11 +152,11 @@ def _closed(tool: Tool) -> Tool:
     return {**tool, "function": {**function, "parameters": close_objects(function["parameters"])}}
 
 
-def _for_template(message: Mapping[str, Any], model: str, knows_developers: bool) -> dict[str, Any]:
-    """The message with a content and a role that templates know. model: its name."""
+def _for_template(message: Mapping[str, Any], images: ImagePlan, knows_developers: bool) -> dict[str, Any]:
+    """The message with a content and a role that templates know. images: gets those of the message."""
     plain = dict(message)
     if plain.get("content") is not None:
-        plain["content"] = template_content(plain["content"], model)
+        plain["content"] = images.text(plain["content"])
     if plain["role"] == "developer" and not knows_developers:
         plain["role"] = "system"
     return plain

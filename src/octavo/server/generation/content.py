@@ -1,15 +1,18 @@
 """The content of messages in every protocol: an ordered row of parts, from the request to the chat template.
 
-To read another kind of part, add a class to `MessagePart`, let the protocols make it, and give it to the template here.
+An image becomes a mark in the text, if the model sees. All that a model cannot read is refused here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from octavo.server.errors import refuse
+from octavo.server.models.image_reader import ImageSource, image_processor
+from octavo.server.models.served_model import ServedModel
+from octavo.tokenizer.image_marks import ImageMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +28,14 @@ MediaKind: TypeAlias = Literal["image", "audio", "video", "file"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part that is no text, and that no model here reads. where: the field of the request that holds it."""
+    """A part that is no text.
+
+    where: the field of the request that holds it. source: an image that can be read; None: of a form that none is.
+    """
 
     kind: MediaKind
     where: str
+    source: ImageSource | None = field(default=None, compare=False)
 
 
 MessagePart: TypeAlias = PlainText | Media
@@ -59,17 +66,37 @@ def text_of(content: MessageContent) -> str:
     return "".join(part.before + part.text for part in content if isinstance(part, PlainText))
 
 
-def template_content(content: MessageContent, model: str) -> str:
-    """The content as chat templates take it. model: its name. Raises UsageError for a part that the model cannot
-    read."""
-    check_readable((part for part in content if isinstance(part, Media)), model)
-    return text_of(content)
+class ImagePlan:
+    """The images of a conversation, or of texts, in the order of their marks.
 
+    model: that is to read them. Raises UsageError, which names the first part that it cannot read.
+    """
 
-def check_readable(media: Iterable[Media], model: str) -> None:
-    """Raises UsageError that names the first of these parts, and the model."""
-    for part in media:
-        raise refuse(part.where, f"is {_NAMES[part.kind]}, but {model} reads text only")
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self.sources: list[ImageSource] = []
+        self.marks: ImageMarks | None = None
+        if model.info.images is not None:
+            processor = image_processor(model.info.images)
+            self.marks = ImageMarks(processor.placeholder, processor.wrapping)
+
+    def text(self, content: MessageContent) -> str:
+        """The content as one string, a mark in place of each image."""
+        return "".join(self.mark(part) if isinstance(part, Media) else part.before + part.text for part in content)
+
+    def mark(self, part: Media) -> str:
+        """The mark of a further image."""
+        if part.kind != "image" or self.marks is None:
+            reads = "text only" if self.marks is None else "text and images only"
+            if part.kind == "image" and self._model.info.no_images:
+                raise refuse(part.where, f"is an image, but {self._model.name} {self._model.info.no_images}")
+            raise refuse(part.where, f"is {_NAMES[part.kind]}, but {self._model.name} reads {reads}")
+        if part.source is None:
+            raise refuse(
+                part.where, "is an image in a form that is not supported; send it as data:image/png;base64,..."
+            )
+        self.sources.append(part.source)
+        return self.marks.add()
 
 
 def _after(part: MessagePart, separator: str) -> MessagePart:

@@ -78,6 +78,7 @@ class Usage:
     num_completion_tokens: int
     num_reasoning_tokens: int
     metrics: RequestMetrics
+    num_image_tokens: int = 0  # of the prompt's
 
 
 @dataclass(frozen=True, slots=True)

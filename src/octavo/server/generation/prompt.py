@@ -19,10 +19,12 @@ from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams, changed
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
-from octavo.server.generation.content import check_readable
+from octavo.server.generation.content import ImagePlan
 from octavo.server.generation.infill import Infill, encode_infill
+from octavo.server.generation.placed_images import PlacedImages
 from octavo.server.generation.spec import ChatSpec, TextOrIds, TextSpec
 from octavo.server.generation.tool_messages import with_objects
+from octavo.server.models.image_reader import ImageSource
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.text_pieces import PIECE_CHARS
@@ -36,6 +38,7 @@ _MOST_COUNTED = 1 << 17
 
 # Several at once would take processors from the engine, and memory.
 _LONG_TEXTS = CapacityLimiter(1)
+_DECODERS = CapacityLimiter(4)  # threads that wait for images
 
 Prepared: TypeAlias = tuple[list[Prompt], int]
 """Prompts, or texts to embed, each of which fits the context, and how many tokens were cut off them."""
@@ -57,8 +60,9 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
             conversation, dropped = await _encode_chat(model, spec, room if trims else None, most)
             prompts = [conversation]
         else:
-            check_readable(spec.media, model.name)
-            prompts = await _encode_texts(model, spec.prompts, most)
+            prompts = await (
+                _encode_with_images(model, spec) if spec.media else _encode_texts(model, spec.prompts, most)
+            )
     except TooManyTokensError as error:
         raise _too_long(spec, error.found, limit) from None
     prompts, num_truncated = _truncated(prompts, room, spec.truncation_side)
@@ -110,8 +114,9 @@ async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
     """The token ids of a conversation of at most `max_counted_tokens`. Raises UsageError naming `messages` if it has
     more, or if the template does not accept it."""
     adapted = await _planned(model, spec)
+    most = max_counted_tokens(model)
     try:
-        return list((await _encode_chat(model, adapted, None, max_counted_tokens(model)))[0].token_ids)
+        return list((await _encode_chat(model, adapted, None, most, counts_only=True))[0].token_ids)
     except TooManyTokensError as error:
         raise UsageError(str(error), param="messages", code=error.code) from None
 
@@ -145,7 +150,8 @@ def fit_max_tokens(
 async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:
     """The text of a conversation of any length, with the errors of `encode_conversation`."""
     adapted = await _planned(model, spec)
-    render = partial(model.prompts.render_chat, **adapted.template_arguments)
+    marks = None if adapted.images is None else adapted.images.marks
+    render = partial(model.prompts.render_chat, image_marks=marks, **adapted.template_arguments)
     with _template_errors():
         return await run_sync(_with_readable_arguments, render, adapted.messages)
 
@@ -185,19 +191,24 @@ def _with_readable_arguments(render: Callable[[Sequence[Message]], T], messages:
 
 
 async def _encode_chat(
-    model: ServedModel, adapted: ChatSpec, room: int | None, max_tokens: int | None
+    model: ServedModel, adapted: ChatSpec, room: int | None, max_tokens: int | None, *, counts_only: bool = False
 ) -> tuple[Prompt, int]:
     """The prompt, and the tokens of the turns that were left out so that it has at most `room` tokens.
 
+    counts_only: the prompt is as long as it would be, but images are not decoded and are no spans of it.
     Raises TooManyTokensError beyond max_tokens.
     """
     sizes: list[int] = []
+    marks = None if adapted.images is None else adapted.images.marks
+    images = await _placed_images(model, () if adapted.images is None else adapted.images.sources, counts_only)
 
     def encode_exactly(messages: Sequence[Message]) -> list[int]:
-        return model.prompts.encode_chat(messages, None, max_tokens=max_tokens, **adapted.template_arguments)
+        arguments = adapted.template_arguments
+        return model.prompts.encode_chat(messages, None, max_tokens=max_tokens, image_marks=marks, **arguments)
 
     def encode(messages: Sequence[Message]) -> Prompt:
-        prompt = Prompt(_with_readable_arguments(encode_exactly, messages))
+        token_ids = _with_readable_arguments(encode_exactly, messages)
+        prompt = Prompt(token_ids) if marks is None else images.place(token_ids, marks.numbers(messages))
         sizes.append(len(prompt))
         return prompt
 
@@ -218,6 +229,41 @@ async def _encode_chat(
         own = prompt.without(0, len(bos)) if prompt.token_ids[: len(bos)] == bos else prompt
         return own.after(adapted.earlier_token_ids), 0
     return prompt, sizes[0] - len(prompt)
+
+
+async def _placed_images(model: ServedModel, sources: Sequence[ImageSource], counts_only: bool = False) -> PlacedImages:
+    """The images at these sources, for prompts of the model; counts_only: by their headers alone."""
+    if not sources:
+        return PlacedImages(model, [])
+    files = await model.images.open(model.info, sources)
+    if counts_only:
+        return PlacedImages(model, [file.layout for file in files])
+    decode = partial(run_sync, limiter=_DECODERS)
+    return PlacedImages(model, [await decode(model.images.item, file) for file in files])
+
+
+async def _encode_with_images(model: ServedModel, spec: TextSpec) -> list[Prompt]:
+    """The prompts of texts with markers, each of which stands for the next of the media."""
+    plan = ImagePlan(model)
+    for part in spec.media:
+        plan.mark(part)
+    counts = [text.count(spec.media_marker) if isinstance(text, str) else 0 for text in spec.prompts]
+    if sum(counts) != len(spec.media):
+        raise UsageError(
+            f"the prompt has {sum(counts)} marks for images, and {len(spec.media)} images came; write the media_marker "
+            "of /props once for each, in prompts that are one text",
+            param="prompt",
+            code="invalid_value",
+        )
+    images = await _placed_images(model, plan.sources)
+    prompts, begun = [], 0
+    for text, count in zip(spec.prompts, counts, strict=True):
+        if isinstance(text, str):
+            prompts.append(images.place_in_text(text, spec.media_marker, range(begun, begun + count)))
+        else:
+            prompts.append(Prompt(_encode_text(model, text, None)))
+        begun += count
+    return prompts
 
 
 def _check_lengths(model: ServedModel, messages: Sequence[Message], max_tokens: int) -> None:

@@ -70,6 +70,7 @@ class Generation:
         self.request_id = ticket.request_id
         self.prompt_token_ids: Sequence[Sequence[int]] = [prompt.token_ids for prompt in prompts]
         self.num_truncated_tokens = num_truncated_tokens
+        self._num_image_tokens = sum(span.length for prompt in prompts for span in prompt.spans)
         self.prompt_logprobs: list[Any] = [None] * len(streams)
         self._ticket = ticket
         self._streams = streams
@@ -169,6 +170,7 @@ class Generation:
             num_completion_tokens=sum(reader.num_tokens for reader in self._readers),
             num_reasoning_tokens=sum(reader.num_reasoning_tokens for reader in self._readers),
             metrics=metrics,
+            num_image_tokens=self._num_image_tokens,
         )
 
 

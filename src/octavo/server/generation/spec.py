@@ -11,7 +11,7 @@ from octavo.errors import UsageError
 from octavo.generation_request import BATCH_PRIORITY, RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import refuse
-from octavo.server.generation.content import Media, MessageContent
+from octavo.server.generation.content import ImagePlan, Media, MessageContent
 from octavo.server.generation.infill import Infill
 
 TextOrIds: TypeAlias = "str | Sequence[int | str] | Infill"
@@ -73,7 +73,8 @@ class ChatSpec(Common):
     `MessageContent`, which `plan_chat` makes one string.
 
     thinking: see `reasoning_arguments`. reasoning_effort: for the chat template; none switches reasoning off.
-    earlier_token_ids: tokens of an earlier conversation, which this one continues.
+    earlier_token_ids: tokens of an earlier conversation, which this one continues. images: those in the messages, as
+    `plan_chat` finds them.
     """
 
     messages: Sequence[Mapping[str, MessageContent | Any]]
@@ -84,17 +85,19 @@ class ChatSpec(Common):
     thinking: Literal["enabled", "disabled", "adaptive"] | None = "adaptive"
     reasoning_effort: str | None = None
     earlier_token_ids: Sequence[int] = ()
+    images: ImagePlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec(Common):
     """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1.
 
-    media: the other parts of the request.
+    media: the other parts of the request, prompt by prompt. media_marker: the text in a prompt that stands for one.
     """
 
     prompts: Sequence[TextOrIds]
     media: Sequence[Media] = ()
+    media_marker: str = ""
 
 
 @contextmanager

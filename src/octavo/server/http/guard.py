@@ -96,16 +96,16 @@ class Guard:
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
         reads = exchange.has_more and self._routes.reads_body(route)
-        state["body"] = await self._read_body(exchange) if reads else b""
+        limit = self._config.body_limit(with_images=self._routes.takes_images(route))
+        state["body"] = await self._read_body(exchange, limit) if reads else b""
         if scope["method"] == "HEAD":  # the same as GET; the web server drops the body (RFC 9110, section 9.3.2)
             scope = {**scope, "method": "GET"}
         await self._app(scope, exchange.receive, exchange.send)
 
-    async def _read_body(self, exchange: _Exchange) -> bytes:
-        """Reads the whole body. Raises ApiError 408, 413, 415 or 503."""
+    async def _read_body(self, exchange: _Exchange, limit: int) -> bytes:
+        """Reads the whole body, of at most `limit` bytes. Raises ApiError 408, 413, 415 or 503."""
         _check_type(exchange.headers, self._origins)
         config = self._config
-        limit = config.max_body_bytes
         too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large", headers=_CLOSE)
         if exchange.length > limit:
             raise too_large
@@ -124,7 +124,7 @@ class Guard:
                 self._num_buffered += len(chunk)
                 if len(body) > limit:
                     raise too_large
-                if self._num_buffered > NUM_BUFFERED_BODIES * limit:
+                if self._num_buffered > NUM_BUFFERED_BODIES * config.body_limit(with_images=False):
                     text = "too many requests are being read at once"
                     raise ApiError(503, text, code="server_overloaded", headers={"Retry-After": "1"})
                 exchange.has_more = message["more_body"]

@@ -44,15 +44,22 @@ class RouteTable:
     """The paths of an application. Another spelling of a path is another path.
 
     public: paths that may be read without a key. One that ends in `/` stands for everything below it.
-    bodiless: paths that answer without reading a body, whatever it is.
+    bodiless: paths that answer without reading a body, whatever it is. with_images: paths whose bodies may hold images.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute], public: Iterable[str] = (), bodiless: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        routes: Iterable[BaseRoute],
+        public: Iterable[str] = (),
+        bodiless: Iterable[str] = (),
+        with_images: Iterable[str] = (),
+    ) -> None:
         self._fixed: set[str] = set()
         self._patterns: list[Route] = []
         self._dialects: dict[str, Dialect] = {}
         self._roots: dict[str, Dialect] = {}
         self._public, self._bodiless = frozenset(public), frozenset(bodiless)
+        self._with_images = frozenset(with_images)
         self._public_folders = tuple(path for path in self._public if path.endswith("/") and path != "/")
         for route in routes:
             if not isinstance(route, Route):
@@ -85,6 +92,10 @@ class RouteTable:
     def reads_body(self, route: str) -> bool:
         """True if a body of this route is read before it answers."""
         return route not in self._bodiless
+
+    def takes_images(self, route: str) -> bool:
+        """True if a body of this route may hold images, which are large."""
+        return route in self._with_images
 
     def dialect(self, path: str) -> Dialect:
         """The dialect of a path, known or not. A path below one that has its own dialect speaks the same."""

@@ -25,6 +25,7 @@ from octavo.loader.hub import resolve_model
 from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
+from octavo.server.models.image_reader import ImageReader
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
@@ -67,6 +68,7 @@ class ModelLoader:
         self._metrics = metrics
         self._report = report
         self._shares = shares
+        self._images = ImageReader(config)
         self._plans: dict[str, ModelPlan] = {}  # the latest of each model
 
     async def estimate(self, name: str, config: EngineConfig, held: ModelMemory, progress: LoadProgress) -> ModelMemory:
@@ -121,7 +123,7 @@ class ModelLoader:
             raise
         tool_format = find_tool_format(tokenizer.template_source(has_tools=True))
         observed = ObservedClient(client, self._metrics, name)
-        return ServedModel(name=name, client=observed, prompts=prompts, tool_format=tool_format)
+        return ServedModel(name=name, client=observed, prompts=prompts, tool_format=tool_format, images=self._images)
 
     async def unload(self, model: ServedModel) -> None:
         """Ends the model's engine; its memory is free afterwards."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.engine.client import EngineClient, ModelInfo
 from octavo.engine.texts.prompt_encoder import PromptEncoder
+from octavo.server.models.image_reader import ImageReader
 from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -21,12 +22,16 @@ class TokenizerTexts:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """name: its name in requests. tool_format: its format of tool calls; None: its template has no tools."""
+    """name: its name in requests. tool_format: its format of tool calls; None: its template has no tools.
+
+    images: reads the images of requests, if the model sees.
+    """
 
     name: str
     client: EngineClient
     prompts: PromptEncoder
     tool_format: ToolFormat | None = None
+    images: ImageReader = field(default_factory=ImageReader)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -41,7 +41,7 @@ def _counts(*names: str) -> dict[str, type]:
 
 _USAGE = {
     **_counts("prompt_tokens", "completion_tokens", "total_tokens", "truncated_tokens?"),
-    "prompt_tokens_details": {"cached_tokens": int},
+    "prompt_tokens_details": _counts("cached_tokens", "image_tokens?"),
     "completion_tokens_details": {"reasoning_tokens": int},
 }
 _HEAD = {
@@ -148,7 +148,7 @@ _ITEM = (
 )
 _RESPONSE_USAGE = {
     **_counts("input_tokens", "output_tokens", "total_tokens"),
-    "input_tokens_details": {"cached_tokens": int},
+    "input_tokens_details": _counts("cached_tokens", "image_tokens?"),
     "output_tokens_details": {"reasoning_tokens": int},
 }
 RESPONSE = json_schema(
@@ -246,6 +246,7 @@ LLAMA_PROPS = json_schema(
         "total_slots": int,
         "default_generation_settings": {"n_ctx": int, "params": dict},
         "modalities": {"vision": bool, "audio": bool},
+        "media_marker": str,
         "is_sleeping": bool,
         "speculation": {"sources": [str], "max_drafts": int, "reason": str},
     }

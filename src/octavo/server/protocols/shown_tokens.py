@@ -80,3 +80,9 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top
         }
         for token in tokens
     ]
+
+
+def prompt_details(usage: Usage) -> dict[str, int]:
+    """The parts of a prompt: the tokens of its images only if there are some."""
+    images = {"image_tokens": usage.num_image_tokens} if usage.num_image_tokens else {}
+    return {"cached_tokens": usage.num_cached_tokens, **images}

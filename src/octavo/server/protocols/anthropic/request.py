@@ -23,6 +23,7 @@ from octavo.server.generation.content import (
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
+from octavo.server.models.image_reader import ImageSource
 from octavo.server.protocols.conversation import Conversation, arguments_text, chat_tools
 from octavo.server.protocols.ignored_fields import ANTHROPIC, with_ignored
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent
@@ -65,10 +66,23 @@ class TextBlock(Block):
     citations: Citations | list[Any] | None = None
 
 
+class MediaSource(Historic):
+    """data: base64, or the text of a document."""
+
+    type: Text | None = None
+    media_type: Text | None = None
+    data: Text | None = None
+    url: Text | None = None
+    content: Any = None
+
+
 class MediaBlock(Block):
-    """An image or a document, which no model here reads."""
+    """An image or a document. Of documents a model here reads those that are text."""
 
     type: Literal["image", "document"]
+    source: MediaSource | None = None
+    title: Text | None = None
+    context: Text | None = None
 
 
 class ToolUseBlock(Block):
@@ -409,7 +423,7 @@ def _part(block: ResultBlock, where: str) -> MessagePart:
         return PlainText(block.text)
     if isinstance(block, ToolReferenceBlock):
         return PlainText(f"The tool {block.tool_name} can be called now.")
-    return Media("image" if block.type == "image" else "file", f"{where}.type")
+    return _document(block, where) if block.type == "document" else _image(block, where)
 
 
 def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: str) -> None:
@@ -430,3 +444,20 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
         if block.is_error:  # templates have no other way to express it
             content = joined(plain("Error: "), content, "")
         conversation.add_result(block.tool_use_id, content, f"{where}.tool_use_id")
+
+
+def _image(block: MediaBlock, where: str) -> Media:
+    source = block.source
+    if source is not None and source.type == "base64" and source.data is not None:
+        return Media("image", f"{where}.type", ImageSource(source.data, f"{where}.source.data", is_data=True))
+    if source is not None and source.type == "url" and source.url is not None:
+        return Media("image", f"{where}.type", ImageSource(source.url, f"{where}.source.url"))
+    return Media("image", f"{where}.type")
+
+
+def _document(block: MediaBlock, where: str) -> MessagePart:
+    """A document that is text, with its title and what the client says of it before it."""
+    source = block.source
+    if source is None or source.type != "text" or source.data is None:
+        return Media("file", f"{where}.type")
+    return PlainText("\n".join(text for text in (block.title, block.context, source.data) if text))

@@ -14,6 +14,10 @@ from octavo.server.protocols.anthropic.errors import ANTHROPIC
 from octavo.server.protocols.anthropic.request import FIELD_NAMES, CountTokensRequest, MessagesRequest
 
 router = ANTHROPIC.router(FIELD_NAMES)
+IMAGE_PATHS = (
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+)
 
 
 class TokenCount(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -15,6 +16,7 @@ from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextOrIds, TextSpec, constraint_named, read_options
 from octavo.server.http.json_body import WHOLE, Int, Text
+from octavo.server.models.image_reader import ImageSource
 from octavo.server.protocols.ignored_fields import LLAMA_CPP, with_ignored
 from octavo.server.protocols.llama_sampling import LlamaDrafts, LlamaSampling
 from octavo.server.protocols.protocol_fields import AnsweredFields, NullIsAbsent, NumLogprobs
@@ -30,10 +32,14 @@ FIELD_NAMES = {
 
 
 class PromptObject(NullIsAbsent):
-    """A text with the images and the audio at its marks, which no model here reads."""
+    """A text with images at its marks, each of which is MEDIA_MARKER. multimodal_data: base64."""
 
     prompt_string: Text
     multimodal_data: list[Any] | None = None
+
+
+MEDIA_MARKER = f"<__media_{secrets.token_hex(16)}__>"
+"""The mark of an image in a prompt, another one at each start, so that no text forges it: `/props` tells it."""
 
 
 Piece: TypeAlias = Int | Text
@@ -103,6 +109,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
         return TextSpec(
             prompts=self.prompts(),
             media=self.media(),
+            media_marker=MEDIA_MARKER,
             params=params,
             given=self.given_names(arguments),
             is_followed=bool(self.stream and (self.timings_per_token or self.return_progress)),
@@ -143,10 +150,14 @@ class CompletionRequest(LlamaRequest):
         several = self.prompt if isinstance(self.prompt, list) else ()
         objects = {"prompt": self.prompt, **{f"prompt[{i}]": item for i, item in enumerate(several)}}
         return [
-            Media("file", f"{path}.multimodal_data[{i}]")
+            Media(
+                "image",
+                f"{path}.multimodal_data[{i}]",
+                ImageSource(data, f"{path}.multimodal_data[{i}]", is_data=True) if isinstance(data, str) else None,
+            )
             for path, item in objects.items()
             if isinstance(item, PromptObject)
-            for i in range(len(item.multimodal_data or ()))
+            for i, data in enumerate(item.multimodal_data or ())
         ]
 
 

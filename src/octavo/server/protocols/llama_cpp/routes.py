@@ -33,6 +33,7 @@ from octavo.server.protocols.llama_cpp.answer import LlamaWriter, generation_set
 from octavo.server.protocols.llama_cpp.errors import LLAMA_CPP
 from octavo.server.protocols.llama_cpp.request import (
     FIELD_NAMES,
+    MEDIA_MARKER,
     CompletionRequest,
     InfillRequest,
     LlamaRequest,
@@ -45,6 +46,10 @@ from octavo.server.server_state import state_of
 B = TypeVar("B", bound=LlamaRequest)
 
 router = LLAMA_CPP.router(FIELD_NAMES)
+IMAGE_PATHS = (
+    "/completion",
+    "/apply-template",
+)
 
 
 class TemplateRequest(TemplateFields):
@@ -102,7 +107,8 @@ async def get_props(request: Request, model: str | None = None) -> Response:
             "total_slots": info.max_num_seqs,
             "model_alias": entry.name,
             "model_path": info.path,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": info.images is not None, "audio": False},
+            "media_marker": MEDIA_MARKER,
             "chat_template": texts.chat_template or "",
             "bos_token": texts.bos_token,
             "eos_token": texts.eos_token,

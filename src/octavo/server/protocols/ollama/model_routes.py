@@ -239,6 +239,8 @@ def _capabilities(entry: ModelEntry, files: ModelFiles | None) -> list[str]:
         found.append("tools")  # also for templates without tools, by a system prompt
     if find_reasoning_format(template) is not None:
         found.append("thinking")
+    if entry.info is not None and entry.info.images is not None:
+        found.append("vision")
     if entry.model is not None and supports_infill(entry.model.tokenizer):
         found.append("insert")
     return found

@@ -18,6 +18,7 @@ from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, TextSpec, read_options
 from octavo.server.http.json_body import WHOLE, WHOLE_NUMBERS, Int, Number, Text, quote
+from octavo.server.models.image_reader import ImageSource
 from octavo.server.protocols.conversation import arguments_text, chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import OLLAMA, with_ignored
 from octavo.server.protocols.llama_sampling import LlamaSampling
@@ -25,6 +26,7 @@ from octavo.server.protocols.protocol_fields import AnsweredFields, Historic, Nu
 
 MAX_MESSAGES = 4096
 MAX_CONTEXT_TOKENS = 1 << 20
+IMAGE_MARKER = f"<image-{secrets.token_hex(16)}>"  # before the text of a raw prompt
 
 _NAMES = (
     "temperature",
@@ -155,7 +157,8 @@ class GenerateRequest(OllamaRequest):
         if self.suffix:
             return TextSpec(prompts=[Infill(prompt, self.suffix)], media=images, **common)
         if self.raw:
-            return TextSpec(prompts=[prompt], media=images, **common)
+            marked = IMAGE_MARKER * len(images) + prompt
+            return TextSpec(prompts=[marked], media=images, media_marker=IMAGE_MARKER, **common)
         system = [{"role": "system", "content": plain(self.system)}] if self.system else []
         messages = [*system, {"role": "user", "content": (*images, *plain(prompt))}]
         return ChatSpec(messages=messages, earlier_token_ids=self.context or (), **self.read_thinking(), **common)
@@ -286,7 +289,12 @@ def _chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _images(images: Sequence[Any] | None, where: str) -> tuple[Media, ...]:
-    return tuple(Media("image", f"{where}[{i}]") for i in range(len(images or ())))
+    names = [f"{where}[{i}]" for i in range(len(images or ()))]
+    sources = [
+        ImageSource(text, name, is_data=True) if isinstance(text, str) else None
+        for name, text in zip(names, images or (), strict=True)
+    ]
+    return tuple(Media("image", name, source) for name, source in zip(names, sources, strict=True))
 
 
 def _take_call(open_calls: deque[tuple[str, str]], message: Message, where: str) -> tuple[str, str]:

@@ -29,6 +29,10 @@ from octavo.server.server_state import state_of
 B = TypeVar("B", bound=OllamaRequest)
 
 router = OLLAMA.router(FIELD_NAMES)
+IMAGE_PATHS = (
+    "/api/generate",
+    "/api/chat",
+)
 
 
 @router.post("/api/generate", responses=lines_answer(OLLAMA_TEXT))

@@ -30,7 +30,15 @@ from octavo.server.protocols.conversation import chat_call
 from octavo.server.protocols.openai.chat_request import ChatCompletionRequest
 from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.sampling_fields import SamplingFields
-from octavo.server.protocols.shown_tokens import chat_logprobs, finite, most_likely, progress, timings, token_text
+from octavo.server.protocols.shown_tokens import (
+    chat_logprobs,
+    finite,
+    most_likely,
+    progress,
+    prompt_details,
+    timings,
+    token_text,
+)
 from octavo.tokenizer.text_offsets import TextOffsets, prompt_offsets
 
 R = TypeVar("R", bound=SamplingFields)
@@ -154,7 +162,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
         metrics = usage.metrics
         return {
             **_token_counts(usage.num_prompt_tokens, usage.num_completion_tokens),
-            "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+            "prompt_tokens_details": prompt_details(usage),
             "completion_tokens_details": {
                 "reasoning_tokens": usage.num_reasoning_tokens,
                 "accepted_prediction_tokens": metrics.num_accepted_prediction_tokens,

@@ -12,6 +12,7 @@ from octavo.server.errors import refuse
 from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, in_a_row, plain
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Text, quote
+from octavo.server.models.image_reader import ImageSource, names_image
 from octavo.server.protocols.conversation import chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import CHAT, with_ignored
 from octavo.server.protocols.protocol_fields import ByType, Historic, NullIsAbsent, NumLogprobs
@@ -39,12 +40,38 @@ _OWN_VARIABLES = frozenset(
 )
 
 
+Detail: TypeAlias = Literal["low", "high", "auto"]
+
+
+class ImageUrl(Historic):
+    url: Text
+    detail: Detail | None = None
+
+
+class FileData(Historic):
+    """file_data: a data: URL, or base64 alone. file_id: of a stored file, which no model here reads."""
+
+    file_data: Text | None = None
+    filename: Text | None = None
+    file_id: Text | None = None
+
+
 class ContentPart(Historic):
-    """A part of the content. No model here reads other parts than text; the error about one names its type."""
+    """A part of the content: text, an image, or one that no model here reads, of which the error names the type.
+
+    image_url: of OpenAI's clients, an object or a plain text; image, url: of other clients; uuid: their name for it,
+    which the content itself makes needless.
+    """
 
     type: Text
     text: Text | None = None
     refusal: Text | None = None
+    image_url: ImageUrl | Text | None = None
+    image: Text | None = None
+    url: Text | None = None
+    detail: Detail | None = None
+    uuid: Text | None = None
+    file: FileData | None = None
 
 
 class CalledFunction(Historic):
@@ -264,6 +291,23 @@ def _part(part: ContentPart, where: str, position: int) -> MessagePart:
             raise UsageError(f"{name}.{part.type} is required", param=f"{name}.text", code="missing_required_parameter")
         return PlainText(text)
     if part.type in _MEDIA:
-        return Media(_MEDIA[part.type], f"{name}.type")
+        return _media(part, name)
     text = f"{name} has the unknown type {quote(part.type)}; parts of content are of type text"
     raise UsageError(text, param=f"{where}.content", code="invalid_value")
+
+
+def _media(part: ContentPart, name: str) -> Media:
+    """name: the place of the part in the request."""
+    kind, where = _MEDIA[part.type], f"{name}.type"
+    if part.type in ("image_url", "image"):
+        given = part.image_url if part.image_url is not None else part.image or part.url
+        url, detail = (given.url, given.detail) if isinstance(given, ImageUrl) else (given, None)
+        field = f"{name}.image_url.url" if isinstance(given, ImageUrl) else f"{name}.{part.type}"
+        if url is None:
+            raise refuse(field, "is required", "missing_required_parameter")
+        return Media(kind, where, ImageSource(url, field, detail=detail or part.detail or "auto"))
+    data = part.file.file_data if part.type == "file" and part.file is not None else None
+    if data is not None and (data.startswith("data:image/") or names_image(part.file.filename if part.file else None)):
+        is_data = not data.startswith("data:")
+        return Media("image", where, ImageSource(data, f"{name}.file.file_data", is_data=is_data))
+    return Media(kind, where)

@@ -16,6 +16,13 @@ from octavo.server.protocols.openai.completion_request import CompletionRequest
 from octavo.server.protocols.openai.errors import OPENAI
 
 router = OPENAI.router()
+IMAGE_PATHS = (
+    "/v1/chat/completions",
+    "/chat/completions",
+    "/v1/chat/completions/input_tokens",
+    "/chat/completions/input_tokens",
+    "/input_tokens",
+)
 
 
 @router.post("/chat/completions", include_in_schema=False)

@@ -14,7 +14,7 @@ from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEven
 from octavo.server.protocols.responses.request import ENCRYPTED_REASONING, ResponsesRequest
 from octavo.server.protocols.responses.tools import CustomTool, custom_input, offered_tools, shown_tool
 from octavo.server.protocols.sealed_text import seal
-from octavo.server.protocols.shown_tokens import chat_logprobs
+from octavo.server.protocols.shown_tokens import chat_logprobs, prompt_details
 
 
 class ResponsesWriter(BlockWriter[ResponsesRequest]):
@@ -202,7 +202,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     """The counts of a response."""
     return {
         "input_tokens": usage.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {**prompt_details(usage), "cache_write_tokens": 0},
         "output_tokens": usage.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,

@@ -13,6 +13,7 @@ from octavo.server.generation.content import Media, MediaKind, MessageContent, M
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
+from octavo.server.models.image_reader import ImageSource, names_image
 from octavo.server.protocols.conversation import Conversation, chat_tools
 from octavo.server.protocols.ignored_fields import RESPONSES, with_ignored
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NumLogprobs
@@ -67,9 +68,15 @@ class RefusalPart(Historic):
 
 
 class MediaPart(Historic):
-    """An image, a file or audio, which no model here reads."""
+    """An image or a file; no model here reads audio."""
 
     type: Literal["input_image", "input_file", "input_audio"]
+    image_url: Text | None = None
+    detail: Literal["low", "high", "auto"] | None = None
+    file_data: Text | None = None
+    file_url: Text | None = None
+    file_id: Text | None = None
+    filename: Text | None = None
 
 
 AnyPart: TypeAlias = TextPart | RefusalPart | MediaPart
@@ -401,5 +408,19 @@ def _content(content: str | Sequence[AnyPart], where: str) -> MessageContent:
 
 def _part(part: AnyPart, where: str) -> MessagePart:
     if isinstance(part, MediaPart):
-        return Media(_MEDIA[part.type], where)
+        return _media(part, where)
     return PlainText(part.text if isinstance(part, TextPart) else part.refusal)
+
+
+def _media(part: MediaPart, where: str) -> Media:
+    """where: the type of the part in the request."""
+    name = where.removesuffix(".type")
+    if part.type == "input_image" and part.image_url is not None:
+        return Media("image", where, ImageSource(part.image_url, f"{name}.image_url", detail=part.detail or "auto"))
+    data = part.file_data
+    if data is not None and (data.startswith("data:image/") or names_image(part.filename)):
+        is_data = not data.startswith("data:")
+        return Media("image", where, ImageSource(data, f"{name}.file_data", is_data=is_data))
+    if part.file_url is not None and names_image(part.file_url.partition("?")[0]):
+        return Media("image", where, ImageSource(part.file_url, f"{name}.file_url"))
+    return Media(_MEDIA[part.type], where)

@@ -39,6 +39,14 @@ from octavo.server.response_store import BackgroundRun, StoredResponse
 from octavo.server.server_state import state_of
 
 router = RESPONSES.router(FIELD_NAMES)
+IMAGE_PATHS = (
+    "/v1/responses",
+    "/responses",
+    "/v1/responses/input_tokens",
+    "/responses/input_tokens",
+    "/v1/responses/compact",
+    "/responses/compact",
+)
 
 
 class DeletedResponse(BaseModel):

@@ -1,0 +1,73 @@
+"""The images of a request at their places in a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.engine.texts.placing import place_items
+from octavo.errors import ModelLoadError, UsageError
+from octavo.media.processor import ImageLayout
+from octavo.prompt import SPAN_TOKEN_ID, MediaItem, Prompt
+from octavo.server.models.image_reader import image_processor
+from octavo.server.models.served_model import ServedModel
+
+
+class PlacedImages:
+    """images: in the order of their marks; layouts instead of items are only counted."""
+
+    def __init__(self, model: ServedModel, images: Sequence[MediaItem | ImageLayout]) -> None:
+        self._model = model
+        self._images = images
+
+    def place(self, token_ids: Sequence[int], numbers: Sequence[int]) -> Prompt:
+        """The prompt in which the i-th placeholder is the image with the i-th of these numbers. Raises UsageError if
+        there are not as many."""
+        if not numbers:
+            return Prompt(token_ids)
+        chosen = [self._images[number] for number in numbers]
+        items = [image for image in chosen if isinstance(image, MediaItem)]
+        if items:
+            return place_items(token_ids, items, self._placeholder_id, self._encode)
+        waiting = iter([image for image in chosen if isinstance(image, ImageLayout)])
+        counted: list[int] = []
+        for token_id in token_ids:
+            if token_id != self._placeholder_id:
+                counted.append(token_id)
+                continue
+            for mark in next(waiting).marks:
+                counted += self._encode(mark) if isinstance(mark, str) else [SPAN_TOKEN_ID] * mark
+        return Prompt(counted)
+
+    def place_in_text(self, text: str, marker: str, numbers: Sequence[int]) -> Prompt:
+        """The prompt of a text in which each marker is the next of these images. Raises UsageError if the text has the
+        model's own placeholder."""
+        settings = self._model.info.images
+        assert settings is not None
+        before, after = image_processor(settings).wrapping
+        pieces = text.split(marker) if numbers else [text]
+        token_ids = [*self._model.tokenizer.prefix_ids]
+        for i, piece in enumerate(pieces):
+            is_last = i == len(pieces) - 1
+            encoded = self._encode(f"{after if i else ''}{piece}{'' if is_last else before}")
+            if self._placeholder_id in encoded:
+                raise UsageError(
+                    f"the prompt holds {image_processor(settings).placeholder}, which stands for an image; write the "
+                    "media_marker of /props in its place",
+                    param="prompt",
+                    code="invalid_value",
+                )
+            token_ids += encoded if is_last else [*encoded, self._placeholder_id]
+        return self.place(token_ids, numbers)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._model.tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+
+    @property
+    def _placeholder_id(self) -> int:
+        settings = self._model.info.images
+        assert settings is not None
+        placeholder = image_processor(settings).placeholder
+        token_ids = self._encode(placeholder)
+        if len(token_ids) != 1:
+            raise ModelLoadError(f"the tokenizer of {self._model.name} has no token {placeholder} for images")
+        return token_ids[0]

@@ -1,0 +1,169 @@
+"""The images of requests, from what a protocol names to the items of a prompt."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from octavo.engine.client import ModelInfo
+from octavo.errors import UsageError
+from octavo.media.decoding import PictureDecoder
+from octavo.media.digest import content_digest
+from octavo.media.processor import ImageLayout, ImageProcessor, read_processor
+from octavo.media.settings import ImageSettings
+from octavo.prompt import MediaItem
+from octavo.server.config import ServerConfig
+from octavo.server.models.media_fetcher import MediaFetcher
+
+MAX_PIXELS = 256_000_000  # of all images of a request, as their files have them
+MAX_FILE_BYTES = 20 << 20  # of one that is fetched, or read from the machine
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """The image as a request names it.
+
+    text: base64 if `is_data`, else a URL. where: the field of the request. detail: `low` asks for few tokens.
+    """
+
+    text: str
+    where: str
+    is_data: bool = False
+    detail: Literal["low", "high", "auto"] = "auto"
+
+
+def names_image(filename: str | None) -> bool:
+    """True if a file of this name is an image that can be read."""
+    return filename is not None and filename.lower().endswith((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """The bytes of an image with its place in the request, its processor and the layout that follow from them."""
+
+    data: bytes
+    source: ImageSource
+    processor: ImageProcessor
+    layout: ImageLayout
+
+
+class ImageReader:
+    """Reads the images of requests within the server's limits."""
+
+    def __init__(self, config: ServerConfig | None = None) -> None:
+        self._config = config or ServerConfig()
+        self._fetcher = MediaFetcher(self._config.allowed_media_domains, MAX_FILE_BYTES)
+        self._decoder = PictureDecoder(self._config.max_image_pixels)
+
+    async def open(self, info: ModelInfo, sources: Sequence[ImageSource]) -> list[ImageFile]:
+        """The files of these images, of which only the headers are read. info: of a model that sees.
+
+        Raises UsageError that names the field.
+        """
+        settings, most = info.images, self._config.max_items_per_request
+        assert settings is not None
+        if len(sources) > most:
+            raise UsageError(
+                f"the request has {len(sources)} images, at most {most} are allowed (--max-items-per-request)",
+                param=sources[most].where,
+                code="too_many_items",
+            )
+        found, num_pixels = [], 0
+        for source in sources:
+            data = await self._bytes(source)
+            processor = image_processor(settings, source.detail == "low")
+            try:
+                header = self._decoder.header(data)
+                layout = processor.layout(*header.size)
+            except UsageError as error:
+                raise _about(source, error) from None
+            if layout.num_tokens >= info.max_model_len:
+                problem = f"needs {layout.num_tokens} tokens, the context has {info.max_model_len - 1}"
+                raise _about(source, UsageError(f"{problem}: send a smaller one", code="context_length_exceeded"))
+            num_pixels += header.stored_width * header.stored_height
+            if num_pixels > MAX_PIXELS:
+                problem = (
+                    f"is one too many: the images of a request have at most {MAX_PIXELS // 1_000_000} million pixels"
+                )
+                raise _about(source, UsageError(problem, code="image_too_large"))
+            found.append(ImageFile(data, source, processor, layout))
+        return found
+
+    def item(self, file: ImageFile) -> MediaItem:
+        """The decoded image. It takes a while. Raises UsageError that names the field."""
+        try:
+            layout, tiles = self._decoder.tiles(file.data, file.processor)
+        except UsageError as error:
+            raise _about(file.source, error) from None
+        return MediaItem(content_digest("image", file.data, file.processor), layout, tiles)
+
+    def close(self) -> None:
+        """Ends the decoding processes. May be called twice."""
+        self._decoder.close()
+
+    async def _bytes(self, source: ImageSource) -> bytes:
+        if source.is_data:
+            return _decoded(source.text, source)
+        scheme, _, rest = source.text.partition(":")
+        match scheme.lower():
+            case "data":
+                kind, comma, text = rest.partition(",")
+                if not comma or not kind.lower().endswith(";base64"):
+                    raise _wrong(source, "is a data URL without base64; send data:image/png;base64,...")
+                return _decoded(text, source)
+            case "http" | "https":
+                return await self._fetcher.fetch(source.text, source.where)
+            case "file":
+                return self._local(source)
+        raise _wrong(source, "is no URL of an image; send data:image/png;base64,...")
+
+    def _local(self, source: ImageSource) -> bytes:
+        """The bytes of a file of this machine that is inside the folder of such files."""
+        folder = self._config.allowed_local_media_path
+        if folder is None:
+            reason = "is a file:// URL, which this server does not read; send the image as data:image/png;base64,..."
+            raise _wrong(source, f"{reason} or start the server with --allowed-local-media-path")
+        parts = urlsplit(source.text)
+        root = Path(folder).resolve()
+        path = Path(unquote(parts.path)).resolve()
+        problem = UsageError("cannot be read: no such image in the folder of local images", code="invalid_image_url")
+        if parts.netloc not in ("", "localhost") or not path.is_relative_to(root) or not path.is_file():
+            raise _about(source, problem)
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError:
+            raise _about(source, problem) from None
+        if len(data) > MAX_FILE_BYTES:
+            raise _about(source, UsageError(f"has more than {MAX_FILE_BYTES} bytes", code="image_too_large"))
+        return data
+
+
+@lru_cache(maxsize=16)
+def image_processor(settings: ImageSettings, is_low: bool = False) -> ImageProcessor:
+    """The processor with these settings. is_low: with the fewest tokens that it can give an image."""
+    processor = read_processor(settings.model_type, settings.config, settings.preprocessor)
+    return processor.limited(1) if is_low else processor
+
+
+def _decoded(text: str, source: ImageSource) -> bytes:
+    """Strict base64: no white space and no other characters."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise _about(source, UsageError("is not base64", code="invalid_value")) from None
+
+
+def _about(source: ImageSource, error: UsageError) -> UsageError:
+    """The error about an image with its place in the request."""
+    return UsageError(f"{source.where}: the image {error}", param=source.where, code=error.code)
+
+
+def _wrong(source: ImageSource, reason: str) -> UsageError:
+    return UsageError(f"{source.where} {reason}", param=source.where, code="invalid_value")

@@ -1,0 +1,50 @@
+"""Marks that stand for the images of a conversation in its texts, from the request to the rendered prompt."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class ImageMarks:
+    """The marks of one conversation. They are random, so that no text of a user is one.
+
+    placeholder: what the chat templates of the model write for an image. wrapping: the texts around it, for templates
+    that write none.
+    """
+
+    def __init__(self, placeholder: str, wrapping: tuple[str, str] = ("", "")) -> None:
+        self.placeholder = placeholder
+        self._shown = placeholder.join(wrapping)
+        self._count = 0
+        self._name = f"image-{secrets.token_hex(8)}"
+        self._pattern = re.compile(rf"<{self._name}-(\d+)>")
+
+    def add(self) -> str:
+        """The mark of a further image."""
+        self._count += 1
+        return f"<{self._name}-{self._count - 1}>"
+
+    def numbers(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The images that these messages hold, in order: the first mark is 0."""
+        texts = (message.get("content") for message in messages)
+        return [int(number) for text in texts if isinstance(text, str) for number in self._pattern.findall(text)]
+
+    def in_parts(self, content: str) -> list[dict[str, str]] | str:
+        """The content as parts for a template, `{"type": "image"}` for each mark; a text without marks stays one."""
+        pieces = self._pattern.split(content)
+        if len(pieces) == 1:
+            return content
+        parts: list[dict[str, str]] = []
+        for i, piece in enumerate(pieces):  # every second one is a number
+            if i % 2:
+                parts.append({"type": "image"})
+            elif piece:
+                parts.append({"type": "text", "text": piece})
+        return parts
+
+    def shown(self, rendered: str) -> str:
+        """A rendered text, each mark that is left in it as the placeholder in its wrapping."""
+        return self._pattern.sub(lambda _: self._shown, rendered)
