@@ -31,6 +31,7 @@ LEAVES = {
     "image_layout",
     "prompt",
     "generation_request",
+    "lora_request",
     "__version__",
 }
 # room -> rooms it may import, beside itself and the leaves.
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "quantization": {"models"},
     "backends": {"graph", "quantization"},
     "loader": {"quantization", "models", "graph", "media"},
-    "adapters": {"graph", "models", "quantization", "loader"},
+    "adapters": {"graph", "models", "quantization", "loader", "backends"},
     "tokenizer": {"loader"},
     "distributed": {"graph", "backends"},
     "engine": {

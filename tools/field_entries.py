@@ -74,6 +74,7 @@ OPTIONS = {
     "prompt_cache_key": Entry("k", 1, "text; replicas get requests with the same one together, if they are not busy"),
     "closed_objects": Entry(True, "yes", "true, false: see docs/structured_outputs.md"),
     "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
+    "adapter": Entry("sql", 1, "the name of an adapter of this server; see docs/adapters.md"),
     "prediction": Entry("Yes", 1, "text that much of the answer is expected to repeat, which makes it faster"),
 }
 MOST_DRAFTS = Entry(4, -1, "0 and more: the most guesses of a step at the next tokens; 0: none")

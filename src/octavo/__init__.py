@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from octavo.generation_request import TextPrompt, TokensPrompt
     from octavo.llm import LLM
+    from octavo.lora_request import LoRARequest
     from octavo.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Light ones first: a name is looked up in this order.
-_MODULES = ("errors", "sampling_params", "outputs", "prompt", "generation_request", "llm", "async_llm")
+_MODULES = ("errors", "sampling_params", "outputs", "prompt", "generation_request", "lora_request", "llm", "async_llm")
 
 __all__ = [
     "LLM",
@@ -53,6 +54,7 @@ __all__ = [
     "EngineDeadError",
     "GraphError",
     "InsufficientMemoryError",
+    "LoRARequest",
     "Logprob",
     "ModelLoadError",
     "NumericalError",

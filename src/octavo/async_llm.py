@@ -53,7 +53,7 @@ class AsyncLLM(LoadedLLM):
         With `output_kind` DELTA in the parameters it holds what is new, with FINAL_ONLY there is one output. Steps that
         end while the program does something else share an output.
         The request ends when the iterator is closed or its task is cancelled. request_id: unique while it runs.
-        options: fields of `RequestOptions`, such as priority.
+        options: fields of `RequestOptions`, such as priority; and lora_request, a `LoRARequest`.
         Raises UsageError with the numbers if the request is wrong, EngineDeadError if the engine fails.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -66,7 +66,8 @@ class AsyncLLM(LoadedLLM):
         self, prompt: PromptInput, params: Params, request_id: str | None, options: Mapping[str, Any]
     ) -> AsyncGenerator[RequestOutput | PoolingOutput, None]:
         # Tokenizing a book takes a while; other requests of this loop must not wait for it.
-        request = await asyncio.to_thread(self._session.describe, prompt, params, options=RequestOptions(**options))
+        known = RequestOptions(**await asyncio.to_thread(self._session.with_adapter, dict(options)))
+        request = await asyncio.to_thread(self._session.describe, prompt, params, options=known)
         builder = OutputBuilder(request.params, request.prompt, request.text)
         async with aclosing(await self._client.generate(request, request_id)) as stream:
             async for item in stream:

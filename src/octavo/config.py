@@ -118,6 +118,15 @@ class EngineConfig:
         "the same as JSON with vLLM's keys: method (ngram, draft_model), model, revision, num_speculative_tokens, "
         "prompt_lookup_min, prompt_lookup_max",
     )
+    enable_lora: bool = option(False, "make room for adapters (LoRA): each request may name one")
+    lora_modules: dict[str, str] | str | None = option(  # noqa: RUF009 - None cannot change
+        None,
+        "adapters that are read at the start, as NAME=PATH, several with spaces between: folders of PEFT or GGUF "
+        "files; PATH:SCALE multiplies the effect",
+    )
+    max_loras: int = option(8, "adapters of the sequences of one step")
+    max_lora_rank: int = option(64, "highest rank of an adapter")
+    max_cpu_loras: int = option(64, "adapters that stay in memory; the least recently used are read again when needed")
     pack_cache: bool | None = option(
         None,
         "keep packed weights on disk; later starts map them and share their memory; default: only of models larger "
@@ -185,6 +194,7 @@ class EngineConfig:
             "trust_remote_code",
             "deterministic",
             "prompt_cache_private",
+            "enable_lora",
         ):
             if not isinstance(value := getattr(self, name), bool) and (name, value) != ("pack_cache", None):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
@@ -208,6 +218,10 @@ class EngineConfig:
         check_integer("num_threads", self.num_threads, 0, 1024)
         _check_processes(self)
         SpeculativeConfig.of(self)  # raises
+        check_integer("max_loras", self.max_loras, 1, 1024)
+        check_integer("max_lora_rank", self.max_lora_rank, 1, 4096)
+        check_integer("max_cpu_loras", self.max_cpu_loras, 1, 65536)
+        self.adapters  # noqa: B018 - raises
         if self.max_model_len is not None:
             check_integer("max_model_len", self.max_model_len, 2, 2**30)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
@@ -222,6 +236,24 @@ class EngineConfig:
         if self.image_max_tokens is not None:
             check_integer("image_max_tokens", self.image_max_tokens, 1, 2**20)
         parse_bytes("media_cache_size", self.media_cache_size)
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True if requests may name adapters."""
+        return self.enable_lora or bool(self.lora_modules)
+
+    @property
+    def adapters(self) -> dict[str, tuple[str, float]]:
+        """`lora_modules` as paths and scales by name, checked."""
+        given = self.lora_modules or {}
+        if isinstance(given, str):
+            words = [word.partition("=") for word in given.split()]
+            if wrong := next((name + mark for name, mark, path in words if not (name and path)), None):
+                raise UsageError(f"lora_modules has {wrong!r:.80}; write NAME=PATH, several with spaces between")
+            given = {name: path for name, _, path in words}
+        if not isinstance(given, Mapping) or not all(isinstance(x, str) and x for pair in given.items() for x in pair):
+            raise UsageError(f"lora_modules is {given!r:.80}; give paths by name, or NAME=PATH")
+        return {name: scaled_path(path) for name, path in given.items()}
 
     @property
     def num_ranks(self) -> int:
@@ -279,6 +311,16 @@ class EngineConfig:
                 hint = f"; did you mean {near[0]}?" if near else f"; the options are {', '.join(known)}"
                 raise UsageError(f"there is no option {name!r}{hint}")
         return cls(model=model, **options)
+
+
+def scaled_path(text: str) -> tuple[str, float]:
+    """The path and the scale of `PATH:SCALE`; without a scale it is 1."""
+    path, _, scale = text.rpartition(":")
+    try:
+        number = float(scale)
+    except ValueError:
+        return text, 1.0
+    return (path, number) if path and abs(number) < float("inf") else (text, 1.0)
 
 
 def parse_bytes(name: str, value: int | str) -> int:

@@ -14,6 +14,7 @@ MAX_CACHE_KEY_CHARS = 1024
 BATCH_PRIORITY = 1 << 30
 """From here on a request has no stream that waits for it: it runs in the rows that cost streams nearly nothing."""
 MAX_PREDICTION_CHARS = 2**20
+MAX_ADAPTER_CHARS = 256
 
 
 class PromptImages(TypedDict, total=False):
@@ -92,6 +93,7 @@ class RequestOptions:
     num_speculative_tokens: the most guesses at the next tokens that a step computes; 0: none; None: as the engine does.
     min_speculative_tokens: fewer guesses than these are not computed. speculative_p_min: nor is a guess, with those
     behind it, that is right with a lower probability, as far as the engine has seen.
+    adapter: the name of the adapter (LoRA) that the answer is computed with; empty: none.
     closed_objects: in answers that follow a JSON schema, and in calls of tools that must come or are strict, objects
     have no properties but those that their schema names, unless it says something about additional ones; None: as the
     server says, which is False by default.
@@ -106,6 +108,7 @@ class RequestOptions:
     num_speculative_tokens: int | None = field(default=None, metadata={"ge": 0, "le": 2**31 - 1})
     min_speculative_tokens: int = field(default=0, metadata={"ge": 0, "le": 2**31 - 1})
     speculative_p_min: float = field(default=0.0, metadata={"ge": 0.0, "le": 1.0})
+    adapter: str = field(default="", metadata={"min_length": 1, "max_length": MAX_ADAPTER_CHARS})
     closed_objects: bool | None = None
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
 from octavo.loader.generation_config import SamplingDefaults
+from octavo.lora_request import LoRARequest
 from octavo.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -148,6 +149,18 @@ class LoadedLLM:
         """The token ids that `chat` makes of a conversation; `stream` takes them too."""
         return self._session.encode_chat(messages, chat_template, **template_arguments)
 
+    def add_lora(self, lora_request: LoRARequest) -> None:
+        """Reads an adapter as its files are now; requests name it by `adapter`. Raises UsageError or ModelLoadError."""
+        self._session.add_adapter(lora_request.lora_name, lora_request.lora_path, lora_request.scale)
+
+    def remove_lora(self, lora_name: str) -> None:
+        """Forgets an adapter; requests that run with it go on. Raises UsageError for an unknown name."""
+        self._session.adapters.remove(lora_name)
+
+    def list_loras(self) -> set[str]:
+        """The names of the known adapters."""
+        return set(self._session.adapters.sources)
+
     def close(self) -> None:
         """Ends running requests with an error and gives the memory back. May be called twice."""
         self._session.close()
@@ -183,7 +196,7 @@ class LLM(LoadedLLM):
         """Answers prompts (texts, token ids or `Prompt`s, one or many), all at once, in their order.
 
         sampling_params: one for all, or one a prompt; None: `get_default_sampling_params`.
-        options: fields of `RequestOptions`, such as priority, likewise.
+        options: fields of `RequestOptions`, such as priority, likewise; and lora_request, a `LoRARequest`.
         use_tqdm: vLLM's name; False: no progress bar. There is one only on a terminal, after a second.
         Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
         others, if some of many are wrong.
@@ -233,7 +246,10 @@ class LLM(LoadedLLM):
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         request = self._session.create_request(
-            prompt, params, output_kind=RequestOutputKind.DELTA, options=RequestOptions(**options)
+            prompt,
+            params,
+            output_kind=RequestOutputKind.DELTA,
+            options=RequestOptions(**self._session.with_adapter(options)),
         )
         return OutputStream(self._session, request)
 
@@ -335,9 +351,8 @@ class LLM(LoadedLLM):
 
     def _create(self, prompt: PromptInput, params: Params, options: Mapping[str, Any]) -> Request | UsageError:
         try:
-            return self._session.create_request(
-                prompt, params, output_kind=RequestOutputKind.FINAL_ONLY, options=RequestOptions(**options)
-            )
+            known = RequestOptions(**self._session.with_adapter(dict(options)))
+            return self._session.create_request(prompt, params, output_kind=RequestOutputKind.FINAL_ONLY, options=known)
         except UsageError as error:
             return error
 
@@ -368,7 +383,7 @@ def beams_of(output: RequestOutput) -> BeamSearchOutput:
 
 def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The fields of `RequestOptions` among keyword arguments, which are removed from them."""
-    names = [field.name for field in dataclasses.fields(RequestOptions)]
+    names = [*(field.name for field in dataclasses.fields(RequestOptions)), "lora_request"]
     return {name: arguments.pop(name) for name in names if name in arguments}
 
 

@@ -50,7 +50,7 @@ def add_option() -> None:
     assert text.count(line) == 1
     module = types.ModuleType(spec.name)
     sys.modules[spec.name] = module
-    exec(compile(text.replace(line, f'    adapter: str = ""\n{line}'), spec.origin, "exec"), module.__dict__)
+    exec(compile(text.replace(line, f'    new_option: str = ""\n{line}'), spec.origin, "exec"), module.__dict__)
 
 
 def watch_engine() -> list[str]:
@@ -62,7 +62,7 @@ def watch_engine() -> list[str]:
     create_request = Engine.create_request
 
     def note(self: Engine, request_id: str, request: Any) -> Request:
-        seen.append(request.options.adapter)
+        seen.append(request.options.new_option)
         return create_request(self, request_id, request)
 
     Engine.create_request = note  # type: ignore[method-assign]
@@ -75,12 +75,12 @@ async def ask_endpoints(model: str, seen: list[str]) -> None:
 
     async with wired_app(EngineConfig(model=model, **LIMITS)) as (http, client):
         for path, body in BODIES:
-            for given, adapter in (({}, ""), ({"adapter": f"mine {path}"}, f"mine {path}")):
+            for given, new_option in (({}, ""), ({"new_option": f"mine {path}"}, f"mine {path}")):
                 seen.clear()
                 client.requests.clear()
                 answer = await http.post(path, json={**body, **given})
                 assert answer.status_code == 200, (path, answer.text)
-                assert seen == [adapter], (path, seen)
+                assert seen == [new_option], (path, seen)
                 assert [request.options for request in client.requests] == [client.requests[0].options]
         schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
         with_options = {
@@ -88,7 +88,7 @@ async def ask_endpoints(model: str, seen: list[str]) -> None:
         }
         asked = {path for path, _ in BODIES} - SAME_SCHEMA | NOT_ASKED
         assert len(with_options) == len(asked), (sorted(with_options), sorted(asked))
-        assert all("adapter" in schema["properties"] for schema in with_options.values())
+        assert all("new_option" in schema["properties"] for schema in with_options.values())
 
 
 async def ask_from_a_loop(model: str) -> None:
@@ -97,9 +97,9 @@ async def ask_from_a_loop(model: str) -> None:
 
     params = SamplingParams(max_tokens=1)
     async with AsyncLLM(model, **LIMITS) as llm:
-        async for _ in llm.generate("Hi", params, adapter="generate"):
+        async for _ in llm.generate("Hi", params, new_option="generate"):
             pass
-        async for _ in llm.chat(MESSAGES, params, adapter="chat"):
+        async for _ in llm.chat(MESSAGES, params, new_option="chat"):
             pass
 
 
@@ -109,10 +109,10 @@ def ask_from_a_script(model: str) -> None:
 
     params = SamplingParams(max_tokens=1)
     with LLM(model, **LIMITS) as llm:
-        llm.generate(["a", "b"], params, adapter=["one", "other"])
-        llm.chat(MESSAGES, params, adapter="chat")
-        llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=1), adapter="beams")
-        list(llm.stream("a", params, adapter="stream"))
+        llm.generate(["a", "b"], params, new_option=["one", "other"])
+        llm.chat(MESSAGES, params, new_option="chat")
+        llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=1), new_option="beams")
+        list(llm.stream("a", params, new_option="stream"))
 
 
 def main(model: str) -> None:

@@ -17,16 +17,7 @@ def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1
     Raises ModelLoadError naming the tensor or key that does not fit the model or is not supported.
     """
     try:
-        if path.name in (CONFIG_NAME, WEIGHTS_NAME):
-            path = path.parent
-        if path.is_dir():
-            ggufs = [] if (path / CONFIG_NAME).is_file() else sorted(path.glob("*.gguf"))
-            if len(ggufs) == 1:
-                path = ggufs[0]
-            elif not (path / CONFIG_NAME).is_file():
-                raise ModelLoadError(f"{path}: no adapter; a folder has {CONFIG_NAME}, or one GGUF file")
-        elif not path.is_file():
-            raise ModelLoadError(f"{path}: no such file or directory")
+        path = _found(path)
         is_folder = path.is_dir()
         parts = read_peft(path, base) if is_folder else read_gguf(path, base)
     except OSError as error:
@@ -35,3 +26,26 @@ def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1
         return Adapter.of(name or path.stem, placed(parts, base, "safetensors" if is_folder else "gguf"), scale)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that an adapter is read from. Raises ModelLoadError if there is none."""
+    path = _found(path)
+    names = (CONFIG_NAME, WEIGHTS_NAME)
+    return [path / name for name in names if (path / name).is_file()] if path.is_dir() else [path]
+
+
+def _found(path: Path) -> Path:
+    """The folder of PEFT's files, or the GGUF file."""
+    if path.name in (CONFIG_NAME, WEIGHTS_NAME):
+        path = path.parent
+    if not path.is_dir():
+        if not path.is_file():
+            raise ModelLoadError(f"{path}: no such file or directory")
+        return path
+    if (path / CONFIG_NAME).is_file():
+        return path
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) != 1:
+        raise ModelLoadError(f"{path}: no adapter; a folder has {CONFIG_NAME}, or one GGUF file")
+    return ggufs[0]

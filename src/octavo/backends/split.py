@@ -9,7 +9,15 @@ from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits, Paging, SleepingExecutor
+from octavo.backends import (
+    AdaptingExecutor,
+    Backend,
+    BackendDescription,
+    Executor,
+    ExecutorLimits,
+    Paging,
+    SleepingExecutor,
+)
 from octavo.backends.memory import MemoryBudget, PackedType, Sizes, StreamedSizes
 from octavo.backends.moved_blocks import MovedSizes, with_part
 from octavo.backends.offload import OffloadRates, workload_name
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from octavo.batch import Batch, Float32, StepOutput
     from octavo.config import EngineConfig, KVDtype, LoadProgress
     from octavo.graph.builder import Graph
+    from octavo.graph.ops.low_rank import LowRank
     from octavo.graph.values import Parameter, Value
     from octavo.quantization.packed import Weight
 
@@ -425,6 +434,20 @@ class SplitExecutor:
         self._ranges = _ranges(part.sizes.cache.moved_bytes(block_size) for part in self.sizes.parts)
         for executor in self.executors:
             executor.allocate_cache(num_blocks, block_size, num_states)
+
+    def prepare_adapter(self, parts: Mapping[str, LowRank]) -> list[object]:
+        """See `AdaptingExecutor`."""
+        return [cast(AdaptingExecutor, each).prepare_adapter(parts) for each in self.executors]
+
+    def load_adapter(self, slot: int, prepared: list[object]) -> None:
+        """See `AdaptingExecutor`."""
+        for executor, own in zip(self.executors, prepared, strict=True):
+            cast(AdaptingExecutor, executor).load_adapter(slot, own)
+
+    def drop_adapter(self, slot: int) -> None:
+        """See `AdaptingExecutor`."""
+        for executor in self.executors:
+            cast(AdaptingExecutor, executor).drop_adapter(slot)
 
     def submit(self, batch: Batch) -> PendingStep:
         self._moved.check(batch)

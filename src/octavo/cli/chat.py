@@ -62,9 +62,18 @@ def chat(*, model: str, system: str | None, no_trim: bool, engine_options: Optio
 
 
 def converse(
-    model: str, system: str | None, engine_options: Options, sampling_options: Options, *, trims: bool = True
+    model: str,
+    system: str | None,
+    engine_options: Options,
+    sampling_options: Options,
+    *,
+    trims: bool = True,
+    adapter: str = "",
 ) -> None:
-    """Loads the model and answers one message after another of standard input. trims: see `--no-trim`."""
+    """Loads the model and answers one message after another of standard input.
+
+    trims: see `--no-trim`. adapter: its name among those of the options; empty: none.
+    """
     params = sampling_params(sampling_options)
     with load_model(model, engine_options, will_chat=True) as llm:
         llm.check_generates()
@@ -72,6 +81,7 @@ def converse(
         if is_terminal(sys.stdin):
             write("/help for help, Ctrl-D to exit\n")
         conversation = _Conversation(llm, params, system, trims=trims, has_own_limit="max_tokens" in sampling_options)
+        conversation.adapter = adapter
         conversation.encode()  # a model without a chat template is refused before the first question
         for message in ChatInput([*_Conversation.COMMANDS, *_ALIASES]).messages():
             if not conversation.take(message):
@@ -89,6 +99,7 @@ class _Conversation:
         self, llm: LLM, params: SamplingParams, system: str | None, *, trims: bool, has_own_limit: bool
     ) -> None:
         self._llm = llm
+        self.adapter = ""  # its name; empty: none
         self._has_own_limit = has_own_limit
         self._params = params
         self._system = system
@@ -178,7 +189,7 @@ class _Conversation:
             if num_dropped:
                 turns = "turn is" if num_dropped == 1 else f"{num_dropped} turns are"
                 click.echo(f"octavo: the context is full: the oldest {turns} left out (--no-trim refuses)", err=True)
-            with self._llm.stream(prompt, self._params) as stream:
+            with self._llm.stream(prompt, self._params, adapter=self.adapter) as stream:
                 for part in parts_of(stream):
                     pieces.append(part.outputs[0].text)
                     wrap.write(pieces[-1])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
 
+_ADAPTER = "lora"  # the name of the adapter of --lora
 _DASHED_PROMPT = re.compile(r"-(?!-?[\w-]+=)(?:\s|\d|.*\s)", re.DOTALL)
 
 
@@ -59,6 +60,7 @@ class _RunCommand(HeadedCommand):
 @click.option("--grammar", metavar="TEXT", help="the answer matches this grammar, in Lark or GBNF")
 @click.option("--regex", metavar="TEXT", help="the answer matches this regular expression")
 @click.option("--choice", multiple=True, metavar="TEXT", help="the answer is this text or another --choice")
+@click.option("--lora", metavar="PATH[:SCALE]", help="adapter: a folder of PEFT or a GGUF file, its effect times SCALE")
 @click.option("--raw", is_flag=True, help="continue the prompt as it is, without the chat template")
 @click.option("--verbose", is_flag=True, help="print counts, times and rates at the end, on standard error")
 @click.option("--json", "as_json", is_flag=True, help="print text, token ids and timings as JSON at the end")
@@ -69,6 +71,7 @@ def run(
     words: tuple[str, ...],
     system: str | None,
     files: tuple[str, ...],
+    lora: str | None,
     raw: bool,
     verbose: bool,
     as_json: bool,
@@ -89,17 +92,20 @@ def run(
         raise UsageError("--system needs the chat template, which --raw leaves out: use only one of the two")
     if params.logprobs is not None and not as_json:
         raise UsageError("--logprobs needs --json, which shows them")
+    if lora is not None:
+        engine_options = {**engine_options, "lora_modules": {_ADAPTER: lora}}
     if prompt is None:
         from octavo.cli.chat import converse
 
-        converse(model, system, engine_options, sampling_options)
+        converse(model, system, engine_options, sampling_options, adapter="" if lora is None else _ADAPTER)
         return
     with load_model(model, engine_options, will_chat=not raw) as llm:
         load_s = time.monotonic() - started
         llm.check_generates()
         prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
-        parts = _stream(llm, prompt_ids, params, show=not as_json, closed_objects=closed_objects)
+        options = {"closed_objects": closed_objects, **({} if lora is None else {"adapter": _ADAPTER})}
+        parts = _stream(llm, prompt_ids, params, options, show=not as_json)
     report = _report(model, prompt, parts, load_s, time.monotonic() - started)
     if as_json:
         write_json(report, indent=None)
@@ -190,10 +196,10 @@ def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
 
 
 def _stream(
-    llm: LLM, prompt_ids: list[int], params: SamplingParams, *, show: bool, closed_objects: bool
+    llm: LLM, prompt_ids: list[int], params: SamplingParams, options: dict[str, Any], *, show: bool
 ) -> list[RequestOutput]:
     parts = []
-    with llm.stream(prompt_ids, params, closed_objects=closed_objects) as stream:
+    with llm.stream(prompt_ids, params, **options) as stream:
         try:
             for part in parts_of(stream):
                 parts.append(part)

@@ -19,6 +19,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request, RequestStatus, Sequence, SequenceGroup
 
 if TYPE_CHECKING:
+    from octavo.adapters.registry import AdapterRegistry
     from octavo.engine.schedule import Schedule
 
 _by_key, _by_turn = attrgetter("key"), attrgetter("turn")
@@ -135,6 +136,7 @@ class GroupAdmission:
         self.stages = Stages(num_stages)
         self.arriving: dict[SequenceGroup, BlockLoad] = {}  # those whose blocks are being loaded, not in the queue
         self.free_rows = list(range(max_num_seqs - 1, -1, -1))  # of the batch builder's table: `Sequence.row`
+        self.adapters: AdapterRegistry | None = None
         self._metrics = metrics
 
     @property
@@ -216,7 +218,7 @@ class GroupAdmission:
     # --- room ---
 
     def admit(self, group: SequenceGroup, step: Schedule) -> bool:
-        """Admits a waiting group if max_num_seqs allows it and there are blocks for all of its tokens.
+        """Admits a waiting group if max_num_seqs allows it, its adapter has a slot and there are blocks for its tokens.
 
         Blocks that running groups still need for their known tokens are not given away. For a request of better
         priority, groups of worse priority are preempted.
@@ -227,6 +229,9 @@ class GroupAdmission:
             for other in queue.running
             if _priority(other) > _priority(group) and not step.is_ahead and other not in self.stages.busy
         ]
+        adapter = request.adapter
+        if adapter is not None and self.adapters is not None and not self.adapters.may_run(adapter):
+            return False
         if group.num_seqs - self.num_seqs_left > sum(other.num_seqs for other in worse):
             return False
         num_cached_tokens = self.kv_cache.match_prefix(first, group.max_cached_tokens())
@@ -285,11 +290,15 @@ class GroupAdmission:
     def enter(self, group: SequenceGroup) -> None:
         """Starts a group: each sequence takes a row of the batch builder's table."""
         self.queue.enter(group)
+        if self.adapters is not None and group.request.adapter is not None:
+            self.adapters.enter(group.request.adapter)
         for sequence in group.members:
             sequence.row = self.free_rows.pop()
 
     def _leave(self, group: SequenceGroup, status: RequestStatus) -> None:
         if group.status is RequestStatus.RUNNING:
+            if self.adapters is not None and group.request.adapter is not None:
+                self.adapters.leave(group.request.adapter)
             for sequence in group.members:
                 self.kv_cache.free(sequence)
                 self.free_rows.append(sequence.row)

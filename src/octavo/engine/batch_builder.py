@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import SAMPLING_ROW, Batch, Float32, Int32, SamplingBatch, token_mask
+from octavo.engine.adapter_rows import add_adapters, following_domains
 from octavo.engine.consumers.row_consumer import RowKind
 from octavo.engine.overlap import UNKNOWN_TOKEN
 from octavo.engine.request import Sequence
@@ -132,6 +133,7 @@ class BatchBuilder:
         self._owners: list[Sequence | None] = [None] * num_rows
         self._states: list[SamplingState | None] = [None] * num_rows
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
+        self._adapter_slots = limits.adapter_slots
         # Of a step without spans, for a graph that takes some.
         self._inputs = (np.zeros((0, limits.span_width), np.float32),) if limits.span_width else ()
 
@@ -181,6 +183,8 @@ class BatchBuilder:
             add_spans(batch, scheduled, self.rows_of)
         if self._components > 1:
             add_rotary(batch, scheduled, self._components)
+        if self._adapter_slots:
+            add_adapters(batch, scheduled, self._adapter_slots)
         if scheduled[0].sequence.state_slot >= 0:
             _add_states(batch, scheduled)
         if sources:
@@ -219,6 +223,7 @@ class BatchBuilder:
             logits_indices=batch.logits_indices,
             sampling=replace(sampling, rows=options),
             inputs=self._inputs,
+            domains=following_domains(batch) if self._adapter_slots else {},
         )
         if self._components > 1:
             add_rotary(followed, list(step.scheduled.values()), self._components)

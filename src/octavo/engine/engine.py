@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from octavo.adapters.registry import AdapterRegistry
 from octavo.backends import Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError, report_processed
 from octavo.batch import Batch, StepOutput
@@ -140,6 +141,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests or self._failures or self._in_flight or self._ended)
+
+    @property
+    def adapters(self) -> AdapterRegistry | None:
+        """The adapters that requests may name; None: they cannot."""
+        return self.admission.adapters
+
+    def adapt_with(self, adapters: AdapterRegistry | None) -> None:
+        """Takes requests with these adapters from now on; None: with none."""
+        self.admission.adapters = self._factory.adapters = adapters
 
     def speculate(self, sources: Row[DraftSource]) -> None:
         """Takes drafts of these sources from now on."""

@@ -42,5 +42,6 @@ class EngineLimits:
     max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
     span_width: int = 0  # columns of the values that spans of prompts give; 0: the model takes no spans
     images: ImageLimits = NO_IMAGES
+    adapter_slots: int = 0  # 0: requests cannot name adapters
     num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0: the model keeps no states
     num_draft_states: int = 0  # further ones among num_states, for the states before drafts

@@ -19,6 +19,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.kv.block_tier import BlockStore
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.limits import NO_IMAGES, EngineLimits
+from octavo.engine.loading.adapters import adapter_registry
 from octavo.engine.loading.cache_plan import CachePlan, plan_cache
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_of, has_own_memory, memory_of_rank
@@ -204,6 +205,7 @@ def _load(
         engine = Engine(executor, vocabulary, engine_limits, texts, heads, identity, store)
         if encodings is not None:
             engine.see(encodings)
+        engine.adapt_with(adapter_registry(config, checkpoint, graph, executor, limits))
         _use_drafts(engine, config, graph, draft)
         opened.pop_all()
     if model_len > trained:
@@ -237,6 +239,7 @@ def _engine_limits(config: EngineConfig, plan: CachePlan, limits: ExecutorLimits
         enable_prefix_caching=config.enable_prefix_caching and not graph.takes_whole_texts,
         max_itl_s=config.max_itl / 1e3 if graph.generates else 0.0,
         span_width=span_width(graph),
+        adapter_slots=0 if limits.adapters is None else limits.adapters.slots,
     )
 
 

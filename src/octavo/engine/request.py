@@ -14,6 +14,7 @@ from octavo.outputs import Logprob, RequestMetrics
 from octavo.prompt import Prompt
 
 if TYPE_CHECKING:
+    from octavo.adapters.registry import HeldAdapter
     from octavo.batch import Float32, StepOutput
     from octavo.engine.encoding.rotary import RotaryPositions
     from octavo.engine.kv.block_tier import BlockRow, LoadedBlock
@@ -207,6 +208,7 @@ class Request:
     end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     rotary: RotaryPositions | None = None  # of a prompt with images, where positions have several components
+    adapter: HeldAdapter | None = None  # None: the base model
     predicted_ids: list[int] = field(default_factory=list)  # of `RequestOptions.prediction`
     sequences: list[Sequence] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)

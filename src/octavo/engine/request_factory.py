@@ -29,6 +29,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from octavo.adapters.registry import AdapterRegistry, HeldAdapter
     from octavo.engine.limits import EngineLimits
     from octavo.engine.texts.constrained import GrammarCompiler
 
@@ -54,6 +55,7 @@ class RequestFactory:
         self._texts = texts
         self._heads = heads
         self._arrivals = itertools.count()
+        self.adapters: AdapterRegistry | None = None
         self._grammar_lock = threading.Lock()
         self._grammar_compiler: GrammarCompiler | None = None
 
@@ -82,6 +84,7 @@ class RequestFactory:
             is_followed=generation.is_followed,
             rotary=self._rotary(prompt),
             bad_words_ids=self._find_bad_words(params.sampling),
+            adapter=self._adapter(generation.options.adapter),
             predicted_ids=self._tokenizer.encode(prediction, add_special_tokens=False) if prediction else [],
             times=RequestTimes(arrival=time.perf_counter()),
         )
@@ -94,6 +97,17 @@ class RequestFactory:
             for sequence in request.sequences:
                 sequence.grammar = grammar.copy()
         return request
+
+    def _adapter(self, name: str) -> HeldAdapter | None:
+        """The adapter of that name, read if need be; None: the base model. Raises UsageError or ModelLoadError."""
+        if not name:
+            return None
+        if self.adapters is None:
+            raise UsageError(
+                "this engine has no room for adapters: load it with enable_lora", param="adapter", code="no_adapters"
+            )
+        held = self.adapters.get(name)
+        return held if held.adapter.parts else None
 
     def grammars(self) -> GrammarCompiler:
         """The grammar compiler; created on first use, because it imports a library."""

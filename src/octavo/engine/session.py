@@ -9,8 +9,10 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NoReturn
 
+from octavo.adapters.registry import AdapterRegistry
 from octavo.backends import Executor
 from octavo.backends.numa import kept_affinity
 from octavo.backends.work_done import work_done
@@ -25,6 +27,7 @@ from octavo.engine.texts.prompt_encoder import PromptEncoder, plain_prompt
 from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams, PromptInput, RequestOptions
+from octavo.lora_request import LoRARequest
 from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message, TemplateProcess
@@ -212,6 +215,32 @@ class Session:
     def last_round_age_s(self) -> float:
         """Seconds since the engine's thread last looked for work, which it does before every step."""
         return time.monotonic() - self._engine.last_round_at
+
+    def add_adapter(self, name: str, path: str | Path, scale: float = 1.0) -> None:
+        """Reads an adapter, which requests may name from then on; see `AdapterRegistry.add`. Steps go on meanwhile."""
+        self.adapters.add(name, path, scale)
+
+    @property
+    def adapters(self) -> AdapterRegistry:
+        """The adapters that requests may name. Raises UsageError if the engine has no room for any."""
+        adapters = self.model().engine.adapters
+        if adapters is None:
+            raise UsageError("this engine has no room for adapters: load it with enable_lora", code="no_adapters")
+        return adapters
+
+    def with_adapter(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a request of a program, whose `lora_request` is read and named by `adapter`.
+
+        Raises UsageError, or ModelLoadError for an adapter that does not fit.
+        """
+        wanted = options.get("lora_request")
+        rest = {name: value for name, value in options.items() if name != "lora_request"}
+        if wanted is None:
+            return rest
+        if not isinstance(wanted, LoRARequest):
+            raise UsageError(f"lora_request must be a LoRARequest, not {wanted!r:.80}", param="lora_request")
+        self.add_adapter(wanted.lora_name, wanted.lora_path, wanted.scale)
+        return {**rest, "adapter": wanted.lora_name}
 
     def prepare_structured_outputs(self) -> None:
         """See `Engine.prepare_structured_outputs`."""

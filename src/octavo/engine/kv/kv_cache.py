@@ -10,7 +10,7 @@ from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys, StoredPrefix, saving_step
 from octavo.engine.kv.cache_identity import CacheIdentity, block_key, states_key
 from octavo.engine.kv.state_slots import StateSlots
-from octavo.engine.request import BlockTable, Sequence
+from octavo.engine.request import BlockTable, Request, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
 from octavo.graph.cache import CacheLayout, cache_layout
 from octavo.speculative_config import MAX_DRAFTS, MAX_STATE_DRAFTS
@@ -305,9 +305,14 @@ class KVCacheManager:
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size, request = sequence.block_hashes, self.block_size, sequence.request
         for start in range(len(hashes) * size, num_blocks * size, size):
-            parent = hashes[-1] if hashes else self.identity.root(request.options.cache_salt)
+            parent = hashes[-1] if hashes else self._root(request)
             marks = request.prompt.marks(start, start + size)
             hashes.append(block_key(parent, sequence.token_ids[start : start + size], marks))
+
+    def _root(self, request: Request) -> bytes:
+        """The content of an adapter, not its name: another one may get the name at any time."""
+        adapter = b"" if request.adapter is None else request.adapter.adapter.digest
+        return self.identity.root(request.options.cache_salt, adapter)
 
     def prepare_states(self, item: ScheduledSequence) -> None:
         """Gives a scheduled sequence a slot for its states that nobody else reads."""

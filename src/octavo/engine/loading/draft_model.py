@@ -78,6 +78,8 @@ def draft_config(config: EngineConfig, model: str, revision: str | None = None) 
         draft_model=None,
         speculative_config=None,
         speculation="off",
+        enable_lora=False,
+        lora_modules=None,
     )
 
 

@@ -10,6 +10,7 @@ from octavo.engine.loading.devices import backend_of, step_tokens
 from octavo.engine.loading.held_weights import held_weights
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
+from octavo.graph.ops.low_rank import AdapterLimits
 from octavo.graph.shard_wishes import Steps
 from octavo.graph.spans import SPANS, span_width, with_sight
 from octavo.graph.values import TOKENS
@@ -53,6 +54,7 @@ def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Execu
         max_model_len=model_len,
         max_logits_rows=min(outputs, _MAX_LOGITS_ROWS),
         further_rows={SPANS: tokens} if span_width(graph) else {},
+        adapters=AdapterLimits(config.max_loras, config.max_lora_rank) if config.takes_adapters else None,
     )
 
 

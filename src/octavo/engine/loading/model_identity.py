@@ -33,6 +33,7 @@ def cache_identity(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, e
         # Sums are rounded in another order by other kernels, and by other parts of a model.
         (backend_name(config), described.kernels, described.products, config.deterministic),
         (config.tensor_parallel_size, config.pipeline_parallel_size, config.enable_expert_parallel),
+        config.takes_adapters,  # fewer operations are fused then
         executor.sizes.placement if isinstance(executor, SplitExecutor) else None,
     ]
     return CacheIdentity(_digest(model), _digest(layout))

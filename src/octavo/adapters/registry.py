@@ -1,0 +1,168 @@
+"""The adapters of an engine: known by name, held in memory, and those of them that steps can read, in slots."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.adapters.adapter import Adapter, AdapterBase
+from octavo.adapters.read import files_of, read_adapter
+from octavo.backends import AdaptingExecutor
+from octavo.errors import UsageError
+from octavo.graph.ops.low_rank import AdapterLimits
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """The place of an adapter. scale: multiplies its effect. stamps: of its files when it was read, which tell whether
+    they have changed."""
+
+    path: Path
+    scale: float
+    stamps: tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(slots=True, eq=False)
+class HeldAdapter:
+    """An adapter in memory. A request keeps it as long as it runs, whatever becomes of its name.
+
+    prepared: what the executor made of it. slot: where steps read it; -1: nowhere. num_users: groups that run with it.
+    """
+
+    adapter: Adapter
+    prepared: object
+    slot: int = -1
+    num_users: int = 0
+
+
+class AdapterRegistry:
+    """Adapters by name. They are read on the threads of those who ask for them, so that steps go on meanwhile.
+
+    Names, and what is held, may be used from any thread; the slots belong to the engine's thread.
+    """
+
+    def __init__(
+        self, base: AdapterBase, executor: AdaptingExecutor, limits: AdapterLimits, max_held: int, max_bytes: int
+    ) -> None:
+        """max_held, max_bytes: of the adapters in memory; the least recently used go first. Those that run stay."""
+        self._base, self._executor, self.limits = base, executor, limits
+        self._max_held, self._max_bytes = max_held, max_bytes
+        self._sources: dict[str, AdapterSource] = {}
+        self._held: OrderedDict[str, HeldAdapter] = OrderedDict()  # by name, the last used at the end
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._slots: list[HeldAdapter | None] = [None] * limits.slots
+        self._last_use: list[int] = [0] * limits.slots
+        self._num_uses = 0
+
+    # --- names, from any thread ---
+
+    @property
+    def sources(self) -> dict[str, AdapterSource]:
+        """The known adapters by name."""
+        with self._lock:
+            return dict(self._sources)
+
+    def add(self, name: str, path: str | Path, scale: float = 1.0) -> HeldAdapter:
+        """Reads an adapter and makes it known, in place of another one of that name; not again if nothing has changed.
+
+        Raises ModelLoadError naming the tensor or key, GraphError for a rank above the limit, and UsageError.
+        """
+        if not name or "/" in name or "\\" in name:
+            raise UsageError(f"an adapter's name is {name!r:.80}; it must be a word without slashes", param="adapter")
+        path = Path(path).expanduser()
+        with self._reading:
+            source = AdapterSource(path, scale, _stamps(path))
+            with self._lock:
+                held = self._held.get(name) if self._sources.get(name) == source else None
+            if held is None:
+                held = self._read(name, source)
+            with self._lock:
+                self._sources[name] = source
+                self._keep(name, held)
+        return held
+
+    def remove(self, name: str) -> None:
+        """Forgets an adapter. Requests that run with it end as they began. Raises UsageError for an unknown name."""
+        with self._lock:
+            if self._sources.pop(name, None) is None:
+                raise self._unknown(name)
+            self._held.pop(name, None)
+
+    def get(self, name: str) -> HeldAdapter:
+        """An adapter in memory; it is read first if it is not there. Raises UsageError, or what `add` raises."""
+        with self._lock:
+            source, held = self._sources.get(name), self._held.get(name)
+            if source is None:
+                raise self._unknown(name)
+            if held is not None:
+                self._keep(name, held)
+                return held
+        return self.add(name, source.path, source.scale)
+
+    def _unknown(self, name: str) -> UsageError:
+        known = ", ".join(sorted(self._sources)[:10]) or "none"
+        return UsageError(
+            f"there is no adapter {name!r:.80}; this engine has {known}", param="adapter", code="adapter_not_found"
+        )
+
+    def _read(self, name: str, source: AdapterSource) -> HeldAdapter:
+        adapter = read_adapter(source.path, self._base, name, source.scale)
+        if adapter.rank > self.limits.rank:
+            raise UsageError(
+                f"{source.path}: rank {adapter.rank} is above max_lora_rank {self.limits.rank}; raise it",
+                param="max_lora_rank",
+            )
+        with self._lock:
+            same = next((held for held in self._held.values() if held.adapter.digest == adapter.digest), None)
+        if same is not None:
+            return same
+        return HeldAdapter(adapter, self._executor.prepare_adapter(adapter.parts))
+
+    def _keep(self, name: str, held: HeldAdapter) -> None:
+        """Notes a use, and lets go of what there is no room for. Called with the lock."""
+        self._held[name] = held
+        self._held.move_to_end(name)
+        while len(self._held) > 1:
+            num_bytes = sum(each.adapter.nbytes for each in set(self._held.values()))
+            if len(self._held) <= self._max_held and num_bytes <= self._max_bytes:
+                return
+            dropped, _ = self._held.popitem(last=False)
+            logger.info("adapter %s leaves the memory; its next request reads it again", dropped)
+
+    # --- slots, on the engine's thread ---
+
+    def may_run(self, held: HeldAdapter) -> bool:
+        """True if it is in a slot, or if one is free: no running group has its adapter there."""
+        return held.slot >= 0 or any(each is None or not each.num_users for each in self._slots)
+
+    def enter(self, held: HeldAdapter) -> None:
+        """A group begins to run with an adapter, which `may_run`. Takes a slot for it, the one unused for longest."""
+        self._num_uses += 1
+        if held.slot < 0:
+            free = [i for i, each in enumerate(self._slots) if each is None or not each.num_users]
+            slot = min(free, key=self._last_use.__getitem__)
+            before = self._slots[slot]
+            if before is not None:
+                before.slot = -1
+            self._slots[slot] = None
+            self._executor.load_adapter(slot, held.prepared)
+            self._slots[slot], held.slot = held, slot
+        self._last_use[held.slot] = self._num_uses
+        held.num_users += 1
+
+    def leave(self, held: HeldAdapter) -> None:
+        """A group ends, or is preempted. The adapter stays in its slot until another one needs it."""
+        held.num_users -= 1
+
+
+def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    found = []
+    for file in files_of(path):
+        status = file.stat()
+        found.append((file.name, status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(found)

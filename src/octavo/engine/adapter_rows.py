@@ -1,0 +1,40 @@
+"""The adapters of the rows of a step: the slot of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from octavo.batch import Batch, DomainRows
+from octavo.engine.schedule import ScheduledSequence
+from octavo.graph.ops.low_rank import ADAPTER_SLOTS, ADAPTERS
+from octavo.graph.values import TOKENS
+
+
+def add_adapters(batch: Batch, scheduled: Sequence[ScheduledSequence], num_slots: int) -> None:
+    """Fills the fields of a batch about adapters, if a sequence of the step has one."""
+    adapters = [item.sequence.request.adapter for item in scheduled]
+    if not any(adapters):
+        return
+    slots = np.array([-1 if each is None else each.slot for each in adapters], np.int32)
+    of_tokens = np.repeat(slots, np.diff(batch.query_start_loc))
+    tokens = batch.domains.get(TOKENS.name, DomainRows(len(of_tokens)))
+    batch.domains = {
+        **batch.domains,
+        TOKENS.name: replace(tokens, indices={**tokens.indices, ADAPTER_SLOTS.name: of_tokens}),
+        ADAPTERS.name: DomainRows(num_slots),
+    }
+
+
+def following_domains(batch: Batch) -> dict[str, DomainRows]:
+    """The rows of further domains in the next step of the same sequences, each with one token in both."""
+    if ADAPTERS.name not in batch.domains:
+        return {}
+    tokens = batch.domains[TOKENS.name]
+    slots = tokens.indices[ADAPTER_SLOTS.name]
+    return {
+        TOKENS.name: DomainRows(tokens.count, indices={ADAPTER_SLOTS.name: slots}),
+        ADAPTERS.name: batch.domains[ADAPTERS.name],
+    }

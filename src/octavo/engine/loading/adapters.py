@@ -1,0 +1,33 @@
+"""The adapters of a loaded model, and those that its options name."""
+
+from __future__ import annotations
+
+from octavo.adapters.adapter import AdapterBase
+from octavo.adapters.registry import AdapterRegistry
+from octavo.backends import AdaptingExecutor, Executor, ExecutorLimits
+from octavo.backends.memory import host_memory
+from octavo.config import EngineConfig
+from octavo.errors import UsageError
+from octavo.graph.builder import Graph
+from octavo.loader.checkpoint import Checkpoint
+
+_SHARE = 0.1  # of the memory that is free beside a loaded model
+
+
+def adapter_registry(
+    config: EngineConfig, checkpoint: Checkpoint, graph: Graph, executor: Executor, limits: ExecutorLimits
+) -> AdapterRegistry | None:
+    """The adapters of an engine, those of `lora_modules` read; None: its options ask for none.
+
+    graph: the whole model's. Raises ModelLoadError naming what does not fit, and UsageError if the executor holds none.
+    """
+    if limits.adapters is None:
+        return None
+    if not isinstance(executor, AdaptingExecutor):
+        raise UsageError("enable_lora: an engine with these options holds no adapters yet; leave it out")
+    base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph)
+    max_bytes = int(host_memory().usable_bytes * _SHARE)
+    registry = AdapterRegistry(base, executor, limits.adapters, config.max_cpu_loras, max_bytes)
+    for name, (path, scale) in config.adapters.items():
+        registry.add(name, path, scale)
+    return registry

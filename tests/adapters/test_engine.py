@@ -1,0 +1,203 @@
+"""Requests with adapters in an engine: shared steps, prefixes, names that change their content, slots and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from octavo import LLM, AsyncLLM, LoRARequest, SamplingParams, UsageError
+from octavo.adapters.registry import AdapterRegistry
+from octavo.errors import ModelLoadError
+from tests.support.text_models import save_decoder
+
+OPTIONS = {"num_threads": 1, "max_model_len": 96, "max_num_seqs": 6, "block_size": 16, "kv_cache_memory": 1 << 20}
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=0)
+PROMPTS = [list(range(20, 60)), [33, 21, 45], list(range(50, 84)), [77]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny decoder with a tokenizer."""
+    return save_decoder(tmp_path_factory.mktemp("model"))
+
+
+def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4, scale: float = 6.0) -> Path:
+    """A PEFT folder with random factors beside all projections of attention."""
+    rng, tensors = np.random.default_rng(seed), {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        if "self_attn" in name and weight.ndim == 2:
+            stem = "base_model.model." + name.removesuffix(".weight")
+            out_features, in_features = weight.shape
+            tensors[f"{stem}.lora_A.weight"] = rng.standard_normal((rank, in_features)).astype(np.float32)
+            tensors[f"{stem}.lora_B.weight"] = rng.standard_normal((out_features, rank)).astype(np.float32)
+    folder.mkdir(exist_ok=True)
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": scale}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return [save_adapter(model, folder / f"a{i}", i, rank=3 + i) for i in range(3)]
+
+
+@pytest.fixture
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(str(model), enable_lora=True, max_loras=2, **OPTIONS) as llm:  # type: ignore[arg-type]
+        yield llm
+
+
+Answer = tuple[list[int], list[float]]
+
+
+def answers(llm: LLM, prompts: list[list[int]], requests: list[LoRARequest | None]) -> list[Answer]:
+    """The tokens and log-probabilities of each prompt with its adapter, all at once."""
+    found = []
+    for output in llm.generate(prompts, GREEDY, lora_request=requests):
+        tokens, logprobs = list(output.outputs[0].token_ids), output.outputs[0].logprobs or []
+        found.append((tokens, [entry[token].logprob for entry, token in zip(logprobs, tokens, strict=True)]))
+    return found
+
+
+def test_adapters_share_steps_and_slots(llm: LLM, adapters: list[Path], model: Path) -> None:
+    """Three adapters and the base in two slots: each request has the bits of the request alone."""
+    wanted = [LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(adapters)]
+    requests = [wanted[0], None, wanted[1], wanted[2]]
+    together = answers(llm, PROMPTS, requests)
+    for prompt, request, expected in zip(PROMPTS, requests, together, strict=True):
+        assert answers(llm, [prompt], [request]) == [expected]
+    different = answers(llm, [PROMPTS[0]] * 4, [None, *wanted])
+    assert len({tuple(tokens) for tokens, _ in different}) == 4
+    with LLM(str(model), **OPTIONS) as plain:  # type: ignore[arg-type]
+        assert [tokens for tokens, _ in answers(plain, [PROMPTS[0]], [None])] == [different[0][0]]
+
+
+def test_the_cache_knows_the_content(llm: LLM, adapters: list[Path], model: Path, tmp_path: Path) -> None:
+    """A prefix of one adapter is none of another's, and a name whose files have changed answers otherwise at once."""
+    request = LoRARequest("sql", 1, save_adapter(model, tmp_path / "sql", 7))
+    first, again = (llm.generate([PROMPTS[0]], GREEDY, lora_request=request)[0] for _ in range(2))
+    assert again.num_cached_tokens == 32
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+    [base] = llm.generate([PROMPTS[0]], GREEDY)
+    assert base.num_cached_tokens == 0
+    save_adapter(model, tmp_path / "sql", 8)
+    [changed] = llm.generate([PROMPTS[0]], GREEDY, lora_request=request)
+    assert changed.num_cached_tokens == 0
+    assert changed.outputs[0].token_ids != first.outputs[0].token_ids
+    # The same content under another name shares the prefix.
+    other = LoRARequest("other", 2, save_adapter(model, tmp_path / "other", 8))
+    assert llm.generate([PROMPTS[0]], GREEDY, lora_request=other)[0].num_cached_tokens == 32
+    nothing = LoRARequest("nothing", 3, adapters[0], scale=0.0)
+    [without] = llm.generate([PROMPTS[0]], GREEDY, lora_request=nothing)
+    assert (without.num_cached_tokens, without.outputs[0].token_ids) == (32, base.outputs[0].token_ids)
+
+
+def test_an_adapter_that_is_forgotten_while_it_runs(llm: LLM, adapters: list[Path]) -> None:
+    llm.add_lora(LoRARequest("a", 1, adapters[0]))
+    expected = llm.generate([PROMPTS[1]], GREEDY, adapter="a")[0].outputs[0].token_ids
+    assert llm.list_loras() == {"a"}
+    with llm.stream(PROMPTS[1], GREEDY, adapter="a") as stream:
+        tokens = list(next(stream).outputs[0].token_ids)
+        llm.remove_lora("a")
+        for path in adapters[1:]:
+            llm.generate([PROMPTS[2]], GREEDY, lora_request=LoRARequest("other", 1, path))
+        tokens += [token for part in stream for token in part.outputs[0].token_ids]
+    assert tokens == list(expected)
+    with pytest.raises(UsageError, match="there is no adapter 'a'; this engine has other"):
+        llm.generate([PROMPTS[1]], GREEDY, adapter="a")
+
+
+def test_refusals(model: Path, adapters: list[Path], tmp_path: Path) -> None:
+    with LLM(str(model), **OPTIONS) as llm, pytest.raises(UsageError, match="load it with enable_lora"):  # type: ignore[arg-type]
+        llm.generate([PROMPTS[0]], GREEDY, adapter="a")
+    with LLM(str(model), enable_lora=True, max_lora_rank=4, **OPTIONS) as llm:  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"rank 5 is above max_lora_rank 4; raise it"):
+            llm.add_lora(LoRARequest("a", 1, adapters[2]))
+        with pytest.raises(ModelLoadError, match="no such file"):
+            llm.generate([PROMPTS[0]], GREEDY, lora_request=LoRARequest("a", 1, tmp_path / "nowhere"))
+        with pytest.raises(UsageError, match="lora_request must be a LoRARequest"):
+            llm.generate([PROMPTS[0]], GREEDY, lora_request="a")
+        with pytest.raises(UsageError, match="a word without slashes"):
+            llm.add_lora(LoRARequest("../a", 1, adapters[0]))
+
+
+def test_modules_of_the_options(model: Path, adapters: list[Path]) -> None:
+    """`NAME=PATH:SCALE` at the start, without enable_lora."""
+    modules = f"one={adapters[0]} half={adapters[0]}:0.01"
+    with LLM(str(model), lora_modules=modules, **OPTIONS) as llm:  # type: ignore[arg-type]
+        assert llm.list_loras() == {"one", "half"}
+        found = {
+            name: llm.generate([PROMPTS[0]], GREEDY, adapter=name)[0].outputs[0].token_ids for name in ("one", "half")
+        }
+        assert found["one"] != found["half"]
+    with pytest.raises(UsageError, match="lora_modules has 'one'; write NAME=PATH"):
+        LLM(str(model), lora_modules="one", **OPTIONS)  # type: ignore[arg-type]
+
+
+def test_from_a_loop(model: Path, adapters: list[Path]) -> None:
+    llm = AsyncLLM(str(model), enable_lora=True, **OPTIONS)  # type: ignore[arg-type]
+
+    async def answer(request: LoRARequest | None) -> list[int]:
+        outputs = [output async for output in llm.generate(PROMPTS[0], GREEDY, lora_request=request)]
+        return list(outputs[-1].outputs[0].token_ids)
+
+    async def both() -> list[list[int]]:
+        return list(await asyncio.gather(answer(LoRARequest("a", 1, adapters[0])), answer(None)))
+
+    adapted, plain = asyncio.run(both())
+    llm.close()
+    assert adapted != plain
+
+
+def test_adapters_leave_the_memory(llm: LLM, adapters: list[Path]) -> None:
+    """The least recently used is read again when a request names it."""
+    registry = llm._session.adapters
+    small = AdapterRegistry(registry._base, registry._executor, registry.limits, max_held=2, max_bytes=1 << 30)
+    held = [small.add(f"a{i}", path) for i, path in enumerate(adapters)]
+    assert small.get("a2") is held[2]
+    assert small.get("a1") is held[1]
+    again = small.get("a0")
+    assert again is not held[0]
+    assert again.adapter.digest == held[0].adapter.digest
+    assert list(small.sources) == ["a0", "a1", "a2"]
+
+
+def test_reading_holds_no_step_up(llm: LLM, adapters: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread reads an adapter, requests of others come to their end."""
+    reached, go_on = threading.Event(), threading.Event()
+    read = AdapterRegistry._read
+
+    def slow(self: AdapterRegistry, *arguments: object) -> object:
+        reached.set()
+        assert go_on.wait(30)
+        return read(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AdapterRegistry, "_read", slow)
+    reader = threading.Thread(target=llm.add_lora, args=(LoRARequest("a", 1, adapters[0]),))
+    reader.start()
+    assert reached.wait(30)
+    assert len(llm.generate([PROMPTS[0]], GREEDY)[0].outputs[0].token_ids) == 10
+    go_on.set()
+    reader.join()
+    assert llm.list_loras() == {"a"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "torch:cpu"}, {"backend": "torch:cpu", "gpu_layers": 1}, {"backend": "reference"}],
+    ids=str,
+)
+def test_other_executors(options: dict[str, object], llm: LLM, model: Path, adapters: list[Path]) -> None:
+    requests = [LoRARequest("a", 1, adapters[0]), None, LoRARequest("b", 2, adapters[1])]
+    expected = [tokens for tokens, _ in answers(llm, PROMPTS[:3], requests)]  # type: ignore[arg-type]
+    with LLM(str(model), enable_lora=True, **OPTIONS, **options) as other:  # type: ignore[arg-type]
+        assert [tokens for tokens, _ in answers(other, PROMPTS[:3], requests)] == expected  # type: ignore[arg-type]
