@@ -11,17 +11,17 @@ namespace {
 
 OCTAVO_SIGNATURE(Attention, (q, k, v), (alibi_slopes, query_scales, sinks, key_mean),
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
-                  kv_type),
+                  sees_spans, kv_type),
                  (scale, softcap));
 OCTAVO_SIGNATURE(FusedAttention, (qkv),
                  (alibi_slopes, query_scales, frequencies, axes, sinks, q_norm, k_norm, key_mean),
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
-                  norms_q, norms_k, norms_v, kv_type),
+                  sees_spans, norms_q, norms_k, norms_v, kv_type),
                  (scale, softcap, attention_factor, eps));
 
 OCTAVO_SIGNATURE(LatentAttention, (q, q_rope, latent, k_rope), (alibi_slopes, query_scales, key_mean),
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
-                  kv_type),
+                  sees_spans, kv_type),
                  (scale, softcap));
 
 OCTAVO_SIGNATURE(CrossAttention, (q, k, v), (alibi_slopes, key_mean),

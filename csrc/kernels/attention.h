@@ -73,6 +73,7 @@ AttentionShape attention_shape(const Args& args) {
     shape.scale_length = args.ints[F::scale_length];
     shape.scale_offset = args.ints[F::scale_offset];
     shape.chunked = args.ints[F::chunked] != 0;
+    shape.sees_spans = args.ints[F::sees_spans] != 0;
     return shape;
 }
 

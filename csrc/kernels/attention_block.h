@@ -35,6 +35,7 @@ struct AttentionShape {
     int32_t window;                 // 0: none
     bool chunked;                   // a token sees its own chunk of `window` positions up to itself
     bool sees_all;                  // a token sees all keys of its sequence, which are those of other rows
+    bool sees_spans;                // a token sees the keys of its span behind it, too
     float scale, softcap;
     const float* slopes;        // ALiBi [num_heads] or null
     const float* sinks;         // [num_heads] or null
@@ -52,6 +53,7 @@ struct QueryBlock {
     int32_t first_position;  // of its first token
     int32_t kv_head;
     int32_t seq_len;
+    const int32_t* last_seen;  // of each token, the last position that it sees; null: its own
     const int32_t* block_table;
     float* q;     // [rows, head_dim], scaled
     float* base;  // [rows], see QueryRows
@@ -83,11 +85,16 @@ inline int32_t first_visible(const AttentionShape& shape, int32_t position) {
     return position >= shape.window ? position - shape.window + 1 : 0;
 }
 
-// Positions that rows [first, last] see, the union.
-inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& block, int32_t first, int32_t last) {
+// Positions that rows [first, last_row] see, the union.
+inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& block, int32_t first, int32_t last_row) {
     if (shape.sees_all) return {0, block.seq_len};
-    const int32_t low = block.first_position + first / shape.group, high = block.first_position + last / shape.group;
-    return {first_visible(shape, low), high + 1};
+    const int32_t low = block.first_position + first / shape.group;
+    const int32_t high = block.first_position + last_row / shape.group;
+    if (!block.last_seen) return {first_visible(shape, low), high + 1};
+    // The spans of later tokens do not end earlier. A step that lies about it reads no more than there is.
+    const int32_t last = block.last_seen[last_row / shape.group];
+    const int32_t end = last > high ? last + 1 : high + 1;
+    return {first_visible(shape, low), end < block.seq_len ? end : block.seq_len};
 }
 
 struct Tiles {

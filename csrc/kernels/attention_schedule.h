@@ -64,6 +64,7 @@ inline void begin_pair(const AttentionTask& task, const Step& step, int32_t requ
     const int32_t token = step.query_start_loc[request];
     select_request(step, request, kv_head, block);
     block.first_position = step.positions[token];
+    block.last_seen = nullptr;  // a token alone is the last of its span
     if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.domain(DOMAIN_TOKENS), token, block.cos_sin);
     load_queries<Cache>(task, block, token, 1, block.cos_sin, 0);
     if (write && task.writes && !task.shape.latent)
@@ -169,6 +170,12 @@ inline int32_t block_width(const AttentionShape& s, const Step& step, int32_t nu
     return block_tokens(s, rows < 8LL * BLOCK_ROWS * num_workers ? BLOCK_ROWS / 2 : BLOCK_ROWS);
 }
 
+// The last positions that tokens from this one on see; null: their own. They are the second component of positions.
+inline const int32_t* last_seen_of(const AttentionShape& s, const Step& step, int32_t token) {
+    const bool has_spans = s.sees_spans && step.token_components && step.num_token_components > 1;
+    return has_spans ? step.token_components + step.num_tokens + token : nullptr;
+}
+
 // Query blocks of all requests; the last ones, which see most keys, come first.
 template <typename Cache>
 inline void attend_queries(const AttentionTask& task, const Step& step, int32_t num_workers, QueryBlock& block,
@@ -185,6 +192,7 @@ inline void attend_queries(const AttentionTask& task, const Step& step, int32_t 
             const int32_t token = begin + b * width, count = end - token < width ? end - token : width;
             select_request(step, r, (item - before) % s.num_kv_heads, block);
             block.first_position = step.positions[token];
+            block.last_seen = last_seen_of(s, step, token);
             const int64_t table_stride = 2 * static_cast<int64_t>(task.in.rope.half);
             load_queries<Cache>(task, block, token, count, shared.cos_sin + token * table_stride, table_stride);
             attend_block<Cache>(task, block, token);

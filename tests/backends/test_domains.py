@@ -195,6 +195,35 @@ def test_rows_of_images_are_added_to_tokens(name: str) -> None:
     assert np.flatnonzero(changed_rows).tolist() == [3, 4, 6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("name", COMPILERS)
+def test_tokens_of_a_span_see_each_other(name: str, window: int | None) -> None:
+    """The second component of a position is the last that a token sees. A last one beyond the sequence is its end."""
+
+    def decoder(longest: int) -> Graph:
+        g = Graph(SHAPES)
+        h = g.embedding("embed")
+        q, k = (g.add(Rope(g.linear(h, name), DIM, replace(SPACE, axes=None))) for name in "qk")
+        params = AttentionParams(0, 2, 2, DIM, DIM**-0.5, window=window, sees_spans=longest)
+        g.output = g.logits(g.select_rows(g.attention(q, k, h, params)), "head")
+        return g
+
+    batch, ends = batch_of(with_images=False), []
+    for last in (10, 99):
+        positions = np.stack([batch.positions, batch.positions])
+        positions[1, 3:11] = last
+        ends.append(replace(batch, inputs=(), domains={"tokens": DomainRows(17, positions=positions)}))
+    plain = replace(batch, inputs=())
+    exact = reference.compile(decoder(8), weights(), LIMITS, dtype=np.float64)
+    found = logits(compiled(name, decoder(8)), *ends, plain)
+    for each, other in zip(found, logits(exact, ends[0]), strict=False):
+        np.testing.assert_allclose(each, other, rtol=0, atol=3e-3 * np.abs(other).max())
+    assert np.isfinite(found[1]).all()
+    np.testing.assert_array_equal(found[2], logits(compiled(name, decoder(0)), plain)[0])
+    changed_rows = np.flatnonzero(np.abs(found[0] - found[2]).max(axis=1) > 1e-3)
+    assert changed_rows.tolist() == list(range(3, 10))  # the last sees what it saw before
+
+
 @pytest.mark.parametrize("name", COMPILERS)
 def test_axes_of_equal_components_are_the_plain_rope(name: str) -> None:
     """M-RoPE of text: all components are the position. Fused into the attention as well."""

@@ -56,12 +56,13 @@ def item_of(llm: LLM, picture: Picture, key: bytes) -> MediaItem:
     return MediaItem(key, layout, processor.resize(picture, layout))
 
 
-def prompt_of(llm: LLM, name: str, parts: list[Any], keys: str = "abcd") -> Prompt:
-    placeholder = model(name).config.image_token_id
+def prompt_of(llm: LLM, parts: list[Any], keys: str = "abcd") -> Prompt:
+    processor = llm._session.images.require()
+    placeholder = llm._session.images.placeholder_id(processor)
     pictures = [part for part in parts if isinstance(part, Picture)]
     items = [item_of(llm, picture, key.encode()) for picture, key in zip(pictures, keys, strict=False)]
     ids = [i for part in parts for i in ([placeholder] if isinstance(part, Picture) else part)]
-    return place_items(ids, items, placeholder, llm.tokenizer.encode)
+    return place_items(ids, items, placeholder, llm._session.images._encode)
 
 
 @cache
@@ -89,7 +90,7 @@ def assert_right(output: RequestOutput, name: str, order: tuple[int, ...] = (0, 
 @pytest.mark.parametrize("name", tiny_vision.CONFIGS)
 def test_answers_about_two_images(name: str, backend: str, folders: dict[str, Path]) -> None:
     with loaded(folders[name], backend=backend) as llm:
-        (output,) = llm.generate([prompt_of(llm, name, PARTS)], PARAMS)
+        (output,) = llm.generate([prompt_of(llm, PARTS)], PARAMS)
         assert_right(output, name)
         assert llm.metrics.num_items_encoded_total == 2
         assert llm.metrics.encoder_s_total > 0
@@ -101,7 +102,7 @@ def test_chunks_and_neighbours_change_nothing(name: str, budget: int, folders: d
     """An image first, an image last, one alone, and a text, all at once in chunks."""
     orders: list[tuple[int, ...]] = [(0, 1, 2, 3, 4), (1, 2), (0, 3), (0, 2, 4)]
     with loaded(folders[name], max_num_batched_tokens=budget) as llm:
-        prompts = [prompt_of(llm, name, [PARTS[i] for i in order], "ab" if 1 in order else "b") for order in orders]
+        prompts = [prompt_of(llm, [PARTS[i] for i in order], "ab" if 1 in order else "b") for order in orders]
         for output, order in zip(llm.generate(prompts, PARAMS), orders, strict=True):
             assert_right(output, name, order)
         assert llm.metrics.num_items_encoded_total == 2
@@ -110,7 +111,7 @@ def test_chunks_and_neighbours_change_nothing(name: str, budget: int, folders: d
 @pytest.mark.parametrize("name", tiny_vision.CONFIGS)
 def test_cached_prefixes_and_rows_are_used_again(name: str, folders: dict[str, Path]) -> None:
     with loaded(folders[name], block_size=16) as llm:
-        whole = prompt_of(llm, name, PARTS)
+        whole = prompt_of(llm, PARTS)
         (first,) = llm.generate([whole], PARAMS)
         assert_right(first, name)
         llm._session.model().engine.encodings._rows.clear()  # type: ignore[union-attr]
@@ -121,7 +122,7 @@ def test_cached_prefixes_and_rows_are_used_again(name: str, folders: dict[str, P
         assert num_cached > whole.spans[0].end
         assert llm.metrics.num_items_encoded_total - encoded == (num_cached < whole.spans[1].end)
         # Another picture of the same size shares nothing from its first position on.
-        other = prompt_of(llm, name, PARTS, "xy")
+        other = prompt_of(llm, PARTS, "xy")
         (third,) = llm.generate([other], PARAMS)
         assert third.metrics.num_cached_tokens <= whole.spans[0].start
         assert third.outputs[0].token_ids == first.outputs[0].token_ids
@@ -131,7 +132,7 @@ def test_preempted_requests_are_computed_again(folders: dict[str, Path]) -> None
     name, block = "qwen3_vl", 4 * 2 * 32 * 2 * 2 * 8  # bytes; a prompt takes seven, and an answer one more
     given = {"block_size": 8, "kv_cache_memory": 14 * block, "max_model_len": 64, "enable_prefix_caching": False}
     with loaded(folders[name]) as llm:
-        prompt = prompt_of(llm, name, PARTS)
+        prompt = prompt_of(llm, PARTS)
     model = load_engine(EngineConfig(model=str(folders[name]), backend="cpu", num_threads=2, max_num_seqs=4, **given))
     for request in "12":
         model.engine.add_request(create_request(model.engine, request, prompt, PARAMS))
@@ -145,7 +146,7 @@ def test_preempted_requests_are_computed_again(folders: dict[str, Path]) -> None
 def test_choices_share_the_images_of_their_prompt(folders: dict[str, Path]) -> None:
     with loaded(folders["qwen3_vl"]) as llm:
         several = SamplingParams(n=3, max_tokens=4, temperature=0, ignore_eos=True)
-        (output,) = llm.generate([prompt_of(llm, "qwen3_vl", PARTS)], several)
+        (output,) = llm.generate([prompt_of(llm, PARTS)], several)
         assert [choice.token_ids for choice in output.outputs] == [expected("qwen3_vl")[0][:4]] * 3
         assert llm.metrics.num_items_encoded_total == 2
 
@@ -153,7 +154,7 @@ def test_choices_share_the_images_of_their_prompt(folders: dict[str, Path]) -> N
 def test_a_small_cache_of_rows_keeps_what_is_needed(folders: dict[str, Path]) -> None:
     with loaded(folders["qwen3_vl"], media_cache_size=1, enable_prefix_caching=False) as llm:
         for _ in range(2):
-            (output,) = llm.generate([prompt_of(llm, "qwen3_vl", PARTS)], PARAMS)
+            (output,) = llm.generate([prompt_of(llm, PARTS)], PARAMS)
             assert_right(output, "qwen3_vl")
         encodings = llm._session.model().engine.encodings
         assert encodings is not None
@@ -164,7 +165,7 @@ def test_a_small_cache_of_rows_keeps_what_is_needed(folders: dict[str, Path]) ->
 def test_without_its_part_that_sees_a_model_refuses_images(folders: dict[str, Path]) -> None:
     name = "qwen3_vl"
     with loaded(folders[name]) as llm:
-        prompt = prompt_of(llm, name, PARTS)
+        prompt = prompt_of(llm, PARTS)
         (output,) = llm.generate([TEXTS[0]], PARAMS)
         whole_text = output.outputs[0].token_ids
     with loaded(folders[name], mmproj="none") as llm:

@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
+    Gemma3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3VLConfig,
 )
 
-from octavo.media.processor import ImageLayout, Picture, read_processor
+from octavo.media.processor import ImageLayout, ImageProcessor, Picture, read_processor
 
 SPECIALS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
-    "<|video_pad|>",
+    *("<|video_pad|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
 ]
 VOCAB_SIZE = 288
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -50,6 +51,13 @@ _QWEN_VISION = {
     "patch_size": 4,
     "out_hidden_size": 64,
     "num_position_embeddings": 36,
+}
+_SIGLIP = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "patch_size": 4,
 }
 _QWEN_IDS = {
     "image_token_id": SPECIALS.index("<|image_pad|>"),
@@ -85,10 +93,24 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         vision_config=_QWEN_VISION,
         **_QWEN_IDS,
     ),
+    "gemma3": lambda: Gemma3Config(
+        text_config={
+            **_TEXT,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "query_pre_attn_scalar": 32,
+        },
+        vision_config={**_SIGLIP, "vision_use_head": False, "image_size": 32},
+        mm_tokens_per_image=4,
+        image_token_index=SPECIALS.index("<image_soft_token>"),
+        boi_token_index=SPECIALS.index("<start_of_image>"),
+        eoi_token_index=SPECIALS.index("<end_of_image>"),
+    ),
 }
 PREPROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}},
 }
+PREPROCESSORS["gemma3"] = {"size": {"height": 32, "width": 32}, "image_seq_length": 4}
 PREPROCESSORS["qwen3_5"] = PREPROCESSORS["qwen3_vl"]
 
 
@@ -137,38 +159,54 @@ def picture(seed: int, height: int, width: int) -> Picture:
     return Picture(((np.stack(waves, axis=-1) + 1) * 127).astype(np.uint8))
 
 
-def layouts(name: str, pictures: Sequence[Picture]) -> list[ImageLayout]:
-    """Those of a model's processor."""
-    processor = read_processor(name, CONFIGS[name]().to_dict(), PREPROCESSORS[name])
-    return [processor.layout(each.width, each.height) for each in pictures]
-
-
 def expected_logits(
     name: str, model: PreTrainedModel, parts: Sequence[list[int] | Picture], continuation: Sequence[int] = ()
 ) -> NDArray[np.float32]:
     """[positions, vocab] of a prompt of token ids and pictures in turn, and of the tokens after it."""
     processor = read_processor(name, CONFIGS[name]().to_dict(), PREPROCESSORS[name])
+    tokenizer = Tokenizer.from_str(_tokenizer())
+    soft = model.config.image_token_id
     ids: list[int] = []
-    rows, grids = [], []
+    seen = []
     for part in parts:
-        if isinstance(part, Picture):
-            layout = processor.layout(part.width, part.height)
-            ids += [model.config.image_token_id] * layout.num_tokens
-            rows.append(processor.rows(processor.resize(part, layout), layout))
-            grids += [(1, tile.grid_rows, tile.grid_cols) for tile in layout.tiles]
-        else:
+        if not isinstance(part, Picture):
             ids += part
-    ids += continuation
-    tokens = torch.tensor([ids])
+            continue
+        layout = processor.layout(part.width, part.height)
+        for mark in layout.marks:
+            ids += [soft] * mark if isinstance(mark, int) else tokenizer.encode(mark).ids
+        seen.append((processor.resize(part, layout), layout))
+    tokens = torch.tensor([[*ids, *continuation]])
+    pixels = _INPUTS.get(name, _patch_rows)(processor, seen) if seen else {}
+    kinds = (tokens == soft).int()
     with torch.no_grad():
-        return np.asarray(
-            model(
-                input_ids=tokens,
-                attention_mask=torch.ones_like(tokens),
-                mm_token_type_ids=(tokens == model.config.image_token_id).int(),
-                pixel_values=torch.from_numpy(np.concatenate(rows)) if rows else None,
-                image_grid_thw=torch.tensor(grids) if grids else None,
-            )
-            .logits[0]
-            .numpy()
-        )
+        output = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **_kinds(name, kinds), **pixels)
+        return np.asarray(output.logits[0].numpy())
+
+
+_Seen = list[tuple[tuple[NDArray[np.uint8], ...], ImageLayout]]
+
+
+def _kinds(name: str, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The argument that tells a model where its images are."""
+    key = {"gemma3": "token_type_ids"}.get(name, "mm_token_type_ids" if name.startswith("qwen") else None)
+    return {} if key is None else {key: kinds}
+
+
+def _patch_rows(processor: ImageProcessor, seen: _Seen) -> dict[str, torch.Tensor]:
+    """Qwen's models take rows of patches."""
+    rows = np.concatenate([processor.rows(tiles, layout) for tiles, layout in seen])
+    grids = [(1, tile.grid_rows, tile.grid_cols) for _, layout in seen for tile in layout.tiles]
+    return {"pixel_values": torch.from_numpy(rows), "image_grid_thw": torch.tensor(grids)}
+
+
+def _tiles(processor: ImageProcessor, seen: _Seen) -> torch.Tensor:
+    """Tiles of one size: [tiles, 3, height, width]."""
+    del processor
+    pixels = np.stack([tile for tiles, _ in seen for tile in tiles]).astype(np.float32)
+    return torch.from_numpy(((pixels / 255 - 0.5) / 0.5).transpose(0, 3, 1, 2).copy())
+
+
+_INPUTS: dict[str, Callable[[ImageProcessor, _Seen], dict[str, torch.Tensor]]] = {
+    "gemma3": lambda processor, seen: {"pixel_values": _tiles(processor, seen)},
+}

@@ -10,14 +10,15 @@ class ImageLimits:
     """The sizes of images that a model's encoder takes.
 
     max_patches: of an image; 0: no encoder makes the values of spans. patch_size: pixels at the side of a patch.
-    merge_size: patches at the side of a block that is a row of an image. position_components: of a token that rotates,
-    more than one only beside images.
+    merge_size: patches at the side of a block that is a row of an image. position_components: of a token, more than one
+    only beside images. longest_span: the tokens of the longest one that must be in one step; 0: chunks may cut all.
     """
 
     max_patches: int = 0
     patch_size: int = 0
     merge_size: int = 0
     position_components: int = 1
+    longest_span: int = 0
 
 
 NO_IMAGES = ImageLimits()

@@ -15,7 +15,7 @@ from octavo.engine.consumers.prompt_logprobs import PromptLogprobs
 from octavo.engine.consumers.row_consumer import RowConsumer
 from octavo.engine.consumers.row_taker import RowTaker
 from octavo.engine.consumers.token_sampler import TokenSampler
-from octavo.engine.encoding.rotary import RotaryPositions, rotary_positions
+from octavo.engine.encoding.rotary import RotaryPositions, rotary_positions, span_positions
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import TextStream
@@ -182,6 +182,8 @@ class RequestFactory:
 
     def _rotary(self, prompt: Prompt) -> RotaryPositions | None:
         images = self._limits.images
+        if images.longest_span:
+            return span_positions(prompt)
         return None if images.position_components == 1 else rotary_positions(prompt, images.merge_size)
 
     def _check_params(self, params: Params, room: int) -> None:

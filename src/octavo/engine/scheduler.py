@@ -30,6 +30,7 @@ from octavo.engine.step_times import StepTimes
 if TYPE_CHECKING:
     from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.limits import EngineLimits
+    from octavo.prompt import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Scheduler:
         self.metrics = metrics
         self.times = StepTimes()
         self.step_budget = StepBudget(limits.max_itl_s, self.times) if limits.max_itl_s else None
+        self._keeps_spans_whole = bool(limits.images.longest_span)
         self._max_num_tokens = limits.max_num_batched_tokens
         self._max_num_outputs = limits.max_num_outputs
         self._queue, self._stages = admission.queue, admission.stages
@@ -277,16 +279,24 @@ class Scheduler:
         excess = sum(use.count for use in group.rows(first, count)) - step.num_rows_left
         count -= max(excess, 0)  # rows are wanted of the last tokens of a chunk, if of any
         start = first.num_computed_tokens
-        count = self._num_ready(first, count)
+        count = self._num_ready(first, count, step)
         is_first = not step.has_chunks
         if count > 0 and self._schedule_members(group, [count], step) and is_first:
             step.chunk_start = start
 
-    def _num_ready(self, sequence: Sequence, count: int) -> int:
-        """Of a sequence's next tokens, those that need no rows of an image that are still to be made."""
+    def _num_ready(self, sequence: Sequence, count: int, step: Schedule) -> int:
+        """Of a sequence's next tokens, those that need no rows of an image that are still to be made.
+
+        Where the positions of a span see each other, a step has all of them that are left, or none.
+        """
         prompt, start = sequence.request.prompt, sequence.num_computed_tokens
         if self.encodings is None or not prompt.spans or count <= 0:
             return count
+        if self._keeps_spans_whole:
+            count = _with_whole_spans(prompt, start, count, step.num_tokens_left + step.num_tokens_held_back)
+            missing = max(count - step.num_tokens_left, 0)
+            step.num_tokens_left += missing
+            step.num_tokens_held_back -= missing
         return self.encodings.num_ready(prompt, start, count)
 
     def _schedule_lockstep(self, group: SequenceGroup, step: Schedule) -> None:
@@ -296,7 +306,7 @@ class Scheduler:
         unstarted = [member for member in members[1:] if not member.block_tables]
         if unstarted and first.num_computed_tokens < num_prompt_tokens:
             count = min(num_prompt_tokens - first.num_computed_tokens, step.num_tokens_left)
-            self._schedule_members(group, [self._num_ready(first, count)], step)
+            self._schedule_members(group, [self._num_ready(first, count, step)], step)
             return
         for member in unstarted:
             self.kv_cache.fork(first, member, num_prompt_tokens)
@@ -360,3 +370,17 @@ class Scheduler:
             metrics.batched_tokens.observe(num_tokens)
             self.admission.observe_slots()
         self.admission.observe_state()
+
+
+def _with_whole_spans(prompt: Prompt, start: int, count: int, most: int) -> int:
+    """The tokens of a chunk of `count` that cuts no span: it ends before one, or has all of it if it begins there.
+
+    most: of a chunk; 0: the span has no room in this step.
+    """
+    end = start + count
+    for span in prompt.overlapping(end - 1, end):
+        if span.end > end:
+            if span.start > start:
+                return span.start - start
+            return span.end - start if span.end - start <= most else 0
+    return count

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph, Node
-from octavo.graph.ops.attention import Rope
+from octavo.graph.ops.attention import Attention, FusedAttention, Rope
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.linear import Embedding, Input
 from octavo.graph.ops.rows import AddRows, Splice
@@ -28,15 +28,19 @@ class Sight:
 
     axes: of each rotary frequency, the component of a token's position that it multiplies; None: it has one.
     num_added: the first layers to whose outputs further features of the images are added (DeepStack).
+    both_ways: the tokens of the longest span whose positions see each other in attention; 0: none do.
+    only_windows: so only in layers with a window.
     """
 
     axes: tuple[int, ...] | None = None
     num_added: int = 0
+    both_ways: int = 0
+    only_windows: bool = False
 
     @property
     def components(self) -> int:
         """Those of a token's position."""
-        return 1 if self.axes is None else max(self.axes) + 1
+        return max(1 if self.axes is None else max(self.axes) + 1, 2 if self.both_ways else 1)
 
 
 READS_ONLY = Sight()
@@ -51,6 +55,12 @@ def splice_spans(g: Graph, x: Value) -> Value:
 def span_width(graph: Graph) -> int:
     """The columns of the values that spans of prompts give; 0: the graph takes none."""
     return next((value.cols for value in graph.inputs if value.rows is SPANS), 0)
+
+
+def longest_span(graph: Graph) -> int:
+    """The tokens of the longest span that has to be in one step, as its positions see each other; 0: none has to."""
+    ops = (node.op for node in graph.nodes if isinstance(node.op, (Attention, FusedAttention)))
+    return max((op.params.sees_spans for op in ops), default=0)
 
 
 def with_sight(graph: Graph, sight: Sight) -> Graph:
@@ -99,6 +109,9 @@ class _Rewrite:
 
     def _changed(self, op: Op) -> Op:
         op = op.with_inputs(lambda value: self._same.get(value, value))
+        sight = self._sight
+        if isinstance(op, Attention) and sight.both_ways and (op.params.window is not None or not sight.only_windows):
+            return replace(op, params=replace(op.params, sees_spans=sight.both_ways))
         if self._sight.axes is None or not isinstance(op, Rope):
             return op
         if len(op.rope.frequencies) != len(self._sight.axes):

@@ -46,6 +46,7 @@ def test_every_operand_has_the_name_of_its_field():
         "scale_length": 1,
         "scale_offset": 0,
         "chunked": 0,
+        "sees_spans": 0,
         "kv_type": 0,
     }
     assert operands.floats == [("scale", 0.25), ("softcap", 30.0)]
@@ -56,7 +57,7 @@ def test_absent_fields_keep_their_places():
     operands = lower(FusedAttention(X, AttentionParams(0, 2, 1, 16, 0.25), None))
     names = ["alibi_slopes", "query_scales", "frequencies", "axes", "sinks", "q_norm", "k_norm", "key_mean"]
     assert operands.weights == [(name, None) for name in names]
-    assert [value for _, value in operands.ints] == [0, 2, 1, 16, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert [value for _, value in operands.ints] == [0, 2, 1, 16, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
     assert operands.floats == [("scale", 0.25), ("softcap", 0.0), ("attention_factor", 0.0), ("eps", 0.0)]
 
 

@@ -36,6 +36,7 @@ class Queries:
     positions: Tensor
     first: Tensor
     end: Tensor
+    last: Tensor | None = None  # the last position that each token sees [n, t]; None: its own
 
 
 _SCORES = 1 << 26  # scores that are held at a time
@@ -59,7 +60,7 @@ def _visible(x: Queries, index: Tensor, rows: slice, p: AttentionParams) -> tupl
     """The distance of each key from each query (positive: the future), and if it is seen, [n, t, length] both."""
     positions = x.positions[:, rows]
     distance = index + x.first[:, None, None] - positions[..., None]
-    visible = distance <= 0
+    visible = distance <= 0 if x.last is None else distance <= (x.last[:, rows] - positions)[..., None]
     if p.window is not None:
         limit = positions % p.window + 1 if p.chunked else torch.full_like(positions, p.window)
         visible = visible & (distance > -limit[..., None])

@@ -360,7 +360,8 @@ class PagedStep(TorchStep):
         """
         group = self.cache.layers[p.layer].group
         window = some[1].windows[group]
-        if self.calls is not None:
+        last = self._last_seen(p, some[0])
+        if self.calls is not None and last is None:
             length = window.tables.shape[1] * self.cache.block_size
             shape = self.calls.parts_shape(p, len(window.end), length)
             parts = None if shape is None else self.workspace.find(shape, torch.float32)
@@ -371,8 +372,16 @@ class PagedStep(TorchStep):
         if not values.shape[-1]:
             values = keys[..., : p.cache.value_dim]
         own = q.reshape(*positions.shape, p.num_heads, p.head_dim)
-        mixed = attend(Queries(own, keys, values, positions, window.first, window.end), p, sinks)
+        mixed = attend(Queries(own, keys, values, positions, window.first, window.end, last), p, sinks)
         return mixed.reshape(-1, p.output_width)
+
+    def _last_seen(self, p: AttentionParams, some: EqualSequences) -> Tensor | None:
+        """The last position that each token of these sequences sees [n, t]; None: its own."""
+        further = self.further.get(TOKENS)
+        if not p.sees_spans or further is None or further.positions is None or len(further.positions) < 2:
+            return None
+        last = further.positions[1] if some.rows is None else further.positions[1][some.rows]
+        return last.reshape(some.positions.shape)
 
     def experts(self, op: MoE, x: Tensor, choice: tuple[Tensor, Tensor]) -> Tensor | None:
         if self.calls is None:

@@ -14,19 +14,19 @@ _COMPONENTS = 3  # time, row, column
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryPositions:
-    """prompt: int32 [3, tokens of the prompt]. shift: of later positions from their place in the sequence."""
+    """prompt: int32 [components, tokens of the prompt]. shift: of later positions from their place in the sequence."""
 
     prompt: Int32
     shift: int
 
     def of(self, start: int, end: int) -> Int32:
-        """Those of the tokens [start, end) of the sequence: [3, end - start]."""
-        count = self.prompt.shape[1]
+        """Those of the tokens [start, end) of the sequence: [components, end - start]."""
+        components, count = self.prompt.shape
         known = self.prompt[:, start : min(end, count)]
         if end <= count:
             return known
         later = np.arange(max(start, count), end, dtype=np.int32) + np.int32(self.shift)
-        return np.concatenate([known, np.broadcast_to(later, (_COMPONENTS, len(later)))], axis=1)
+        return np.concatenate([known, np.broadcast_to(later, (components, len(later)))], axis=1)
 
 
 def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
@@ -51,6 +51,17 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
     parts.append(_text(position, len(prompt) - index))
     found = np.concatenate(parts, axis=1).astype(np.int32)
     return RotaryPositions(found, position - index)
+
+
+def span_positions(prompt: Prompt) -> RotaryPositions | None:
+    """Those of a prompt whose spans see both ways: each token's own, and the last that it sees; None: it is text."""
+    if not prompt.spans:
+        return None
+    own = np.arange(len(prompt), dtype=np.int32)
+    last = own.copy()
+    for span in prompt.spans:
+        last[span.start : span.end] = span.end - 1
+    return RotaryPositions(np.stack([own, last]), 0)
 
 
 def _text(position: int, count: int) -> Int32:

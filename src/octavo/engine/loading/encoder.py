@@ -56,6 +56,7 @@ def image_limits(vision: VisionPart) -> ImageLimits:
         patch_size=vision.processor.patch_size,
         merge_size=vision.config.merge_size,
         position_components=vision.config.sight.components,
+        longest_span=vision.config.sight.both_ways,
     )
 
 

@@ -12,7 +12,7 @@ from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.low_rank import AdapterLimits
 from octavo.graph.shard_wishes import Steps
-from octavo.graph.spans import SPANS, span_width, with_sight
+from octavo.graph.spans import SPANS, longest_span, span_width, with_sight
 from octavo.graph.values import TOKENS
 from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.tensor_files import Weights
@@ -47,6 +47,8 @@ def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Execu
     """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
     step, outputs = step_tokens(config), config.max_num_seqs + _EXTRA_OUTPUTS
     tokens = max(step, model_len) if graph.takes_whole_texts else step
+    if span := longest_span(graph):
+        tokens = max(tokens, min(span, model_len) + config.max_num_seqs)
     return ExecutorLimits(
         max_num_batched_tokens=tokens,
         max_num_seqs=config.max_num_seqs,

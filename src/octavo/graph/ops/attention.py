@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import Array
+from octavo.batch import Array, Batch
 from octavo.graph.cache import KVCache, first_visible
 from octavo.graph.cuts import Cut, Groups
 from octavo.graph.domain_rows import domain_rows
@@ -59,6 +59,9 @@ class AttentionParams:
     scale_length: int = 1
     scale_offset: int = 0
     chunked: bool = False
+    # A token also sees those behind it up to a last one, the second component of its position, such as the end of an
+    # image. So many tokens have the longest such spans, which come in one step; 0: no token sees later ones.
+    sees_spans: int = 0
 
     @property
     def cache(self) -> KVCache:
@@ -154,6 +157,10 @@ class Attention(Op):
     def owns_cache(self) -> bool:
         return self.k is not None
 
+    @property
+    def row_needs(self) -> tuple[RowNeed, ...]:
+        return (RowNeed(TOKENS, 2),) if self.params.sees_spans else ()
+
     def evaluate(self, step: Evaluation) -> Array:
         sinks = None if self.sinks is None else step.weights[self.sinks]
         k, v = (None if value is None else step.values[value] for value in (self.k, self.v))
@@ -227,7 +234,8 @@ class FusedAttention(Op):
 
     @property
     def row_needs(self) -> tuple[RowNeed, ...]:
-        return () if self.rope is None else (RowNeed(self.qkv.rows, self.rope.components),)
+        components = max(0 if self.rope is None else self.rope.components, 2 if self.params.sees_spans else 0)
+        return (RowNeed(self.qkv.rows, components),) if components else ()
 
     @property
     def owns_cache(self) -> bool:
@@ -261,6 +269,7 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
     require(min(dims) > 0, f"heads, head_dim and value_dim must be positive: {p}")
     require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
     require(p.window is None or p.window > 0, f"window {p.window} is not positive")
+    require(p.sees_spans >= 0 and not (p.sees_spans and p.chunked), f"spans of {p.sees_spans} tokens, or in chunks")
     require(p.window is not None or not p.chunked, "chunked attention needs a window, the length of a chunk")
     require(p.softcap is None or p.softcap > 0, f"softcap {p.softcap} is not positive")
     slopes = p.alibi_slopes
@@ -326,6 +335,7 @@ def attend_cached(step: Evaluation, q: Array, params: AttentionParams, sinks: Ar
     p, batch, cache = params, step.batch, step.caches[params.layer]
     stored = cache.values if cache.values.shape[-1] else cache.keys[..., : p.cache.value_dim]
     out = np.empty((q.shape[0], p.output_width), q.dtype)
+    last = last_seen(batch, p)
     for request, length in enumerate(batch.seq_lens):
         tokens = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])
         positions = batch.positions[tokens]
@@ -333,8 +343,16 @@ def attend_cached(step: Evaluation, q: Array, params: AttentionParams, sinks: Ar
         begin = first_visible(int(positions.min(initial=length)), p.window, chunked=p.chunked)
         slots = cache.slots(batch.block_tables[cache.group, request], begin, int(length))
         queries = q[tokens] * _query_scales(p, positions).astype(q.dtype)
-        out[tokens] = _attend(queries, cache.keys[slots], stored[slots], positions - begin, p, sinks)
+        places = positions - begin, last[tokens] - begin
+        out[tokens] = _attend(queries, cache.keys[slots], stored[slots], places, p, sinks)
     return out
+
+
+def last_seen(batch: Batch, p: AttentionParams) -> NDArray[np.int32]:
+    """The last position that each token sees [T]."""
+    positions = domain_rows(batch, TOKENS).positions
+    has_spans = p.sees_spans and positions is not None and len(positions) > 1
+    return positions[1] if has_spans and positions is not None else batch.positions
 
 
 def _query_scales(p: AttentionParams, positions: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -344,12 +362,18 @@ def _query_scales(p: AttentionParams, positions: NDArray[np.int32]) -> NDArray[n
 
 
 def _attend(
-    q: Array, keys: Array, values: Array, positions: NDArray[np.int32], p: AttentionParams, sinks: Array | None
+    q: Array,
+    keys: Array,
+    values: Array,
+    places: tuple[NDArray[np.int32], NDArray[np.int32]],
+    p: AttentionParams,
+    sinks: Array | None,
 ) -> Array:
     """One request: q [t, num_heads * head_dim], keys [length, num_kv_heads, head_dim], values likewise.
 
-    positions: of the queries among these keys [t]; the first key begins a chunk.
+    places: of the queries among these keys [t], and of the last that each sees; the first key begins a chunk.
     """
+    positions, last = places
     group = p.num_heads // p.num_kv_heads
     # [num_kv_heads, group, t, head_dim] x [num_kv_heads, 1, head_dim, length]
     heads = q.reshape(-1, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
@@ -360,7 +384,7 @@ def _attend(
     if p.alibi_slopes is not None:
         slopes = np.asarray(p.alibi_slopes, dtype=q.dtype).reshape(p.num_kv_heads, group, 1, 1)
         scores = scores + slopes * distance.astype(q.dtype)
-    visible = distance <= 0
+    visible = distance <= (last - positions)[:, None]
     if p.window is not None:
         limit = positions % p.window + 1 if p.chunked else np.full_like(positions, p.window)  # tokens seen, at most
         visible &= distance > -limit[:, None]

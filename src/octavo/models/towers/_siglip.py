@@ -1,0 +1,81 @@
+"""The layers of SigLIP, which the encoders of several families are. Zhai et al., arXiv 2303.15343."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops.linear import Input
+from octavo.graph.ops.rowwise import Activation
+from octavo.graph.patches import PATCHES
+from octavo.graph.values import Value
+from octavo.models._classic import ACTIVATIONS
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._weights import Unfolded
+from octavo.models.towers._tower import TowerConfig, attention
+
+SiglipT = TypeVar("SiglipT", bound="SiglipConfig")
+
+PLACES = "embeddings.position_embedding.weight"
+PREFIXES = (
+    *("model.vision_tower.vision_model.", "vision_tower.vision_model.", "model.vision_tower.", "vision_tower."),
+    *("model.vision_model.", "vision_model."),
+)
+UNFOLDED = Unfolded("embeddings.patch_embedding")
+
+
+@dataclass(frozen=True, slots=True)
+class SiglipConfig(TowerConfig):
+    """table_side: of the square of learned places."""
+
+    activation: str = "gelu_tanh"
+    norm_eps: float = 1e-6
+    table_side: int = 0
+
+    @classmethod
+    def read(cls: type[SiglipT], vision: ConfigReader, **fields: Any) -> SiglipT:
+        """vision: the section about the encoder. fields: those that depend on the family.
+
+        Raises ModelLoadError naming the key.
+        """
+        patch = vision.integer("patch_size", 16, high=1 << 10)
+        name = vision.text("hidden_act", "gelu_pytorch_tanh")
+        if name not in ACTIVATIONS:
+            raise vision.error("hidden_act", name, f"must be {', '.join(ACTIVATIONS)}")
+        width, heads = vision.integer("hidden_size", 768, high=MAX_WIDTH), vision.integer("num_attention_heads", 12)
+        if width % heads:
+            raise vision.error("num_attention_heads", heads, f"does not divide the width {width}")
+        given: dict[str, Any] = {
+            "num_layers": vision.integer("num_hidden_layers", 12, high=MAX_LAYERS),
+            "hidden_size": width,
+            "num_heads": heads,
+            "patch_values": vision.integer("num_channels", 3, high=16) * patch * patch,
+            "activation": ACTIVATIONS[name],
+            "norm_eps": vision.number("layer_norm_eps", 1e-6, high=1.0),
+            "host_tables": (PLACES,),
+        }
+        return cls(**{**given, **fields})
+
+
+def square_side(reader: ConfigReader, key: str, count: int) -> int:
+    """The side of a square of so many. Raises ModelLoadError naming the key if it is none."""
+    side = math.isqrt(count)
+    if side * side != count:
+        raise reader.error(key, count, "must be a square")
+    return side
+
+
+def build_layers(g: Graph, cfg: SiglipConfig) -> Value:
+    """The rows of the last layer with its norm [PATCHES, hidden]. Input 1 has the places."""
+    h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "embeddings.patch_embedding")
+    h = h + g.add(Input(1, PATCHES, cfg.hidden_size))
+    for i in range(cfg.num_layers):
+        stem = f"encoder.layers.{i}"
+        x = g.layer_norm(h, f"{stem}.layer_norm1", cfg.norm_eps)
+        h = h + g.linear(attention(g, x, cfg, f"{stem}.self_attn", None), f"{stem}.self_attn.out_proj")
+        x = g.layer_norm(h, f"{stem}.layer_norm2", cfg.norm_eps)
+        up = g.add(Activation(g.linear(x, f"{stem}.mlp.fc1"), cfg.activation))
+        h = h + g.linear(up, f"{stem}.mlp.fc2")
+    return g.layer_norm(h, "post_layernorm", cfg.norm_eps)

@@ -1,0 +1,62 @@
+"""The encoder of Gemma 3: SigLIP, whose rows are averaged over squares and projected. arXiv 2503.19786."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.batch import Array
+from octavo.graph.builder import Graph
+from octavo.graph.ops.rows import PoolRows
+from octavo.graph.patches import BLOCKS
+from octavo.graph.spans import Sight
+from octavo.graph.values import Value
+from octavo.image_layout import ImageTile
+from octavo.models._reading import MAX_WIDTH, ConfigReader
+from octavo.models._weights import Fold, Transpose, WeightTable
+from octavo.models._wrapped import text_section
+from octavo.models.towers._siglip import PLACES, PREFIXES, UNFOLDED, SiglipConfig, build_layers, square_side
+from octavo.models.towers._tower import TowerInputs, in_blocks, tile_rows
+
+MODEL_TYPES = ("gemma3",)
+PROJECTORS = ("gemma3",)
+
+WEIGHTS = WeightTable(
+    prefixes=(*PREFIXES, "model.multi_modal_projector.", "multi_modal_projector."),
+    names={"mm_input_projection_weight": "projection.weight", "mm_soft_emb_norm": "soft_norm"},
+    transforms=(UNFOLDED, Transpose("projection"), Fold("soft_norm", 1.0, "safetensors")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(SiglipConfig):
+    """Tiles are squares of table_side patches."""
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        vision = reader.section("vision_config")
+        side = vision.integer("image_size", 224, high=1 << 16) // vision.integer("patch_size", 16, high=1 << 10)
+        count = reader.integer("mm_tokens_per_image", 256, high=1 << 16)
+        merged = square_side(reader, "mm_tokens_per_image", count)
+        if side % merged:
+            raise reader.error("mm_tokens_per_image", count, f"does not divide {side} x {side} patches evenly")
+        return cls.read(
+            vision,
+            merge_size=side // merged,
+            table_side=side,
+            output_width=text_section(reader).integer("hidden_size", 2304, high=MAX_WIDTH),
+            sight=Sight(both_ways=count),
+        )
+
+    def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
+        grid = tables[PLACES].astype(np.float32).reshape(self.table_side, self.table_side, -1)
+        places = in_blocks(grid, self.merge_size)
+        return TowerInputs((np.tile(places, (len(tiles), 1)),), tile_rows(tiles, self.merge_size, positions=False))
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The rows [MERGED, output_width]."""
+    pooled = g.add(PoolRows(build_layers(g, cfg), BLOCKS, cfg.merge_size**2))
+    return g.linear(g.rms_norm(pooled, "soft_norm", cfg.norm_eps), "projection")
