@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from octavo.batches import journal as journal_module
 from octavo.batches.journal import Journal
 from octavo.batches.lines import LineResult
+from octavo.batches.runner import line_answer
 from octavo.errors import UsageError
 
 
@@ -18,6 +20,20 @@ def result(number: int, status: int = 200) -> LineResult:
 
 def ids(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_bytes().splitlines()]
+
+
+def test_answers_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever gets them: the journal takes their usage, and reads only the files of earlier runs."""
+    body = b'{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}'
+    answer = line_answer(200, {}, body)
+    assert answer.usage == {"input_tokens": 3, "output_tokens": 5}
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module.json, "loads", lambda *_: pytest.fail("parsed again"))
+        with Journal(tmp_path / "out", None) as journal:
+            journal.put(LineResult(1, "a", 200, "req", answer.body, usage=answer.usage))
+            assert journal.usage == answer.usage
+    with Journal(tmp_path / "out", None) as journal:
+        assert journal.usage == answer.usage
 
 
 def test_a_file_that_was_cut_anywhere_goes_on(tmp_path: Path) -> None:

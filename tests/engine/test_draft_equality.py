@@ -46,6 +46,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "pipeline ranks": {"pipeline_parallel_size": 2},
     "torch": {"backend": "torch:cpu"},
 }
+# Engines whose log-probabilities may differ in the last bit with the rows of a step, whatever these are.
+NEARLY_EQUAL = ("torch", "tensor ranks")
 FORBIDDEN = 1  # [PAD], in no text and no grammar
 DRAFTS: dict[str, tuple[Callable[[int], bool], int]] = {
     "right": (lambda _: True, 0),
@@ -102,7 +104,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             script_key(output.prompt_token_ids, seed): [list(choice.token_ids) for choice in output.outputs]
             for output, seed in zip(outputs, seeds, strict=False)
         }
-        yield Case(llm, request.param, shown(outputs, has_same_bits=request.param != "torch"), script)
+        yield Case(llm, request.param, shown(outputs, has_same_bits=request.param not in NEARLY_EQUAL), script)
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
@@ -112,7 +114,7 @@ def test_answers_are_those_without_drafts(case: Case, drafts: str) -> None:
     before = metrics.num_draft_tokens_total.get("script", 0), metrics.num_accepted_draft_tokens_total.get("script", 0)
     preempted = metrics.num_preemptions_total
     with_drafts(case.llm._session.model().engine, Script(case.script, is_right, wrong), AnyPolicy(3, least=1))
-    assert shown(answers(case.llm), has_same_bits=case.name != "torch") == case.expected
+    assert shown(answers(case.llm), has_same_bits=case.name not in NEARLY_EQUAL) == case.expected
     drafted = metrics.num_draft_tokens_total["script"] - before[0]
     right = metrics.num_accepted_draft_tokens_total["script"] - before[1]
     assert right > 50

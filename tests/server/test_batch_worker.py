@@ -13,12 +13,15 @@ from typing import Any, cast
 
 import pytest
 
+from octavo.batches import store as store_module
 from octavo.batches.journal import Journal
 from octavo.batches.lines import LineResult
-from octavo.batches.store import MAX_ACTIVE_BATCHES, BatchStore, StoredBatch, StoreFullError, new_batch
+from octavo.batches.store import ENDED_S, MAX_ACTIVE_BATCHES, BatchStore, StoredBatch, StoreFullError, new_batch
 from octavo.errors import UsageError
 from octavo.server.batch_worker import BatchWorker
 from octavo.server.http.in_memory import BATCH, BatchCaller
+from octavo.server.observability.exposition import export
+from octavo.server.observability.metrics import ServerMetrics
 from tests.support.waiting import wait_until_async
 
 Answering = Callable[[BatchCaller, Any], Awaitable[None]]
@@ -174,3 +177,89 @@ def test_a_store_has_one_server_and_limits_a_key(tmp_path: Path) -> None:
     (tmp_path / "batches.sqlite").mkdir()
     with pytest.raises(UsageError, match=r"--batch-store .*: Is a directory"):
         BatchStore(tmp_path, b"salt")
+
+
+def ended(store: BatchStore, owner: str = "owner") -> StoredBatch:
+    """A batch of the store that has ended, with a file of results."""
+    batch = prepared(store, 1)
+    batch.owner = owner
+    store.add_batch(batch)
+    store.content_of(batch.output_file_id).write_text("{}\n")
+    store.add_file(owner, store.content_of(batch.output_file_id), "batch_output", "out", None, batch.output_file_id)
+    batch.enter("completed")
+    store.save(batch)
+    return batch
+
+
+def test_ended_batches_go_with_their_results_when_their_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BatchStore(tmp_path, b"salt")
+    old, now = ended(store), time.time()
+    running = prepared(store, 1)
+    store.add_batch(running)
+    monkeypatch.setattr(store_module.time, "time", lambda: now + ENDED_S - 60)
+    late = ended(store)
+    monkeypatch.setattr(store_module.time, "time", lambda: now + ENDED_S + 60)
+    assert store.batch("owner", old.id) is None
+    assert store.file("owner", old.output_file_id) is None
+    assert not store.content_of(old.output_file_id).exists()
+    assert [batch.id for batch in store.batches("owner", None, 10)] == [late.id, running.id]
+    assert store.content_of(late.output_file_id).exists()
+    store.close()
+    monkeypatch.setattr(store_module.time, "time", lambda: now + 2 * ENDED_S)
+    again = BatchStore(tmp_path, b"salt")  # a server that was off meanwhile
+    assert not again.content_of(late.output_file_id).exists()
+    assert [batch.id for batch in again.active()] == [running.id]
+    again.close()
+
+
+def test_a_bounded_number_of_ended_batches_of_a_key_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_ENDED_BATCHES", 3)
+    store = BatchStore(tmp_path, b"salt")
+    other = ended(store, "other")
+    batches = [ended(store) for _ in range(5)]
+    assert [batch.id for batch in store.batches("owner", None, 10)] == [batch.id for batch in batches[:1:-1]]
+    assert [store.content_of(batch.output_file_id).exists() for batch in batches] == [False] * 2 + [True] * 3
+    assert store.batch("other", other.id) is not None
+    store.close()
+
+
+def test_figures_of_batches(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    async def run() -> ServerMetrics:
+        worker = BatchWorker(str(tmp_path), NoModels(), b"salt")  # type: ignore[arg-type]
+        figures = worker.figures
+
+        async def answering(_: BatchCaller, __: Any) -> None:
+            seen.append((figures.num_batches, figures.num_running, figures.num_running_lines))
+
+        worker.start(application(answering))
+        try:
+            batch = await worker.use(lambda store: prepared(store, 3))
+            await worker.add(batch)
+
+            async def has_ended() -> bool:
+                return figures.ended["completed"] > 0
+
+            await wait_until_async(has_ended)
+        finally:
+            await worker.close()
+        metrics = ServerMetrics()
+        metrics.batches = figures
+        return metrics
+
+    text = export(asyncio.run(run()), "")[0].decode()
+    assert seen[-1][:2] == (1, 1)
+    assert seen[-1][2] >= 1
+    for line in (
+        'vllm:batches_ended_total{status="completed"} 1.0',
+        'vllm:batch_lines_total{result="completed"} 3.0',
+        'vllm:batch_lines_total{result="failed"} 0.0',
+        'vllm:batch_tokens_total{kind="input_tokens"} 6.0',
+        'vllm:batches{state="running"} 0.0',
+        'vllm:batches{state="waiting"} 0.0',
+        "vllm:batch_lines_running 0.0",
+    ):
+        assert line in text

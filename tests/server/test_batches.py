@@ -66,8 +66,15 @@ def results(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, A
     return {each["custom_id"]: each for each in found}
 
 
+def metric(server: RunningServer, name: str) -> float:
+    """The sum of the samples whose names and labels begin so."""
+    text = httpx.get(f"{server.url}/metrics").text
+    return sum(float(row.rpartition(" ")[2]) for row in text.splitlines() if row.startswith(name))
+
+
 def test_a_batch_from_its_file_to_its_results(server: RunningServer) -> None:
     client = client_of(server)
+    first_tokens = metric(server, "vllm:time_to_first_token_seconds_count")
     wrong = line("wrong", messages="text")
     batch = begin(
         client,
@@ -78,6 +85,8 @@ def test_a_batch_from_its_file_to_its_results(server: RunningServer) -> None:
     assert batch.status in ("validating", "in_progress")
     done = wait_for(client, batch.id, *ENDED)
     assert done.status == "completed"
+    assert metric(server, "vllm:time_to_first_token_seconds_count") == first_tokens  # those are of live requests
+    assert metric(server, 'vllm:batch_lines_total{result="completed"}') >= 3
     assert done.metadata == {"job": "7"}
     assert done.request_counts is not None
     assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (4, 3, 1)

@@ -8,24 +8,15 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from octavo.batches.lines import LineResult
+from octavo.batches.lines import LineResult, usage_of
 from octavo.errors import UsageError
 
 _SYNC_S = 1.0
-# Names in the usage of a batch, and those in the usage of the routes.
-_USAGE = {
-    "input_tokens": ("prompt_tokens", "input_tokens"),
-    "output_tokens": ("completion_tokens", "output_tokens"),
-    "cached_tokens": ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens"),
-    "reasoning_tokens": (
-        "completion_tokens_details.reasoning_tokens",
-        "output_tokens_details.reasoning_tokens",
-    ),
-}
 
 
 class Journal:
@@ -93,19 +84,18 @@ class Journal:
     def _write(self, result: LineResult) -> None:
         file = self._errors if result.is_failed else self._output
         file.write(result.record())
-        body = None if result.is_failed else json.loads(result.body)
-        self._note(result.custom_id, body, is_failed=result.is_failed)
+        self._note(result.custom_id, result.usage, is_failed=result.is_failed)
         if time.monotonic() - self._synced_at >= _SYNC_S:
             self.sync()
         else:
             file.flush()  # what another process sees, and what outlives this one
 
-    def _note(self, custom_id: str, body: Any, *, is_failed: bool) -> None:
+    def _note(self, custom_id: str, usage: Mapping[str, int], *, is_failed: bool) -> None:
         self._done.add(_digest(custom_id))
         self.num_failed += is_failed
         self.num_completed += not is_failed
         if not is_failed:
-            self.usage.update(_usage_of(body))
+            self.usage.update(usage)
 
     def _open(self, path: Path, retry_failed: bool) -> BinaryIO:
         """The file, for this process alone. Notes what is in it, and cuts a line that has no end."""
@@ -114,12 +104,12 @@ class Journal:
             size, num_kept, num_lines = 0, 0, 0
             while (line := file.readline()).endswith(b"\n"):
                 size, num_lines = size + len(line), num_lines + 1
-                custom_id, is_failed, body = _read_record(line, path)
+                custom_id, is_failed, usage = _read_record(line, path)
                 if is_failed and retry_failed:
                     continue
                 num_kept += 1
                 if not self.has(custom_id):
-                    self._note(custom_id, body, is_failed=is_failed)
+                    self._note(custom_id, usage, is_failed=is_failed)
             file.truncate(size)
             return file if num_kept == num_lines else _without_failed(file, path)
         except BaseException:
@@ -143,14 +133,14 @@ def _locked(path: Path) -> BinaryIO:
     return file
 
 
-def _read_record(line: bytes, path: Path) -> tuple[str, bool, Any]:
-    """The id of a result, whether it failed, and the body of an answer."""
+def _read_record(line: bytes, path: Path) -> tuple[str, bool, Mapping[str, int]]:
+    """The id of a result, whether it failed, and the tokens of an answer."""
     try:
         record = json.loads(line)
         error, response = record["error"], record["response"]
         if error is not None:
-            return str(record["custom_id"]), True, None
-        return str(record["custom_id"]), response["status_code"] != 200, response["body"]
+            return str(record["custom_id"]), True, {}
+        return str(record["custom_id"]), response["status_code"] != 200, usage_of(response["body"])
     except (ValueError, RecursionError, KeyError, TypeError):
         raise UsageError(f"{path} holds something else than the results of a batch; name another file") from None
 
@@ -167,20 +157,6 @@ def _without_failed(file: BinaryIO, path: Path) -> BinaryIO:
     partial.replace(path)
     file.close()
     return kept
-
-
-def _usage_of(body: Any) -> dict[str, int]:
-    """The tokens of an answer, whatever its route calls them."""
-    usage = body.get("usage") if isinstance(body, dict) else None
-    found = {}
-    for name, paths in _USAGE.items():
-        for path in paths:
-            value = usage
-            for key in path.split("."):
-                value = value.get(key) if isinstance(value, dict) else None
-            if isinstance(value, int):
-                found[name] = value
-    return found
 
 
 def _digest(custom_id: str) -> bytes:

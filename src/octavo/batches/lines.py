@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -18,6 +18,16 @@ ENDPOINTS = {
     "/v1/completions": "prompt",
     "/v1/embeddings": "input",
     "/v1/responses": None,
+}
+# Names in the usage of a batch, and those in the usage of the routes.
+_USAGE = {
+    "input_tokens": ("prompt_tokens", "input_tokens"),
+    "output_tokens": ("completion_tokens", "output_tokens"),
+    "cached_tokens": ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens"),
+    "reasoning_tokens": (
+        "completion_tokens_details.reasoning_tokens",
+        "output_tokens_details.reasoning_tokens",
+    ),
 }
 _SEEDED = ("/v1/chat/completions", "/v1/completions")
 
@@ -49,7 +59,7 @@ class LineError:
 class LineResult:
     """The end of a line. status: of the answer, 0: there is none, and `code` and `message` say why.
 
-    body: JSON.
+    body: JSON. usage: its tokens, by their names in the usage of a batch.
     """
 
     number: int
@@ -59,6 +69,7 @@ class LineResult:
     body: bytes = b""
     code: str = ""
     message: str = ""
+    usage: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_failed(self) -> bool:
@@ -80,6 +91,20 @@ class LineResult:
 def failed(line: BatchLine | LineError, code: str, message: str) -> LineResult:
     """The result of a line without an answer."""
     return LineResult(line.number, line.custom_id, code=code, message=message)
+
+
+def usage_of(body: Any) -> dict[str, int]:
+    """The tokens of an answer, whatever its route calls them."""
+    usage = body.get("usage") if isinstance(body, dict) else None
+    found = {}
+    for name, paths in _USAGE.items():
+        for path in paths:
+            value = usage
+            for key in path.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
+            if isinstance(value, int):
+                found[name] = value
+    return found
 
 
 def read_lines(file: BinaryIO, endpoint: str | None = None) -> Iterator[BatchLine | LineError]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from octavo.batches.lines import BatchLine, LineError, LineResult, failed
+from octavo.batches.lines import BatchLine, LineError, LineResult, failed, usage_of
 
 SPARE_LINES = 4  # wait beside those that run, so that no row of a step stays empty
 _WINDOW_BYTES = 8 << 20
@@ -24,19 +24,24 @@ _MAX_FAULTS = 3  # an engine that ends with a line may have ended because of it
 
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
-    """body: JSON. retry_after_s: of a server without room. is_fault: the engine ended; the line may try again."""
+    """body: JSON. retry_after_s: of a server without room. is_fault: the engine ended; the line may try again.
+
+    usage: see `LineResult`.
+    """
 
     status: int
     body: bytes
     request_id: str = ""
     retry_after_s: float = 1.0
     is_fault: bool = False
+    usage: Mapping[str, int] = field(default_factory=dict)
 
 
 def line_answer(status: int, headers: Mapping[str, str], body: bytes) -> LineAnswer:
     """The answer to a line from that of a server. headers: their names in lower case."""
+    value: object = None
     try:
-        json.loads(body)
+        value = json.loads(body)
         body = body.translate(_IN_ONE_LINE)  # line ends can only be between values
     except (ValueError, RecursionError):  # of a proxy
         body = json.dumps(body.decode("utf-8", "replace")).encode()
@@ -47,6 +52,7 @@ def line_answer(status: int, headers: Mapping[str, str], body: bytes) -> LineAns
         headers.get("x-request-id", ""),
         retry_after_s=float(wait) if wait.isdecimal() else 1.0,
         is_fault=status == 500 and b'"engine_restarting"' in body,
+        usage=usage_of(value),
     )
 
 
@@ -114,7 +120,9 @@ class BatchRunner:
                 return
             await self._sleep(min(delay, _MAX_WAIT_S))
             delay = min(2 * delay, _MAX_WAIT_S)
-        self._put(LineResult(line.number, line.custom_id, answer.status, answer.request_id, answer.body))
+        self._put(
+            LineResult(line.number, line.custom_id, answer.status, answer.request_id, answer.body, usage=answer.usage)
+        )
 
 
 async def _one_of(running: set[asyncio.Task[None]]) -> None:

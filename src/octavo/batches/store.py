@@ -23,7 +23,9 @@ MAX_LINES = 50_000
 MAX_OWNED_BYTES = 8 << 30
 MAX_OWNED_FILES = 10_000
 MAX_ACTIVE_BATCHES = 64
+MAX_ENDED_BATCHES = 1000  # of a key; the oldest go with their results
 FILE_S = 30 * 24 * 3600  # a file of this purpose is kept so long unless its upload says otherwise
+ENDED_S = 30 * 24 * 3600  # a batch and its results, after its end
 _APPLICATION_ID = 0x0C7A51
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (
@@ -31,7 +33,7 @@ CREATE TABLE IF NOT EXISTS files (
   filename TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER);
 CREATE TABLE IF NOT EXISTS batches (
   number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, is_active INTEGER NOT NULL,
-  content TEXT NOT NULL);
+  content TEXT NOT NULL, ended_at INTEGER);
 CREATE INDEX IF NOT EXISTS owned_files ON files (owner, number);
 CREATE INDEX IF NOT EXISTS owned_batches ON batches (owner, number);
 """
@@ -83,6 +85,10 @@ class StoredBatch:
     def has_ended(self) -> bool:
         return self.status in ENDED
 
+    @property
+    def ended_at(self) -> int | None:
+        return self.times[f"{self.status}_at"] if self.has_ended else None
+
     def enter(self, status: Status) -> None:
         """Changes the status, and notes the time."""
         self.status = status
@@ -124,6 +130,7 @@ class BatchStore:
             raise
         for leftover in path.glob("*.upload"):
             leftover.unlink(missing_ok=True)
+        self.remove_expired()
 
     def close(self) -> None:
         self._database.close()
@@ -171,7 +178,7 @@ class BatchStore:
 
     def file(self, owner: str, file_id: str) -> StoredFile | None:
         """The file; None if this owner has none with that id."""
-        self._remove_expired()
+        self.remove_expired()
         rows = self._database.execute(
             f"SELECT {_FILE_FIELDS} FROM files WHERE id = ? AND owner = ?", (file_id, owner)
         ).fetchall()
@@ -181,7 +188,7 @@ class BatchStore:
         self, owner: str, *, after: str | None, limit: int, is_newest_first: bool, purpose: str | None
     ) -> list[StoredFile]:
         """Files behind the one of this id, at most `limit`."""
-        self._remove_expired()
+        self.remove_expired()
         order, sign = ("DESC", "<") if is_newest_first else ("ASC", ">")
         rows = self._database.execute(
             f"SELECT {_FILE_FIELDS} FROM files WHERE owner = :owner AND (:purpose IS NULL OR purpose = :purpose) AND "
@@ -204,10 +211,25 @@ class BatchStore:
             self.content_of(file_id).unlink(missing_ok=True)
         return is_deleted
 
-    def _remove_expired(self) -> None:
+    def remove_expired(self) -> None:
+        """Removes files and ended batches whose time is over, and the oldest batches of a key that has too many."""
+        now = int(time.time())
         query = "SELECT id, owner FROM files WHERE expires_at < ?"
-        for file_id, owner in self._database.execute(query, (int(time.time()),)).fetchall():
+        for file_id, owner in self._database.execute(query, (now,)).fetchall():
             self.delete_file(owner, file_id)
+        query = (
+            "SELECT content FROM (SELECT content, ended_at, ROW_NUMBER() OVER (PARTITION BY owner ORDER BY number DESC)"
+            " AS place FROM batches WHERE NOT is_active) WHERE place > ? OR ended_at < ?"
+        )
+        for (content,) in self._database.execute(query, (MAX_ENDED_BATCHES, now - ENDED_S)).fetchall():
+            self._delete_batch(_from_json(content))
+
+    def _delete_batch(self, batch: StoredBatch) -> None:
+        """Removes an ended batch and its results. The input stays: other batches may have the same."""
+        with self._database:
+            self._database.execute("DELETE FROM batches WHERE id = ?", (batch.id,))
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            self.delete_file(batch.owner, file_id)
 
     # --- batches ---
 
@@ -229,18 +251,20 @@ class BatchStore:
     def save(self, batch: StoredBatch) -> None:
         with self._database:
             self._database.execute(
-                "UPDATE batches SET is_active = ?, content = ? WHERE id = ?",
-                (not batch.has_ended, _to_json(batch), batch.id),
+                "UPDATE batches SET is_active = ?, content = ?, ended_at = ? WHERE id = ?",
+                (not batch.has_ended, _to_json(batch), batch.ended_at, batch.id),
             )
 
     def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
         """The batch; None if this owner has none with that id."""
+        self.remove_expired()
         query = "SELECT content FROM batches WHERE id = ? AND owner = ?"
         rows = self._database.execute(query, (batch_id, owner)).fetchall()
         return _from_json(rows[0][0]) if rows else None
 
     def batches(self, owner: str, after: str | None, limit: int) -> list[StoredBatch]:
         """Batches made before the one of this id, the latest first."""
+        self.remove_expired()
         rows = self._database.execute(
             "SELECT content FROM batches WHERE owner = :owner AND "
             "(:after IS NULL OR number < (SELECT number FROM batches WHERE id = :after AND owner = :owner)) "

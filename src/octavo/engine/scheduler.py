@@ -239,9 +239,9 @@ class Scheduler:
             num_others = self._queue.num_seqs_taken - len(step.scheduled)
             num_drafts = min(num_drafts, self.kv_cache.most_drafts(members[0]))
             num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
-            needed = self.kv_cache.num_blocks_to_append(members, [1 + num_drafts])
-            if needed > self.kv_cache.pool.num_free_blocks:
-                num_drafts = 0
+            if not self.kv_cache.has_room(members[0], 1 + num_drafts):
+                needed = self.kv_cache.num_blocks_to_append(members, [1 + num_drafts])
+                num_drafts = num_drafts if needed <= self.kv_cache.pool.num_free_blocks else 0
         return [1 + num_drafts] * len(members)
 
     def _schedule_chunks(self, behind: deque[SequenceGroup], step: Schedule) -> None:

@@ -28,6 +28,7 @@ from octavo.generation_request import BATCH_PRIORITY
 from octavo.private_database import reason_of
 from octavo.server.http.in_memory import BatchCaller, post
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.observability.batch_figures import BatchFigures
 
 T = TypeVar("T")
 
@@ -60,12 +61,15 @@ class BatchWorker:
         self._app: ASGIApp | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by owner
         self._running: dict[str, _RunningBatch] = {}  # by id
+        self.figures = BatchFigures()
 
     def start(self, app: ASGIApp) -> None:
         """Goes on with the batches of the store. app: answers the lines. Call it from the event loop."""
         self._app = app
         if self._store is not None:
-            for owner in {batch.owner for batch in self._store.active()}:
+            active = list(self._store.active())
+            self.figures.num_batches = len(active)
+            for owner in {batch.owner for batch in active}:
                 self._wake(owner)
 
     async def stop(self) -> None:
@@ -102,6 +106,7 @@ class BatchWorker:
     async def add(self, batch: StoredBatch) -> None:
         """Queues a batch. Raises StoreFullError."""
         await self.use(lambda store: store.add_batch(batch))
+        self.figures.num_batches += 1
         self._wake(batch.owner)
 
     async def find(self, owner: str, batch_id: str) -> StoredBatch | None:
@@ -151,6 +156,9 @@ class BatchWorker:
         try:
             while (batch := await self.use(next_one)) is not None:
                 await self._run_or_fail(batch)
+                if batch.has_ended:
+                    self.figures.num_batches -= 1
+                    self.figures.ended[batch.status] += 1
         except (OSError, sqlite3.Error) as error:  # not even the failure could be written
             logger.error("batches stop until the next one comes or the server starts again: %s", reason_of(error))
 
@@ -167,6 +175,7 @@ class BatchWorker:
 
     async def _run(self, batch: StoredBatch) -> None:
         running = self._running[batch.id] = _RunningBatch(batch, self, self._age_s)
+        self.figures.num_running = len(self._running)
         try:
             if batch.status == "validating":
                 await self._validate(batch)
@@ -174,6 +183,7 @@ class BatchWorker:
                 await running.run(self._app)
         finally:
             del self._running[batch.id]
+            self.figures.num_running = len(self._running)
 
     async def _validate(self, batch: StoredBatch) -> None:
         """Reads all lines; a file with a wrong one fails."""
@@ -290,6 +300,10 @@ class _RunningBatch:
     def _put(self, journal: Journal, result: LineResult) -> None:
         """Writes a result, and twice a second the counts, in the thread of the store."""
         now = self._ended_at = time.monotonic()
+        figures = self._worker.figures
+        figures.lines["failed" if result.is_failed else "completed"] += 1
+        if not result.is_failed:
+            figures.tokens.update(result.usage)
         self._worker.submit(lambda _: self._write(journal, result))
         if now - self._saved_at >= _SAVE_S:
             self._saved_at = now
@@ -313,6 +327,7 @@ class _RunningBatch:
             return await post(app, line.url, body, caller=caller, request_id=request_id)
 
         task = asyncio.create_task(run(BATCH_PRIORITY))
+        self._worker.figures.num_running_lines += 1
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._age_s)
@@ -321,6 +336,7 @@ class _RunningBatch:
                     return await run(0)
             return task.result()
         finally:
+            self._worker.figures.num_running_lines -= 1
             task.cancel()
 
     def _may_age(self) -> bool:

@@ -34,6 +34,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.batches = BatchWorker(self.config.batch_store, self.models, self.responses.salt)
+        self.metrics.batches = self.batches.figures
         self.sleeper = Sleeper(self.models, self.config.sleep_after or None, self.config.sleep_level)
 
 

@@ -73,10 +73,10 @@ class KVCacheManager:
         """The full blocks of this many tokens that sequences with the same prefix share as long as they run."""
         return sum(num_tokens // self.block_size for group in self.layout.groups if group.window is None)
 
-    def has_room(self, sequence: Sequence) -> bool:
-        """True if one more token fits into the last blocks without allocation."""
+    def has_room(self, sequence: Sequence, count: int = 1) -> bool:
+        """True if so many more tokens, at least one, fit into the last blocks without allocation."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
-        if offset == 0:
+        if offset == 0 or offset + count > self.block_size:
             return False
         for table in sequence.block_tables:
             if self.pool.is_shared(table.block_ids[position]):

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from octavo.engine.client import EngineState, ModelInfo
 from octavo.engine.metrics import EngineMetrics, Histogram
+from octavo.server.observability.batch_figures import BATCH_ENDS, LINE_RESULTS, TOKEN_KINDS, BatchFigures
 from octavo.server.observability.metrics import (
     CANCEL_PHASES,
     FINISHED_REASONS,
@@ -254,7 +255,30 @@ class _Exposition(Collector):
         for values, count in self.metrics.http.items():
             responses.add_metric([str(value) for value in values], count)
         yield responses
+        if self.metrics.batches is not None:
+            yield from _batch_families(prefix, self.metrics.batches)
         yield from _PROCESS.collect()
+
+
+def _batch_families(prefix: str, figures: BatchFigures) -> Iterator[Metric]:
+    """The figures of batches, whose lines are in no histogram of live requests."""
+    counters = (
+        ("batches_ended", "Batches that have ended.", "status", BATCH_ENDS, figures.ended),
+        ("batch_lines", "Lines of batches that have their result.", "result", LINE_RESULTS, figures.lines),
+        ("batch_tokens", "Tokens of the answers to lines of batches.", "kind", TOKEN_KINDS, figures.tokens),
+    )
+    for name, meaning, label, values, counts in counters:
+        counter = CounterMetricFamily(f"{prefix}:{name}", meaning, labels=[label])
+        for value in values:
+            counter.add_metric([value], counts[value])
+        yield counter
+    states = {"running": figures.num_running, "waiting": figures.num_batches - figures.num_running}
+    gauge = GaugeMetricFamily(f"{prefix}:batches", "Batches that have not ended.", labels=["state"])
+    for state, count in states.items():
+        gauge.add_metric([state], count)
+    yield gauge
+    meaning = "Lines of batches that are being answered or wait for a row."
+    yield GaugeMetricFamily(f"{prefix}:batch_lines_running", meaning, value=figures.num_running_lines)
 
 
 def _families(

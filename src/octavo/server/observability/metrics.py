@@ -21,6 +21,7 @@ import anyio
 from octavo.engine.client import EngineReplica, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, UsageError
+from octavo.server.observability.batch_figures import BatchFigures
 from octavo.server.observability.tracing import RequestTracer
 
 # An engine in a long step answers late; a scrape then shows its earlier figures.
@@ -149,6 +150,7 @@ class ServerMetrics:
         self.tracer = tracer
         # By served name, one of each replica; they stay when a model is unloaded.
         self.models: dict[str, list[ModelFigures]] = {}
+        self.batches: BatchFigures | None = None  # of a server that runs some
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
 
