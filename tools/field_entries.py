@@ -72,6 +72,7 @@ OPTIONS = {
     "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
     "prompt_cache_key": Entry("k", 1, "text; replicas get requests with the same one together, if they are not busy"),
+    "id_slot": Entry(1, -2, "the slot of `/slots/{id}`, 0 and more; -1: one that is free"),
     "closed_objects": Entry(True, "yes", "true, false: see docs/structured_outputs.md"),
     "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
     "adapter": Entry("sql", 1, "the name of an adapter of this server; see docs/adapters.md"),

@@ -86,6 +86,7 @@ class RequestOptions:
     metadata are the limits of the field, as arguments of `pydantic.Field`; `check_fields` checks them too.
     priority: lower runs first. cache_salt: only requests with the same salt share blocks of the prefix cache.
     prompt_cache_key: a hint that requests with the same one begin alike; several replicas try to give them to one.
+    id_slot: llama.cpp's number for prompt and answer, by which `/slots/{id}` saves them; -1: of a slot that is free.
     prompt_logprobs_start: the first position of the prompt that has log-probabilities, if they are asked for; those
     before it are None and may come from the prefix cache.
     prediction: text that much of the answer is expected to repeat, such as a file to edit. It makes the answer faster
@@ -103,6 +104,7 @@ class RequestOptions:
     priority: int = field(default=0, metadata={"ge": -(2**31), "le": 2**31 - 1})
     cache_salt: str = field(default="", metadata={"min_length": 1, "max_length": MAX_CACHE_SALT_CHARS})
     prompt_cache_key: str = field(default="", metadata={"max_length": MAX_CACHE_KEY_CHARS})
+    id_slot: int = field(default=-1, metadata={"ge": -1, "le": 4095})
     prompt_logprobs_start: int = field(default=0, metadata={"ge": 0, "le": 2**31 - 1})
     prediction: str = field(default="", metadata={"min_length": 1, "max_length": MAX_PREDICTION_CHARS})
     num_speculative_tokens: int | None = field(default=None, metadata={"ge": 0, "le": 2**31 - 1})

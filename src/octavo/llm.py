@@ -15,6 +15,7 @@ from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
 from octavo.engine.session import Session
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
 from octavo.loader.generation_config import SamplingDefaults
@@ -115,6 +116,11 @@ class LoadedLLM:
         return self._session.max_model_len
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a block of the cache: prefixes are shared and kept in whole blocks."""
+        return self._session.config.block_size
+
+    @property
     def metrics(self) -> EngineMetrics:
         """The engine's counters since the model was loaded."""
         return self._session.metrics
@@ -134,6 +140,22 @@ class LoadedLLM:
     def sampling_defaults(self) -> SamplingDefaults:
         """The values behind `get_default_sampling_params`, and where they come from."""
         return self._session.sampling_defaults
+
+    def save_prompt(self, path: str, *, slot: int = 0, max_tokens: int | None = None) -> SlotReport:
+        """Writes keys and values of the last prompt and answer of a slot to a file, for `restore_prompt`.
+
+        slot: `id_slot` of its request; without one, the first free slot was taken. max_tokens: of the beginning; None:
+        all that the cache has. Only full blocks count: `SlotReport.num_tokens` says how many tokens they hold. Raises
+        UsageError.
+        """
+        return self._session.act_on_slot(SlotAction("save", slot, path, max_tokens=max_tokens)).result()
+
+    def restore_prompt(self, path: str, *, slot: int = 0) -> SlotReport:
+        """Puts what `save_prompt` has written into the cache, for all prompts that begin with it.
+
+        Raises UsageError for a file that is none, or of another model or setting. Damaged blocks are left out.
+        """
+        return self._session.act_on_slot(SlotAction("restore", slot, path)).result()
 
     def get_tokenizer(self) -> Tokenizer:
         """vLLM's name of `tokenizer`."""

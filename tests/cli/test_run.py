@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -353,3 +354,50 @@ def test_an_address_space_that_is_too_small_is_no_internal_error(smollm2_path: P
         assert result.returncode in (0, 3)
         if result.returncode:
             assert f"The address space is limited to {limit} KiB (RLIMIT_AS): raise ulimit -v" in result.stderr
+
+
+def test_a_prompt_cache_is_made_read_and_completed(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
+    file, text = tmp_path / "kept", "abcdefgh" * 10
+
+    def run(prompt: str, *options: str) -> dict[str, Any]:
+        result = octavo_here("run", tiny, prompt, "--raw", *GREEDY, "--json", "--prompt-cache", file, *options)
+        assert result.returncode == 0, result.stderr
+        report: dict[str, Any] = json.loads(result.stdout)
+        return report
+
+    first = run(text)
+    written = file.read_bytes()
+    second = run(text)
+    size = len(first["prompt_token_ids"])
+    assert first["timings"]["num_cached_tokens"] == 0
+    assert second["timings"]["num_cached_tokens"] == (size - 1) // 16 * 16 > 0
+    assert second["token_ids"] == first["token_ids"]
+    assert file.read_bytes() == written
+    # Only the prompt is in it, until all is kept.
+    answered = text + first["text"]
+    assert run(answered, "--prompt-cache-ro")["timings"]["num_cached_tokens"] <= size // 16 * 16
+    assert file.read_bytes() == written
+    run(text, "--prompt-cache-all", "--max-tokens", "40", "--ignore-eos")
+    assert file.stat().st_size > len(written)
+    other = run("cdab" * 12)  # takes its place
+    assert other["timings"]["num_cached_tokens"] == 0
+    assert run("cdab" * 12)["timings"]["num_cached_tokens"] > 0
+
+
+def test_wrong_prompt_caches_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
+    (tmp_path / "foreign").write_bytes(b"something else")
+    for options, words in (
+        (("--prompt-cache-all",), "need --prompt-cache FILE"),
+        (("--prompt-cache", tmp_path / "none", "--prompt-cache-ro"), "there is no such file"),
+        (("--prompt-cache", tmp_path / "a", "--prompt-cache-ro", "--prompt-cache-all"), "leave one out"),
+        (("--prompt-cache", tmp_path / "foreign"), "is no file of a prompt"),
+    ):
+        result = octavo_here("run", tiny, "abcdefgh" * 24, "--raw", *GREEDY, *options)
+        assert result.returncode == 2
+        assert words in result.stderr
+    kept = octavo_here("run", tiny, "abcdefgh" * 24, "--raw", *GREEDY, "--prompt-cache", tmp_path / "none" / "a")
+    assert kept.returncode == 0
+    assert "warning: " in kept.stderr
+    assert "cannot be kept" in kept.stderr

@@ -295,9 +295,10 @@ def test_what_is_not_here_is_refused_or_named(fake: ScriptedServer) -> None:
         {"image_data": []},
     ):
         assert refused(fake, "/completion", {"prompt": "Hi", **fields}) == next(iter(fields))
-    fields = {"cache_prompt": True, "id_slot": -1, "n_keep": 4, "mirostat": 0}
+    fields = {"cache_prompt": True, "id_slot": 3, "n_keep": 4, "mirostat": 0}
     answer = fake.post("/completion", {"prompt": "Hi", **fields})
-    assert answer.headers["x-octavo-ignored-fields"] == "cache_prompt, id_slot, n_keep"
+    assert answer.headers["x-octavo-ignored-fields"] == "cache_prompt, n_keep"
+    assert fake.last_request.options.id_slot == answer.json()["id_slot"] == 3
 
 
 def test_infill_prompts(smollm2_tokenizer: Tokenizer) -> None:
@@ -371,6 +372,61 @@ def test_props_and_slots(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> 
         chunks = running.iter_bytes()  # kept: its end would close the connection
         next(chunks)
         assert [slot["is_processing"] for slot in fake.get("/slots?fail_on_no_slot=1").json()] == [True] + [False] * 15
+
+
+def test_slots_are_saved_restored_and_erased(smollm2_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    config = ServerConfig(slot_save_path=str(tmp_path))
+    with scripted_server(smollm2_tokenizer, "llama_cpp", config=config) as fake:
+        saved = fake.post("/slots/3?action=save", {"filename": "talk.bin"})
+        counts = {"n_saved": 48, "n_written": 1000, "timings": {"save_ms": 250.0}}
+        assert saved.json() == {"id_slot": 3, "filename": "talk.bin", **counts}
+        restored = fake.post("/slots/0?action=restore", {"filename": "talk.bin", "cache_salt": "s"})
+        counts = {"n_restored": 48, "n_read": 1000, "timings": {"restore_ms": 250.0}}
+        assert restored.json() == {"id_slot": 0, "filename": "talk.bin", **counts}
+        assert httpx.post(f"{fake.url}/slots/1?action=erase").json() == {"id_slot": 1, "n_erased": 48}
+        actions = fake.client.slot_actions
+        path = str(tmp_path / "talk.bin")
+        assert [(each.kind, each.slot, each.path) for each in actions] == [
+            ("save", 3, path),
+            ("restore", 0, path),
+            ("erase", 1, ""),
+        ]
+        assert actions[0].salt != actions[1].salt
+        for name in (
+            "../a",
+            "a/b",
+            "/etc/passwd",
+            "",
+            ".",
+            "..",
+            ".hidden",
+            "a\\b",
+            "a\0",
+            "x" * 300,
+            "C:a",
+            "a.",
+            " ",
+        ):
+            answer = fake.post("/slots/0?action=save", {"filename": name})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "filename"), name
+        for path, body in (
+            ("/slots/16?action=save", {"filename": "a"}),
+            ("/slots/-1?action=erase", {}),
+            ("/slots/0?action=save", {}),
+            ("/slots/0?action=save", {"filename": 3}),
+            ("/slots/0?action=save", {"file": "a"}),
+            ("/slots/0?action=destroy", {}),
+            ("/slots/0", {}),
+            ("/slots/x?action=erase", {}),
+        ):
+            assert fake.post(path, body).status_code in (400, 404, 422), path
+        assert len(actions) == 3
+
+
+def test_slots_need_a_folder(fake: ScriptedServer) -> None:
+    answer = fake.post("/slots/0?action=save", {"filename": "a"})
+    assert answer.status_code == 501
+    assert "--slot-save-path" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

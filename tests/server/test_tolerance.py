@@ -46,7 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
     [
         (CHAT, {"verbosity": "low", "functions": []}, "functions, verbosity"),
         (CHAT, {"cache_prompt": True, "n_keep": 4}, "cache_prompt, n_keep"),
-        (CHAT, {"id_slot": -1, "backend_sampling": True, "request_id": "r"}, "backend_sampling, id_slot, request_id"),
+        (CHAT, {"n_keep": -1, "backend_sampling": True, "request_id": "r"}, "backend_sampling, n_keep, request_id"),
         (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
         (CHAT, {"enable_thinking": True}, "enable_thinking"),
         (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
@@ -81,8 +81,8 @@ def test_ignored_fields_are_logged_once(
     monkeypatch.setattr(answering, "_LOGGED", set())  # other tests send fields too
     with caplog.at_level(logging.INFO, "octavo"):
         for _ in range(3):
-            fake.post("/v1/completions", {"prompt": "Hi", "id_slot": 1})
-    assert len([line for line in caplog.messages if "id_slot" in line]) == 1
+            fake.post("/v1/completions", {"prompt": "Hi", "n_keep": 1})
+    assert len([line for line in caplog.messages if "n_keep" in line]) == 1
 
 
 def test_fields_that_matter_and_typos_are_refused(fake: ScriptedServer) -> None:

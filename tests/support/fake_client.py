@@ -18,6 +18,7 @@ import numpy as np
 
 from octavo.engine.client import EngineState, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.engine.texts.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, UsageError
@@ -72,6 +73,7 @@ class FakeClient:
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     texts: TextModel = field(default_factory=TextModel)
     figures: EngineMetrics = field(default_factory=EngineMetrics)
+    slot_actions: list[SlotAction] = field(default_factory=list)
     draft_info: dict[str, Any] = field(default_factory=dict)  # fields of `ModelInfo`
     is_closed: bool = False
     has_device: bool = False  # whose memory it gives back
@@ -114,6 +116,11 @@ class FakeClient:
     async def wake_up(self) -> None:
         await asyncio.sleep(0)
         self.is_asleep = False
+
+    async def act_on_slot(self, action: SlotAction) -> SlotReport:
+        await asyncio.sleep(0)
+        self.slot_actions.append(action)
+        return SlotReport(48, 1000, 0.25)
 
     async def restart(self) -> None:
         raise UsageError("it is a fake")

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,9 @@ class _RunCommand(HeadedCommand):
 @click.option("--regex", metavar="TEXT", help="the answer matches this regular expression")
 @click.option("--choice", multiple=True, metavar="TEXT", help="the answer is this text or another --choice")
 @click.option("--lora", metavar="PATH[:SCALE]", help="adapter: a folder of PEFT or a GGUF file, its effect times SCALE")
+@click.option("--prompt-cache", metavar="FILE", help="keep the computed prompt in this file, and begin with it")
+@click.option("--prompt-cache-all", is_flag=True, help="keep the answer in it, too")
+@click.option("--prompt-cache-ro", is_flag=True, help="only read it")
 @click.option("--raw", is_flag=True, help="continue the prompt as it is, without the chat template")
 @click.option("--verbose", is_flag=True, help="print counts, times and rates at the end, on standard error")
 @click.option("--json", "as_json", is_flag=True, help="print text, token ids and timings as JSON at the end")
@@ -86,6 +89,7 @@ def run(
     """
     started = time.monotonic()
     closed_objects = constraint.pop("closed_objects")
+    cache = _PromptCache(*(constraint.pop(f"prompt_cache{name}") for name in ("", "_all", "_ro")))
     params = replace(sampling_params(sampling_options), structured_outputs=_constraint(**constraint))
     model, prompt = _model_and_prompt(list(words), files)
     if raw and system is not None:
@@ -95,6 +99,7 @@ def run(
     if lora is not None:
         engine_options = {**engine_options, "lora_modules": {_ADAPTER: lora}}
     if prompt is None:
+        cache.refuse("a conversation at the terminal keeps its prompts in memory")
         from octavo.cli.chat import converse
 
         converse(model, system, engine_options, sampling_options, adapter="" if lora is None else _ADAPTER)
@@ -104,8 +109,10 @@ def run(
         llm.check_generates()
         prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
-        options = {"closed_objects": closed_objects, **({} if lora is None else {"adapter": _ADAPTER})}
+        options = {"closed_objects": closed_objects, "id_slot": 0, **({} if lora is None else {"adapter": _ADAPTER})}
+        cache.restore(llm)
         parts = _stream(llm, prompt_ids, params, options, show=not as_json)
+        cache.save(llm, parts[-1])
     report = _report(model, prompt, parts, load_s, time.monotonic() - started)
     if as_json:
         write_json(report, indent=None)
@@ -113,6 +120,47 @@ def run(
         click.echo(_summary(report["timings"]), err=True)
     if "max_tokens" not in sampling_options:
         say_limit(parts[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptCache:
+    """The file of `--prompt-cache`, with llama.cpp's meaning: it is read if it is there, and written if it lacks a part
+    of the prompt. keeps_answer: it is always written, with the answer."""
+
+    path: str | None
+    keeps_answer: bool
+    is_read_only: bool
+
+    def __post_init__(self) -> None:
+        if self.path is None and (self.keeps_answer or self.is_read_only):
+            raise UsageError("--prompt-cache-all and --prompt-cache-ro need --prompt-cache FILE")
+        if self.keeps_answer and self.is_read_only:
+            raise UsageError("--prompt-cache-all writes the file that --prompt-cache-ro only reads: leave one out")
+        if self.is_read_only and not Path(str(self.path)).exists():
+            raise UsageError(
+                f"--prompt-cache {self.path}: there is no such file; leave out --prompt-cache-ro to make it"
+            )
+
+    def refuse(self, reason: str) -> None:
+        if self.path is not None:
+            raise UsageError(f"--prompt-cache needs a prompt: {reason}")
+
+    def restore(self, llm: LLM) -> None:
+        if self.path is not None and Path(self.path).exists():
+            llm.restore_prompt(str(Path(self.path).resolve()))
+
+    def save(self, llm: LLM, last: RequestOutput) -> None:
+        """Keeps the prompt of an answer. The answer is there: a problem is only a warning."""
+        if self.path is None or self.is_read_only:
+            return
+        num_tokens, num_cached, size = len(last.prompt_token_ids), last.num_cached_tokens, llm.block_size
+        is_there = num_cached and num_cached == (num_tokens - 1) // size * size
+        if not self.keeps_answer and (is_there or num_tokens < size):
+            return
+        try:
+            llm.save_prompt(str(Path(self.path).resolve()), max_tokens=None if self.keeps_answer else num_tokens)
+        except UsageError as error:
+            click.echo(f"warning: {error}", err=True)
 
 
 def _constraint(

@@ -10,10 +10,22 @@ import numpy as np
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.supervisor import Supervisor
-from octavo.core.wire import Abort, AskMetrics, EngineMessage, Reply, Sleep, Step, encode, encode_request, to_error
+from octavo.core.wire import (
+    Abort,
+    ActOnSlot,
+    AskMetrics,
+    EngineMessage,
+    Reply,
+    Sleep,
+    Step,
+    encode,
+    encode_request,
+    to_error,
+)
 from octavo.engine.answer_stream import MergedStream
 from octavo.engine.client import EngineState, EngineStatus, ModelInfo, refusal
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput
@@ -109,6 +121,12 @@ class ProcessClient:
                 EngineState.STALLED, f"it has not {what} within {REST_S:g} s; if that lasts, restart the server"
             ) from None
 
+    async def act_on_slot(self, action: SlotAction) -> SlotReport:
+        self._check_ready()
+        question_id = f"slot-{next(self._ids)}"
+        reply: SlotReport = await self._ask(question_id, encode(ActOnSlot(question_id, action)))
+        return reply
+
     async def close(self) -> None:
         await self._supervisor.close()
 
@@ -144,7 +162,7 @@ class ProcessClient:
             if reply is None or reply.done():
                 return
             if message.problem is None:
-                reply.set_result(message.metrics)
+                reply.set_result(message.metrics if message.slot is None else message.slot)
             else:
                 reply.set_exception(to_error(message.problem))
 

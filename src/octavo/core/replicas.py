@@ -16,6 +16,7 @@ from octavo.core.supervisor import settled
 from octavo.engine.answer_stream import MergedStream
 from octavo.engine.client import EngineState, EngineStatus, ModelInfo, refusal
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta, PoolingOutput
@@ -128,6 +129,13 @@ class ReplicaClient:
 
     async def wake_up(self) -> None:
         """Does nothing: they never sleep."""
+
+    async def act_on_slot(self, action: SlotAction) -> SlotReport:
+        raise UsageError(
+            f"slot {action.slot} cannot be saved or restored: there are {self._count} replicas, and each has its own; "
+            "start the server without --data-parallel-size",
+            code="invalid_value",
+        )
 
     async def restart(self) -> None:
         """Replaces the replicas one by one, each after its last request. A second call joins the first.

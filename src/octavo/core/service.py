@@ -16,6 +16,7 @@ from octavo.core.liveness import cpu_meter
 from octavo.core.wire import (
     SIZE_BYTES,
     Abort,
+    ActOnSlot,
     AskMetrics,
     EngineMessage,
     Failed,
@@ -39,6 +40,7 @@ from octavo.core.wire import (
 from octavo.engine.engine_thread import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.session import Session
+from octavo.engine.slots import SlotReport
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.outputs import OutputDelta, PoolingOutput
 
@@ -162,6 +164,8 @@ class EngineService:
             self.send(Reply(message.question_id, metrics=metrics))
         elif isinstance(message, Sleep):
             self._sleep(message)
+        elif isinstance(message, ActOnSlot):
+            self._act_on_slot(message)
         elif isinstance(message, Start):
             self._start(message)
         else:
@@ -180,6 +184,19 @@ class EngineService:
             return
         done = self._session.wake_up() if message.is_over else self._session.sleep()
         done.add_done_callback(reply)
+
+    def _act_on_slot(self, message: ActOnSlot) -> None:
+        def reply(done: Future[SlotReport]) -> None:
+            error = done.exception()
+            if isinstance(error, Exception):
+                self.send(Reply(message.question_id, to_problem(error)))
+            else:
+                self.send(Reply(message.question_id, slot=done.result()))
+
+        if self._session is None:
+            self.send(Reply(message.question_id, to_problem(EngineDeadError("the model is not loaded"))))
+            return
+        self._session.act_on_slot(message.action).add_done_callback(reply)
 
     def _start(self, start: Start) -> None:
         if self._owns_process:

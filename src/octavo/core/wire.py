@@ -15,6 +15,7 @@ from octavo import errors
 from octavo.config import EngineConfig
 from octavo.engine.client import ModelInfo
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.errors import OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.image_layout import ImageLayout
@@ -118,6 +119,13 @@ class Sleep(_Message):
     is_over: bool
 
 
+class ActOnSlot(_Message):
+    """Save, restore or erase what a slot holds. A `Reply` says when that is done."""
+
+    question_id: str
+    action: SlotAction
+
+
 # --- from the engine ---
 
 
@@ -151,11 +159,12 @@ class Heartbeat(_Message):
 
 
 class Reply(_Message):
-    """The engine has taken or refused a request or a sleep, whose id this is, or tells its metrics."""
+    """The engine has taken or refused a request or a sleep, whose id this is, or tells its metrics or of a slot."""
 
     question_id: str
     problem: Problem | None = None
     metrics: EngineMetrics | None = None
+    slot: SlotReport | None = None
 
 
 class Step(_Message):
@@ -178,7 +187,7 @@ class Log(_Message):
 
 
 EngineMessage: TypeAlias = (
-    Start | Submit | Abort | AskMetrics | Sleep | Loading | Ready | Failed | Heartbeat | Reply | Step | Log
+    Start | Submit | Abort | AskMetrics | Sleep | ActOnSlot | Loading | Ready | Failed | Heartbeat | Reply | Step | Log
 )
 
 encode = msgspec.msgpack.Encoder().encode

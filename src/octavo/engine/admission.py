@@ -294,6 +294,9 @@ class GroupAdmission:
             self.adapters.enter(group.request.adapter)
         for sequence in group.members:
             sequence.row = self.free_rows.pop()
+        request = group.request
+        if request.slot < 0 and request.params.is_answered:
+            request.slot = request.options.id_slot if request.options.id_slot >= 0 else group.members[0].row
 
     def _leave(self, group: SequenceGroup, status: RequestStatus) -> None:
         if group.status is RequestStatus.RUNNING:

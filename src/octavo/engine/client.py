@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.engine.speculation.draft_source import DRAFT_MODEL
 from octavo.engine.texts.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
@@ -164,6 +165,12 @@ class EngineClient(Protocol):
 
     async def wake_up(self) -> None:
         """Ends a sleep, as a request does too. Raises InsufficientMemoryError, and OverloadedError as `sleep`."""
+
+    async def act_on_slot(self, action: SlotAction) -> SlotReport:
+        """Saves, restores or erases the content of a slot, as llama.cpp has them.
+
+        Raises UsageError if a file cannot be written or read, or is of another model, and for several replicas.
+        """
 
     async def close(self) -> None:
         """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""

@@ -21,9 +21,11 @@ from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
 from octavo.engine.encoding.encodings import Encodings
 from octavo.engine.kv.block_tier import BlockStore, BlockTier, SavedKeys
-from octavo.engine.kv.cache_identity import CacheIdentity
+from octavo.engine.kv.cache_identity import CacheIdentity, is_states_key
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.kv.load_rates import LoadRates
+from octavo.engine.kv.prefix_move import PrefixMove, begin_load, begin_save, forget_prefix
+from octavo.engine.kv.prompt_file import KeptPrompt
 from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.overlap import as_if_done, can_be_foreseen
@@ -33,6 +35,7 @@ from octavo.engine.request_factory import RequestFactory
 from octavo.engine.row_failures import failure_of
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.slots import SlotAction, SlotContent, Slots
 from octavo.engine.speculation.draft_source import DraftSource
 from octavo.engine.speculation.model_drafter import ModelDrafter
 from octavo.engine.speculation.speculation import Speculation
@@ -117,16 +120,18 @@ class Engine:
         self._kv_cache, self._is_asleep = kv_cache, False
         self.admission = GroupAdmission(kv_cache, limits.max_num_seqs, self.metrics, executor.num_stages)
         self.scheduler = Scheduler(self.admission, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
+        sizes = executor.cache_sizes
+        kv_cache.moved_bytes = sizes.moved_bytes(limits.block_size), sizes.moved_state_bytes
         if store is not None and limits.enable_prefix_caching:
-            sizes, rates = executor.cache_sizes, LoadRates(self.scheduler.times.chunk_token_s)
-            block_bytes, state_bytes = sizes.moved_bytes(limits.block_size), sizes.moved_state_bytes
-            kv_cache.use(BlockTier(store, rates, block_bytes, state_bytes))
+            rates = LoadRates(self.scheduler.times.chunk_token_s)
+            kv_cache.use(BlockTier(store, rates, *kv_cache.moved_bytes))
         elif store is not None:
             logger.warning("the store of cached blocks is not used: prefix caching is off")
         self.speculation: Speculation | None = None
         self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
         self._publisher = Publisher(tokenizer, self.admission, self.metrics)
+        self._slots = Slots()
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[_Step] = deque()  # the oldest first
         self._last_ended_at = 0.0
@@ -140,7 +145,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._failures or self._in_flight or self._ended)
+        return bool(self._requests or self._failures or self._in_flight or self._ended or self._kv_cache.moves)
 
     @property
     def adapters(self) -> AdapterRegistry | None:
@@ -208,6 +213,57 @@ class Engine:
             self.executor.submit(batch).wait()
             tier.end_step(batch, saved)
             self.admission.observe_state()
+
+    # --- prompts of slots ---
+
+    @property
+    def identity(self) -> CacheIdentity:
+        """Names the content of blocks."""
+        return self._kv_cache.identity
+
+    def size_of_key(self, key: bytes) -> int:
+        """The bytes of the block with this key, or of states. Thread-safe."""
+        return self._kv_cache.moved_bytes[is_states_key(key)]
+
+    def wanted_keys(self, hashes: list[bytes]) -> set[bytes]:
+        """The keys of a prompt with these hashes, as far as the cache could hold it. Thread-safe."""
+        positions = range(min(len(hashes), self.limits.num_blocks))
+        return {key for position in positions for key in self._kv_cache.keys_at(hashes, position)}
+
+    def save_slot(self, action: SlotAction) -> tuple[SlotContent, PrefixMove]:
+        """The content of a slot, which the next step copies to memory, as far as it is in the cache."""
+        content = self._slots.content(action.slot, action.salt)
+        size, limit = self._kv_cache.block_size, action.max_tokens
+        hashes = content.hashes if limit is None else content.hashes[: limit // size]
+        move = begin_save(self._kv_cache, hashes)
+        num_blocks = move.num_tokens // size
+        kept = SlotContent(content.token_ids[: num_blocks * size], hashes[:num_blocks], content.salt)
+        return kept, move
+
+    def restore_slot(self, action: SlotAction, prompt: KeptPrompt) -> PrefixMove:
+        """Has the next step put a prompt into the cache, for the requests that begin with it. Ends a sleep."""
+        self.wake_up()
+        cache, data = self._kv_cache, prompt.data
+        move = begin_load(cache, prompt.hashes, data)
+        if cache.tier is not None and prompt.is_private and cache.tier.is_private(action.salt or "private"):
+            for key in (*move.blocks, *move.slots):
+                cache.tier.hide(key)
+        self._slots.put(action.slot, SlotContent(prompt.token_ids, prompt.hashes, action.salt))
+        return move
+
+    def erase_slot(self, action: SlotAction) -> int:
+        """Forgets what a slot holds. Returns its tokens that were in the cache."""
+        hashes = self._slots.content(action.slot, action.salt).hashes
+        self._slots.erase(action.slot)
+        return forget_prefix(self._kv_cache, hashes)
+
+    def _move_alone(self) -> None:
+        """Makes the moves of prefixes in a step of their own, as nothing else is to be done."""
+        batch = self._kv_cache.saving_batch()
+        if batch is not None:
+            saved = self._kv_cache.begin_step(batch, [])
+            self.executor.submit(batch).wait()
+            self._kv_cache.end_step(batch, saved)
 
     def close(self) -> None:
         """Ends the use of the store, if there is one, and the encoder. The executor is still there."""
@@ -295,6 +351,8 @@ class Engine:
             if not schedule.scheduled:
                 break
             self._submit(schedule, self._batch_builder.build(schedule), started_at)
+        if self._kv_cache.moves and not self._in_flight:
+            self._move_alone()
         if self._requests and not (self._in_flight or self._accepted or self._failures):
             if self.admission.arriving:
                 self.admission.take_arrived(_ARRIVAL_S)
@@ -498,6 +556,7 @@ class Engine:
     def _last_output(self, request: Request) -> Output | None:
         """Releases an ended request and returns its last output."""
         del self._requests[request.request_id]
+        self._slots.note(request)
         output: Output | None = self._publisher.build(request, finished=True)
         self.metrics.observe_request(request)
         self.admission.observe_state()

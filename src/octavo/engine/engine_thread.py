@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from octavo.engine.engine import Engine, Output, RequestFailure
 from octavo.engine.request import Request
@@ -16,6 +16,8 @@ from octavo.errors import EngineDeadError, OctavoError
 from octavo.outputs import OutputDelta, PoolingOutput
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 # Who has just got an answer often asks on at once: a program that keeps so many requests under way, an agent. Where a
 # step is long, a moment's wait spares such a request the whole of the next one.
@@ -38,7 +40,7 @@ class EngineThread:
         self._wake = threading.Condition()
         self._added: deque[tuple[Request, Sink]] = deque()
         self._aborted: deque[str] = deque()
-        self._calls: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._sinks: dict[str, Sink] = {}  # only the engine's thread touches it
         self._is_closing = False
         self.failure: OctavoError | None = None  # why the thread has ended; None while it runs
@@ -64,9 +66,9 @@ class EngineThread:
             self._aborted.append(request_id)
             self._wake.notify()
 
-    def call(self, task: Callable[[], None]) -> Future[None]:
-        """Runs a task between two steps, on the engine's thread."""
-        future: Future[None] = Future()
+    def call(self, task: Callable[[], _T]) -> Future[_T]:
+        """The result of a task, which runs between two steps on the engine's thread."""
+        future: Future[_T] = Future()
         with self._wake:
             if self.failure is not None or self._is_closing:
                 future.set_exception(EngineDeadError("the engine has stopped"))
@@ -149,13 +151,13 @@ class EngineThread:
         return True
 
     @staticmethod
-    def _run_call(task: Callable[[], None], future: Future[None]) -> None:
+    def _run_call(task: Callable[[], _T], future: Future[_T]) -> None:
         try:
-            task()
+            result = task()
         except Exception as error:
             future.set_exception(error)
         else:
-            future.set_result(None)
+            future.set_result(result)
 
     def _await_follow_ups(self, num_answered: int) -> None:
         if num_answered and self.engine.has_work:

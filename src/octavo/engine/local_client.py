@@ -9,6 +9,7 @@ from octavo.engine.answer_stream import MergedStream
 from octavo.engine.client import EngineState, EngineStatus, ModelInfo, refusal
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.session import Session
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta, PoolingOutput
@@ -77,6 +78,10 @@ class LocalClient:
     async def wake_up(self) -> None:
         self._check_ready()
         await asyncio.wrap_future(self._session.wake_up())
+
+    async def act_on_slot(self, action: SlotAction) -> SlotReport:
+        self._check_ready()
+        return await asyncio.wrap_future(self._session.act_on_slot(action))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._session.close)

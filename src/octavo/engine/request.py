@@ -219,6 +219,7 @@ class Request:
     error: OctavoError | None = None  # why it has no answer although it came to its end
     num_cached_tokens: int = 0
     num_loaded_tokens: int = 0  # of these, from a store beyond the cache
+    slot: int = -1  # the number of its slot, see `Slots`; -1: it did not run
     num_preemptions: int = 0
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
     num_drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: drafts computed, and right ones

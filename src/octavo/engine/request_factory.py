@@ -127,6 +127,12 @@ class RequestFactory:
         if not prompt:
             code = "empty_array" if generation.text is None else "invalid_value"
             raise UsageError("the prompt is empty; give at least one token", param="prompt", code=code)
+        if (slot := generation.options.id_slot) >= limits.max_num_seqs:
+            raise UsageError(
+                f"id_slot is {slot}; there are {limits.max_num_seqs} slots, from 0 on, as many as max_num_seqs",
+                param="id_slot",
+                code="invalid_value",
+            )
         # A text to embed is not followed by a token, but all of it must be in the cache.
         context = limits.max_model_len
         if not is_answered:

@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +22,8 @@ from octavo.engine.engine_thread import EngineThread, Sink
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
+from octavo.engine.slot_files import run_action
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.engine.texts.image_inputs import ImageInputs, split_images
 from octavo.engine.texts.prompt_encoder import PromptEncoder, plain_prompt
 from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
@@ -69,6 +71,7 @@ class Session:
         processor = None if encodings is None else encodings.encoder.processor
         self.images = ImageInputs(self.tokenizer, processor, config.model)
         self._ids = itertools.count()
+        self._slot_files = ThreadPoolExecutor(1, "octavo-slots")
         self._work, self._worked_at = 0, 0.0  # see `measure_stall`
 
     def submit(self, request: Request, sink: Sink) -> None:
@@ -254,11 +257,17 @@ class Session:
         """See `Engine.wake_up`."""
         return self._engine.call(self.model().engine.wake_up)
 
+    def act_on_slot(self, action: SlotAction) -> Future[SlotReport]:
+        """Saves, restores or erases a slot, one after another; the future raises UsageError with the file."""
+        self.model()
+        return self._slot_files.submit(run_action, self._engine, action)
+
     def close(self) -> None:
         """Ends running requests with an error and frees all memory. May be called twice."""
         if os.getpid() != self._pid:  # everything belongs to the process that has loaded it
             return
         self._shut_down()
+        self._slot_files.shutdown()
         self._loaded = None
         self._prompts.close()
         self.images.close()

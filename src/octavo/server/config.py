@@ -87,6 +87,9 @@ class ServerConfig:
     batch_store: str | None = option(
         None, "folder that keeps the files and batches of /v1/files and /v1/batches; default: they go with the server"
     )
+    slot_save_path: str | None = option(
+        None, "folder for the prompts that POST /slots/{id}?action=save writes and action=restore reads"
+    )
     metrics_prefix: str = option("vllm", "prefix of the metric names")
     log_json: bool = option(False, "write the log as JSON, one object per line")
     otlp_endpoint: str | None = option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from octavo.batch import Batch, BlockBytes
 from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.kv.cache_identity import is_states_key
 from octavo.engine.kv.load_rates import LoadRates
+
+if TYPE_CHECKING:
+    from octavo.engine.kv.prefix_move import PrefixMove
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +86,7 @@ class SavedKeys(NamedTuple):
 
     blocks: list[bytes]
     states: list[bytes]
+    moves: Sequence[PrefixMove] = ()  # whose rows come after these
 
 
 class StoredPrefix(NamedTuple):
@@ -174,6 +178,11 @@ class BlockTier:
             self._refused.add(key)
             self._forget(key)
 
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Has the store forget these, which may come again."""
+        for key in keys:
+            self._forget(key)
+
     def forget_losses(self) -> None:
         """Saves nothing that was lost so far: the whole cache has lost its content."""
         self._lost_blocks.clear()
@@ -221,7 +230,7 @@ class BlockTier:
         for keys, saves in ((saved.blocks, batch.block_saves), (saved.states, batch.snapshot_saves)):
             if saves is None or self._has_failed:
                 continue
-            for key, data in zip(keys, saves.data, strict=True):
+            for key, data in zip(keys, saves.data[: len(keys)], strict=True):
                 if key not in self._refused and self.ask(partial(self._store.save, key, data), False):
                     self.num_bytes_written += data.nbytes
 

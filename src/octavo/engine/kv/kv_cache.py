@@ -9,6 +9,7 @@ from octavo.batch import Batch
 from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys, StoredPrefix, saving_step
 from octavo.engine.kv.cache_identity import CacheIdentity, block_key, states_key
+from octavo.engine.kv.prefix_move import PrefixMove, end_move
 from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Request, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
@@ -42,6 +43,8 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.identity = identity or CacheIdentity.unique()
         self.tier: BlockTier | None = None
+        self.moves: list[PrefixMove] = []  # of the next step
+        self.moved_bytes = 0, 0  # of a block, and of states: `CacheSizes.moved_bytes`, `CacheSizes.moved_state_bytes`
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.layout = layout or cache_layout(())
@@ -185,24 +188,28 @@ class KVCacheManager:
         if self.states is not None:
             of_states = (states_key(each) for each in hashes)
             stored |= {key for key in of_states if self.states.pool.find(key) is None and self.tier.has(key)}
-        num_tokens = self._find_prefix(sequence, max_tokens, stored) * self.block_size
-        firsts = [group.first_block(num_tokens, self.block_size) for group in self.layout.groups]
-        needed = [
+        num_blocks, size = self._find_prefix(sequence, max_tokens, stored), self.block_size
+        found = [key for key in self.prefix_keys(hashes, num_blocks) if key in stored]
+        return StoredPrefix(found, self._find_prefix(sequence, max_tokens) * size, num_blocks * size)
+
+    def prefix_keys(self, hashes: list[bytes], num_blocks: int) -> list[bytes]:
+        """The keys of what a cached prefix of so many blocks needs: blocks by group, then the states."""
+        keys = [
             self._group_hash(hashes[position], index)
-            for index in groups
-            for position in range(firsts[index], num_tokens // self.block_size)
+            for index, group in enumerate(self.layout.groups)
+            for position in range(group.first_block(num_blocks * self.block_size, self.block_size), num_blocks)
         ]
-        needed += [states_key(hashes[num_tokens // self.block_size - 1])] if num_tokens else []
-        found = [key for key in needed if key in stored]
-        return StoredPrefix(found, self._find_prefix(sequence, max_tokens) * self.block_size, num_tokens)
+        return keys + ([states_key(hashes[num_blocks - 1])] if num_blocks and self.states is not None else [])
+
+    def keys_at(self, hashes: list[bytes], position: int) -> list[bytes]:
+        """The keys of a block in all groups, and of the states after it."""
+        keys = [self._group_hash(hashes[position], index) for index in range(len(self.layout.groups))]
+        return keys + ([] if self.states is None else [states_key(hashes[position])])
 
     def touch_prefix(self, sequence: Sequence) -> None:
         """Tells the store which records a sequence uses."""
-        if self.tier is not None and sequence.block_hashes:
-            groups = range(len(self.layout.groups))
-            self.tier.touch(self._group_hash(each, index) for each in sequence.block_hashes for index in groups)
-            if self.states is not None:
-                self.tier.touch(states_key(each) for each in sequence.block_hashes)
+        if self.tier is not None and (hashes := sequence.block_hashes):
+            self.tier.touch(key for position in range(len(hashes)) for key in self.keys_at(hashes, position))
 
     def register_loads(self, sequence: Sequence, loads: Iterable[LoadedBlock]) -> None:
         """Makes blocks findable that a step has loaded, the last that need what has arrived for the sequence."""
@@ -227,7 +234,10 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             return 0
         self._extend_hashes(sequence, max_tokens // self.block_size)
-        hashes, num_blocks = sequence.block_hashes, max_tokens // self.block_size
+        return self.longest_prefix(sequence.block_hashes, max_tokens // self.block_size, also)
+
+    def longest_prefix(self, hashes: list[bytes], num_blocks: int, also: Container[bytes] = ()) -> int:
+        """As `_find_prefix`, of at most so many blocks with these hashes."""
         for index, group in enumerate(self.layout.groups):
             if group.window is None:
                 uncached = (i for i in range(num_blocks) if not self._has(hashes[i], index, also))
@@ -360,8 +370,9 @@ class KVCacheManager:
         tier.watch(self.pool, None if self.states is None else self.states.pool)
 
     def begin_step(self, batch: Batch, items: Iterable[ScheduledSequence]) -> SavedKeys | None:
-        """Adds what a step moves to and from the store, if there is one, to its batch."""
-        if self.tier is None:
+        """Adds what a step moves to and from the store, if there is one, to its batch, and the prefixes that move."""
+        moves, self.moves = self.moves, []
+        if self.tier is None and not moves:
             return None
         blocks: list[LoadedBlock] = []
         states: list[LoadedBlock] = []
@@ -371,7 +382,12 @@ class KVCacheManager:
                 states.append(item.state_load)
                 if item.snapshot is not None:
                     states.append(item.state_load._replace(block_id=item.snapshot.slot))
-        return self.tier.begin_step(batch, blocks, states)
+        saved = SavedKeys([], [])
+        if self.tier is not None:
+            saved = self.tier.begin_step(batch, blocks, states)
+        for move in moves:
+            move.add_to(batch, *self.moved_bytes)
+        return saved._replace(moves=moves)
 
     def saving_batch(self) -> Batch | None:
         """A step of one token that nobody needs, to save what the last step has computed. None: there is no room."""
@@ -388,6 +404,8 @@ class KVCacheManager:
         """Gives the store what a step has saved, also if its results do not count."""
         if self.tier is not None and saved is not None:
             self.tier.end_step(batch, saved)
+        for move in () if saved is None else saved.moves:
+            end_move(self, move, batch)
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Gives `child`, which has no blocks, the parent's first num_tokens computed tokens."""

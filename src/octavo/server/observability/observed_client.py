@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from octavo.engine.client import AnswerStream, EngineClient, EngineReplica, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.slots import SlotAction, SlotReport
 from octavo.errors import NumericalError, OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
@@ -54,6 +55,9 @@ class ObservedClient:
 
     async def wake_up(self) -> None:
         await self._client.wake_up()
+
+    async def act_on_slot(self, action: SlotAction) -> SlotReport:
+        return await self._client.act_on_slot(action)
 
     async def generate(self, request: GenerationRequest) -> AnswerStream:
         is_answered = request.params.is_answered

@@ -252,6 +252,7 @@ LLAMA_PROPS = json_schema(
     }
 )
 LLAMA_SLOTS = json_schema([{**_counts("id", "n_ctx"), "speculative": bool, "is_processing": bool}])
+LLAMA_SLOT_ACTION = json_schema({"id_slot": int})
 
 _CLOSED = {"additionalProperties": False}
 _ERROR = json_schema({**_texts("message", "type"), "param": str | None, "code": str | None}) | _CLOSED

@@ -30,7 +30,7 @@ _VLLM: Table = {
 }
 LLAMA_CPP: Table = {
     **dict.fromkeys(("cache_prompt", "backend_sampling"), bool),
-    **dict.fromkeys(("id_slot", "n_keep", "n_discard", "n_cache_reuse"), Int),
+    **dict.fromkeys(("n_keep", "n_discard", "n_cache_reuse"), Int),
     "sse_ping_interval": Number,
 }
 COMPLETIONS: Table = {**_VLLM, **LLAMA_CPP}

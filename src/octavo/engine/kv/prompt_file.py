@@ -1,0 +1,113 @@
+"""One prompt in a file: its tokens, and after them its blocks as records of the format of `disk_store`."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo.engine.kv.block_tier import BlockRow, opened, sealed
+from octavo.engine.kv.disk_store import RecordHead, Segment, SegmentHead
+from octavo.errors import UsageError
+
+_PROMPT_KEY = b"prompt"
+_PROMPT = struct.Struct("<?QQ")  # is it private, tokens, blocks
+_KEY_BYTES = 32
+_DIGEST_BYTES = 16
+
+
+class KeptPrompt(NamedTuple):
+    """Tokens of full blocks, the keys of these in the first group of layers, and bytes by key; some may be missing.
+
+    is_private: it belongs to a salt.
+    """
+
+    token_ids: list[int]
+    hashes: list[bytes]
+    data: dict[bytes, BlockRow]
+    is_private: bool = False
+
+
+def write_prompt_file(path: Path, identity: bytes, prompt: KeptPrompt) -> int:
+    """Writes the file anew, whole or not at all. Returns its bytes. Raises UsageError if that cannot be done."""
+    head = _PROMPT.pack(prompt.is_private, len(prompt.token_ids), len(prompt.hashes))
+    tokens = np.array(prompt.token_ids, "<i4").tobytes()
+    first = np.frombuffer(head + tokens + b"".join(prompt.hashes), np.uint8)
+    other = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(SegmentHead(identity, "one prompt").content)
+            for key, data in ((_PROMPT_KEY, first), *prompt.data.items()):
+                record = sealed(key, data)
+                file.write(RecordHead(key, len(record)).content)
+                file.write(record)
+            num_bytes = file.tell()
+        other.replace(path)
+    except OSError as error:
+        other.unlink(missing_ok=True)
+        raise UsageError(f"{path}: the prompt cannot be kept: {error.strerror or error}", code="file_error") from error
+    return num_bytes
+
+
+def read_prompt_file(
+    path: Path, identity: bytes, size_of: Callable[[bytes], int], is_wanted: Callable[[list[bytes]], Container[bytes]]
+) -> tuple[KeptPrompt, int]:
+    """The prompt of a file and the bytes read; damaged blocks are missing.
+
+    size_of: the bytes of a block or of states by the key. is_wanted: the keys to read, of a prompt with these hashes.
+    Raises UsageError for a file that is none, or of another model or setting.
+    """
+    try:
+        segment = Segment.open(path)
+        with segment.file:
+            return _read(path, segment, identity, size_of, is_wanted)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}", code="file_error") from error
+
+
+def _read(
+    path: Path,
+    segment: Segment,
+    identity: bytes,
+    size_of: Callable[[bytes], int],
+    is_wanted: Callable[[list[bytes]], Container[bytes]],
+) -> tuple[KeptPrompt, int]:
+    file, prompt, num_bytes = segment.file.fileno(), None, 0
+    wanted: Container[bytes] = ()
+    for head, offset in segment.new_records():
+        if segment.head is None or segment.head.identity != identity:
+            break
+        if prompt is None:
+            prompt = _opened_prompt(head, os.pread(file, head.num_bytes, offset))
+            if prompt is None:
+                break
+            wanted, num_bytes = is_wanted(prompt.hashes), head.num_bytes
+        elif head.key in wanted and head.num_bytes == size_of(head.key) + _DIGEST_BYTES:
+            data = opened(head.key, os.pread(file, head.num_bytes, offset), size_of(head.key))
+            if data is not None:
+                prompt.data[head.key] = data
+                num_bytes += head.num_bytes
+    if segment.head is None or segment.head.identity != identity:
+        what = "is no file of a prompt" if segment.head is None else "was made with another model, setting or version"
+        raise UsageError(f"{path}: {what}; delete it, or give another file", code="invalid_value")
+    if prompt is None:
+        raise UsageError(f"{path}: the tokens are damaged; delete it", code="invalid_value")
+    return prompt, num_bytes
+
+
+def _opened_prompt(head: RecordHead, record: bytes) -> KeptPrompt | None:
+    size = head.num_bytes - _DIGEST_BYTES
+    content = opened(_PROMPT_KEY, record, size) if head.key == _PROMPT_KEY else None
+    if content is None or size < _PROMPT.size:
+        return None
+    is_private, num_tokens, num_blocks = _PROMPT.unpack(content[: _PROMPT.size].tobytes())
+    if size != _PROMPT.size + 4 * num_tokens + _KEY_BYTES * num_blocks:
+        return None
+    keys_at = _PROMPT.size + 4 * num_tokens
+    token_ids = np.frombuffer(content[_PROMPT.size : keys_at].tobytes(), "<i4").tolist()
+    keys = content[keys_at:].tobytes()
+    return KeptPrompt(token_ids, [keys[i : i + _KEY_BYTES] for i in range(0, len(keys), _KEY_BYTES)], {}, is_private)

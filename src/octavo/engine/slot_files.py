@@ -1,0 +1,46 @@
+"""Slots to files and back, on a thread that may wait for the engine's and for the disk."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import TimeoutError  # noqa: A004 - another one before Python 3.11
+from contextlib import suppress
+from pathlib import Path
+
+from octavo.engine.engine_thread import EngineThread
+from octavo.engine.kv.prefix_move import PrefixMove
+from octavo.engine.kv.prompt_file import KeptPrompt, read_prompt_file, write_prompt_file
+from octavo.engine.slots import SlotAction, SlotReport
+from octavo.errors import EngineDeadError, UsageError
+
+_LOOK_S = 0.5  # between two looks at the engine
+
+
+def run_action(thread: EngineThread, action: SlotAction) -> SlotReport:
+    """Does what is asked for. Raises UsageError if a file cannot be written or read, and EngineDeadError."""
+    begun_at, engine = time.perf_counter(), thread.engine
+    if action.kind == "erase":
+        return SlotReport(thread.call(lambda: engine.erase_slot(action)).result())
+    if engine.identity.is_unique or not engine.limits.enable_prefix_caching:
+        why = "prefix caching is off" if not engine.limits.enable_prefix_caching else "its files are too new"
+        raise UsageError(f"prompts of this model cannot be saved or restored: {why}", code="invalid_value")
+    path, identity = Path(action.path), engine.identity.root()
+    if action.kind == "save":
+        content, move = thread.call(lambda: engine.save_slot(action)).result()
+        _wait(thread, move)
+        prompt = KeptPrompt(content.token_ids, content.hashes, move.data, bool(content.salt))
+        num_bytes = write_prompt_file(path, identity, prompt)
+    else:
+        prompt, num_bytes = read_prompt_file(path, identity, engine.size_of_key, engine.wanted_keys)
+        move = thread.call(lambda: engine.restore_slot(action, prompt)).result()
+        _wait(thread, move)
+    return SlotReport(move.num_tokens, num_bytes, time.perf_counter() - begun_at)
+
+
+def _wait(thread: EngineThread, move: PrefixMove) -> None:
+    """Waits for the step that makes a move. Raises EngineDeadError if the engine ends first."""
+    while thread.failure is None:
+        with suppress(TimeoutError):
+            move.done.result(_LOOK_S)
+            return
+    raise EngineDeadError(str(thread.failure))
