@@ -419,7 +419,8 @@ def test_each_part_of_a_model_moves_its_own_part_of_a_block(
     stores: list[MemoryStore | None] = [MemoryStore()]
     monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
     monkeypatch.setattr("octavo.engine.load.Engine", lambda *args, **_: Engine(*args[:6], store=stores[0]))
-    text, others = "one two three four five six seven", [f"{i} eight nine ten eleven twelve thirteen" for i in range(8)]
+    text = "one two three four five six seven"
+    others = [f"{i} eight nine ten eleven twelve thirteen" for i in range(16)]
 
     def answer(prompts: list[str], memory: int) -> list[object]:
         sizes = {"max_model_len": 96, "max_num_seqs": 2, "num_threads": 1, "block_size": 16}
