@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from octavo.config import EngineConfig
 
 SpeculationMode = Literal["auto", "off", "ngram"]
-DraftMethod = Literal["auto", "off", "ngram", "draft_model"]
+DraftMethod = Literal["auto", "off", "ngram", "draft_model", "mtp"]
 
 MAX_DRAFTS = 15  # of a sequence in one step; 16 rows fill the tiles of every kernel
+# Sequences beyond which nobody guesses, not even to learn whether it would pay: a guess takes the host about 10 us, and
+# rows beside so many cost their full time.
+MAX_DRAFTING = 16
 MAX_STATE_DRAFTS = 3  # the same of a model with states, which keeps a copy of them for each
 MAX_MATCH = 16  # tokens of an n-gram
 # One token alone says too little, and more than MAX_MATCH are not compared.
@@ -28,7 +31,8 @@ _STRINGS = ("method", "model", "revision")
 class SpeculativeConfig:
     """The sources of drafts and their limits.
 
-    method: auto is ngram on the CPU, else off; draft_model uses n-grams, too. model, revision: the draft model.
+    method: auto is on the CPU n-grams and the head of a model that has one, else off; mtp is both wherever the model
+    runs; draft_model uses n-grams, too. model, revision: the draft model.
     num_speculative_tokens: the most drafts of a sequence in a step; fewer are computed wherever fewer pay.
     prompt_lookup_min, prompt_lookup_max: the tokens that must match for an n-gram, at least two, and the most that are
     compared, at most MAX_MATCH.
@@ -87,6 +91,8 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"speculative_config: {name} is {value!r}; it must be a name")
     values = {name: value for name, value in given.items() if value is not None}
     method = values.setdefault("method", "auto" if values.get("model") is None else "draft_model")
+    if method.endswith("_mtp"):  # vLLM's names say the architecture, which the model itself knows
+        method = values["method"] = "mtp"
     if method not in get_args(DraftMethod):
         raise UsageError(f"speculative_config: method is {method!r}; it must be {', '.join(get_args(DraftMethod))}")
     if (method == "draft_model") != ("model" in values):

@@ -190,6 +190,12 @@ def _finished(tokenizer: Tokenizer, trainer: Any, pair: str | None) -> Tokenizer
     return tokenizer
 
 
+def save_byte_level_tokenizer(directory: Path) -> Path:
+    """Adds a tokenizer of bytes without a chat's tokens to the directory of a model."""
+    _save_tokenizer(byte_level(), directory, types=False)
+    return directory
+
+
 def _save_tokenizer(tokenizer: Tokenizer, directory: Path, *, types: bool) -> None:
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **_NAMES).save_pretrained(directory)

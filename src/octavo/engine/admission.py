@@ -269,7 +269,7 @@ class GroupAdmission:
     def preempt(self, group: SequenceGroup, step: Schedule) -> None:
         """Takes blocks and its part of a step from a running group, which waits again."""
         for member in group.members:
-            member.draft_token_ids = []
+            member.draft_token_ids, member.hidden_rows = [], None
             step.remove(member)
         self._leave(group, RequestStatus.PREEMPTED)
         self.queue.wait(group)

@@ -20,6 +20,7 @@ from octavo.engine.overlap import UNKNOWN_TOKEN
 from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
 from octavo.engine.span_rows import RowsOf, add_rotary, add_spans, values_of
+from octavo.speculative_config import MAX_DRAFTING
 
 if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits
@@ -132,6 +133,7 @@ class BatchBuilder:
         self._sampling_rows = np.zeros(num_rows, SAMPLING_ROW)
         self._owners: list[Sequence | None] = [None] * num_rows
         self._states: list[SamplingState | None] = [None] * num_rows
+        self.gives_hidden = False  # of all tokens, behind those that consumers want, for a head that drafts
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
         self._adapter_slots = limits.adapter_slots
         # Of a step without spans, for a graph that takes some.
@@ -163,7 +165,10 @@ class BatchBuilder:
         block, offset = np.divmod(positions, np.int32(self._block_size))
         slots = self._block_tables[:, token_rows, block] * np.int32(self._block_size) + offset
         seq_lens = starts + counts
-        logits_indices, hidden_indices, wanted = self._build_rows(step)
+        logits_indices, wanted_hidden, wanted = self._build_rows(step)
+        hidden_indices = wanted_hidden
+        if self.gives_hidden and len(scheduled) <= MAX_DRAFTING:
+            hidden_indices = np.concatenate([wanted_hidden, np.arange(len(token_ids), dtype=np.int32)])
         batch = Batch(
             token_ids=token_ids,
             positions=positions,
@@ -174,8 +179,8 @@ class BatchBuilder:
             logits_indices=logits_indices,
             hidden_indices=hidden_indices,
             block_copies=np.array([pair for item in scheduled for pair in item.copies], np.int32).reshape(-1, 2),
-            sampling=None if len(hidden_indices) and not len(logits_indices) else self._sampling(wanted),
-            token_types=_token_types(scheduled, query_start_loc) if len(hidden_indices) else None,
+            sampling=None if len(wanted_hidden) and not len(logits_indices) else self._sampling(wanted),
+            token_types=_token_types(scheduled, query_start_loc) if len(wanted_hidden) else None,
             return_logits=any(each.request.params.sampling.processed_logprobs for each in wanted.sequences),
             inputs=self._inputs,
         )
@@ -199,7 +204,7 @@ class BatchBuilder:
         positions, sampling = batch.positions + 1, batch.sampling
         if self._settled is None or sampling is None or sampling.history_start is not self._settled[1].history_start:
             return self.build(step)
-        if batch.state_slots is not None or len(batch.logits_indices) != len(positions):
+        if batch.state_slots is not None or len(batch.hidden_indices) or len(batch.logits_indices) != len(positions):
             return self.build(step)
         tables, slots = batch.block_tables, batch.slot_mapping + 1
         begins = np.flatnonzero(positions % self._block_size == 0)  # the sequences with a new block

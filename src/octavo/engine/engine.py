@@ -37,6 +37,7 @@ from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.slots import SlotAction, SlotContent, Slots
 from octavo.engine.speculation.draft_source import DraftSource
+from octavo.engine.speculation.head_drafter import HeadDrafter
 from octavo.engine.speculation.model_drafter import ModelDrafter
 from octavo.engine.speculation.speculation import Speculation
 from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
@@ -167,17 +168,19 @@ class Engine:
         self._batch_builder.rows_of = encodings.rows_of
         encodings.metrics = self.metrics
 
-    def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS) -> None:
+    def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS, *, is_head: bool = False) -> None:
         """Takes drafts of a model, too, whose cache gets the blocks of this one's. Raises UsageError if it cannot.
 
-        max_drafts: of a sequence in one step.
+        max_drafts: of a sequence in one step. is_head: it reads the hidden states of this model, whose executor then
+        has room for those of all tokens of a step.
         """
         speculation, limits = self.speculation, self.limits
         windows = [group.window for group in self.executor.cache_sizes.layout.groups]
         if speculation is None or None not in windows:
             raise UsageError("draft_model needs a model that has layers without a window; leave it out")
         draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
-        speculation.drafter = ModelDrafter(
+        self._batch_builder.gives_hidden = is_head
+        speculation.drafter = (HeadDrafter if is_head else ModelDrafter)(
             draft,
             self.scheduler.times,
             limits,
@@ -380,10 +383,17 @@ class Engine:
         spans = (span for prompt, start in pairs if prompt.spans for span in prompt.overlapping(start, len(prompt)))
         return {span.item.key for span in spans if span.item is not None}
 
+    @property
+    def _head(self) -> HeadDrafter | None:
+        """The drafter that reads hidden states, if there is one."""
+        drafter = None if self.speculation is None else self.speculation.drafter
+        return drafter if isinstance(drafter, HeadDrafter) else None
+
     def _propose(self, speculation: Speculation) -> None:
         """Gives sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
         busy, running = self.admission.stages.busy, self.admission.running
         idle = [sequence for sequence in running if sequence.group not in busy] if busy else running
+        self._batch_builder.gives_hidden = self._head is not None  # it may have failed
         speculation.propose(idle, self.limits.max_num_outputs, may_explore=not self.admission.may_admit)
 
     def prepare(self) -> None:
@@ -456,6 +466,8 @@ class Engine:
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
         saved = self._kv_cache.begin_step(batch, schedule.scheduled.values())
+        if (head := self._head) is not None:
+            head.note_submitted(batch)
         self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at, saved))
         self.admission.stages.begin(schedule)
         for item in schedule.chunks():
@@ -491,6 +503,8 @@ class Engine:
                 self.scheduler.repeat(schedule)
         elif step.result is not None:
             self.scheduler.mark_computed(step.schedule)
+            if (head := self._head) is not None:
+                head.take(step.schedule, step.batch, step.result)
             self._accepted, self._accepted_at = self._consume(step, step.result), step.ended_at
             self.scheduler.observe(step.schedule, step.ended_at - step.started_at)
 

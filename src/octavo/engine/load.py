@@ -120,8 +120,7 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
             if vision is not None:
                 checkpoint = checkpoint.with_sight(vision.config.sight)
             graph = model_graph(checkpoint, model_len)
-            vocab_size = checkpoint.config.vocab_size
-            with found_draft_model(config, graph, vocab_size, tokenizer.result, model_len) as draft:
+            with found_draft_model(config, checkpoint, graph, tokenizer.result, model_len) as draft:
                 return _load(config, checkpoint, vision, graph, tokenizer, defaults, draft)
     finally:
         checkpoint.close()
@@ -179,10 +178,13 @@ def _load(
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
     limits = executor_limits(config, model_len, graph)
-    used = {parameter.name for parameter in graph.parameters}
+    compiled, used = limits, {parameter.name for parameter in graph.parameters}
+    if is_head := draft_model is not None and draft_model.is_head:
+        used |= {parameter.name for parameter in draft_model.graph.parameters}
+        compiled = replace(limits, max_num_outputs=limits.max_num_outputs + limits.max_num_batched_tokens)
     warn_unused_weights(checkpoint, used, () if vision is None else vision.tensors)
     with ExitStack() as opened:
-        executor = _executor(config, checkpoint, graph, limits, tokenizer.report)
+        executor = _executor(config, checkpoint, graph, compiled, tokenizer.report)
         opened.callback(executor.close)
         vocabulary = tokenizer.result()
         encodings = None if vision is None else _encodings(config, vision, executor, opened)
@@ -206,7 +208,7 @@ def _load(
         if encodings is not None:
             engine.see(encodings)
         engine.adapt_with(adapter_registry(config, checkpoint, graph, executor, limits))
-        _use_drafts(engine, config, graph, draft)
+        _use_drafts(engine, config, graph, draft, is_head=is_head)
         opened.pop_all()
     if model_len > trained:
         logger.warning("max_model_len %d exceeds the %d that the model was made for", model_len, trained)
@@ -267,13 +269,13 @@ def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore |
     return store
 
 
-def _use_drafts(engine: Engine, config: EngineConfig, graph: Graph, draft: Executor | None) -> None:
+def _use_drafts(engine: Engine, config: EngineConfig, graph: Graph, draft: Executor | None, *, is_head: bool) -> None:
     sources = draft_sources(config, graph, engine.limits.num_draft_states)
     if sources or draft is not None:
         engine.speculate(sources)
     if draft is not None:
         share_threads(draft, engine.executor)
-        engine.draft_with(draft, SpeculativeConfig.of(config).num_speculative_tokens)
+        engine.draft_with(draft, SpeculativeConfig.of(config).num_speculative_tokens, is_head=is_head)
 
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:

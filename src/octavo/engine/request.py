@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo.engine.encoding.rotary import RotaryPositions
     from octavo.engine.kv.block_tier import BlockRow, LoadedBlock
     from octavo.engine.publisher import TextStream
+    from octavo.engine.speculation.head_drafter import HiddenRows
     from octavo.engine.speculation.speculation import Guesses
     from octavo.engine.texts.constrained import GrammarState
 
@@ -75,6 +76,7 @@ class Sequence:
     status: RequestStatus = RequestStatus.WAITING
     draft_token_ids: list[int] = field(default_factory=list)
     guesses: Guesses | None = None  # where its drafts come from
+    hidden_rows: HiddenRows | None = None  # of its last tokens, for a head that drafts
     num_computed_tokens: int = 0
     block_tables: list[BlockTable] = field(default_factory=list)  # one a group of layers; none: no blocks
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained

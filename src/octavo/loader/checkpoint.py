@@ -26,6 +26,7 @@ from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, renamed
 from octavo.loader.transforms import transformed
 from octavo.models import Architecture, weight_table
 from octavo.models._decoder import ModelConfig
+from octavo.models._heads import head_name
 from octavo.models._reading import ConfigReader
 from octavo.models._sizes import check_sizes
 from octavo.models._weights import FileFormat, WeightTable
@@ -182,7 +183,7 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     used = {tensor for source in packed.values() for tensor in source.tensors}
     names = [n for n in file.tensors if n not in used and not n.endswith(_BUFFERS)]
     sources = {name: file.source(name) for name in names} | packed
-    stored = {checkpoint_name(name, table): source for name, source in sources.items()}
+    stored = {checkpoint_name(head_name(name, config.num_layers), table): source for name, source in sources.items()}
     if _HEAD in stored and getattr(config, "tie_word_embeddings", False):
         # A quantized head is not the embedding, even if the model was made with one for both.
         if _HEAD in packed or not _is_copy(stored[_HEAD], stored.get(_EMBEDDING), file):

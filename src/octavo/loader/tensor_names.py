@@ -37,6 +37,13 @@ GGUF_STEMS: Mapping[str, str] = MappingProxyType(
         "blk.*.ffn_gate_exps": "layers.*.mlp.experts.gate_proj",
         "blk.*.ffn_up_exps": "layers.*.mlp.experts.up_proj",
         "blk.*.ffn_down_exps": "layers.*.mlp.experts.down_proj",
+        # The head behind the last layer that predicts a further token.
+        "blk.*.nextn.eh_proj": "layers.*.eh_proj",
+        "blk.*.nextn.enorm": "layers.*.enorm",
+        "blk.*.nextn.hnorm": "layers.*.hnorm",
+        "blk.*.nextn.embed_tokens": "layers.*.embed_tokens",
+        "blk.*.nextn.shared_head_norm": "layers.*.shared_head.norm",
+        "blk.*.nextn.shared_head_head": "layers.*.shared_head.head",
         # Mixtral's files from before April 2024.
         "blk.*.ffn_gate.*": "layers.*.mlp.experts.*.gate_proj",
         "blk.*.ffn_up.*": "layers.*.mlp.experts.*.up_proj",

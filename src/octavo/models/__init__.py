@@ -21,7 +21,8 @@ from typing import Any, Protocol, cast
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
-from octavo.models._decoder import ModelConfig
+from octavo.models._decoder import DecoderConfig, ModelConfig
+from octavo.models._heads import has_head
 from octavo.models._nearest import nearest
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
@@ -113,6 +114,19 @@ def find_architecture(
         f"architecture {name!r:.80} is not supported; nearest of the supported ones: "
         f"{nearest(name, modules, reader, read)} (docs/models.md lists them all)"
     )
+
+
+def build_draft_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph | None:
+    """The unoptimized graph of the head of a model that predicts further tokens; None: it has none.
+
+    Raises GraphError as `build_graph`.
+    """
+    module = load_architecture(name)
+    if not hasattr(module, "build_draft") or not has_head(cast(DecoderConfig, config), shapes):
+        return None
+    g = Graph(shapes)
+    g.output = module.build_draft(g, config)
+    return g
 
 
 def weight_table(architecture: Architecture) -> WeightTable:

@@ -20,6 +20,7 @@ from octavo.graph.ops.latent_attention import LatentAttention
 from octavo.graph.ops.moe import Routing
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, checked_columns
+from octavo.models._heads import next_token_head, without_heads
 from octavo.models._layers import mlp
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
@@ -70,9 +71,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        further = reader.integer("nextn_predict_layers", 0, low=0)
-        if further:
-            reader = reader.replaced("block_count", reader.integer("block_count", low=further + 1) - further)
+        reader = without_heads(reader)
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         mlp = MLPConfig.from_gguf(
             reader,
@@ -263,12 +262,20 @@ def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
-        p = f"layers.{i}."
-        h = h + latent_attention(g, cfg, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), i)
-        x = g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps)
-        h = h + mlp(g, x, cfg, i)
+        h = _layer(g, cfg, h, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
+
+
+def build_draft(g: Graph, cfg: Config) -> Value:
+    """The logits of the token after the next: see `next_token_head`."""
+    return next_token_head(g, cfg, _layer)
+
+
+def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
+    p = f"layers.{layer}."
+    h = h + latent_attention(g, cfg, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), layer)
+    return h + mlp(g, g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps), cfg, layer)
 
 
 def latent_attention(g: Graph, cfg: Config, x: Value, layer: int) -> Value:

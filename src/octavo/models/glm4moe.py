@@ -9,6 +9,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
 from octavo.models._decoder import DecoderConfig
+from octavo.models._heads import next_token_head, without_heads
 from octavo.models._layers import attention, mlp
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, ConfigReader
@@ -31,9 +32,8 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        further = reader.integer("nextn_predict_layers", 0, low=0)
-        num_layers = reader.integer("block_count", low=further + 1, high=MAX_LAYERS) - further
-        reader = ConfigReader({**reader.values, reader.prefix + "block_count": num_layers}, reader.prefix)
+        reader = without_heads(reader)
+        num_layers = reader.integer("block_count", high=MAX_LAYERS)
         qk_norm = "layers.0.self_attn.q_norm.weight" in shapes
         return cls.read_gguf(
             reader,
@@ -66,8 +66,16 @@ def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
-        p = f"layers.{i}."
-        h = h + attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, i)
-        x = g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps)
-        h = h + mlp(g, x, cfg, i)
+        h = _layer(g, cfg, h, i)
     return g.logits(g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps), cfg.output_head)
+
+
+def build_draft(g: Graph, cfg: Config) -> Value:
+    """The logits of the token after the next: see `next_token_head`."""
+    return next_token_head(g, cfg, _layer)
+
+
+def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
+    p = f"layers.{layer}."
+    h = h + attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, layer)
+    return h + mlp(g, g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps), cfg, layer)

@@ -16,6 +16,7 @@ from octavo.graph.values import Value
 from octavo.models import qwen2moe
 from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
+from octavo.models._heads import next_token_head, without_heads
 from octavo.models._layers import mlp
 from octavo.models._mlp import MLPConfig, experts_from_gguf, experts_from_hf
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
@@ -35,11 +36,8 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        # The blocks that predict further tokens come last and are not used; a file of experts alone has no other MLP.
-        extra = reader.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
-        count = reader.prefix + "block_count"
-        values = {**reader.values, count: reader.integer("block_count", high=MAX_LAYERS) - extra}
-        reader = ConfigReader(values, reader.prefix)
+        reader = without_heads(reader)
+        # A file of experts alone has no other MLP.
         if reader.has("expert_feed_forward_length"):
             reader = reader.with_defaults({"feed_forward_length": reader.integer("expert_feed_forward_length")})
         inner, heads = reader.integer("ssm.inner_size", high=MAX_WIDTH), reader.integer("ssm.time_step_rank")
@@ -130,6 +128,7 @@ _NORMS = (
     "norm",
     "layers.*.input_layernorm",
     "layers.*.post_attention_layernorm",
+    *(f"layers.*.{n}" for n in ("enorm", "hnorm", "shared_head.norm")),
     *(f"{_ATTENTION}{n}_norm" for n in "qk"),
 )
 _NAMES = {
@@ -185,13 +184,22 @@ def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
-        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        is_delta = f"layers.{i}.linear_attn.conv1d.weight" in g.weights
-        h = h + (delta_net(g, x, cfg, f"layers.{i}.linear_attn") if is_delta else gated_attention(g, x, cfg, i))
-        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        h = h + mlp(g, x, cfg, i)
+        h = _layer(g, cfg, h, i)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
+
+
+def build_draft(g: Graph, cfg: Config) -> Value:
+    """The logits of the token after the next: see `next_token_head`."""
+    return next_token_head(g, cfg, _layer)
+
+
+def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
+    p = f"layers.{layer}."
+    x = g.rms_norm(h, p + "input_layernorm", cfg.norm_eps)
+    is_delta = p + "linear_attn.conv1d.weight" in g.weights
+    h = h + (delta_net(g, x, cfg, p + "linear_attn") if is_delta else gated_attention(g, x, cfg, layer))
+    return h + mlp(g, g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps), cfg, layer)
 
 
 def delta_net(g: Graph, x: Value, cfg: Config, stem: str) -> Value:

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from octavo.backends import Executor
+from octavo.backends.split import SplitBackend
 from octavo.config import EngineConfig
+from octavo.engine.loading.cache_plan import wants_drafts
 from octavo.engine.loading.compile_graph import compile_graph
-from octavo.engine.loading.devices import backend_name
+from octavo.engine.loading.devices import backend_name, backend_of
 from octavo.engine.loading.model_graph import executor_limits, model_graph
-from octavo.errors import UsageError
+from octavo.errors import GraphError, ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.hub import resolve_model
+from octavo.models import build_draft_graph
 from octavo.speculative_config import SpeculativeConfig
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -27,12 +30,16 @@ _MAX_PADDING = 1024  # rows of logits by which two sizes of a model may differ
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model that fits its target, opened. config: its own options."""
+    """A draft model that fits its target, opened. config: its own options.
+
+    is_head: it is a part of the target, and reads its hidden states.
+    """
 
     config: EngineConfig
     checkpoint: Checkpoint
     graph: Graph
     model_len: int
+    is_head: bool = False
 
     def load(self) -> Executor:
         """Compiles it. Raises ModelLoadError or InsufficientMemoryError."""
@@ -42,24 +49,46 @@ class DraftModel:
 
 @contextmanager
 def found_draft_model(
-    config: EngineConfig, target: Graph, target_vocab_size: int, tokenizer: Callable[[], Tokenizer], model_len: int
+    config: EngineConfig, checkpoint: Checkpoint, target: Graph, tokenizer: Callable[[], Tokenizer], model_len: int
 ) -> Iterator[DraftModel | None]:
-    """The draft model that the options name, checked before its target is loaded; None: they name none.
+    """The draft model that the options name, checked before its target is loaded, or the target's own head.
 
-    target_vocab_size: rows of the target's logits. tokenizer: gives the target's. Raises UsageError for a model that
-    cannot draft for the target, and ModelLoadError.
+    None: there is neither. checkpoint, target: the target and its graph. tokenizer: gives the target's.
+    Raises UsageError for a model that cannot draft for the target, and ModelLoadError.
     """
     options = SpeculativeConfig.of(config)
     if options.model is None:
-        yield None
+        yield own_head(config, checkpoint, model_len)
         return
     if None not in [group.window for group in target.cache_layout.groups]:
         raise UsageError("draft_model needs a model that has layers without a window; leave it out")
-    with closing(open_checkpoint(resolve_model(options.model, revision=options.revision))) as checkpoint:
-        check_vocabulary(tokenizer(), load_tokenizer(checkpoint), options.model)
-        graph = model_graph(checkpoint, model_len)
-        check_draft(checkpoint, graph, target_vocab_size, options.model)
-        yield DraftModel(draft_config(config, options.model, options.revision), checkpoint, graph, model_len)
+    with closing(open_checkpoint(resolve_model(options.model, revision=options.revision))) as draft:
+        check_vocabulary(tokenizer(), load_tokenizer(draft), options.model)
+        graph = model_graph(draft, model_len)
+        check_draft(draft, graph, checkpoint.config.vocab_size, options.model)
+        yield DraftModel(draft_config(config, options.model, options.revision), draft, graph, model_len)
+
+
+def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> DraftModel | None:
+    """The head of a model that predicts further tokens, if there is one and the options want it.
+
+    Raises UsageError where they ask for one that is not there, and ModelLoadError if its weights do not fit.
+    """
+    method = SpeculativeConfig.of(config).method
+    if method not in ("auto", "mtp") or not wants_drafts(config):
+        return None
+    is_here = config.num_ranks == 1 and not isinstance(backend_of(config), SplitBackend)
+    try:
+        own = checkpoint.config.for_length(model_len)
+        graph = build_draft_graph(checkpoint.architecture, own, checkpoint.weights.shapes) if is_here else None
+    except GraphError as error:
+        raise ModelLoadError(f"{checkpoint.path}: the head that predicts further tokens: {error}") from error
+    if graph is None:
+        if method == "mtp":
+            problem = "has no head that predicts further tokens" if is_here else "is in several parts"
+            raise UsageError(f"speculative_config: method mtp: the model {problem}; choose auto or ngram")
+        return None
+    return DraftModel(draft_config(config, config.model, config.revision), checkpoint, graph, model_len, is_head=True)
 
 
 def draft_config(config: EngineConfig, model: str, revision: str | None = None) -> EngineConfig:

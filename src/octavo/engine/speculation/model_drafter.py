@@ -18,6 +18,9 @@ from octavo.errors import OctavoError
 from octavo.speculative_config import MAX_DRAFTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from octavo.batch import Batch, Float32, StepOutput
     from octavo.engine.limits import EngineLimits
     from octavo.engine.speculation.speculation import Guesses
 
@@ -30,12 +33,12 @@ _GAIN = 0.2  # of the time of an answer that drafts are assumed to save, when th
 
 
 @dataclass(slots=True)
-class _Chain:
-    """A draft in the making. value: probability that all of it is right."""
+class Chain:
+    """A draft in the making. value: probability that all of it is right. reading: None: of a head."""
 
     sequence: Sequence
     guesses: Guesses
-    reading: DraftReading
+    reading: DraftReading | None
     limit: int
     token_ids: list[int]
     levels: list[int]
@@ -82,23 +85,31 @@ class ModelDrafter:
         self._idle += 1
         return self._idle >= _RETRY
 
+    def catch_up(self, sequences: Iterable[Sequence]) -> None:
+        """Reads prompts that are under way: this model reads them late."""
+
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
         """Drafts of these sequences, as far as it has read them. Without any, a chunk of a prompt is read.
 
         num_rows: of the target's step without drafts. Raises OctavoError or RuntimeError if the model fails.
         """
         self._idle = 0
-        chains: list[_Chain] = []
-        behind: list[_Chain] = []
+        chains: list[Chain] = []
+        behind: list[Chain] = []
+        num_left = self._limits.max_num_batched_tokens
         claimed: set[int] = set()  # blocks that are written: choices share those of their prompt at first
         for sequence, guesses in wanted:
             chain = self._open(sequence, guesses)
-            blocks = set() if chain is None else self._twins.written(chain.reading, self._blocks(sequence))
+            blocks = set() if chain is None else self._twins.written(_reading(chain), self._blocks(sequence))
             if chain is None or not claimed.isdisjoint(blocks):
                 continue
             claimed |= blocks
-            missing = len(sequence.token_ids) - chain.reading.num_read
-            (chains if missing <= _INLINE else behind).append(chain)
+            missing = len(sequence.token_ids) - _reading(chain).num_read
+            if missing > _INLINE:
+                behind.append(chain)
+            elif missing <= num_left:
+                num_left -= missing
+                chains.append(chain)
         for chain in behind:
             if self._is_worth_reading(chain):
                 self._read(chain)
@@ -113,56 +124,65 @@ class ModelDrafter:
     def _blocks(self, sequence: Sequence) -> list[int]:
         return sequence.block_tables[self._group].block_ids
 
-    def _open(self, sequence: Sequence, guesses: Guesses) -> _Chain | None:
+    def _open(self, sequence: Sequence, guesses: Guesses) -> Chain | None:
         if guesses.reading is None:
             guesses.reading = DraftReading()
         reading, tokens = guesses.reading, sequence.token_ids
         block_ids = self._blocks(sequence)
         self._twins.find(reading, tokens, block_ids, sequence.request.num_preemptions)
-        most = guesses.options.num_speculative_tokens
+        limit = self._most(sequence, guesses)
+        return Chain(sequence, guesses, reading, limit, [], []) if limit > 0 else None
+
+    def _most(self, sequence: Sequence, guesses: Guesses) -> int:
+        """The drafts that a sequence may have now."""
+        most, count = guesses.options.num_speculative_tokens, len(sequence.token_ids)
         limit = min(
             self.max_drafts if most is None else min(self.max_drafts, most),
-            sequence.request.max_total_tokens - len(tokens) - 1,
-            self._limits.max_model_len - len(tokens),
+            sequence.request.max_total_tokens - count - 1,
+            self._limits.max_model_len - count,
         )
-        if limit <= 0 or guesses.barred_at == len(tokens):
-            return None
-        return _Chain(sequence, guesses, reading, limit, [], [])
+        return 0 if guesses.barred_at == count else limit
 
-    def _is_worth_reading(self, chain: _Chain) -> bool:
+    def _is_worth_reading(self, chain: Chain) -> bool:
         """True if the drafts of the rest of the answer will save more time than the reading takes."""
         tokens, step_s = chain.sequence.token_ids, self._target_times.step_s(1)
-        per_token = self._times.chunk_token_s(chain.reading.num_read)
+        per_token = self._times.chunk_token_s(_reading(chain).num_read)
         if step_s is None or per_token is None:
             return True
         left = chain.sequence.request.max_total_tokens - len(tokens)
-        return left * _GAIN * step_s > (len(tokens) - chain.reading.num_read) * per_token
+        return left * _GAIN * step_s > (len(tokens) - _reading(chain).num_read) * per_token
 
-    def _read(self, chain: _Chain) -> None:
+    def _read(self, chain: Chain) -> None:
         """Reads as many tokens as take about a step of the target, with a step without logits' use."""
-        reading, tokens = chain.reading, chain.sequence.token_ids
+        reading, tokens = _reading(chain), chain.sequence.token_ids
         step_s, per_token = self._target_times.step_s(1), self._times.chunk_token_s(reading.num_read)
         count = 64 if step_s is None or per_token is None else int(step_s / per_token)
         end = min(reading.num_read + min(max(count, _INLINE), 256), len(tokens) - 1)
         self._run([self._part(chain, tokens[reading.num_read : end], reading.num_read)], end - reading.num_read)
         self._twins.note(reading, tokens, self._blocks(chain.sequence), end)
 
-    def _extend(self, chains: list[_Chain], *, is_first: bool) -> None:
+    def _extend(self, chains: list[Chain], *, is_first: bool) -> None:
         """Adds a guess to each chain."""
         parts = []
         for chain in chains:
-            tokens, reading = chain.sequence.token_ids, chain.reading
+            tokens, reading = chain.sequence.token_ids, _reading(chain)
             if is_first:
                 parts.append(self._part(chain, tokens[reading.num_read :], reading.num_read))
             else:
                 parts.append(self._part(chain, chain.token_ids[-1:], len(tokens) + len(chain.token_ids) - 1))
-        guesses, logprobs = self._run(parts, 0)
-        for chain, token_id, logprob in zip(chains, guesses, logprobs, strict=True):
-            tokens, block_ids = chain.sequence.token_ids, self._blocks(chain.sequence)
+        output = self._run(parts, 0)
+        for chain in chains:
+            tokens, block_ids, reading = chain.sequence.token_ids, self._blocks(chain.sequence), _reading(chain)
             if is_first:
-                self._twins.note(chain.reading, tokens, block_ids, len(tokens))
+                self._twins.note(reading, tokens, block_ids, len(tokens))
             elif self._twins.room(block_ids, len(tokens) + len(chain.token_ids) - 1):
-                chain.reading.guesses.append(chain.token_ids[-1])
+                reading.guesses.append(chain.token_ids[-1])
+        self._take_guesses(chains, output)
+
+    def _take_guesses(self, chains: list[Chain], output: StepOutput) -> None:
+        """Adds the token of each row to its chain."""
+        rows = zip(chains, output.token_ids.tolist(), output.logprobs.tolist(), strict=True)
+        for chain, token_id, logprob in rows:
             if token_id >= self._limits.vocab_size:  # rows of padding
                 chain.value = 0.0
                 continue
@@ -171,11 +191,11 @@ class ModelDrafter:
             chain.levels.append(level)
             chain.value *= chain.guesses.acceptance.odds(Draft(self, [token_id], [level]))[0]
 
-    def _part(self, chain: _Chain, token_ids: list[int], start: int) -> TokenRun:
+    def _part(self, chain: Chain, token_ids: list[int], start: int) -> TokenRun:
         sequence = chain.sequence
         return TokenRun(token_ids, start, self._blocks(sequence), self._limits.num_blocks + sequence.row)
 
-    def _worth_more(self, chains: list[_Chain], num_rows: int) -> list[_Chain]:
+    def _worth_more(self, chains: list[Chain], num_rows: int) -> list[Chain]:
         """The chains whose next guess is worth its time."""
         cost = self._cost(num_rows, len(chains)) or 0.0
         room = [each for each in chains if len(each.token_ids) < each.limit and each.value]
@@ -189,13 +209,24 @@ class ModelDrafter:
         row_s = max((self._target_times.step_s(num_rows + num_chains) or step_s) - step_s, 0.0)
         return (draft_s + row_s) / num_chains * num_rows / step_s
 
-    def _run(self, parts: list[TokenRun], num_chunk_tokens: int) -> tuple[list[int], list[float]]:
+    def _run(self, parts: list[TokenRun], num_chunk_tokens: int, inputs: tuple[Float32, ...] = ()) -> StepOutput:
         """A step of the draft model: the most likely next tokens, and their log-probabilities."""
         started_at = time.perf_counter()
-        output = self.executor.submit(self._twins.batch(parts)).wait()
+        batch = self._complete(self._twins.batch(parts))
+        batch.inputs = inputs
+        output = self.executor.submit(batch).wait()
         rows = 0 if num_chunk_tokens else len(parts)
         self._times.observe(rows, num_chunk_tokens, parts[0].start, time.perf_counter() - started_at)
-        return output.token_ids.tolist(), output.logprobs.tolist()
+        return output
+
+    def _complete(self, batch: Batch) -> Batch:
+        """The batch with what else a step of this model has."""
+        return batch
+
+
+def _reading(chain: Chain) -> DraftReading:
+    assert chain.reading is not None
+    return chain.reading
 
 
 FAILURES = (OctavoError, SamplingError, RuntimeError, MemoryError)

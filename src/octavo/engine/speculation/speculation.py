@@ -13,7 +13,7 @@ from octavo.engine.speculation.acceptance import Acceptance
 from octavo.engine.speculation.draft_source import Draft, DraftSource, Guesser
 from octavo.engine.speculation.model_drafter import FAILURES, ModelDrafter
 from octavo.engine.speculation.policy import DraftPolicy
-from octavo.speculative_config import MAX_DRAFTS
+from octavo.speculative_config import MAX_DRAFTING, MAX_DRAFTS
 
 if TYPE_CHECKING:
     from octavo.engine.metrics import EngineMetrics
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENOUGH = 2.0  # expected tokens of a draft from which the draft model is not asked
-# Sequences beyond which nobody guesses, not even to learn whether it would pay: a guess takes the host about 10 us, and
-# rows beside so many cost their full time.
-_CROWD = 16
 _LIKELY = 0.5  # odds of the next token from which the step after it waits for it
 
 
@@ -86,8 +83,8 @@ class Speculation:
         running: sequences in no step. max_rows: of a step. may_explore: see `DraftPolicy.lengths`; never beside prompts
         that are under way.
         """
-        sequences, num_rows = [], 0
-        for sequence in running:
+        sequences, num_rows, everybody = [], 0, list(running)
+        for sequence in everybody:
             sequence.draft_token_ids = []
             num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
             if num_missing == 1:
@@ -96,8 +93,9 @@ class Speculation:
                     sequences.append(sequence)
             elif num_missing > 1:
                 may_explore = False
-        if num_rows > _CROWD:
+        if num_rows > MAX_DRAFTING:
             return
+        self._catch_up(everybody)
         found = [(sequence, *guess) for sequence in sequences if (guess := self._guess(sequence, ())) is not None]
         if self.drafter is not None and sequences and self.drafter.pays(num_rows):
             self._ask_model(self.drafter, sequences, num_rows)
@@ -110,6 +108,18 @@ class Speculation:
             if length >= sequence.request.options.min_speculative_tokens:
                 sequence.draft_token_ids = draft.token_ids[:length]
 
+    def _catch_up(self, running: list[Sequence]) -> None:
+        if self.drafter is not None:
+            try:
+                self.drafter.catch_up(running)
+            except FAILURES as error:
+                self._lose_drafter(error)
+
+    def _lose_drafter(self, error: BaseException) -> None:
+        logger.error("the draft model is not used any more: %s", error)
+        self.drafter = None
+        self._metrics.num_lost_draft_models = 1
+
     def _ask_model(self, drafter: ModelDrafter, sequences: list[Sequence], num_rows: int) -> None:
         """Replaces the guesses of sequences by those of the draft model where these are better."""
         wanted = []
@@ -120,9 +130,7 @@ class Speculation:
         try:
             drafts = drafter.draft(wanted, num_rows)
         except FAILURES as error:
-            logger.error("the draft model is not used any more: %s", error)
-            self.drafter = None
-            self._metrics.num_lost_draft_models = 1
+            self._lose_drafter(error)
             return
         for sequence, guesses in wanted:
             draft = drafts.get(sequence)
@@ -134,7 +142,7 @@ class Speculation:
     def would_draft(self, sequences: Iterable[Sequence], token_ids: list[int]) -> bool:
         """True if the step after this one gets drafts. token_ids: one for each sequence, which it has not taken yet."""
         chains = []
-        if len(token_ids) > _CROWD:
+        if len(token_ids) > MAX_DRAFTING:
             return False
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             guess = self._guess(sequence, (token_id,)) if _may_draft(sequence, 1) else None
@@ -150,7 +158,7 @@ class Speculation:
         Then it must not be submitted before.
         """
         chains, num_rows, waiting = [], 0, list(sequences)
-        if len(waiting) > _CROWD:
+        if len(waiting) > MAX_DRAFTING:
             return False
         for sequence in waiting:
             num_rows += 1

@@ -1,0 +1,66 @@
+"""Heads that predict further tokens (MTP): a layer behind the last one, as a graph of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops.linear import Input
+from octavo.graph.ops.streams import SideBySide
+from octavo.graph.values import TOKENS, Value
+from octavo.models._decoder import DecoderConfig
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+
+HeadConfig = TypeVar("HeadConfig", bound=DecoderConfig)
+
+# From a graph, the configuration, the input of a layer and its number to the layer's output.
+DraftLayer = Callable[[Graph, HeadConfig, Value, int], Value]
+
+_QWEN = {
+    "mtp.fc.": "eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.",
+    "mtp.layers.0.": "",
+}
+
+
+def next_token_head(g: Graph, cfg: HeadConfig, layer: DraftLayer[HeadConfig]) -> Value:
+    """The logits [LOGITS, vocab] of the token after the next, from tokens and the model's last hidden states.
+
+    The row of a position has as token the next one, and as `Batch.inputs[0]` [TOKENS, hidden] the input of the output
+    head at that position: DeepSeek-AI et al., arXiv 2412.19437, section 2.2. `hidden_states` of the graph continue it.
+    """
+    number = cfg.num_layers
+    p = f"layers.{number}."
+    embedding, head = p + "embed_tokens", p + "shared_head.head"
+    tokens = g.embedding(embedding if f"{embedding}.weight" in g.weights else "embed_tokens")
+    hidden = g.add(Input(0, TOKENS, cfg.hidden_size))
+    tokens, hidden = (g.rms_norm(x, p + name, cfg.norm_eps) for x, name in ((tokens, "enorm"), (hidden, "hnorm")))
+    windows = (*cfg.attention.windows, None)
+    cfg = replace(cfg, attention=replace(cfg.attention, windows=windows))
+    h = layer(g, cfg, g.linear(g.add(SideBySide(tokens, hidden)), p + "eh_proj"), number)
+    h = g.rms_norm(g.select_rows(h), p + "shared_head.norm", cfg.norm_eps)
+    return g.logits(h, head if f"{head}.weight" in g.weights else cfg.output_head)
+
+
+def has_head(cfg: DecoderConfig, weights: Mapping[str, tuple[int, ...]]) -> bool:
+    """True if the checkpoint has the layer behind the last one that predicts a further token."""
+    return f"layers.{cfg.num_layers}.eh_proj.weight" in weights
+
+
+def head_name(name: str, num_layers: int) -> str:
+    """That of a weight of Qwen's files, which count the layers of heads by themselves, as other files have it."""
+    for prefix, own in _QWEN.items():
+        if name.startswith(prefix):
+            return f"layers.{num_layers}.{own}{name.removeprefix(prefix)}"
+    return name
+
+
+def without_heads(reader: ConfigReader) -> ConfigReader:
+    """The metadata of a GGUF file whose last blocks are heads, with the number of blocks before them."""
+    further = reader.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
+    count = reader.integer("block_count", low=further + 1, high=MAX_LAYERS + further) - further
+    return ConfigReader({**reader.values, reader.prefix + "block_count": count}, reader.prefix)
