@@ -193,7 +193,13 @@ def test_reading_holds_no_step_up(llm: LLM, adapters: list[Path], monkeypatch: p
 
 @pytest.mark.parametrize(
     "options",
-    [{"backend": "torch:cpu"}, {"backend": "torch:cpu", "gpu_layers": 1}, {"backend": "reference"}],
+    [
+        {"backend": "torch:cpu"},
+        {"backend": "torch:cpu", "gpu_layers": 1},
+        {"backend": "reference"},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+    ],
     ids=str,
 )
 def test_other_executors(options: dict[str, object], llm: LLM, model: Path, adapters: list[Path]) -> None:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from octavo.backends.moved_blocks import MovedSizes, moves, with_part
 from octavo.backends.work_done import WatchedExecutor
 from octavo.distributed.pipeline import Pipeline, PipelinedStep
-from octavo.distributed.rank_messages import Allocate, Allocated, SavedBlocks, moved_tensors, step_message
-from octavo.errors import EngineDeadError
+from octavo.distributed.rank_messages import (
+    AdapterPart,
+    Allocate,
+    Allocated,
+    DropAdapter,
+    HoldAdapter,
+    LoadAdapter,
+    SavedBlocks,
+    Tensor,
+    moved_tensors,
+    step_message,
+)
+from octavo.errors import EngineDeadError, OctavoError
 
 if TYPE_CHECKING:
-    from octavo.backends import Executor, Paging, PendingStep, RankGroup
+    from octavo.backends import AdaptingExecutor, Executor, Paging, PendingStep, RankGroup
     from octavo.batch import Batch, StepOutput
     from octavo.distributed.leader import Leader
     from octavo.distributed.ranks import Ranks
     from octavo.graph.cache import CacheSizes
+    from octavo.graph.ops.low_rank import LowRank
 
 
 class GroupExecutor:
@@ -44,6 +59,7 @@ class GroupExecutor:
         """
         self._local, self._leader, self._ranks, self._group = local, leader, ranks, group
         self._number = 0
+        self._adapter_numbers = count()
         self._moved = self._own = MovedSizes()
         self.num_stages = ranks.pipeline_parallel
         self._pipeline = Pipeline(local, leader, ranks, self.outcome) if self.num_stages > 1 else None
@@ -65,6 +81,26 @@ class GroupExecutor:
         for rank in range(1, self._ranks.count):
             self._leader.receive(rank, Allocated)
         self._leader.watch()
+
+    def prepare_adapter(self, parts: Mapping[str, LowRank]) -> RankAdapter:
+        """See `AdaptingExecutor`. The other ranks prepare theirs meanwhile; parts go one by one, between steps."""
+        number = next(self._adapter_numbers)
+        for name, part in parts.items():
+            message = AdapterPart(number, name, Tensor.of(part.a), Tensor.of(part.b), float(part.scale))
+            self._leader.send(message)
+        self._leader.send(HoldAdapter(number))
+        prepared = RankAdapter(number, cast("AdaptingExecutor", self._local).prepare_adapter(parts))
+        weakref.finalize(prepared, _forget, self._leader, number).atexit = False
+        return prepared
+
+    def load_adapter(self, slot: int, prepared: RankAdapter) -> None:
+        """See `AdaptingExecutor`. The others load it before the step behind this."""
+        self._leader.send(LoadAdapter(prepared.number, slot))
+        cast("AdaptingExecutor", self._local).load_adapter(slot, prepared.own)
+
+    def drop_adapter(self, slot: int) -> None:
+        """See `AdaptingExecutor`. Here alone: no step reads the slot of other ranks either."""
+        cast("AdaptingExecutor", self._local).drop_adapter(slot)
 
     def submit(self, batch: Batch) -> PendingStep:
         self._leader.check()
@@ -148,6 +184,18 @@ class GroupExecutor:
             self._pipeline.close()
         self._leader.close()
         self._local.close()
+
+
+class RankAdapter:
+    """An adapter that all ranks have prepared. number: by which they know it. own: of rank 0."""
+
+    def __init__(self, number: int, own: object) -> None:
+        self.number, self.own = number, own
+
+
+def _forget(leader: Leader, number: int) -> None:
+    with suppress(OctavoError):  # ranks that are gone hold nothing
+        leader.send(DropAdapter(number))
 
 
 class _GroupStep:

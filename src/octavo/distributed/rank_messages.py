@@ -17,7 +17,7 @@ from octavo.backends.moved_blocks import moves
 from octavo.batch import SAMPLING_ROW, Batch, BlockBytes, DomainRows, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 11
+PROTOCOL = 12
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
@@ -178,6 +178,35 @@ class RunStep(_Message):
     domains: dict[str, DomainTensors] = {}
 
 
+class AdapterPart(_Message):
+    """The product of an adapter beside a weight. adapter: its number, by which the leader knows it."""
+
+    adapter: int
+    name: str
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+class HoldAdapter(_Message):
+    """All parts of an adapter are there."""
+
+    adapter: int
+
+
+class LoadAdapter(_Message):
+    """The steps behind this message read an adapter in a slot."""
+
+    adapter: int
+    slot: int
+
+
+class DropAdapter(_Message):
+    """No step will ask for this adapter again."""
+
+    adapter: int
+
+
 class SavedBlocks(_Message):
     """A rank's part of the blocks and states that a step has saved. It comes before the values of the step."""
 
@@ -220,6 +249,10 @@ RankMessage: TypeAlias = (
     | Allocate
     | Allocated
     | RunStep
+    | AdapterPart
+    | HoldAdapter
+    | LoadAdapter
+    | DropAdapter
     | SavedBlocks
     | StageValues
     | Alive

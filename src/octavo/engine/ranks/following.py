@@ -17,10 +17,14 @@ from octavo.batch import Array
 from octavo.config import EngineConfig
 from octavo.distributed.connection import Connection, ConnectionEndedError
 from octavo.distributed.rank_messages import (
+    AdapterPart,
     Alive,
     Allocate,
     Allocated,
+    DropAdapter,
+    HoldAdapter,
     Joining,
+    LoadAdapter,
     Loaded,
     RankFailed,
     RankMessage,
@@ -38,6 +42,7 @@ from octavo.engine.loading.devices import memory_of_rank
 from octavo.engine.loading.encoder import vision_of
 from octavo.engine.loading.model_graph import executor_limits, model_graph, steps_of
 from octavo.engine.ranks.joining import OTHERS_S, join, settled
+from octavo.engine.ranks.rank_adapters import RankAdapters
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
@@ -83,6 +88,7 @@ class Follower:
         self._values: queue.SimpleQueue[StageValues] = queue.SimpleQueue()  # those of several steps may be under way
         self._group: RankGroup | None = None
         self._executor: Executor | None = None  # once it is loaded
+        self._adapters = RankAdapters()
         self._is_in_step = False
         self._waits: WaitMeter | None = None  # from when the executor is there: what loading waits is not a step's
 
@@ -129,6 +135,8 @@ class Follower:
                     os._exit(1)
                 if isinstance(message, StageValues):
                     self._values.put(message)
+                elif isinstance(message, AdapterPart | HoldAdapter | DropAdapter):
+                    self._adapters.take(message)
                 else:
                     self._inbox.put(message)
         except ConnectionEndedError:
@@ -139,6 +147,16 @@ class Follower:
         if not isinstance(message, kind):
             raise OctavoError(f"the leader sent {type(message).__name__} instead of {kind.__name__}")
         return message
+
+    def _next_step(self) -> RunStep:
+        """The next step, once the adapters that it reads are in their slots."""
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, RunStep):
+                return message
+            if not isinstance(message, LoadAdapter):
+                raise OctavoError(f"the leader sent {type(message).__name__} instead of a step")
+            self._adapters.load(message)
 
     def _serve(self) -> None:
         setup = self._next(Setup)
@@ -162,6 +180,7 @@ class Follower:
         self._group = group = join(config, graph, ranks, rank, setup.group)
         limits = executor_limits(config, setup.model_len, whole)
         executor = compile_graph(config, checkpoint, graph, limits, None, group)
+        self._adapters.executor = executor
         self._waits, self._executor = WaitMeter(), executor  # in this order: another thread asks for the state
         sizes, own = executor.cache_sizes, executor.weight_bytes
         free = memory_of_rank(config, held_bytes=own).available_bytes - executor.mapped_bytes
@@ -172,8 +191,7 @@ class Follower:
         self._connection.send(Allocated())
         number = 0
         while True:
-            step = self._next(RunStep)
-            assert isinstance(step, RunStep)
+            step = self._next_step()
             if step.number != number + 1:
                 raise OctavoError(f"the leader is at step {step.number}, this rank at {number + 1}")
             number = step.number

@@ -1,0 +1,45 @@
+"""The adapters of a rank: prepared on a thread as their parts come, put into slots between steps."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import cast
+
+import numpy as np
+
+from octavo.backends import AdaptingExecutor, Executor
+from octavo.distributed.rank_messages import AdapterPart, DropAdapter, HoldAdapter, LoadAdapter
+from octavo.errors import OctavoError
+from octavo.graph.ops.low_rank import LowRank
+
+
+class RankAdapters:
+    """The adapters that the leader holds, by its numbers.
+
+    `take` is for the thread that reads messages, `load` for that of steps.
+    """
+
+    def __init__(self) -> None:
+        self.executor: Executor | None = None  # once it is loaded
+        self._parts: dict[int, dict[str, LowRank]] = {}
+        self._prepared: dict[int, Future[object]] = {}
+        self._thread = ThreadPoolExecutor(1, "octavo-adapters")
+
+    def take(self, message: AdapterPart | HoldAdapter | DropAdapter) -> None:
+        """A part of an adapter, the end of its parts, or the end of its use."""
+        number = message.adapter
+        if isinstance(message, AdapterPart):
+            a, b = (tensor.array().astype(np.float32, copy=False) for tensor in (message.a, message.b))
+            self._parts.setdefault(number, {})[message.name] = LowRank(a, b, message.scale)
+        elif isinstance(message, HoldAdapter):
+            parts, executor = self._parts.pop(number, {}), self.executor
+            if not isinstance(executor, AdaptingExecutor):
+                raise OctavoError("the leader sent an adapter to a rank that holds none")
+            self._prepared[number] = self._thread.submit(executor.prepare_adapter, parts)
+        else:
+            self._prepared.pop(number, None)
+
+    def load(self, message: LoadAdapter) -> None:
+        """Puts an adapter into a slot."""
+        prepared = self._prepared[message.adapter].result()
+        cast(AdaptingExecutor, self.executor).load_adapter(message.slot, prepared)
