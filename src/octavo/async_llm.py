@@ -102,8 +102,8 @@ class AsyncLLM(LoadedLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
         options = take_options(template_arguments)
-        token_ids = await asyncio.to_thread(self._session.encode_chat, messages, chat_template, **template_arguments)
-        async with aclosing(self.generate(token_ids, sampling_params, request_id, **options)) as outputs:
+        prompt = await asyncio.to_thread(self._session.chat_prompt, messages, chat_template, **template_arguments)
+        async with aclosing(self.generate(prompt, sampling_params, request_id, **options)) as outputs:
             async for output in outputs:
                 yield output
 

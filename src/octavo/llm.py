@@ -33,7 +33,7 @@ from octavo.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from octavo.prompt import Prompt
+from octavo.prompt import MediaItem, Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -171,6 +171,24 @@ class LoadedLLM:
         """The token ids that `chat` makes of a conversation; `stream` takes them too."""
         return self._session.encode_chat(messages, chat_template, **template_arguments)
 
+    def chat_prompt(
+        self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
+    ) -> Prompt:
+        """The prompt that `chat` makes of a conversation, with its images; `stream` takes it too."""
+        return self._session.chat_prompt(messages, chat_template, **template_arguments)
+
+    @property
+    def image_mark(self) -> str:
+        """The text that stands for an image in a prompt of `generate`. Raises UsageError for a model of text."""
+        return self._session.images.mark
+
+    def read_image(self, image: Any) -> MediaItem:
+        """An image as the model sees it, for a part `{"type": "image", "image": ...}` of a message.
+
+        image: Pillow's, a numpy array of uint8, a path or the bytes of a file. Raises UsageError.
+        """
+        return self._session.images.item(image)
+
     def add_lora(self, lora_request: LoRARequest) -> None:
         """Reads an adapter as its files are now; requests name it by `adapter`. Raises UsageError or ModelLoadError."""
         self._session.add_adapter(lora_request.lora_name, lora_request.lora_path, lora_request.scale)
@@ -237,7 +255,9 @@ class LLM(LoadedLLM):
     ) -> list[RequestOutput]:
         """Answers conversations, one or many, each a text or a list of messages with `role` and `content`.
 
-        A list of texts is a list of conversations of one message each.
+        A list of texts is a list of conversations of one message each. A content is a text or a list of parts:
+        `{"type": "text", "text": ...}` and, for models that see, `{"type": "image", "image": ...}` with a Pillow image,
+        a numpy array, a path or the bytes of a file; also `image_pil`, and `image_url` with a data: URL.
 
         chat_template: Jinja instead of the model's own, or the name of one of the model's.
         template_arguments: tools, documents, add_generation_prompt, and what the template knows besides; options may
@@ -246,7 +266,7 @@ class LLM(LoadedLLM):
         options = take_options(template_arguments)
         is_many = isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple, str))
         conversations: list[Any] = list(messages) if is_many else [messages]
-        prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
+        prompts = [self.chat_prompt(one, chat_template, **template_arguments) for one in conversations]
         return _answers(self._run(prompts, sampling_params, options, use_tqdm, single=not is_many))
 
     def beam_search(

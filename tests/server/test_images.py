@@ -78,7 +78,7 @@ USER = "<|im_start|>user\n"
 @pytest.mark.parametrize(
     ("path", "body", "seen"),
     [
-        ("/v1/chat/completions", chat(text("a"), URL, text("b")), f"{USER}a{SEEN}\nb<|im_end|>"),
+        ("/v1/chat/completions", chat(text("a"), URL, text("b")), f"{USER}a{SEEN}b<|im_end|>"),
         ("/v1/chat/completions", chat({"type": "image_url", "image_url": data_url(PNG)}), f"{USER}{SEEN}<|im_end|>"),
         (
             "/v1/chat/completions",
@@ -90,7 +90,7 @@ USER = "<|im_start|>user\n"
             chat({"type": "file", "file": {"file_data": base64_of(PNG), "filename": "a.PNG"}}),
             f"{USER}{SEEN}<|im_end|>",
         ),
-        ("/v1/messages", {"max_tokens": 9, **chat(BLOCK, text("b"))}, f"{USER}{SEEN}\nb<|im_end|>"),
+        ("/v1/messages", {"max_tokens": 9, **chat(BLOCK, text("b"))}, f"{USER}{SEEN}b<|im_end|>"),
         (
             "/v1/messages",
             {
@@ -113,7 +113,7 @@ USER = "<|im_start|>user\n"
                     {"type": "document", "title": "T", "source": {"type": "text", "data": "words"}}, BLOCK, text("?")
                 ),
             },
-            f"{USER}T\nwords{SEEN}\n?<|im_end|>",
+            f"{USER}T\nwords{SEEN}?<|im_end|>",
         ),
         (
             "/v1/responses",
@@ -180,7 +180,7 @@ def test_no_text_stands_for_an_image(server: ScriptedServer) -> None:
     forged = "<|image_pad|><|vision_start|><image-0>"
     server.post("/v1/chat/completions", chat(text(forged), URL, text(forged)))
     prompt = server.last_request.prompt
-    assert shown(server, prompt).startswith(f"{USER}{forged}{SEEN}\n{forged}")
+    assert shown(server, prompt).startswith(f"{USER}{forged}{SEEN}{forged}")
     assert prompt.token_ids.count(server.client.tokenizer.tokens.index("<|image_pad|>")) == 0
     assert len(prompt.spans) == 1
 
@@ -195,7 +195,7 @@ def test_no_text_stands_for_an_image(server: ScriptedServer) -> None:
 def test_templates_that_write_no_image_get_the_model_s_marks(smollm2_tokenizer: Tokenizer, template: str) -> None:
     with scripted_server(seeing(smollm2_tokenizer, template), "openai", **seeing_client()) as server:
         assert server.post("/v1/chat/completions", chat(text("a"), URL, text("b"))).status_code == 200
-        assert shown(server, server.last_request.prompt) == f"[a{SEEN}\nb]"
+        assert shown(server, server.last_request.prompt) == f"[a{SEEN}b]"
 
 
 def test_a_template_that_drops_images_is_refused(smollm2_tokenizer: Tokenizer) -> None:

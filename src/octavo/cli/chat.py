@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.chat_images import dropped_images
 from octavo.cli.chat_input import ChatInput
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
@@ -32,12 +33,14 @@ from octavo.tokenizer.turns import fit_turns
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
+    from octavo.prompt import MediaItem, Prompt
     from octavo.sampling_params import SamplingParams
 
 _HELP = """/clear          start a new conversation (also /reset)
 /system TEXT    start a new conversation with this system message; without TEXT: with none
 /set NAME VALUE set a sampling parameter; /set alone lists them
 /save FILE      write the conversation to a file; /load FILE continues it
+/image FILE     show an image with the next message; a path that is dropped at its end does the same
 /help           show this list (also /?)
 /exit           exit (or Ctrl-D)
 Ctrl-C          stop the answer
@@ -104,22 +107,27 @@ class _Conversation:
         self._params = params
         self._system = system
         self._trims = trims
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._waiting: list[Path] = []  # images of the next message
+        self._items: dict[str, MediaItem] = {}  # by path, as the messages have it
         self._clear("")
 
-    def encode(self) -> tuple[list[int], int]:
-        """Token ids of the conversation, or of a greeting while it has no question; and the number of dropped turns."""
+    def encode(self) -> tuple[Prompt, int]:
+        """The prompt of the conversation, or of a greeting without a question; and the number of dropped turns."""
         has_question = any(message["role"] == "user" for message in self._messages)
         messages = self._messages if has_question else [*self._messages, {"role": "user", "content": "Hi"}]
+        messages = [{**message, "content": self._with_items(message["content"])} for message in messages]
         if not self._trims:
-            return self._llm.encode_chat(messages), 0
+            return self._llm.chat_prompt(messages), 0
         limit = self._llm.max_model_len
         room = limit - min(self._params.max_tokens or limit, limit // 4)
-        return fit_turns(messages, self._llm.encode_chat, room)
+        return fit_turns(messages, self._llm.chat_prompt, room)
 
     def take(self, message: str) -> bool:
         """Executes a command or answers a question. False: the user exits."""
-        message = message.strip()
+        message, dropped = dropped_images(message.strip())
+        if dropped and not self._attach(dropped):
+            return True
         command, _, rest = message.partition(" ")
         command = _ALIASES.get(command, command)
         if command == "/exit":
@@ -135,7 +143,33 @@ class _Conversation:
             self._answer(message)
         return True
 
+    def _attach(self, paths: Sequence[Path]) -> bool:
+        """Reads images for the next message, and says how many tokens they take; False: one of them cannot be read."""
+        for path in paths:
+            try:
+                item = self._items[str(path)] = self._llm.read_image(path)
+            except UsageError as error:
+                write(f"{path.name}: {error}\n")
+                return False
+            self._waiting.append(path)
+            layout = item.layout
+            write(f"attached {path.name} ({layout.width} x {layout.height}, {layout.num_tokens} tokens)\n")
+        return True
+
+    def _image(self, file: str) -> None:
+        self._attach([_file(file.strip("'\""), "/image")])
+
+    def _with_items(self, content: str | list[dict[str, str]]) -> Any:
+        """The content with images as the model sees them in place of their paths."""
+        if isinstance(content, str):
+            return content
+        return [
+            {"type": "image", "image": self._items[part["image"]]} if part["type"] == "image" else part
+            for part in content
+        ]
+
     def _clear(self, _: str, said: str = "") -> None:
+        self._waiting = []
         self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
         write(said)
 
@@ -165,7 +199,10 @@ class _Conversation:
         write(f"{len(self._messages)} messages are in {path}\n")
 
     def _load(self, file: str) -> None:
-        self._messages = _read_messages(_file(file, "/load"))
+        messages = _read_messages(_file(file, "/load"))
+        for path in _images_of(messages):
+            self._items[path] = self._llm.read_image(path)
+        self._messages = messages
         first = self._messages[0] if self._messages else {}
         self._system = first["content"] if first.get("role") == "system" else None
         write(f"The conversation has {len(self._messages)} messages.\n")
@@ -175,12 +212,16 @@ class _Conversation:
         "/clear": lambda self, rest: self._clear(rest, "New conversation.\n"),
         "/system": _set_system,
         "/set": _set,
+        "/image": _image,
         "/save": _save,
         "/load": _load,
     }
 
     def _answer(self, question: str) -> None:
-        self._messages.append({"role": "user", "content": question})
+        parts: list[dict[str, str]] = [{"type": "image", "image": str(path)} for path in self._waiting]
+        self._waiting = []
+        content = [*parts, {"type": "text", "text": question}] if parts else question
+        self._messages.append({"role": "user", "content": content})
         pieces: list[str] = []
         last = None
         wrap = WordWrap(None if is_terminal(sys.stdout) else 0)
@@ -215,7 +256,24 @@ def _file(name: str, command: str) -> Path:
     return Path(os.path.expanduser(name))
 
 
-def _read_messages(path: Path) -> list[dict[str, str]]:
+def _images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The paths of the images in messages."""
+    contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    return [part["image"] for content in contents for part in content if part["type"] == "image"]
+
+
+def _is_content(content: object) -> bool:
+    """True for a text, or a list of texts and paths of images."""
+    return isinstance(content, str) or (
+        isinstance(content, list)
+        and all(
+            isinstance(part, dict) and part.get("type") in ("text", "image") and isinstance(part.get(part["type"]), str)
+            for part in content
+        )
+    )
+
+
+def _read_messages(path: Path) -> list[dict[str, Any]]:
     """The messages that `/save` has written. Raises UsageError."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
@@ -227,6 +285,6 @@ def _read_messages(path: Path) -> list[dict[str, str]]:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: not a conversation that /save has written") from error
-    if not all(m["role"] in ("system", "user", "assistant") and isinstance(m["content"], str) for m in kept):
+    if not all(m["role"] in ("system", "user", "assistant") and _is_content(m["content"]) for m in kept):
         raise UsageError(f"{path}: a message is not of role system, user or assistant, or has no text")
     return kept

@@ -28,6 +28,7 @@ from octavo.errors import UsageError
 from octavo.sampling_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from octavo.generation_request import PromptInput
     from octavo.llm import LLM
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
@@ -54,7 +55,9 @@ class _RunCommand(HeadedCommand):
 @click.command(cls=_RunCommand)
 @click.argument("words", shell_complete=complete_model, nargs=-1, metavar="[MODEL] PROMPT")
 @click.option("--system", help="system message before the prompt")
-@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="text before the prompt; may be repeated")
+@click.option(
+    "-f", "--file", "files", multiple=True, metavar="FILE", help="text or image before the prompt; may be repeated"
+)
 @click.option("--schema", metavar="FILE", help="the answer is JSON that matches the JSON schema in this file")
 @click.option("--closed-objects", is_flag=True, help="objects have only the properties that --schema names")
 @click.option("--grammar", metavar="TEXT", help="the answer matches this grammar, in Lark or GBNF")
@@ -91,7 +94,8 @@ def run(
     closed_objects = constraint.pop("closed_objects")
     cache = _PromptCache(*(constraint.pop(f"prompt_cache{name}") for name in ("", "_all", "_ro")))
     params = replace(sampling_params(sampling_options), structured_outputs=_constraint(**constraint))
-    model, prompt = _model_and_prompt(list(words), files)
+    images = [file for file in files if _is_image(file)]
+    model, prompt = _model_and_prompt(list(words), tuple(file for file in files if file not in images), bool(images))
     if raw and system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out: use only one of the two")
     if params.logprobs is not None and not as_json:
@@ -107,11 +111,11 @@ def run(
     with load_model(model, engine_options, will_chat=not raw) as llm:
         load_s = time.monotonic() - started
         llm.check_generates()
-        prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
+        given = _with_images(llm, prompt, images) if raw else llm.chat_prompt(_messages(system, prompt, images))
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
         options = {"closed_objects": closed_objects, "id_slot": 0, **({} if lora is None else {"adapter": _ADAPTER})}
         cache.restore(llm)
-        parts = _stream(llm, prompt_ids, params, options, show=not as_json)
+        parts = _stream(llm, given, params, options, show=not as_json)
         cache.save(llm, parts[-1])
     report = _report(model, prompt, parts, load_s, time.monotonic() - started)
     if as_json:
@@ -179,8 +183,28 @@ def _constraint(
     return StructuredOutputsParams(**given) if given else None
 
 
-def _model_and_prompt(words: list[str], files: tuple[str, ...]) -> tuple[str, str | None]:
+def _is_image(file: str) -> bool:
+    """True for a file that begins as images do. One that cannot be read is none; its reader says why."""
+    from octavo.media.headers import begins_image
+
+    with suppress(OSError):
+        if file != "-":
+            with open(file, "rb") as opened:
+                return begins_image(opened.read(16))
+    return False
+
+
+def _with_images(llm: LLM, prompt: str, images: list[str]) -> PromptInput:
+    """A raw prompt with the images before it."""
+    if not images:
+        return llm.encode(prompt)
+    return {"prompt": llm.image_mark * len(images) + prompt, "multi_modal_data": {"image": images}}
+
+
+def _model_and_prompt(words: list[str], files: tuple[str, ...], has_images: bool) -> tuple[str, str | None]:
     """The prompt with the texts of files and standard input before it; None: a conversation at the terminal.
+
+    has_images: they may come without a prompt.
 
     Raises UsageError if there are too many words or no prompt.
     """
@@ -191,7 +215,7 @@ def _model_and_prompt(words: list[str], files: tuple[str, ...]) -> tuple[str, st
     else:
         model, rest = DEFAULT_MODEL, words
     has_input = not is_terminal(sys.stdin)
-    if not rest and not has_input and not files:
+    if not rest and not has_input and not files and not has_images:
         if words:
             return model, None
         raise UsageError("the prompt is missing: octavo run [MODEL] PROMPT; for a conversation: octavo chat")
@@ -201,9 +225,9 @@ def _model_and_prompt(words: list[str], files: tuple[str, ...]) -> tuple[str, st
         texts.append(_read("-"))
     # An empty input is that of a script without one.
     prompt = "\n\n".join(text for text in (*texts, question) if text.strip())
-    if not prompt:
+    if not prompt and not has_images:
         raise UsageError("the prompt is empty: octavo run [MODEL] PROMPT")
-    if words == [question] and " " not in question and not any(texts):
+    if words == [question] and " " not in question and not any(texts) and not has_images:
         _refuse_near_miss(question)
     return model, prompt
 
@@ -238,16 +262,18 @@ def _refuse_near_miss(word: str) -> None:
         raise UsageError(f"there is no model {word}; did you mean {near[0]}? As a prompt: octavo run {near[0]} {word}")
 
 
-def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
+def _messages(system: str | None, prompt: str, images: list[str]) -> list[dict[str, Any]]:
     before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": prompt}]
+    parts: list[dict[str, str]] = [{"type": "image", "image": image} for image in images]
+    texts = [{"type": "text", "text": prompt}] if prompt else []
+    return [*before, {"role": "user", "content": [*parts, *texts] if images else prompt}]
 
 
 def _stream(
-    llm: LLM, prompt_ids: list[int], params: SamplingParams, options: dict[str, Any], *, show: bool
+    llm: LLM, prompt: PromptInput, params: SamplingParams, options: dict[str, Any], *, show: bool
 ) -> list[RequestOutput]:
     parts = []
-    with llm.stream(prompt_ids, params, **options) as stream:
+    with llm.stream(prompt, params, **options) as stream:
         try:
             for part in parts_of(stream):
                 parts.append(part)

@@ -24,6 +24,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
 from octavo.engine.slot_files import run_action
 from octavo.engine.slots import SlotAction, SlotReport
+from octavo.engine.texts.chat_images import ChatImages, has_images
 from octavo.engine.texts.image_inputs import ImageInputs, split_images
 from octavo.engine.texts.prompt_encoder import PromptEncoder, plain_prompt
 from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
@@ -108,6 +109,18 @@ class Session:
         """See `PromptEncoder.encode_chat`. Raises UsageError also once the model is closed."""
         self.model()
         return self._prompts.encode_chat(messages, chat_template, **template_arguments)
+
+    def chat_prompt(
+        self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
+    ) -> Prompt:
+        """The prompt of a conversation, with the images in its messages. Raises the errors of `encode_chat`, and
+        UsageError for images that cannot be read."""
+        if isinstance(messages, str) or not has_images(messages):
+            return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
+        images = ChatImages(messages, self.images)
+        marks = images.marks
+        ids = self.encode_chat(images.messages, chat_template, image_marks=marks, **template_arguments)
+        return self.images.place(ids, images.items)
 
     def to_prompt(self, prompt: PromptInput) -> Prompt:
         """See `PromptEncoder.to_prompt`; with images where vLLM's keys give some."""

@@ -47,6 +47,11 @@ def read_header(data: bytes) -> ImageHeader:
     raise UsageError("is not a JPEG, PNG, WebP, GIF or BMP file", code="invalid_image")
 
 
+def begins_image(data: bytes) -> bool:
+    """True if a file with these first bytes, at least 12, may be an image that can be read."""
+    return any(data.startswith(signature) and (signature != b"RIFF" or data[8:12] == b"WEBP") for signature in _READERS)
+
+
 def damaged(reason: str) -> UsageError:
     return UsageError(f"is damaged: {reason}", code="invalid_image")
 

@@ -39,10 +39,13 @@ class ImageInputs:
 
         Raises UsageError for images that cannot be read, or more or fewer than there are marks.
         """
-        processor = self.require()
+        self.require()
         images, names = _checked(given)
-        items = [self.item(image, name) for image, name in zip(images, names, strict=True)]
-        return place_items(token_ids, items, self.placeholder_id(processor), self._encode)
+        return self.place(token_ids, [self.item(image, name) for image, name in zip(images, names, strict=True)])
+
+    def place(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
+        """The prompt in which each mark of an image is one of these items. Raises UsageError for another number."""
+        return place_items(token_ids, items, self.placeholder_id(self.require()), self._encode)
 
     def require(self) -> ImageProcessor:
         """The processor. Raises UsageError if the model only reads text."""
@@ -54,6 +57,12 @@ class ImageInputs:
                 code="unsupported_value",
             )
         return self._processor
+
+    @property
+    def mark(self) -> str:
+        """The text that stands for an image in a raw prompt. Raises UsageError if the model only reads text."""
+        processor = self.require()
+        return processor.placeholder.join(processor.wrapping)
 
     def placeholder_id(self, processor: ImageProcessor) -> int:
         """The token that stands for an image. Raises UsageError if the vocabulary has no such token."""

@@ -81,8 +81,15 @@ class ImagePlan:
             self.marks = ImageMarks(processor.placeholder, processor.wrapping)
 
     def text(self, content: MessageContent) -> str:
-        """The content as one string, a mark in place of each image."""
-        return "".join(self.mark(part) if isinstance(part, Media) else part.before + part.text for part in content)
+        """The content as one string, a mark in place of each image, which nothing separates from a text."""
+        pieces, follows_text = [], True
+        for part in content:
+            if isinstance(part, Media):
+                pieces.append(self.mark(part))
+            else:
+                pieces.append((part.before if follows_text else "") + part.text)
+            follows_text = isinstance(part, PlainText)
+        return "".join(pieces)
 
     def mark(self, part: Media) -> str:
         """The mark of a further image."""

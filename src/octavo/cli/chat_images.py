@@ -1,0 +1,27 @@
+"""Images in the lines of a conversation: paths that a terminal pastes when a file is dropped on it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NAME = r"\.(?:jpe?g|png|webp|gif|bmp)"
+# In quotes, or with a backslash before each space, as terminals paste paths.
+_PATH = re.compile(
+    rf"""(?:^|\s)(?:'(?P<single>[^'\n]+{_NAME})'|"(?P<double>[^"\n]+{_NAME})"|"""
+    rf"""(?P<bare>(?:~|\.{{0,2}})/(?:\\.|[^\s\\])*{_NAME}))\s*$""",
+    re.IGNORECASE,
+)
+
+
+def dropped_images(message: str) -> tuple[str, list[Path]]:
+    """The message without the paths of images at its end, and those files, all of which exist."""
+    found: list[Path] = []
+    while (match := _PATH.search(message)) is not None:
+        name = match["single"] or match["double"] or re.sub(r"\\(.)", r"\1", match["bare"])
+        path = Path(name).expanduser()
+        if not path.is_file():
+            break
+        found.insert(0, path)
+        message = message[: match.start()].rstrip()
+    return message, found

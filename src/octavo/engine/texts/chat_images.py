@@ -1,0 +1,87 @@
+"""The images in the messages of a program, as parts of the content."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.engine.texts.image_inputs import ImageInputs
+from octavo.errors import UsageError
+from octavo.prompt import MediaItem
+from octavo.tokenizer.image_marks import ImageMarks
+
+_IMAGE_KEYS = ("image", "image_pil", "image_url")  # each the type of a part, and the key of its value
+
+
+def has_images(messages: object) -> bool:
+    """True if a message has an image among the parts of its content."""
+    if not isinstance(messages, (list, tuple)):
+        return False
+    return any(
+        isinstance(part, Mapping) and part.get("type") in _IMAGE_KEYS
+        for message in messages
+        if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple))
+        for part in message["content"]
+    )
+
+
+class ChatImages:
+    """The images of one conversation, and its messages with a mark in place of each.
+
+    Raises UsageError for an image that cannot be read, or if the model only reads text.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]], inputs: ImageInputs) -> None:
+        processor = inputs.require()
+        self.marks = ImageMarks(processor.placeholder, processor.wrapping)
+        self._inputs = inputs
+        self._items: list[MediaItem] = []
+        self.messages = [self._marked(message) for message in messages]
+
+    @property
+    def items(self) -> list[MediaItem]:
+        """The images in the order of their marks in the messages."""
+        return [self._items[number] for number in self.marks.numbers(self.messages)]
+
+    def _marked(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, (list, tuple)) or not has_images([message]):
+            return message
+        pieces: list[str] = []
+        follows_text = False
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in _IMAGE_KEYS:
+                pieces.append(self._mark(part, str(kind)))
+            elif kind == "text" and isinstance(part.get("text"), str):
+                pieces.append(("\n" if follows_text else "") + part["text"])  # as the server puts texts in a row
+            else:
+                raise UsageError(f"a part of content is text or an image, not {part!r:.80}")
+            follows_text = kind == "text"
+        return {**message, "content": "".join(pieces)}
+
+    def _mark(self, part: Mapping[str, Any], kind: str) -> str:
+        value = part.get(kind)
+        if isinstance(value, Mapping):  # of OpenAI's clients
+            value = value.get("url")
+        self._items.append(value if isinstance(value, MediaItem) else self._inputs.item(_opened(value)))
+        return self.marks.add()
+
+
+def _opened(value: Any) -> Any:
+    """The bytes of a data: URL, a path of a file: URL; anything else unchanged."""
+    if not isinstance(value, str) or ("://" not in value[:16] and not value.startswith("data:")):
+        return value
+    if value.startswith("data:"):
+        head, _, text = value.partition(",")
+        try:
+            if not head.endswith(";base64"):
+                raise ValueError
+            return base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise UsageError("an image is a data: URL that is not base64; write data:image/png;base64,...") from None
+    if value.startswith("file://"):
+        return value.removeprefix("file://")
+    raise UsageError(f"an image is at {value!r:.80}, and nothing is fetched here; give its bytes or a path")
