@@ -76,6 +76,7 @@ ALLOWED: dict[str, set[str]] = {
         "async_llm",
         "bench",
         "batches",
+        "ray",
         "core",
         "server",
         "loader",
@@ -86,7 +87,7 @@ ALLOWED: dict[str, set[str]] = {
         "backends",
         "quantization",
     },
-    "ray": {"llm", "server", "core", "engine"},
+    "ray": {"llm", "server", "core", "engine", "batches"},
     "__init__": {"llm", "async_llm"},
     "__main__": {"cli"},
 }

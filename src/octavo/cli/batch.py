@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +54,9 @@ class FailedLinesError(OctavoError):
 @click.option(
     "--rows", type=click.IntRange(1, 4096), help=f"lines at once [default: all that fit; {_URL_WIDTH} of --url]"
 )
+@click.option("--ray", is_flag=True, help="answer on the machines of a Ray cluster (RAY_ADDRESS), or on a local one")
+@click.option("--ray-actors", type=click.IntRange(min=1), help="engines on that cluster [default: one a machine]")
+@click.option("--ray-cpus", type=click.IntRange(min=1), help="processors of each engine there [default: a machine's]")
 @with_engine_options
 def batch(*, source: Path, output: Path, engine_options: Options, **given: Any) -> None:
     """Answer all requests of a file, and go on where it stopped if it is run again.
@@ -91,7 +91,10 @@ def _run(source: Path, output: Path, engine_options: Options, given: dict[str, A
         job.scan(journal)
         if job.num_left:
             try:
-                asyncio.run(_answer(job, journal, progress, engine_options))
+                if given.get("ray"):
+                    _answer_by_ray(job, journal, progress, engine_options)
+                else:
+                    asyncio.run(_answer(job, journal, progress, engine_options))
             except KeyboardInterrupt:
                 click.echo(f"stopped; the same command goes on with the other {job.num_left:,} lines", err=True)
                 raise
@@ -100,6 +103,10 @@ def _run(source: Path, output: Path, engine_options: Options, given: dict[str, A
 
 def _check(given: dict[str, Any], engine_options: Options) -> None:
     """Raises UsageError for options that do not go together."""
+    if given.get("ray") and (other := next((name for name in ("url", "rows") if given.get(name)), None)):
+        raise UsageError(f"--ray lets a cluster answer, with as many rows as its engines have; leave out --{other}")
+    if not given.get("ray") and (given.get("ray_actors") or given.get("ray_cpus")):
+        raise UsageError("--ray-actors and --ray-cpus are for --ray; add it, or leave them out")
     if given.get("url") and (unused := (given.get("model") and "--model") or first_given(engine_options)):
         raise UsageError(f"{unused} is of an engine here, and --url names a server, which has its own; leave out one")
     if not given.get("url"):
@@ -165,8 +172,8 @@ class _Job:
         return replace(line, body={**line.body, name: limit})
 
 
-async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_options: Options) -> None:
-    from octavo.batches.runner import BatchRunner
+def _put_of(job: _Job, journal: Journal, progress: ProgressBar) -> Callable[[LineResult], None]:
+    """Writes a result, and shows how far the batch is."""
 
     def put(result: LineResult) -> None:
         journal.put(result)
@@ -174,6 +181,26 @@ async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_opt
         num_failed = f", {journal.num_failed:,} failed" if journal.num_failed else ""
         progress.update(job.source.name, job.num_lines - job.num_left, job.num_lines, note + num_failed)
 
+    return put
+
+
+def _answer_by_ray(job: _Job, journal: Journal, progress: ProgressBar, engine_options: Options) -> None:
+    from octavo.ray.batches import answer_lines
+
+    answer_lines(
+        job.left(journal),
+        _put_of(job, journal, progress),
+        job.given.get("model") or DEFAULT_MODEL,
+        engine_options,
+        num_actors=job.given.get("ray_actors"),
+        num_cpus=job.given.get("ray_cpus"),
+    )
+
+
+async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_options: Options) -> None:
+    from octavo.batches.runner import BatchRunner
+
+    put = _put_of(job, journal, progress)
     url = job.given.get("url")
     place = _server(url) if url else _engine(job.given.get("model") or DEFAULT_MODEL, engine_options)
     async with place as (call, width):
@@ -186,44 +213,14 @@ async def _answer(job: _Job, journal: Journal, progress: ProgressBar, engine_opt
 @asynccontextmanager
 async def _engine(model: str, options: Options) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
     """An engine of its own behind the server's application, which nobody else can reach."""
-    from octavo.batches.runner import SPARE_LINES
-    from octavo.server.app import create_app
-    from octavo.server.config import ServerConfig
-    from octavo.server.http.in_memory import BatchCaller, post
-    from octavo.server.models.model_names import served_name
-    from octavo.server.protocols.answering import start_schema_threads
-    from octavo.server.startup import build_state
+    from octavo.server.line_engine import line_engine
 
     path, options = find_model(model, options)
-    logging.getLogger("octavo.access").setLevel(logging.WARNING)
-    start_schema_threads()
-    with ProgressBar(in_bytes=True, transient=True) as progress:
-        config = EngineConfig(model=str(path), **options)
-        state = build_state(ServerConfig(), {served_name(model): config}, _Loading(progress))
-        app = create_app(state)
-        try:
-            await state.models.load(None)
-        except BaseException:
-            await _close(state)
-            raise
-    try:
-        async with state.models.use(None) as served:
-            num_rows = served.info.max_num_seqs
-
-            async def call(line: BatchLine) -> LineAnswer:
-                body = json.dumps(with_seed(line, line.custom_id)).encode()
-                name = f"req-{secrets.token_hex(12)}"
-                return await post(app, line.url, body, caller=BatchCaller("", 0), request_id=name)
-
-            yield call, lambda: num_rows + SPARE_LINES
-    finally:
-        await _close(state)
-
-
-async def _close(state: Any) -> None:
-    await state.sleeper.close()
-    await state.responses.close()
-    await state.models.close()
+    async with AsyncExitStack() as stack:
+        with ProgressBar(in_bytes=True, transient=True) as progress:
+            place = line_engine(model, EngineConfig(model=str(path), **options), _Loading(progress))
+            answering = await stack.enter_async_context(place)
+        yield answering
 
 
 @asynccontextmanager

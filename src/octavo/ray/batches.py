@@ -1,0 +1,124 @@
+"""The lines of a batch through Ray Data: each actor has an engine, and results come to one journal as they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import numpy as np
+
+from octavo.batches.lines import BatchLine, LineError, LineResult, failed
+from octavo.batches.runner import BatchRunner
+from octavo.config import EngineConfig
+from octavo.errors import UsageError
+from octavo.server.line_engine import line_engine
+from octavo.server.models.served_model import ServedModel
+
+T = TypeVar("T")
+
+_LINES_PER_BLOCK = 64  # that a run loses at most of each actor if it is killed
+
+
+class _NoReport:
+    """Implements `octavo.server.models.model_loader.LoadReport`."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        pass
+
+    def phase(self, name: str, seconds: float) -> None:
+        pass
+
+    def ready(self, model: ServedModel) -> None:
+        pass
+
+
+class AnswerLines:
+    """Answers the lines of a block, for `map_batches`: columns number, custom_id, url and body (JSON)."""
+
+    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+        """options: of `EngineConfig`. Raises what loading the model raises."""
+        # Its loop never stops, as the engine's process has to be listened to.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="octavo-lines").start()
+        self._stack = AsyncExitStack()
+        config = EngineConfig.resolve(model, dict(options))
+        place = line_engine(model, config, _NoReport())
+        self._call, self._width = self._wait(self._stack.enter_async_context(place))
+
+    def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
+        """A column `result` with the JSON of each line's end, in the order in which they end."""
+        columns = (block[name].tolist() for name in ("number", "custom_id", "url", "body"))
+        lines = [
+            BatchLine(int(number), custom_id, url, json.loads(body))
+            for number, custom_id, url, body in zip(*columns, strict=True)
+        ]
+        results: list[str] = []
+        runner = BatchRunner(self._call, self._width, lambda result: results.append(_to_json(result)))
+        self._wait(runner.run(lines))
+        return {"result": np.array(results, dtype=object)}
+
+    def close(self) -> None:
+        """Ends the engine; an actor ends with its process."""
+        self._wait(self._stack.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def answer_lines(
+    lines: Iterable[BatchLine | LineError],
+    put: Callable[[LineResult], None],
+    model: str,
+    options: Mapping[str, Any],
+    *,
+    num_actors: int | None,
+    num_cpus: int | None,
+) -> None:
+    """Hands the result of each line to `put`, in the order in which blocks of lines end.
+
+    num_actors: None: one for each node. num_cpus: of each; None: all of a node. Raises UsageError without ray.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--ray needs ray: pip install 'octavo[ray]'") from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)  # RAY_ADDRESS names a cluster
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    cpus = num_cpus or max(min(count for count in nodes if count), 1)
+    rows = []
+    for line in lines:
+        if isinstance(line, LineError):
+            put(failed(line, line.code, f"line {line.number}: {line.message}"))
+        else:
+            body = json.dumps(line.body)
+            rows.append({"number": line.number, "custom_id": line.custom_id, "url": line.url, "body": body})
+    if not rows:
+        return
+    actors = num_actors or len([count for count in nodes if count >= cpus]) or 1
+    blocks = min(max(-(-len(rows) // _LINES_PER_BLOCK), actors), len(rows))
+    data = ray.data.from_items(rows, override_num_blocks=blocks)
+    data = data.map_batches(
+        AnswerLines,
+        fn_constructor_kwargs={"model": model, "options": {"num_threads": cpus, **options}},
+        batch_size=_LINES_PER_BLOCK,
+        num_cpus=cpus,
+        concurrency=actors,
+    )
+    for row in data.iter_rows():
+        put(_from_json(row["result"]))
+
+
+def _to_json(result: LineResult) -> str:
+    values = {name: getattr(result, name) for name in LineResult.__slots__}
+    return json.dumps({**values, "body": result.body.decode(), "usage": dict(result.usage)})
+
+
+def _from_json(text: str) -> LineResult:
+    values = json.loads(text)
+    return LineResult(**{**values, "body": values["body"].encode()})

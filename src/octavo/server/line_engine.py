@@ -1,0 +1,54 @@
+"""An engine behind the server's application without a listener: it answers the lines of a batch, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from octavo.batches.lines import BatchLine, with_seed
+from octavo.batches.runner import SPARE_LINES, Call, LineAnswer
+from octavo.config import EngineConfig
+from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
+from octavo.server.http.in_memory import BatchCaller, post
+from octavo.server.models.model_loader import LoadReport
+from octavo.server.models.model_names import served_name
+from octavo.server.protocols.answering import start_schema_threads
+from octavo.server.server_state import ServerState
+from octavo.server.startup import build_state
+
+
+@asynccontextmanager
+async def line_engine(
+    model: str, config: EngineConfig, report: LoadReport
+) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
+    """Loads a model; gives the call that answers a line, and the lines at once. Raises what loading raises.
+
+    model: as it was asked for, which lines may name. config: with the place of its files.
+    """
+    logging.getLogger("octavo.access").setLevel(logging.WARNING)
+    start_schema_threads()
+    state = build_state(ServerConfig(), {served_name(model): config}, report)
+    app = create_app(state)
+    try:
+        await state.models.load(None)
+        async with state.models.use(None) as served:
+            num_rows = served.info.max_num_seqs
+
+            async def call(line: BatchLine) -> LineAnswer:
+                body = json.dumps(with_seed(line, line.custom_id)).encode()
+                name = f"req-{secrets.token_hex(12)}"
+                return await post(app, line.url, body, caller=BatchCaller("", 0), request_id=name)
+
+            yield call, lambda: num_rows + SPARE_LINES
+    finally:
+        await _close(state)
+
+
+async def _close(state: ServerState) -> None:
+    await state.sleeper.close()
+    await state.responses.close()
+    await state.models.close()
