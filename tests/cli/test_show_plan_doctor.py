@@ -31,7 +31,9 @@ from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint
 from tests.support import converted_gguf, tiny_models
 from tests.support.processes import octavo, octavo_here
+from tests.support.text_models import save_byte_level_tokenizer
 from tests.support.tiny_gguf import tiny_gguf, wide_gguf
+from tests.support.tiny_heads import tiny_head
 
 
 def test_show(smollm2_path: Path) -> None:
@@ -126,6 +128,24 @@ def test_plan_counts_a_draft_model(tmp_path: Path) -> None:
     text = octavo_here("plan", path, "-md", draft, "--ctx", "32").stdout
     assert f"-md {draft}" in text.splitlines()[-1]  # the options
     with LLM(str(path), draft_model=str(draft), max_model_len=32, kv_cache_memory=1 << 20, num_threads=1) as llm:
+        loaded = llm._session.model()
+        assert loaded.draft_executor is not None
+        assert loaded.draft_executor.weight_bytes == own["weight_bytes"]
+        assert loaded.draft_executor.cache_sizes.token_bytes == own["kv_bytes_per_token"]
+
+
+def test_plan_counts_the_head_of_a_model(tmp_path: Path) -> None:
+    path = save_byte_level_tokenizer(tiny_head("glm4moe", max_position_embeddings=160).save(tmp_path / "model"))
+    options = ("--ctx", "32", "--users", "3", "--json")
+    plan = json.loads(octavo_here("plan", path, *options).stdout)
+    alone = json.loads(octavo_here("plan", path, "--speculation", "ngram", *options).stdout)
+    own = plan["draft"]
+    assert alone["draft"] is None
+    assert plan["total_bytes"] == alone["total_bytes"] + own["weight_bytes"] + own["workspace_bytes"] + own["kv_bytes"]
+    text = octavo_here("plan", path, "--ctx", "32").stdout
+    assert "the model's own head: " in text
+    assert "-md" not in text
+    with LLM(str(path), max_model_len=32, kv_cache_memory=1 << 20, num_threads=1) as llm:
         loaded = llm._session.model()
         assert loaded.draft_executor is not None
         assert loaded.draft_executor.weight_bytes == own["weight_bytes"]

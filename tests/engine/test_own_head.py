@@ -115,6 +115,11 @@ def test_the_engine_goes_on_without_a_head_that_fails(tmp_path: Path, monkeypatc
         assert next(steps) == 5
 
 
+def test_heads_that_are_other_models_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="method is 'eagle3'; it must be auto, off, ngram, draft_model, mtp"):
+        LLM(str(save_decoder(tmp_path)), speculative_config={"method": "eagle3", "model": "head"}, **OPTIONS)
+
+
 def test_a_model_without_a_head_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="method mtp: the model has no head"):
+    with pytest.raises(UsageError, match="method mtp: the model has no head of a kind"):
         LLM(str(save_decoder(tmp_path)), speculative_config={"method": "deepseek_mtp"}, **OPTIONS)

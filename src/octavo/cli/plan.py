@@ -92,14 +92,17 @@ def _headers(model: str, options: Options) -> Iterator[tuple[Checkpoint, str | N
 
 
 def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
-    """The needs of the draft model that the options name; None: they name none. Raises UsageError, ModelLoadError."""
+    """The needs of the draft model that the options name, or of the model's own head; None: there is neither.
+
+    Raises UsageError, ModelLoadError.
+    """
     # Its imports are those of an engine.
     from octavo.engine.loading.draft_model import check_vocabulary
-    from octavo.engine.loading.draft_needs import draft_needs
+    from octavo.engine.loading.draft_needs import draft_needs, head_needs
     from octavo.tokenizer import load_tokenizer
 
     if config.draft_model is None:
-        return None
+        return head_needs(config, checkpoint, context)
     with _headers(config.draft_model, {}) as (draft, _, _):
         check_vocabulary(load_tokenizer(checkpoint), load_tokenizer(draft), config.draft_model)
         return draft_needs(config, checkpoint, draft, config.draft_model, context)
@@ -126,8 +129,9 @@ def _suggestion(config: EngineConfig, checkpoint: Checkpoint, model: str, contex
 
 
 def _draft_facts(draft: DraftNeeds) -> str:
+    name = "the model's own head" if draft.is_head else f"-md {draft.model}"
     return (
-        f"-md {draft.model}: {size(draft.weight_bytes + draft.workspace_bytes)} more, "
+        f"{name}: {size(draft.weight_bytes + draft.workspace_bytes)} more, "
         f"{size(draft.kv_bytes_per_token)} a token in the cache; a guess takes {draft.cost:.2f} of a step, "
         f"{draft.gain:.1f} times as fast if 8 of 10 are right"
     )
@@ -228,7 +232,7 @@ def _options(needs: MemoryNeeds) -> str:
     """Options that reserve the whole cache: by default it gets at most half of the free memory."""
     mebibytes = -(-needs.kv_bytes // (1 << 20))
     kv_dtype = "" if needs.kv_dtype == EngineConfig.kv_dtype else f" --kv-dtype {needs.kv_dtype}"
-    draft = "" if needs.draft is None else f" -md {needs.draft.model}"
+    draft = "" if needs.draft is None or needs.draft.is_head else f" -md {needs.draft.model}"
     return f"--max-model-len {needs.context} --kv-cache-memory {mebibytes}MiB{kv_dtype}{draft}"
 
 

@@ -23,7 +23,7 @@ from octavo.engine.loading.adapters import adapter_registry
 from octavo.engine.loading.cache_plan import CachePlan, plan_cache
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_of, has_own_memory, memory_of_rank
-from octavo.engine.loading.draft_model import DraftModel, beside_draft, found_draft_model, share_threads
+from octavo.engine.loading.draft_model import DraftModel, beside_draft, beside_head, found_draft_model, share_threads
 from octavo.engine.loading.encoder import image_limits, load_encodings, vision_of
 from octavo.engine.loading.larger_than_memory import (
     memory_for_cache,
@@ -181,7 +181,7 @@ def _load(
     compiled, used = limits, {parameter.name for parameter in graph.parameters}
     if is_head := draft_model is not None and draft_model.is_head:
         used |= {parameter.name for parameter in draft_model.graph.parameters}
-        compiled = replace(limits, max_num_outputs=limits.max_num_outputs + limits.max_num_batched_tokens)
+        compiled = beside_head(limits)
     warn_unused_weights(checkpoint, used, () if vision is None else vision.tensors)
     with ExitStack() as opened:
         executor = _executor(config, checkpoint, graph, compiled, tokenizer.report)

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from octavo.backends import Executor
+from octavo.backends import Executor, ExecutorLimits
 from octavo.backends.split import SplitBackend
 from octavo.config import EngineConfig
 from octavo.engine.loading.cache_plan import wants_drafts
@@ -85,10 +85,15 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
         raise ModelLoadError(f"{checkpoint.path}: the head that predicts further tokens: {error}") from error
     if graph is None:
         if method == "mtp":
-            problem = "has no head that predicts further tokens" if is_here else "is in several parts"
+            problem = "has no head of a kind that Octavo knows" if is_here else "is in several parts"
             raise UsageError(f"speculative_config: method mtp: the model {problem}; choose auto or ngram")
         return None
     return DraftModel(draft_config(config, config.model, config.revision), checkpoint, graph, model_len, is_head=True)
+
+
+def beside_head(limits: ExecutorLimits) -> ExecutorLimits:
+    """The limits of a model beside whose logits a step gives the hidden states of all tokens."""
+    return dataclasses.replace(limits, max_num_outputs=limits.max_num_outputs + limits.max_num_batched_tokens)
 
 
 def draft_config(config: EngineConfig, model: str, revision: str | None = None) -> EngineConfig:

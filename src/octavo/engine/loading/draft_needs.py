@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
-from octavo.engine.loading.draft_model import check_draft, draft_config
-from octavo.engine.loading.model_graph import model_graph, model_sizes
+from octavo.engine.loading.draft_model import beside_head, check_draft, draft_config, own_head
+from octavo.engine.loading.model_graph import executor_limits, model_graph, model_sizes
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops.base import StepSizes
 from octavo.loader.checkpoint import Checkpoint
@@ -20,6 +21,7 @@ _ROW_COST = 0.04  # of a further row of a step
 class DraftNeeds:
     """Sizes in bytes. cost: of a guess, in steps of the target, as the bytes that both read.
 
+    is_head: it is a part of the model, whose larger workspace counts here.
     gain: of the tokens per second of one user if 8 of 10 guesses are right and a row of a step costs 4 %.
     """
 
@@ -32,6 +34,7 @@ class DraftNeeds:
     cost: float
     gain: float
     kv_bytes: int = 0  # of all users of a plan
+    is_head: bool = False
 
 
 def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, name: str, context: int) -> DraftNeeds:
@@ -39,11 +42,30 @@ def draft_needs(config: EngineConfig, target: Checkpoint, draft: Checkpoint, nam
     graph = model_graph(draft, context)
     check_draft(draft, graph, target.config.vocab_size, name)
     sizes = model_sizes(draft, draft_config(config, name), context, graph)
-    cost = _bytes_read(sizes, context) / _bytes_read(model_sizes(target, config, context), context)
+    return _needs(name, sizes, draft.num_parameters, model_sizes(target, config, context), context)
+
+
+def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
+    """The needs of the model's own head; None: there is none, or it is not used. Raises as `own_head`."""
+    head = own_head(config, checkpoint, context)
+    if head is None:
+        return None
+    graph = model_graph(checkpoint, context)
+    wide = beside_head(executor_limits(config, context, graph))
+    target, wider = (model_sizes(checkpoint, config, context, graph, limits=each) for each in (None, wide))
+    sizes = model_sizes(checkpoint, head.config, context, head.graph)
+    count = sum(math.prod(parameter.shape) for parameter in head.graph.parameters)
+    needs = _needs("head", sizes, count, target, context)
+    more = wider.workspace_bytes - target.workspace_bytes
+    return replace(needs, is_head=True, workspace_bytes=needs.workspace_bytes + more)
+
+
+def _needs(name: str, sizes: Sizes, num_parameters: int, target: Sizes, context: int) -> DraftNeeds:
+    cost = _bytes_read(sizes, context) / _bytes_read(target, context)
     expected = ((1 - _RIGHT ** (count + 1)) / (1 - _RIGHT) / (1 + count * (_ROW_COST + cost)) for count in range(1, 9))
     return DraftNeeds(
         model=name,
-        num_parameters=draft.num_parameters,
+        num_parameters=num_parameters,
         weight_bytes=sizes.weight_bytes,
         workspace_bytes=sizes.workspace_bytes,
         kv_bytes_per_token=sizes.cache.token_bytes,

@@ -71,17 +71,19 @@ def model_sizes(
     context: int,
     graph: Graph | None = None,
     backend: Backend | None = None,
+    limits: ExecutorLimits | None = None,
 ) -> Sizes:
     """The sizes on a backend; None: that of `config`. context: tokens of the longest request.
 
-    graph: the model's, if known. Raises ModelLoadError if the weights do not fit the configuration.
+    graph: the model's, if known. limits: of steps; None: those of the options.
+    Raises ModelLoadError if the weights do not fit the configuration.
     """
     if graph is None:
         graph = model_graph(checkpoint, context)
     return (backend or backend_of(config)).sizes(
         graph,
         held(checkpoint, config, graph),
-        executor_limits(config, context, graph),
+        limits or executor_limits(config, context, graph),
         num_threads=config.num_threads,
         kv_dtype=config.kv_dtype,
     )
