@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"engine", "loader", "tokenizer"},
     "private_database": set(),
     "batches": {"private_database"},
-    "server": {"batches", "private_database", "core", "engine", "loader", "tokenizer", "media"},
+    "server": {"batches", "private_database", "core", "engine", "loader", "tokenizer", "media", "adapters"},
     "llm": {"engine", "loader", "tokenizer", "media"},
     "async_llm": {"engine", "loader", "tokenizer", "llm"},
     "bench": {"engine", "llm", "async_llm", "loader", "backends", "graph", "distributed"},

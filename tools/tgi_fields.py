@@ -31,7 +31,7 @@ TGI = Route(
         "grammar": Entry({"type": "regex", "value": "a+"}, {"type": "xml", "value": "a"}, "json, json_schema, regex"),
         "best_of": Entry(1, 2, "only 1", without_effect="one sequence is generated"),
         "watermark": Entry(False, True, "only false", without_effect="there are no watermarks"),
-        "adapter_id": Entry(None, "mine", "only null", without_effect="there are no adapters"),
+        "adapter_id": Entry(None, "mine", "the name of an adapter"),
     },
     {"min_p": 0.1, "n": 2},
     nest="parameters",

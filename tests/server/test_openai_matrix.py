@@ -18,6 +18,7 @@ from octavo.batches.store import BatchStore
 from octavo.engine.texts.text_model import TextModel
 from octavo.server.app import route_modules
 from octavo.server.config import ServerConfig
+from octavo.server.endpoints.adapters import LoadRequest, UnloadRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_infill
@@ -67,7 +68,8 @@ def test_the_page_is_up_to_date() -> None:
 def test_no_kind_of_request_is_missing() -> None:
     routes = [route for module in route_modules() for route in module.router.routes if isinstance(route, APIRoute)]
     bodies = {route.body_field.field_info.annotation for route in routes if route.body_field is not None}
-    assert bodies == {route.model for route in ROUTES if not route.nest}
+    of_adapters = {LoadRequest, UnloadRequest}  # they need adapters: test_adapters.py
+    assert bodies - of_adapters == {route.model for route in ROUTES if not route.nest}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path + route.nest)

@@ -23,7 +23,10 @@ from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_adapters import ServedAdapters
 from octavo.server.models.served_model import ServedModel
+from octavo.server.observability.metrics import ServerMetrics
+from octavo.server.observability.observed_client import ObservedClient
 from octavo.server.server_state import ServerState
 from tests.support.fake_client import read_tokenizer
 from tests.support.scripted_server import ReadyLoader
@@ -44,22 +47,29 @@ class WiredClient(ProcessClient):
 
 
 @asynccontextmanager
-async def wired_app(config: EngineConfig) -> AsyncIterator[tuple[httpx.AsyncClient, WiredClient]]:
+async def wired_app(
+    config: EngineConfig, server: ServerConfig | None = None, adapters: ServedAdapters | None = None
+) -> AsyncIterator[tuple[httpx.AsyncClient, WiredClient]]:
     """Every endpoint over the model of `config`, and the client that they ask."""
     client = WiredClient(config)
-    async with app_over(client, config) as http:
+    async with app_over(client, config, server, adapters) as http:
         yield http, client
 
 
 @asynccontextmanager
-async def app_over(client: EngineClient, config: EngineConfig) -> AsyncIterator[httpx.AsyncClient]:
+async def app_over(
+    client: EngineClient,
+    config: EngineConfig,
+    server: ServerConfig | None = None,
+    adapters: ServedAdapters | None = None,
+) -> AsyncIterator[httpx.AsyncClient]:
     """Every endpoint over the engine of a client, which is closed at the end. config: the engine's."""
     await client.wait_ready()
     prompts = PromptEncoder(read_tokenizer(Path(config.model)), client.info.eos_token_id)
-    model = ServedModel("model", client, prompts)
-    manager = ModelManager({model.name: config}, ReadyLoader(model))
-    server = ServerConfig()
-    app = create_app(ServerState(config=server, models=manager, admission=Admission(server)))
+    server, metrics = server or ServerConfig(), ServerMetrics()
+    model = ServedModel("model", ObservedClient(client, metrics, "model"), prompts)
+    manager = ModelManager({model.name: config}, ReadyLoader(model), adapters=adapters)
+    app = create_app(ServerState(config=server, models=manager, admission=Admission(server), metrics=metrics))
     await manager.load(None)
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:

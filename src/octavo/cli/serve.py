@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -27,12 +28,35 @@ from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_names import read_aliases, served_name, split_names
+from octavo.server.models.served_adapters import AdapterGiven
 
 if TYPE_CHECKING:
     from octavo.server.models.served_model import ServedModel
 
 
-@click.command(cls=HeadedCommand)
+class _ServeCommand(HeadedCommand):
+    """Takes several values behind `--lora-modules`, as vLLM does: all that follow with an `=` or as JSON."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest: list[str] = []
+        modules: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word != "--lora-modules":
+                rest.append(word)
+                continue
+            for value in words:
+                if value.startswith("-") or not (value.startswith(("{", "[")) or "=" in value):
+                    rest.append(value)
+                    break
+                modules.append(value)
+        if modules:
+            one = modules[0] if len(modules) == 1 else json.dumps(modules)
+            rest = ["--lora-modules", one, *rest]
+        return super().parse_args(ctx, rest)
+
+
+@click.command(cls=_ServeCommand)
 @click.argument("models", shell_complete=complete_model, nargs=-1, metavar="[MODEL | NAME=MODEL ...]")
 @with_default_sampling
 @with_server_options
@@ -56,7 +80,7 @@ def serve(
     if default_sampling:
         fixed = EngineConfig(override_generation_config=options.get("override_generation_config")).sampling_overrides
         options["override_generation_config"] = json.dumps({**fixed, **default_sampling})
-    configs = _configs(words, options, config.alias)
+    configs = configs_of(words, _with_adapters(options, config), config.alias)
     read_aliases(config.alias, list(configs))  # raises
     _check_replicas(config, list(configs.values()))
     _end_at_once_on_signals()
@@ -84,6 +108,12 @@ def serve(
         report.phase("server", time.monotonic() - began)
         with registered(url, tuple(configs), time.time()):
             anyio.run(run_server, config, configs, sock, report)
+
+
+def _with_adapters(options: Options, config: ServerConfig) -> Options:
+    """The engine's options with room for adapters, if there may be some."""
+    is_wanted = config.lora_dir or config.allow_runtime_lora or config.admin_key or config.admin_key_file
+    return {**options, "enable_lora": True} if is_wanted or options.get("lora_modules") else options
 
 
 def _check_replicas(config: ServerConfig, models: list[EngineConfig]) -> None:
@@ -158,12 +188,14 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _configs(words: list[str], engine_options: Options, aliases: Sequence[str]) -> dict[str, EngineConfig]:
+def configs_of(words: list[str], engine_options: Options, aliases: Sequence[str]) -> dict[str, EngineConfig]:
     """The models by id: the name that it was given, else the first alias, else what `served_name` finds.
 
     Raises UsageError.
     """
     configs: dict[str, EngineConfig] = {}
+    options = {**engine_options}
+    adapters = AdapterGiven.parse_all(options.pop("lora_modules", ""))
     for word in words:
         name, separator, model = word.partition("=")
         if not separator:
@@ -175,5 +207,15 @@ def _configs(words: list[str], engine_options: Options, aliases: Sequence[str]) 
             raise UsageError(f"{word!r} needs a name because there are several models: write NAME={word}")
         if name in configs:
             raise UsageError(f"two models have the name {name!r}; give each its own name")
-        configs[name] = EngineConfig(model=model, **engine_options)
+        configs[name] = EngineConfig(model=model, **options)
+    for given in adapters:
+        parent = given.parent or next(iter(configs))
+        if parent not in configs:
+            raise UsageError(f"base_model_name is {parent!r:.100}; there is {', '.join(configs)}")
+        known = configs[parent].adapters
+        if given.name in known:
+            raise UsageError(f"lora_modules has two adapters of the name {given.name!r:.100}")
+        modules = {name: f"{path}:{scale}" for name, (path, scale) in known.items()}
+        modules[given.name] = f"{given.source}:{given.scale}"
+        configs[parent] = replace(configs[parent], lora_modules=modules)
     return configs

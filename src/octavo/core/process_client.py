@@ -13,6 +13,7 @@ from octavo.core.supervisor import Supervisor
 from octavo.core.wire import (
     Abort,
     ActOnSlot,
+    Adapt,
     AskMetrics,
     EngineMessage,
     Reply,
@@ -126,6 +127,17 @@ class ProcessClient:
         question_id = f"slot-{next(self._ids)}"
         reply: SlotReport = await self._ask(question_id, encode(ActOnSlot(question_id, action)))
         return reply
+
+    async def add_adapter(self, name: str, path: str, scale: float) -> None:
+        await self._adapt(name, path, scale)
+
+    async def remove_adapter(self, name: str) -> None:
+        await self._adapt(name, "", 1.0)
+
+    async def _adapt(self, name: str, path: str, scale: float) -> None:
+        self._check_ready()
+        question_id = f"adapter-{next(self._ids)}"
+        await self._ask(question_id, encode(Adapt(question_id, name, path, scale)))
 
     async def close(self) -> None:
         await self._supervisor.close()

@@ -137,6 +137,14 @@ class ReplicaClient:
             code="invalid_value",
         )
 
+    async def add_adapter(self, name: str, path: str, scale: float) -> None:
+        serving = [replica for replica in self.replicas if replica.serves]
+        await asyncio.gather(*(replica.client.add_adapter(name, path, scale) for replica in serving))
+
+    async def remove_adapter(self, name: str) -> None:
+        serving = [replica for replica in self.replicas if replica.serves]
+        await asyncio.gather(*(replica.client.remove_adapter(name) for replica in serving))
+
     async def restart(self) -> None:
         """Replaces the replicas one by one, each after its last request. A second call joins the first.
 

@@ -17,6 +17,7 @@ from octavo.core.wire import (
     SIZE_BYTES,
     Abort,
     ActOnSlot,
+    Adapt,
     AskMetrics,
     EngineMessage,
     Failed,
@@ -166,6 +167,8 @@ class EngineService:
             self._sleep(message)
         elif isinstance(message, ActOnSlot):
             self._act_on_slot(message)
+        elif isinstance(message, Adapt):
+            self._checkers.submit(self._guarded, self._adapt, message)
         elif isinstance(message, Start):
             self._start(message)
         else:
@@ -197,6 +200,20 @@ class EngineService:
             self.send(Reply(message.question_id, to_problem(EngineDeadError("the model is not loaded"))))
             return
         self._session.act_on_slot(message.action).add_done_callback(reply)
+
+    def _adapt(self, message: Adapt) -> None:
+        """Reads an adapter, or forgets it, while steps go on; then replies."""
+        problem = None
+        try:
+            if self._session is None:
+                raise EngineDeadError("the model is not loaded")
+            if message.path:
+                self._session.add_adapter(message.name, message.path, message.scale)
+            elif message.name in self._session.adapters.sources:
+                self._session.adapters.remove(message.name)
+        except OctavoError as error:
+            problem = to_problem(error)
+        self.send(Reply(message.question_id, problem))
 
     def _start(self, start: Start) -> None:
         if self._owns_process:

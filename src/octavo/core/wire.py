@@ -126,6 +126,15 @@ class ActOnSlot(_Message):
     action: SlotAction
 
 
+class Adapt(_Message):
+    """Make an adapter known under this name; path empty: forget it. A `Reply` says when that is done."""
+
+    question_id: str
+    name: str
+    path: str
+    scale: float
+
+
 # --- from the engine ---
 
 
@@ -159,7 +168,8 @@ class Heartbeat(_Message):
 
 
 class Reply(_Message):
-    """The engine has taken or refused a request or a sleep, whose id this is, or tells its metrics or of a slot."""
+    """The engine has taken or refused a request, a sleep or an adapter, whose id this is, or tells its metrics or of a
+    slot."""
 
     question_id: str
     problem: Problem | None = None
@@ -187,7 +197,20 @@ class Log(_Message):
 
 
 EngineMessage: TypeAlias = (
-    Start | Submit | Abort | AskMetrics | Sleep | ActOnSlot | Loading | Ready | Failed | Heartbeat | Reply | Step | Log
+    Start
+    | Submit
+    | Abort
+    | AskMetrics
+    | Sleep
+    | ActOnSlot
+    | Adapt
+    | Loading
+    | Ready
+    | Failed
+    | Heartbeat
+    | Reply
+    | Step
+    | Log
 )
 
 encode = msgspec.msgpack.Encoder().encode

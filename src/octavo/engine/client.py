@@ -172,6 +172,15 @@ class EngineClient(Protocol):
         Raises UsageError if a file cannot be written or read, or is of another model, and for several replicas.
         """
 
+    async def add_adapter(self, name: str, path: str, scale: float) -> None:
+        """Makes an adapter known to all engines, in place of another one of that name; returns when it has been read.
+
+        Raises ModelLoadError naming what does not fit, and UsageError (code no_adapters) if the engine takes none.
+        """
+
+    async def remove_adapter(self, name: str) -> None:
+        """Forgets an adapter, if it is known. Requests that run with it end as they began."""
+
     async def close(self) -> None:
         """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""
 

@@ -75,6 +75,14 @@ class LocalClient:
         self._check_ready()
         await asyncio.wrap_future(self._session.sleep())
 
+    async def add_adapter(self, name: str, path: str, scale: float) -> None:
+        await asyncio.to_thread(self._session.add_adapter, name, path, scale)
+
+    async def remove_adapter(self, name: str) -> None:
+        adapters = self._session.adapters
+        if name in adapters.sources:
+            adapters.remove(name)
+
     async def wake_up(self) -> None:
         self._check_ready()
         await asyncio.wrap_future(self._session.wake_up())

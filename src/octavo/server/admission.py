@@ -287,12 +287,12 @@ class Admission:
             await tickets[0].released.wait()
 
     def _lane(self, model: ServedModel) -> _Lane:
-        lane = self._lanes.get(model.name)
+        lane = self._lanes.get(model.model_name)
         if lane is None:
             limit = model.info.max_num_seqs + self._config.max_queue
             max_tokens = self._config.max_queued_tokens or _CONTEXTS_QUEUED * model.info.max_model_len
             places, tokens = (_Shares(number, self._num_tenants) for number in (limit, max_tokens))
-            lane = self._lanes[model.name] = _Lane(places, tokens)
+            lane = self._lanes[model.model_name] = _Lane(places, tokens)
         return lane
 
     def _limit_times(self, ticket: Ticket, lane: _Lane, model: ServedModel) -> None:

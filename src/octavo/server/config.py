@@ -44,6 +44,18 @@ class ServerConfig:
         "further names of the model in requests, between commas; the first one is its id if it was given no NAME. "
         "Of one of several models: NAME=ALIAS. May be given several times",
     )
+    admin_key: tuple[str, ...] = option(
+        (), "API key that may also load and unload adapters; may be given several times. --admin-key-file hides it"
+    )
+    admin_key_file: str | None = option(None, "file of such keys, one per line")
+    lora_dir: str | None = option(
+        None, "folder whose adapters requests name as their model; no need to load them first"
+    )
+    allow_runtime_lora: bool = option(
+        False, "let every client load and unload adapters; of --lora-dir, if there is one, unless it has an admin key"
+    )
+    lora_quota: int = option(8, "maximum number of adapters that an API key may have loaded at run time")
+    lora_quota_bytes: str = option("1GiB", "maximum size of their files together")
     max_queue: int = option(128, "maximum waiting sequences, beside the running ones; further requests get 503")
     max_queued_tokens: int | None = option(None, "maximum waiting prompt tokens; default: eight contexts")
     queue_timeout: float = option(60.0, "maximum time in the queue before the computation begins")
@@ -99,6 +111,8 @@ class ServerConfig:
             _check_type(field.name, getattr(self, field.name), field.default)
         check_integer("port", self.port, 0, 65535)
         check_integer("max_queue", self.max_queue, 0, 1_000_000)
+        check_integer("lora_quota", self.lora_quota, 0, 1 << 20)
+        parse_bytes("lora_quota_bytes", self.lora_quota_bytes)
         check_integer("sleep_level", self.sleep_level, 1, 2)
         if self.max_body_bytes is not None:
             check_integer("max_body_bytes", self.max_body_bytes, 1, 1 << 31)

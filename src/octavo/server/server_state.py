@@ -12,6 +12,7 @@ from octavo.server.admission import Admission
 from octavo.server.batch_worker import BatchWorker
 from octavo.server.config import ServerConfig
 from octavo.server.dashboard import DashboardHistory
+from octavo.server.errors import ApiError
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.sleeper import Sleeper
 from octavo.server.observability.metrics import ServerMetrics
@@ -36,6 +37,18 @@ class ServerState:
         self.batches = BatchWorker(self.config.batch_store, self.models, self.responses.salt)
         self.metrics.batches = self.batches.figures
         self.sleeper = Sleeper(self.models, self.config.sleep_after or None, self.config.sleep_level)
+
+
+def check_may_change_adapters(request: Request) -> bool:
+    """True if the request has an administrator's key.
+
+    Raises ApiError 403 if it has none, and the server lets not everybody load and unload adapters.
+    """
+    is_admin = bool(getattr(request.state, "is_admin", False))
+    if not is_admin and not state_of(request).models.adapters.allows_all:
+        message = "adapters are loaded and unloaded with a key of --admin-key, or by all with --allow-runtime-lora"
+        raise ApiError(403, message, code="admin_key_required")
+    return is_admin
 
 
 def state_of(request: Request) -> ServerState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import signal
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 import anyio
 from starlette.types import ASGIApp
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, parse_bytes
 from octavo.core.heap import return_large_blocks
 from octavo.engine.client import EngineState
 from octavo.engine.loading.model_memory import MemoryShares, machine_memory
@@ -27,6 +28,7 @@ from octavo.server.http.listener import serve
 from octavo.server.models.model_loader import LoadReport, ModelLoader
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.model_names import read_aliases
+from octavo.server.models.served_adapters import AdapterGiven, AdapterQuota, ServedAdapters
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
 from octavo.server.protocols.answering import start_schema_threads
@@ -74,8 +76,13 @@ def check_exposure(config: ServerConfig) -> None:
 
 def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report: LoadReport) -> ServerState:
     """The parts of a server. Call it from a running event loop."""
+    adapters = _adapters(config, models)
+    # The server tells its engines of adapters, also of those that come later.
+    models = {name: dataclasses.replace(each, lora_modules=None) for name, each in models.items()}
     responses = ResponseStore(config.response_store)
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
+    metrics.max_loras = max((each.max_loras for each in models.values() if each.takes_adapters), default=0)
+    metrics.adapter_bytes = lambda: {adapter.name: adapter.nbytes for adapter in adapters.entries}
     shares = None
     if config.models_memory_bytes is not None or len(models) > 1:  # to ask a GPU loads torch into this process
         machine = machine_memory(next(iter(models.values())))
@@ -87,9 +94,26 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
         wait_s=config.queue_timeout,
         max_waiting=max(config.max_queue, 1),
         aliases=read_aliases(config.alias, list(models)),
+        adapters=adapters,
     )
     admission = Admission(config, len(set(configured_keys(config))))
     return ServerState(config=config, models=manager, admission=admission, metrics=metrics, responses=responses)
+
+
+def _adapters(config: ServerConfig, models: Mapping[str, EngineConfig]) -> ServedAdapters:
+    """The adapters of the options. Raises UsageError, or ModelLoadError for one without files."""
+    quota = AdapterQuota(config.lora_quota, parse_bytes("lora_quota_bytes", config.lora_quota_bytes))
+    folder = None if config.lora_dir is None else Path(config.lora_dir).expanduser()
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"lora_dir is {config.lora_dir!r}, which is no folder")
+    adapters = ServedAdapters(list(models), folder=folder, quota=quota, allows_all=config.allow_runtime_lora)
+    for model, engine in models.items():
+        for name, (source, scale) in engine.adapters.items():
+            given = AdapterGiven(name, source, model, scale)
+            path = adapters.locate(source)
+            adapters.check(given, path, None)
+            adapters.put(adapters.new(given, path))
+    return adapters
 
 
 async def run_server(

@@ -46,6 +46,7 @@ class ModelCard(BaseModel):
     aliases: its other names. default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
     loading: only in the state of that name. max_model_len: maximum tokens of a request, prompt and answer. reason: the
     error of the last failed attempt to load the model. input_modalities: `text`, and `image` if the model sees.
+    parent: the model of an adapter, whose root is what it was loaded from.
     """
 
     id: str
@@ -87,7 +88,8 @@ class ModelList(BaseModel):
 async def list_models(request: Request) -> ModelList:
     """All models, loaded or not."""
     models = state_of(request).models
-    cards = [_card(models, entry.name) for entry in models.entries]
+    names = [*(entry.name for entry in models.entries), *(each.name for each in models.adapters.entries)]
+    cards = [_card(models, name) for name in names]
     return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
 
@@ -127,19 +129,21 @@ async def restart_model(request: Request, model_id: str) -> ModelCard:
 
 
 def _card(models: ModelManager, name: str) -> ModelCard:
-    entry = models.entry(name)
+    entry, adapter = models.entry(name), models.adapter(name)
+    shown = entry.name if adapter is None else adapter.name
     info, model = entry.info, entry.model
     defaults = None
     if info is not None:
         params = SamplingParams().with_defaults(info.sampling_defaults.values)
         defaults = DefaultSampling.model_validate(params, from_attributes=True)
     return ModelCard(
-        id=entry.name,
-        aliases=models.names.aliases_of(entry.name),
-        display_name=entry.name,
-        created=entry.created,
-        created_at=datetime.fromtimestamp(entry.created, timezone.utc),
-        root=entry.config.model,
+        id=shown,
+        aliases=models.names.aliases_of(shown),
+        display_name=shown,
+        created=(created := entry.created if adapter is None else adapter.created),
+        created_at=datetime.fromtimestamp(created, timezone.utc),
+        root=entry.config.model if adapter is None else adapter.source,
+        parent=None if adapter is None else adapter.parent,
         max_model_len=info.max_model_len if info is not None else None,
         default_sampling_params=defaults,
         default_sampling_source=info.sampling_defaults.source if info is not None else None,

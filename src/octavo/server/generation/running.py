@@ -15,7 +15,7 @@ from anyio.to_thread import run_sync
 
 from octavo.batch import Float32
 from octavo.engine.client import AnswerStream
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, ModelLoadError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.prompt import Prompt
@@ -206,7 +206,7 @@ async def start_generation(
             sampling, ends = params.sampling, infill_ends(model.tokenizer)
             params = changed(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))
         ticket.add_prompt_tokens(sum(map(len, prompts)))
-        options = separated(spec.options, spec.tenant)
+        options = adapted(separated(spec.options, spec.tenant), model)
 
         async def submit() -> None:
             for prompt in prompts:
@@ -217,7 +217,7 @@ async def start_generation(
                     is_followed=spec.is_followed,
                     is_measured=not is_batch,
                 )
-                streams.append(await model.client.generate(request))
+                streams.append(await submit_to(model, request))
 
         with constraint_named(spec.constraint_field):
             await ticket.wait(submit)
@@ -239,7 +239,7 @@ async def compute_vectors(
     options: RequestOptions,
 ) -> list[Float32]:
     """The vectors of prompts, a few at a time, so that others run between. Raises the errors of `start_generation`."""
-    options = separated(options, ticket.tenant)
+    options = adapted(separated(options, ticket.tenant), model)
     vectors: list[Float32] = []
     for i in range(0, len(prompts), PROMPTS_AT_ONCE):
         vectors += await ticket.wait(partial(_vectors, model, prompts[i : i + PROMPTS_AT_ONCE], options))
@@ -252,7 +252,7 @@ async def _vectors(
 ) -> list[Float32]:
     async def compute(prompt: Prompt, params: PoolingParams) -> Float32:
         request = GenerationRequest(prompt=prompt, params=params, options=options)
-        async with aclosing(await model.client.generate(request)) as stream:
+        async with aclosing(await submit_to(model, request)) as stream:
             output = await anext(stream)
         assert isinstance(output, PoolingOutput)
         return output.vector
@@ -263,6 +263,29 @@ async def _vectors(
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def submit_to(model: ServedModel, request: GenerationRequest) -> AnswerStream:
+    """Submits a request to the model's engine, which is told of the adapter first if it does not know it.
+
+    So it is at the first request, and after an engine's restart.
+    """
+    try:
+        return await model.client.generate(request)
+    except UsageError as error:
+        if model.adapter is None or error.code != "adapter_not_found":
+            raise
+    adapter = model.adapter
+    try:
+        await model.client.add_adapter(adapter.engine_name, str(adapter.path), adapter.scale)
+    except ModelLoadError as error:
+        raise UsageError(f"adapter {adapter.name!r:.100}: {error}", param="model", code="invalid_value") from error
+    return await model.client.generate(request)
+
+
+def adapted(options: RequestOptions, model: ServedModel) -> RequestOptions:
+    """The options with the adapter of the model's name."""
+    return options if model.adapter is None else changed(options, adapter=model.adapter.engine_name)
 
 
 def separated(options: RequestOptions, tenant: str) -> RequestOptions:

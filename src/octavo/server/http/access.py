@@ -33,18 +33,28 @@ _BROWSER = b"mozilla/"
 
 
 def configured_keys(config: ServerConfig) -> list[str]:
-    """The keys of `--api-key` and of `--api-key-file`, which has one per line. Raises UsageError."""
-    keys = list(config.api_key)
-    if config.api_key_file is not None:
+    """All keys of the options, those of administrators included. Raises UsageError."""
+    return [*_keys("--api-key-file", config.api_key, config.api_key_file), *admin_keys(config)]
+
+
+def admin_keys(config: ServerConfig) -> list[str]:
+    """Those of administrators. Raises UsageError."""
+    return _keys("--admin-key-file", config.admin_key, config.admin_key_file)
+
+
+def _keys(flag: str, given: Iterable[str], path: str | None) -> list[str]:
+    """The keys of an option, and of a file with one per line."""
+    keys = list(given)
+    if path is not None:
         try:
-            lines = Path(config.api_key_file).read_text("utf-8").splitlines()
+            lines = Path(path).read_text("utf-8").splitlines()
         except OSError as error:
-            raise UsageError(f"--api-key-file {config.api_key_file}: {error.strerror or error}") from None
+            raise UsageError(f"{flag} {path}: {error.strerror or error}") from None
         except UnicodeDecodeError:
-            raise UsageError(f"--api-key-file {config.api_key_file} is not text; write one key per line") from None
+            raise UsageError(f"{flag} {path} is not text; write one key per line") from None
         from_file = [line.strip() for line in lines if line.strip()]
         if not from_file:
-            raise UsageError(f"--api-key-file {config.api_key_file} holds no key; write one a line")
+            raise UsageError(f"{flag} {path} holds no key; write one a line")
         keys += from_file
     for key in keys:
         if not key.isascii() or not key.isprintable() or not key.strip():
@@ -58,16 +68,22 @@ class ApiKeys:
     salt: of the tenants' names, which outlive the server where its responses are stored in a file.
     """
 
-    def __init__(self, keys: Iterable[str], salt: bytes) -> None:
+    def __init__(self, keys: Iterable[str], salt: bytes, admins: Iterable[str] = ()) -> None:
         distinct = list(dict.fromkeys(keys))
         self._digests = [hashlib.sha256(key.encode()).digest() for key in distinct]
         # A key cannot be guessed from its tenant's name: each try takes 16 MiB and 50 ms.
         self._tenants = [
             hashlib.scrypt(key.encode(), salt=salt, n=1 << 14, r=8, p=1, dklen=8).hex() for key in distinct
         ]
+        known = set(admins)
+        self._admins = {tenant for key, tenant in zip(distinct, self._tenants, strict=True) if key in known}
 
     def __bool__(self) -> bool:
         return bool(self._digests)
+
+    def is_admin(self, tenant: str) -> bool:
+        """True if this is the tenant of an administrator's key."""
+        return tenant in self._admins
 
     def tenant(self, headers: Headers) -> str:
         """An identifier of the request's key, "" if the server has no keys. Raises ApiError 401 for a wrong key."""

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, ClientGoneError, shutting_down, to_api_error
-from octavo.server.http.access import ApiKeys, OriginRules, configured_keys, is_from_browser
+from octavo.server.http.access import ApiKeys, OriginRules, admin_keys, configured_keys, is_from_browser
 from octavo.server.http.access_log import AccessRecord, accepted_request_id
 from octavo.server.http.in_memory import BATCH, BatchCaller
 from octavo.server.http.json_body import quote
@@ -37,7 +37,7 @@ RequestCounter: TypeAlias = Callable[["str | None", str, int, "str | None"], Non
 class Guard:
     """ASGI middleware that costs microseconds a request and nothing for each event of a stream.
 
-    It leaves in the request's state: `access`, its AccessRecord, `tenant` and `body`.
+    It leaves in the request's state: `access`, its AccessRecord, `tenant`, `is_admin` and `body`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._config = config
-        self._keys = ApiKeys(configured_keys(config), salt)
+        self._keys = ApiKeys(configured_keys(config), salt, admin_keys(config))
         self._routes = routes
         self._count = count
         self._origins = OriginRules(config.host, bool(self._keys), config.cors_origin)
@@ -93,6 +93,7 @@ class Guard:
             state["tenant"], state["access"].batch_priority = caller.owner, caller.priority
         else:
             state["tenant"] = "" if self._routes.is_public(scope["method"], route) else self._keys.tenant(headers)
+            state["is_admin"] = self._keys.is_admin(state["tenant"])
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
         reads = exchange.has_more and self._routes.reads_body(route)

@@ -7,9 +7,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
+
+from anyio.to_thread import run_sync
 
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineState, ModelInfo
@@ -18,6 +20,7 @@ from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError,
 from octavo.server.errors import ApiError
 from octavo.server.models.model_loader import ModelLoader
 from octavo.server.models.model_names import ModelNames
+from octavo.server.models.served_adapters import AdapterGiven, ServedAdapter, ServedAdapters
 from octavo.server.models.served_model import ServedModel, TokenizerTexts
 
 logger = logging.getLogger(__name__)
@@ -120,7 +123,8 @@ class ModelManager:
 
     configs: of the models, by their ids; the first one is loaded at the start. aliases: further names -> ids.
     limit: of the memory of all loaded models together; None: there is none. wait_s: maximum time that a request waits
-    for a model to be loaded. max_waiting: maximum number of requests that wait for one model.
+    for a model to be loaded. max_waiting: maximum number of requests that wait for one model. adapters: those of the
+    models, whose names mean their models, too.
     """
 
     def __init__(
@@ -132,7 +136,9 @@ class ModelManager:
         wait_s: float = 60.0,
         max_waiting: int = 128,
         aliases: Mapping[str, str] | None = None,
+        adapters: ServedAdapters | None = None,
     ) -> None:
+        self.adapters = ServedAdapters(list(configs)) if adapters is None else adapters
         self._entries = {name: ModelEntry(name, config) for name, config in configs.items()}
         self.names = ModelNames({name: config.model for name, config in configs.items()}, aliases)
         self._loader = loader
@@ -161,17 +167,38 @@ class ModelManager:
         """True while somebody uses a model, or waits for it."""
         return any(entry.residency is not None and entry.residency.num_users for entry in self.entries)
 
+    def knows(self, name: str) -> bool:
+        """True if a model or an adapter has this name."""
+        return self.names.find(name) is not None or self.adapters.find(name) is not None
+
+    def adapter(self, name: str | None) -> ServedAdapter | None:
+        """The adapter of this name; None: there is none, or a model has it."""
+        return None if name is None or self.names.find(name) is not None else self.adapters.find(name)
+
+    def shown_name(self, name: str | None) -> str:
+        """The id that answers show for a name. Raises ApiError (404 model_not_found)."""
+        adapter = self.adapter(name)
+        return self.entry(name).name if adapter is None else adapter.name
+
     def entry(self, name: str | None) -> ModelEntry:
-        """One model by any of its names; None: the first one. Raises ApiError (404 model_not_found)."""
+        """One model by any of its names, or by that of an adapter; None: the first one.
+
+        Raises ApiError (404 model_not_found).
+        """
         found = self.default_name if name is None else self.names.find(name)
+        if found is None and (adapter := self.adapter(name)) is not None:
+            found = adapter.parent
         if found is None:
-            message = f"there is no model {name!r:.100}; there is {', '.join(self._entries)}"
+            names = ", ".join([*self._entries, *(adapter.name for adapter in self.adapters.entries)])
+            message = f"there is no model {name!r:.100}; there is {names}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return self._entries[found]
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
         """The model, loaded if needed and kept in memory until the block ends. name None: the only one.
+
+        Under an adapter's name it has that adapter; otherwise the one that is applied to the model, if any is.
 
         Raises UsageError for None if there are several, ApiError (404 model_not_found), OverloadedError
         (model_loading) while the server starts or if loading takes too long, or the error that prevented loading.
@@ -191,8 +218,14 @@ class ModelManager:
                 code="model_loading",
                 retry_after_s=10.0,
             )
+        adapter = self.adapter(name)
         with residency.used(self._next_turn()):
-            yield await self._loaded(entry, residency, self._wait_s)
+            model = await self._loaded(entry, residency, self._wait_s)
+            if adapter is not None:
+                model = replace(model, name=adapter.name, adapter=adapter)
+            elif (applied := self.adapters.applied_to(entry.name)) is not None:
+                model = replace(model, adapter=applied)
+            yield model
 
     async def load(self, name: str | None) -> None:
         """Loads a model if it is not loaded, without a time limit. Raises the errors of `use`."""
@@ -248,6 +281,31 @@ class ModelManager:
     def _next_turn(self) -> int:
         self.last_turn += 1
         return self.last_turn
+
+    async def load_adapter(self, given: AdapterGiven, owner: str | None, *, replaces: bool = False) -> ServedAdapter:
+        """Finds an adapter, downloaded if needed, reads it and makes it known by its name. owner: of `ServedAdapter`.
+
+        Raises UsageError, ApiError, or ModelLoadError naming what does not fit the model.
+        """
+        path = await run_sync(self.adapters.locate, given.source)
+        self.adapters.check(given, path, owner, replaces=replaces)
+        async with self.use(given.parent or self.default_name) as model:
+            adapter = self.adapters.new(given, path, owner)
+            await model.client.add_adapter(adapter.engine_name, str(path), adapter.scale)
+        self.adapters.check(given, path, owner, replaces=replaces)  # others may have loaded one meanwhile
+        old = self.adapters.put(adapter)
+        if old is not None:
+            await self._forget(old)
+        return adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; requests that use it go on. Raises ApiError 404."""
+        await self._forget(self.adapters.remove(name))
+
+    async def _forget(self, adapter: ServedAdapter) -> None:
+        model = self._entries[adapter.parent].model
+        if model is not None and model.client.status().state is EngineState.READY:
+            await model.client.remove_adapter(adapter.engine_name)
 
     def unload_soon(self, name: str | None) -> None:
         """Begins to unload a model, as `unload` does, without waiting for its requests."""
@@ -315,6 +373,8 @@ class ModelManager:
                 residency.loading = LoadStatus("starting its engine")
                 began = time.monotonic()
                 residency.model = await self._loader.load(entry.name, entry.config, residency.report)
+                for adapter in self.adapters.of(entry.name):
+                    await residency.model.client.add_adapter(adapter.engine_name, str(adapter.path), adapter.scale)
                 logger.info("loaded %s in %.2f s", entry.name, time.monotonic() - began)
                 self._resident.add(residency)
                 entry.info, entry.texts = residency.model.info, residency.model.texts

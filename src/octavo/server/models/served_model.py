@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from octavo.engine.client import EngineClient, ModelInfo
 from octavo.engine.texts.prompt_encoder import PromptEncoder
 from octavo.server.models.image_reader import ImageReader
+from octavo.server.models.served_adapters import ServedAdapter
 from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -25,6 +26,7 @@ class ServedModel:
     """name: its name in requests. tool_format: its format of tool calls; None: its template has no tools.
 
     images: reads the images of requests, if the model sees.
+    adapter: that of all requests under this name, which is then the adapter's.
     """
 
     name: str
@@ -32,6 +34,12 @@ class ServedModel:
     prompts: PromptEncoder
     tool_format: ToolFormat | None = None
     images: ImageReader = field(default_factory=ImageReader)
+    adapter: ServedAdapter | None = None
+
+    @property
+    def model_name(self) -> str:
+        """The id of the model itself, whose engine and queue all its adapters share."""
+        return self.name if self.adapter is None else self.adapter.parent
 
     @property
     def tokenizer(self) -> Tokenizer:

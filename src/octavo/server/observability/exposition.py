@@ -250,6 +250,7 @@ class _Exposition(Collector):
         for reason in REJECTED_REASONS:
             rejections.add_metric([reason], self.metrics.rejected[reason])
         yield rejections
+        yield from _adapters(prefix, self.metrics)
         labels = ["route", "method", "status"]
         responses = CounterMetricFamily(f"{prefix}:http_requests", "HTTP responses by route template.", labels=labels)
         for values, count in self.metrics.http.items():
@@ -279,6 +280,28 @@ def _batch_families(prefix: str, figures: BatchFigures) -> Iterator[Metric]:
     yield gauge
     meaning = "Lines of batches that are being answered or wait for a row."
     yield GaugeMetricFamily(f"{prefix}:batch_lines_running", meaning, value=figures.num_running_lines)
+
+
+def _adapters(prefix: str, metrics: ServerMetrics) -> Iterator[Metric]:
+    """The families of adapters, by their names."""
+    figures, sizes, label = metrics.adapters, metrics.adapter_bytes(), ["adapter"]
+    running = ",".join(sorted(name for name, each in figures.items() if each.num_running))
+    info = GaugeMetricFamily(
+        f"{prefix}:lora_requests_info",
+        "Always 1; the labels name the adapters of running requests.",
+        labels=["running_lora_adapters", "waiting_lora_adapters", "max_lora"],
+    )
+    info.add_metric([running, "", str(metrics.max_loras)], 1)
+    yield info
+    loads = CounterMetricFamily(f"{prefix}:lora_loads", "Times that an engine was told of an adapter.", labels=label)
+    requests = CounterMetricFamily(f"{prefix}:lora_requests", "Finished requests of an adapter.", labels=label)
+    for name, each in figures.items():
+        loads.add_metric([name], each.num_loads)
+        requests.add_metric([name], each.num_requests)
+    nbytes = GaugeMetricFamily(f"{prefix}:lora_bytes", "Bytes of an adapter's files.", labels=label)
+    for name, size in sizes.items():
+        nbytes.add_metric([name], size)
+    yield from (loads, requests, nbytes)
 
 
 def _families(

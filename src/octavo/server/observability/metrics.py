@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,6 +133,15 @@ class ModelFigures:
         self.status = status
 
 
+@dataclass(slots=True)
+class AdapterFigures:
+    """Counts of one adapter. num_running: requests that an engine has now."""
+
+    num_loads: int = 0
+    num_requests: int = 0
+    num_running: int = 0
+
+
 class ServerMetrics:
     """All figures of a server. Belongs to its event loop.
 
@@ -151,8 +161,15 @@ class ServerMetrics:
         # By served name, one of each replica; they stay when a model is unloaded.
         self.models: dict[str, list[ModelFigures]] = {}
         self.batches: BatchFigures | None = None  # of a server that runs some
+        self.adapters: dict[str, AdapterFigures] = {}  # by name
+        self.max_loras = 0  # of the sequences of one step
+        self.adapter_bytes: Callable[[], Mapping[str, int]] = dict  # of the files of those that are known now
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
+
+    def adapter(self, engine_name: str) -> AdapterFigures:
+        """The figures of an adapter, whose name in the engine is that in requests behind its number and scale."""
+        return self.adapters.setdefault(engine_name.split(":", 2)[-1], AdapterFigures())
 
     def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
         """Counts a response.

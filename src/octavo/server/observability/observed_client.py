@@ -12,7 +12,13 @@ from octavo.engine.slots import SlotAction, SlotReport
 from octavo.errors import NumericalError, OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
-from octavo.server.observability.metrics import FINISHED_REASONS, CancelPhase, ModelFigures, ServerMetrics
+from octavo.server.observability.metrics import (
+    FINISHED_REASONS,
+    AdapterFigures,
+    CancelPhase,
+    ModelFigures,
+    ServerMetrics,
+)
 from octavo.server.observability.tracing import RequestSpan
 
 
@@ -24,7 +30,7 @@ class ObservedClient:
 
     def __init__(self, client: EngineClient, metrics: ServerMetrics, model_name: str) -> None:
         self._client = client
-        self._tracer = metrics.tracer
+        self._metrics, self._tracer = metrics, metrics.tracer
         self._model_name = model_name
         self._figures = metrics.models.setdefault(model_name, [])
         self._figures += [ModelFigures() for _ in range(len(self._figures), len(client.replicas))]
@@ -59,10 +65,20 @@ class ObservedClient:
     async def act_on_slot(self, action: SlotAction) -> SlotReport:
         return await self._client.act_on_slot(action)
 
+    async def add_adapter(self, name: str, path: str, scale: float) -> None:
+        await self._client.add_adapter(name, path, scale)
+        self._metrics.adapter(name).num_loads += 1
+
+    async def remove_adapter(self, name: str) -> None:
+        await self._client.remove_adapter(name)
+
     async def generate(self, request: GenerationRequest) -> AnswerStream:
         is_answered = request.params.is_answered
         span = self._tracer.begin(self._model_name, request) if self._tracer is not None and is_answered else None
         answer = ObservedStream(self._figures, span, is_answered=is_answered)
+        if request.options.adapter:
+            answer.adapter = self._metrics.adapter(request.options.adapter)
+            answer.adapter.num_running += 1
         try:
             answer.stream = await self._client.generate(request)
         except BaseException as error:
@@ -87,6 +103,7 @@ class ObservedStream:
     """An answer on its way to the user. stream: the engine's, once it has accepted the request."""
 
     stream: AnswerStream | None = None
+    adapter: AdapterFigures | None = None
 
     def __init__(self, all_figures: Sequence[ModelFigures], span: RequestSpan | None, *, is_answered: bool) -> None:
         """all_figures: of the replicas.
@@ -149,6 +166,9 @@ class ObservedStream:
         """Ends the counting. error: the reason why the answer is incomplete. May be called twice."""
         if not self._has_ended and self._span is not None:
             self._span.end(self._metrics, [self._reasons[index] for index in sorted(self._reasons)], error)
+        if not self._has_ended and self.adapter is not None:
+            self.adapter.num_running -= 1
+            self.adapter.num_requests += self.stream is not None
         self._has_ended = True
 
     def _count(self, output: OutputDelta) -> None:

@@ -254,6 +254,8 @@ LLAMA_PROPS = json_schema(
 LLAMA_SLOTS = json_schema([{**_counts("id", "n_ctx"), "speculative": bool, "is_processing": bool}])
 LLAMA_SLOT_ACTION = json_schema({"id_slot": int})
 
+LLAMA_ADAPTERS = json_schema([{"id": int, **_texts("path", "name", "task_name", "prompt_prefix"), "scale": float}])
+
 _CLOSED = {"additionalProperties": False}
 _ERROR = json_schema({**_texts("message", "type"), "param": str | None, "code": str | None}) | _CLOSED
 OPENAI_ERROR = {"type": "object", "required": ["error"], "properties": {"error": _ERROR}} | _CLOSED

@@ -169,6 +169,10 @@ async def answer(
         spec = await read_spec(request, lambda: body.to_spec(tenant_of(request)))
         began_s = time.monotonic()
         model = await resources.enter_async_context(state.models.use(body.model))
+        if (scales := body.adapter_scales) is not None:
+            model = replace(model, adapter=state.models.adapters.numbered(scales, "lora"))
+        if spec.options.adapter and (own := state.models.adapters.find(spec.options.adapter)) is not None:
+            model = replace(model, adapter=own)  # the engine refuses names that nobody knows
         arrival = Arrival(record.began_s, time.monotonic() - began_s)
         record.model, record.is_chat = model.name, isinstance(spec, ChatSpec)
         options = spec.options

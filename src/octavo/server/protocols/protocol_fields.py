@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -113,6 +113,11 @@ class AnsweredFields(OptionFields):
     def own_names(self) -> Mapping[str, str]:
         """The protocol's names for the fields of the spec, where they differ."""
         return {}
+
+    @property
+    def adapter_scales(self) -> Sequence[tuple[int, float]] | None:
+        """Adapters by number with their scales, as llama.cpp's requests name them; None: the request says nothing."""
+        return None
 
     def to_spec(self, tenant: str) -> ChatSpec | TextSpec:
         """The request to a model. Raises UsageError for what cannot be honoured."""

@@ -15,7 +15,7 @@ from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextOrIds, TextSpec, constraint_named, read_options
-from octavo.server.http.json_body import WHOLE, Int, Text
+from octavo.server.http.json_body import WHOLE, Int, RequestModel, Text
 from octavo.server.models.image_reader import ImageSource
 from octavo.server.protocols.ignored_fields import LLAMA_CPP, with_ignored
 from octavo.server.protocols.llama_sampling import LlamaDrafts, LlamaSampling
@@ -49,6 +49,13 @@ Prompts: TypeAlias = Text | PromptObject | list[Piece] | Several
 Bias: TypeAlias = "dict[str, Any] | list[Any]"
 
 
+class AdapterScale(RequestModel):
+    """An adapter of `/lora-adapters` and how strongly it acts; those that a list leaves out do not act."""
+
+    id: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
+    scale: Annotated[float, Field(ge=-100, le=100)] = 1.0
+
+
 class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, LlamaDrafts):  # type: ignore[misc]
     """The fields of both routes. n_predict: -1 is no limit, 0 only computes the prompt. n_cmpl: number of choices."""
 
@@ -65,7 +72,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
     ignore_eos: bool | None = None
     return_tokens: bool | None = None
     response_fields: list[Text] | None = None
-    lora: list[Any] | None = None
+    lora: list[AdapterScale] | None = None
     samplers: list[Any] | None = None
 
     @property
@@ -73,6 +80,10 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
         """The limit on tokens; -1: none."""
         limit = self.n_predict if self.n_predict is not None else self.max_tokens
         return -1 if limit is None else limit
+
+    @property
+    def adapter_scales(self) -> Sequence[tuple[int, float]] | None:
+        return None if self.lora is None else [(each.id, each.scale) for each in self.lora]
 
     def prompts(self) -> Sequence[TextOrIds]:
         """The prompts, each of which gets an answer."""
@@ -83,12 +94,8 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling, Llama
         return ()
 
     def to_spec(self, tenant: str) -> TextSpec:
-        for name, reason in (
-            ("lora", "names adapters, and this server has none; leave it out"),
-            ("samplers", "chooses an order of samplers, and there is one order here; leave it out"),
-        ):
-            if getattr(self, name):
-                raise refuse(name, reason)
+        if self.samplers:
+            raise refuse("samplers", "chooses an order of samplers, and there is one order here; leave it out")
         if self.max_tokens is not None and self.max_tokens != self.num_predicted:
             raise refuse("max_tokens", f"is {self.max_tokens} and n_predict is {self.n_predict}; give one of them")
         arguments, limit = self.read_sampling(), self.num_predicted

@@ -101,12 +101,14 @@ async def list_loaded_models(request: Request) -> Response:
 
 @router.post("/api/show", responses=whole_answer(OLLAMA_MODEL))
 async def show_model(request: Request, body: ShowRequest) -> Response:
-    """A model with its metadata, chat template, sampling defaults and abilities."""
-    entry = body.entry(request)
+    """A model with its metadata, chat template, sampling defaults and abilities; an adapter with those of its model."""
+    entry, models = body.entry(request), state_of(request).models
+    adapter = models.adapter(known_name(models, body.model or body.name))
     files = await run_sync(read_model_files, entry)
     return JSONResponse(
         {
-            "modelfile": f"FROM {entry.config.model}\n",
+            "modelfile": f"FROM {entry.config.model}\n"
+            + (f"ADAPTER {adapter.source}\n" if adapter is not None else ""),
             "parameters": _parameters(entry),
             "template": _template(entry, files) or "",
             "details": _details(files),

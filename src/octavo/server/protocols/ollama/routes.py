@@ -61,12 +61,12 @@ async def _answer(request: Request, body: B, writer_class: Callable[..., Any], e
     elif at_end is not None:
         at_end()
     reason = "unload" if body.unloads else "load"
-    line = {"model": models.entry(name).name, "created_at": timestamp(), **empty, "done": True, "done_reason": reason}
+    line = {"model": models.shown_name(name), "created_at": timestamp(), **empty, "done": True, "done_reason": reason}
     return JSONResponse(line, media_type="application/x-ndjson" if is_stream else "application/json")
 
 
 def known_name(models: ModelManager, name: str | None) -> str | None:
     """The name without the tag `latest`, which Ollama's clients add, unless a model has the whole name."""
-    if name is None or models.names.find(name) is not None:
+    if name is None or models.knows(name):
         return name
     return name.removesuffix(":latest")

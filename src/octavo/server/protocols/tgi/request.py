@@ -91,11 +91,9 @@ def _refuse_unsupported(wanted: Parameters, stream: bool) -> None:
     has_low_top_k = wanted.top_k is not None and wanted.top_k < 1
     greedy = "must be above 0; leave it and do_sample out for the most likely token"
     only_one = f"is {quote(wanted.best_of)}; it can only be 1"
-    no_adapters = "names an adapter, and this server has none; leave it out"
     for name, is_wrong, reason, code in (
         ("best_of", wanted.best_of not in (None, 1), only_one, "unsupported_value"),
         ("watermark", wanted.watermark, "is not supported; leave it out", "unsupported_value"),
-        ("adapter_id", wanted.adapter_id is not None, no_adapters, "unsupported_value"),
         ("decoder_input_details", wanted.decoder_input_details and stream, "needs stream: false", "unsupported_value"),
         ("top_n_tokens", lonely_tokens, "needs details: true, or a stream", "invalid_value"),
         ("temperature", wanted.temperature == 0, greedy, "decimal_below_min_value"),

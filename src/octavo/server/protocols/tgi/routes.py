@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from octavo import __version__
 from octavo.sampling_params import MAX_STOP_STRINGS
 from octavo.server.errors import refuse
+from octavo.server.http.json_body import quote
 from octavo.server.protocols.answer_schemas import (
     GENERATED_TEXT,
     INFO,
@@ -30,7 +31,7 @@ router = TGI.router(FIELD_NAMES)
 @router.post("/generate", responses=streamed_answer(GENERATED_TEXT))
 async def generate(request: Request, body: GenerateRequest) -> Response:
     """Continues a text; with `stream` as `/generate_stream` does."""
-    return await answer(request, body, TgiWriter)
+    return await answer(request, _with_adapter(request, body), TgiWriter)
 
 
 @router.post("/generate_stream", responses=streamed_answer(GENERATED_TEXT))
@@ -38,13 +39,30 @@ async def generate_stream(request: Request, body: GenerateRequest) -> Response:
     """Continues a text; one server-sent event a token."""
     if body.stream is False:
         raise refuse("stream", "is false; /generate gives the whole text at once", "invalid_value")
-    return await answer(request, body.model_copy(update={"stream": True}), TgiWriter)
+    return await answer(request, _with_adapter(request, body).model_copy(update={"stream": True}), TgiWriter)
 
 
 @router.post("/", responses=streamed_answer(GENERATED_TEXT))
 async def generate_at_root(request: Request, body: GenerateRequest) -> Response:
     """The same as `/generate`, at the root path, which Hugging Face's InferenceClient uses."""
-    return await answer(request, body, TgiWriter)
+    return await answer(request, _with_adapter(request, body), TgiWriter)
+
+
+def _with_adapter(request: Request, body: GenerateRequest) -> GenerateRequest:
+    """The body with its adapter as the model. Raises UsageError if there is none, or if it is another model's."""
+    wanted, models = body.wanted.adapter_id, state_of(request).models
+    if wanted is None:
+        return body
+    adapter = models.adapter(wanted)
+    if adapter is None:
+        known = ", ".join(each.name for each in models.adapters.entries) or "none"
+        reason = f"is {quote(wanted)}, and there is no such adapter; there is {known}"
+        raise refuse("parameters.adapter_id", reason, "invalid_value")
+    if body.model is not None and models.entry(body.model).name != adapter.parent:
+        reason = f"is an adapter of {adapter.parent}, not of {quote(body.model)}"
+        raise refuse("parameters.adapter_id", reason, "invalid_value")
+    adapted: GenerateRequest = body.model_copy(update={"model": wanted})
+    return adapted
 
 
 @router.get("/info", responses=whole_answer(INFO))

@@ -1,0 +1,56 @@
+"""llama.cpp's `/lora-adapters`: the adapters with their scales in requests that name the model itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.server.errors import bad_request
+from octavo.server.http.json_body import to_bad_request
+from octavo.server.protocols.answer_schemas import LLAMA_ADAPTERS, whole_answer
+from octavo.server.protocols.llama_cpp.errors import LLAMA_CPP
+from octavo.server.protocols.llama_cpp.request import AdapterScale
+from octavo.server.server_state import check_may_change_adapters, state_of
+
+router = LLAMA_CPP.router()
+
+_MAX_SCALES = 1 << 10
+_SCALES = TypeAdapter(Annotated[list[AdapterScale], Field(max_length=_MAX_SCALES)])
+
+
+@router.get("/lora-adapters", responses=whole_answer(LLAMA_ADAPTERS))
+async def list_adapters(request: Request) -> Response:
+    """All adapters with their numbers. scale: that of requests that name the model itself."""
+    adapters = state_of(request).models.adapters
+    found: list[dict[str, Any]] = [
+        {
+            "id": adapter.number,
+            "path": adapter.source,
+            "name": adapter.name,
+            "scale": adapters.scale_of(adapter),
+            "task_name": "",
+            "prompt_prefix": "",
+        }
+        for adapter in adapters.entries
+    ]
+    return JSONResponse(found)
+
+
+@router.post("/lora-adapters", responses=whole_answer(LLAMA_ADAPTERS))
+async def set_scales(request: Request) -> Response:
+    """Sets these scales, and 0 for all others. At most one adapter of a model may have another one."""
+    check_may_change_adapters(request)
+    try:
+        given = json.loads(request.state.body)
+    except ValueError as error:
+        raise bad_request(f"the body is not JSON: {error}") from None
+    try:
+        scales = _SCALES.validate_python(given, strict=True)
+    except ValidationError as error:
+        raise to_bad_request(error.errors(include_url=False), given) from None
+    state_of(request).models.adapters.apply([(each.id, each.scale) for each in scales])
+    return await list_adapters(request)
