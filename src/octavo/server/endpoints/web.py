@@ -18,11 +18,11 @@ PUBLIC_PATHS = ("/", "/dashboard", "/web/")
 mimetypes.add_type("text/javascript", ".mjs")
 mimetypes.add_type("text/javascript", ".js")  # before Python 3.12 it is another one
 _FILES = StaticFiles(directory=Path(__file__).parents[1] / "web")
-# Nothing inline and nothing from other origins (Content Security Policy Level 3): a model's answer stays text even if
+# No code inline and nothing from other origins (Content Security Policy Level 3): a model's answer stays text even if
 # the page's own code had a fault.
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",

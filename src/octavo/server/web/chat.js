@@ -41,6 +41,7 @@ const models = new Models({
   onCards: (card) => {
     byId("welcome-note").textContent = "Everything stays between this browser and your server.";
     settings.showDefaults(card);
+    composer.sees = card?.input_modalities?.includes("image") ?? false;
   },
   onError: (error) => {
     byId("welcome-note").textContent = describe(error);
@@ -99,10 +100,10 @@ function save() {
 // Asking
 
 function submit() {
-  const { text } = composer;
-  if (!text || run || isRefused()) return;
+  const { text, images } = composer;
+  if (composer.isEmpty || run || isRefused()) return;
   composer.clear();
-  ask(text);
+  ask(text, images);
   composer.open(conversation.id);
 }
 
@@ -113,9 +114,9 @@ function isRefused() {
   return problem !== null;
 }
 
-function ask(text) {
-  if (!conversation.title) conversation.title = store.titleOf(text);
-  const message = { role: "user", content: text };
+function ask(text, images = []) {
+  if (!conversation.title) conversation.title = store.titleOf(text || images[0].name);
+  const message = { role: "user", content: text, ...(images.length && { images }) };
   conversation.messages.push(message);
   byId("welcome").hidden = true;
   byId("export-menu").hidden = false;
@@ -127,7 +128,7 @@ function ask(text) {
 function requestBody() {
   const messages = conversation.messages
     .filter((message) => message.role === "user" || message.content)
-    .map(({ role, content }) => ({ role, content }));
+    .map(({ role, content, images }) => ({ role, content: images ? parts(content, images) : content }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   return {
     ...(models.chosen && { model: models.chosen }),
@@ -139,6 +140,12 @@ function requestBody() {
     truncation_side: "turns",
     ...settings.sampling(),
   };
+}
+
+/** The content of a message with images, which stand before its text. */
+function parts(text, images) {
+  const shown = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...shown, { type: "text", text }] : shown;
 }
 
 async function answer() {
@@ -293,6 +300,7 @@ function branch(index) {
   store.saveDraft(conversation.id, messages[index].content);
   save();
   show();
+  composer.take(messages[index].images);
   focusPrompt();
 }
 
@@ -313,7 +321,7 @@ function edit(index) {
     halt();
     conversation.messages.length = index;
     transcript.show(conversation.messages);
-    ask(text);
+    ask(text, message.images);
     focusPrompt();
   });
 }
@@ -323,7 +331,7 @@ function edit(index) {
 function showRunning() {
   send.hidden = run !== null;
   stop.hidden = run === null;
-  send.disabled = !prompt.value.trim();
+  send.disabled = composer.isEmpty;
   if (!run) live.textContent = "";
 }
 

@@ -3,9 +3,10 @@ import { download } from "./dom.js";
 
 export function exportJson(conversation) {
   const { title, model, system, messages, updated } = conversation;
-  const cleaned = messages.map(({ role, content, reasoning, stats, model: answeredBy }) => ({
+  const cleaned = messages.map(({ role, content, images, reasoning, stats, model: answeredBy }) => ({
     role,
     content,
+    ...(images && { images }),
     ...(reasoning && { reasoning_content: reasoning }),
     ...(answeredBy && { model: answeredBy }),
     ...(stats && { stats }),
@@ -19,7 +20,7 @@ export function exportMarkdown(conversation) {
   if (conversation.system) parts.push(`> **System:** ${conversation.system.replace(/\n/g, "\n> ")}`);
   for (const message of conversation.messages) {
     parts.push(message.role === "user" ? "## You" : `## ${message.model || conversation.model || "Assistant"}`);
-    parts.push(message.content);
+    parts.push(...(message.images ?? []).map(({ name }) => `*${name}*`), message.content);
   }
   download(`${filename(conversation)}.md`, "text/markdown", `${parts.join("\n\n")}\n`);
 }

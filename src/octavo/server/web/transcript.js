@@ -57,7 +57,9 @@ export class Transcript {
   }
 
   #fillUser(view, message) {
-    view.body.replaceChildren(...typedNodes(message.content));
+    const images = (message.images ?? []).map(({ name, url }) => element("img", { src: url, alt: name }));
+    const shown = images.length ? [element("div", { className: "images" }, ...images)] : [];
+    view.body.replaceChildren(...shown, ...typedNodes(message.content));
     view.item.classList.remove("is-editing");
     view.item.querySelector(".actions")?.remove();
     const edit = iconButton("edit", "Edit this message", "edit");
