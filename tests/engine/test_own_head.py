@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from octavo import LLM
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
+from octavo.engine.loading.draft_model import own_head
 from octavo.engine.schedule import Schedule
 from octavo.engine.speculation.head_drafter import HeadDrafter
 from octavo.engine.speculation.policy import DraftPolicy
 from octavo.errors import UsageError
+from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams
 from tests.support.answers import Answers
 from tests.support.drafting import AnyPolicy
@@ -66,6 +69,31 @@ def test_few_drafts(tmp_path: Path) -> None:
     with LLM(model, speculative_config={"method": "mtp", "num_speculative_tokens": 2}, **OPTIONS) as llm:
         assert answers(llm) == expected
         assert set(llm.metrics.num_accepted_by_position_total) == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "torch:cpu", "num_threads": 0}, {"backend": "reference"}, {"kv_dtype": "int8"}], ids=str
+)
+def test_other_backends_and_caches(options: dict[str, Any], tmp_path: Path) -> None:
+    """A head is used on a GPU if it is asked for."""
+    model = str(save_byte_level_tokenizer(agreeing_head("qwen35", max_position_embeddings=160).save(tmp_path / "m")))
+    options, found = {**OPTIONS, **options}, []
+    for speculation in ({"method": "off"}, {"method": "mtp"}):
+        with LLM(model, speculative_config=speculation, **options) as llm:
+            outputs = [output for each in (GREEDY, SEEDED) for output in llm.generate(PROMPTS, each)]
+            found.append([choice.token_ids for output in outputs for choice in output.outputs])
+            right = llm.metrics.num_accepted_draft_tokens_total.get("mtp", 0)
+    assert found[0] == found[1]
+    assert right > 30
+
+
+def test_ranks_have_no_head(tmp_path: Path) -> None:
+    model = save_byte_level_tokenizer(tiny_head("glm4moe", max_position_embeddings=160).save(tmp_path / "m"))
+    config = EngineConfig(model=str(model), tensor_parallel_size=2)
+    with closing(open_checkpoint(model)) as checkpoint:
+        assert own_head(config, checkpoint, 64) is None
+        with pytest.raises(UsageError, match="method mtp: the model has several ranks"):
+            own_head(replace(config, speculative_config={"method": "mtp"}), checkpoint, 64)
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "qwen35"])

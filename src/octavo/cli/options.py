@@ -80,7 +80,9 @@ def with_plan_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of `with_model_options`, and those of larger models, drafts, the GPU, ranks and replicas."""
     places = ("device", "backend", "gpu_layers", "gpu_offload", "gpu_offload_users", "gpu_memory")
     groups = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
-    return _with_some_options(command, *_MODEL_OPTIONS, "pack_cache_size", "draft_model", *places, *groups)
+    return _with_some_options(
+        command, *_MODEL_OPTIONS, "pack_cache_size", "draft_model", "speculation", *places, *groups
+    )
 
 
 def _with_some_options(command: Callable[..., None], *names: str) -> Callable[..., None]:

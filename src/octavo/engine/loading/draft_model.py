@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from octavo.backends import Executor, ExecutorLimits
-from octavo.backends.split import SplitBackend
 from octavo.config import EngineConfig
 from octavo.engine.loading.cache_plan import wants_drafts
 from octavo.engine.loading.compile_graph import compile_graph
-from octavo.engine.loading.devices import backend_name, backend_of
+from octavo.engine.loading.devices import backend_name
 from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.errors import GraphError, ModelLoadError, UsageError
 from octavo.graph.builder import Graph
@@ -77,7 +76,7 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
     method = SpeculativeConfig.of(config).method
     if method not in ("auto", "mtp") or not wants_drafts(config):
         return None
-    is_here = config.num_ranks == 1 and not isinstance(backend_of(config), SplitBackend)
+    is_here = config.num_ranks == 1
     try:
         own = checkpoint.config.for_length(model_len)
         graph = build_draft_graph(checkpoint.architecture, own, checkpoint.weights.shapes) if is_here else None
@@ -85,7 +84,7 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
         raise ModelLoadError(f"{checkpoint.path}: the head that predicts further tokens: {error}") from error
     if graph is None:
         if method == "mtp":
-            problem = "has no head of a kind that Octavo knows" if is_here else "is in several parts"
+            problem = "has no head of a kind that Octavo knows" if is_here else "has several ranks"
             raise UsageError(f"speculative_config: method mtp: the model {problem}; choose auto or ngram")
         return None
     return DraftModel(draft_config(config, config.model, config.revision), checkpoint, graph, model_len, is_head=True)
