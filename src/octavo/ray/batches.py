@@ -23,7 +23,7 @@ T = TypeVar("T")
 _LINES_PER_BLOCK = 64  # that a run loses at most of each actor if it is killed
 
 
-class _NoReport:
+class NoReport:
     """Implements `octavo.server.models.model_loader.LoadReport`."""
 
     def progress(self, what: str, done: int, total: int) -> None:
@@ -46,7 +46,7 @@ class AnswerLines:
         threading.Thread(target=self._loop.run_forever, daemon=True, name="octavo-lines").start()
         self._stack = AsyncExitStack()
         config = EngineConfig.resolve(model, dict(options))
-        place = line_engine(model, config, _NoReport())
+        place = line_engine(model, config, NoReport())
         self._call, self._width = self._wait(self._stack.enter_async_context(place))
 
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
