@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams, UsageError
+from octavo.backends.memory import MemoryBudget
+from octavo.cli.plan import plan
+from octavo.cli.show import show
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
+from octavo.engine.loading.memory_needs import memory_needs
 from octavo.engine.texts.placing import place_items
+from octavo.errors import ModelLoadError
+from octavo.loader.checkpoint import open_checkpoint
 from octavo.media.processor import Picture
 from octavo.outputs import RequestOutput
 from octavo.prompt import MediaItem, Prompt
@@ -263,3 +271,43 @@ def test_wrong_images_are_refused(small: LLM, given: dict[str, Any], message: st
 def test_a_model_that_reads_text_says_so(folders: dict[str, Path]) -> None:
     with loaded(folders["qwen3_vl"], mmproj="none") as llm, pytest.raises(UsageError, match="reads text only"):
         llm.generate({"prompt": TEXT, "multi_modal_data": {"image": b""}}, PARAMS)
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
+def test_gguf_files_see_with_the_file_beside_them(name: str, folders: dict[str, Path]) -> None:
+    text = tiny_vision.save_gguf(model(name), folders[name], name)
+    with loaded(text.parent) as llm:
+        (output,) = llm.generate([prompt_of(llm, PARTS)], PARAMS)
+        assert_right(output, name)
+    beside = text.with_name("mmproj-tiny.gguf")
+    apart = beside.rename(text.with_name("part.gguf"))
+    with loaded(text) as llm, pytest.raises(UsageError, match="reads text only"):
+        llm.generate({"prompt": "<|image_pad|>", "multi_modal_data": {"image": b""}}, PARAMS)
+    with loaded(text, mmproj=str(apart)) as llm:
+        (output,) = llm.generate([prompt_of(llm, PARTS)], PARAMS)
+        assert_right(output, name)
+    for wrong, message in (
+        (str(beside), "no such file, which mmproj names"),
+        (str(text), "which Octavo does not know"),
+    ):
+        with pytest.raises(ModelLoadError, match=message):
+            loaded(text, mmproj=wrong)
+
+
+def test_plan_and_show_count_what_sees(folders: dict[str, Path]) -> None:
+    memory, totals = MemoryBudget(MemoryBudget.with_usable(1 << 30)), []
+    with closing(open_checkpoint(folders["qwen3_vl"])) as checkpoint:
+        for mmproj in (None, "none"):
+            config = EngineConfig(model="m", backend="cpu", mmproj=mmproj)
+            needs = memory_needs(checkpoint, 64, 1, memory, config)
+            totals.append(needs.total_bytes)
+            if mmproj is None:
+                assert needs.images is not None
+                seeing, images = needs.images.total_bytes, needs.images
+            else:
+                assert needs.images is None
+    assert totals[0] - totals[1] == seeing == images.weight_bytes + images.workspace_bytes + images.cache_bytes
+    assert images.square_tokens == 64  # 4096 pixels at most, blocks of 8 x 8
+    for command, tokens in ((plan, 64), (show, 64)):
+        shown = CliRunner().invoke(command, [str(folders["qwen3_vl"])], catch_exceptions=False).output
+        assert f"1024 x 1024 pixels are {tokens} tokens" in shown

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
+from click.testing import CliRunner
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
@@ -20,7 +22,9 @@ from transformers import (
     Qwen3VLConfig,
 )
 
+from octavo.cli.quantize import convert
 from octavo.media.processor import ImageLayout, ImageProcessor, Picture, read_processor
+from tests.support.directory_tokenizers import QWEN2, split
 
 SPECIALS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
@@ -140,12 +144,91 @@ def save(model: PreTrainedModel, folder: Path, name: str) -> Path:
     return folder
 
 
+def save_gguf(model: PreTrainedModel, folder: Path, name: str) -> Path:
+    """The text model of a folder that `save` made as a GGUF file, with the part that sees beside it."""
+    text = folder.with_name(f"{folder.name}-gguf") / "text.gguf"
+    text.parent.mkdir()
+    result = CliRunner().invoke(convert, [str(folder), str(text), "--dtype", "f32"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    writer = gguf.GGUFWriter(text.with_name("mmproj-tiny.gguf"), "clip")
+    writer.add_type("mmproj")
+    vision = model.config.vision_config
+    keys = {
+        "embedding_length": vision.hidden_size,
+        "block_count": getattr(vision, "depth", 0) or vision.num_hidden_layers,
+        "attention.head_count": getattr(vision, "num_heads", 0) or vision.num_attention_heads,
+        "patch_size": vision.patch_size,
+        "projection_dim": 64,
+        "image_size": getattr(vision, "image_size", 24),
+    }
+    for key, value in keys.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    for key in ("image_mean", "image_std"):
+        writer.add_array(f"clip.vision.{key}", [0.5, 0.5, 0.5])
+    _MMPROJ[name](writer, model)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return text
+
+
+def _qwen_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    vision = model.config.vision_config
+    writer.add_string("clip.projector_type", "qwen3vl_merger")
+    for key, value in (("spatial_merge_size", 2), ("image_min_pixels", 64), ("image_max_pixels", 4096)):
+        writer.add_uint32(f"clip.vision.{key}", value)
+    deep = list(getattr(vision, "deepstack_visual_indexes", []))
+    writer.add_array("clip.vision.is_deepstack_layers", [i in deep for i in range(vision.depth)])
+    for name, tensor in model.model.visual.state_dict().items():
+        array, stem = tensor.numpy(), name.replace("blocks.", "v.blk.")
+        if name == "patch_embed.proj.weight":
+            writer.add_tensor("v.patch_embd.weight", np.ascontiguousarray(array[:, :, 0]))
+            writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(array[:, :, 1]))
+            continue
+        for old, new in _QWEN_MMPROJ.items():
+            stem = stem.replace(old, new)
+        if name.startswith("deepstack_merger_list."):
+            number, part = name.split(".")[1:3]
+            part = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[part]
+            stem = f"v.deepstack.{deep[int(number)]}.{part}.{name.rpartition('.')[2]}"
+        writer.add_tensor(stem, np.ascontiguousarray(array))
+
+
+def _gemma_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    writer.add_string("clip.projector_type", "gemma3")
+    for name, tensor in model.model.vision_tower.state_dict().items():
+        stem = name.removeprefix("vision_model.")
+        for old, new in _SIGLIP_MMPROJ.items():
+            stem = stem.replace(old, new)
+        writer.add_tensor(stem, np.ascontiguousarray(tensor.numpy()))
+    projector = model.model.multi_modal_projector
+    writer.add_tensor("mm.input_projection.weight", np.ascontiguousarray(projector.mm_input_projection_weight.detach()))
+    writer.add_tensor("mm.soft_emb_norm.weight", projector.mm_soft_emb_norm.weight.detach().numpy() + 1)
+
+
+_QWEN_MMPROJ = {
+    **{"patch_embed.proj": "v.patch_embd", "pos_embed": "v.position_embd", "merger.norm": "v.post_ln"},
+    **{"merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2", "norm1": "ln1", "norm2": "ln2"},
+    **{"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "mlp.linear_fc1": "ffn_up", "mlp.linear_fc2": "ffn_down"},
+}
+_SIGLIP_MMPROJ = {
+    **{"embeddings.patch_embedding": "v.patch_embd", "embeddings.position_embedding": "v.position_embd"},
+    **{"post_layernorm": "v.post_ln", "encoder.layers.": "v.blk.", "layer_norm1": "ln1", "layer_norm2": "ln2"},
+    **{"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"},
+    **{"self_attn.out_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"},
+}
+_MMPROJ = {"qwen3_vl": _qwen_mmproj, "gemma3": _gemma_mmproj}
+
+
 def _tokenizer() -> str:
     """A token a byte, behind the control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = split(QWEN2)  # which GGUF files have a name for
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(SPECIALS)
     return str(tokenizer.to_str())

@@ -23,6 +23,7 @@ from octavo.loader.catalogue import draft_for
 if TYPE_CHECKING:
     from octavo.engine.loading.device_needs import DeviceNeeds
     from octavo.engine.loading.draft_needs import DraftNeeds
+    from octavo.engine.loading.encoder import ImageNeeds
     from octavo.engine.loading.memory_needs import FromDisk, MemoryNeeds
     from octavo.engine.loading.rank_needs import RankNeeds
     from octavo.loader.checkpoint import Checkpoint
@@ -169,6 +170,7 @@ def _write(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> None:
             f"at {needs.context:,} tokens of context"
             + (f"; experts: {experts_read(needs.experts)}" if needs.experts else ""),
             **_suggestion_facts(needs, suggestion),
+            **({"images": _image_facts(needs.images)} if needs.images else {}),
             **({"GPU": _gpu_facts(needs.gpu)} if needs.gpu else {}),
             **{f"rank {each.rank}": _rank_facts(each) for each in needs.ranks},
             **({"replicas": _replica_facts(needs)} if needs.replicas > 1 else {}),
@@ -199,6 +201,14 @@ def _rank_facts(rank: RankNeeds) -> str:
         + (logits if rank.logits_bytes_per_row else "")
         + (f"; experts {rank.experts[0]} to {sum(rank.experts) - 1}" if rank.experts else "")
         + (f"; hands on {size(rank.handed_on_bytes_per_token)} a token" if rank.handed_on_bytes_per_token else "")
+    )
+
+
+def _image_facts(images: ImageNeeds) -> str:
+    return (
+        f"encoder {size(images.weight_bytes)}, its workspace {size(images.workspace_bytes)}, at most "
+        f"{size(images.cache_bytes)} of encoded rows, all part of the sum; 1024 x 1024 pixels are "
+        f"{images.square_tokens:,} tokens"
     )
 
 

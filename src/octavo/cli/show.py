@@ -93,6 +93,7 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
         "kv_bytes_per_token": held.kv_bytes_per_token,
         "in_memory": held.matrices,
         "bytes_read_per_token": sum(matrix["bytes_read_per_token"] for matrix in held.matrices),
+        "images": _images(checkpoint, engine),
         "warnings": held.warnings,
     }
 
@@ -205,6 +206,7 @@ def _write(facts: dict[str, Any]) -> None:
             "layers": f"{facts['num_layers']}, hidden size {facts['hidden_size']}",
             "heads": f"{facts['num_heads']}, {facts['num_kv_heads']} for keys and values, of {facts['head_dim']}",
             **({"KV cache": _cache(facts)} if facts["kv_format"] else {}),
+            **({"images": _image_facts(facts["images"])} if facts["images"] else {}),
             "chat template": "yes" if facts["has_chat_template"] else "no",
             "sampling": f"{sampling or 'temperature 1'} ({facts['default_sampling_source']})",
         }
@@ -212,6 +214,20 @@ def _write(facts: dict[str, Any]) -> None:
     for warning in facts["warnings"]:
         write(f"\nwarning: {warning}\n")
     _write_table(facts)
+
+
+def _images(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any] | None:
+    """The part that sees; None: there is none here."""
+    from octavo.engine.loading.encoder import image_needs
+
+    needs = image_needs(engine, checkpoint)
+    return None if needs is None else asdict(needs)
+
+
+def _image_facts(images: dict[str, Any]) -> str:
+    return (
+        f"yes, an encoder of {size(images['weight_bytes'])}; 1024 x 1024 pixels are {images['square_tokens']:,} tokens"
+    )
 
 
 def _cache(facts: dict[str, Any]) -> str:

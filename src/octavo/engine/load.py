@@ -24,7 +24,7 @@ from octavo.engine.loading.cache_plan import CachePlan, plan_cache
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_of, has_own_memory, memory_of_rank
 from octavo.engine.loading.draft_model import DraftModel, beside_draft, beside_head, found_draft_model, share_threads
-from octavo.engine.loading.encoder import image_limits, load_encodings, vision_of
+from octavo.engine.loading.encoder import image_limits, load_encodings, vision_of, why_no_images
 from octavo.engine.loading.larger_than_memory import (
     memory_for_cache,
 )
@@ -68,6 +68,7 @@ class LoadedModel:
     hidden_size: int  # width of a vector of a text
     draft_executor: Executor | None = None
     no_drafts: str = ""  # see `ModelInfo`
+    no_images: str = ""  # the same
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
@@ -109,6 +110,7 @@ def _no_collections() -> Iterator[None]:
 
 def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> LoadedModel:
     checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
+    vision: VisionPart | None = None
     try:
         _check_address_space()
         # An error comes before the long work.
@@ -124,6 +126,8 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
                 return _load(config, checkpoint, vision, graph, tokenizer, defaults, draft)
     finally:
         checkpoint.close()
+        if vision is not None:
+            vision.close()
 
 
 class _TokenizerInMaking:
@@ -221,6 +225,7 @@ def _load(
         path=checkpoint.path,
         hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
         draft_executor=draft,
+        no_images=why_no_images(checkpoint, vision),
         no_drafts=why_no_drafts(config, graph, plan.num_draft_states),
         sampling_defaults=defaults,
     )

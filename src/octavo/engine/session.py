@@ -204,6 +204,7 @@ class Session:
             images=None if encodings is None else encodings.encoder.processor.settings,
             draft_sources=() if speculation is None else speculation.source_names,
             max_drafts=0 if speculation is None else speculation.max_drafts,
+            no_images=loaded.no_images,
             no_drafts=loaded.no_drafts,
         )
 

@@ -35,7 +35,8 @@ def find_model_file(path: Path) -> Path:
     safetensors = [path / name for name in names if name.endswith(".safetensors")]
     if "config.json" in names and len(safetensors) == 1:
         return safetensors[0]
-    ggufs = {Path(part_names(str(path / name), os.path.exists)[0]) for name in names if name.endswith(".gguf")}
+    models = [name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()]
+    ggufs = {Path(part_names(str(path / name), os.path.exists)[0]) for name in models}
     if len(ggufs) == 1 and not safetensors:
         return ggufs.pop()
     if safetensors and "config.json" not in names:

@@ -11,17 +11,19 @@ from octavo.batch import Array
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, errors_of
+from octavo.loader.gguf import open_gguf
 from octavo.loader.json_file import read_json_object
-from octavo.loader.tensor_files import Weights
+from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.loader.tensor_names import renamed
 from octavo.loader.transforms import transformed
 from octavo.media.processor import ImageProcessor, read_processor
 from octavo.models._reading import ConfigReader
-from octavo.models.towers import Tower, tower_of
+from octavo.models.towers import Tower, tower_of, tower_of_projector
 from octavo.models.towers._tower import TowerConfig
 
 # Widths and heights of pictures that are cut into as many tiles as can be.
 _PROBES = [(width, height) for width in (64, 1024, 4096, 8192) for height in (64, 1024, 4096, 8192)]
+MMPROJ = "mmproj"  # in the name of a file
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
@@ -36,6 +38,12 @@ class VisionPart:
     tensors: frozenset[str]
     path: Path  # of its file
     max_patches: int  # of an image
+    file: TensorFiles | None = None  # of its own
+
+    def close(self) -> None:
+        """Closes its own file. Weights that are still alive keep it mapped."""
+        if self.file is not None:
+            self.file.close()
 
     def graph(self) -> Graph:
         """The unoptimized encoder. Raises GraphError naming operation, shapes, layer."""
@@ -48,13 +56,64 @@ class VisionPart:
         return {name: self.weights[name].dequantize() for name in self.config.host_tables}
 
 
-def open_vision(checkpoint: Checkpoint, max_tokens: int | None = None) -> VisionPart | None:
+def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: int | None = None) -> VisionPart | None:
     """The part of a checkpoint that sees; None: it has none, or one that Octavo does not know.
 
-    max_tokens: of an image of any size, where the family can make it smaller. Raises ModelLoadError naming file and
-    key.
+    mmproj: its file, of a GGUF model; None: the one beside it. max_tokens: of an image of any size, where the family
+    can make it smaller. Raises ModelLoadError naming file and key.
     """
-    return None if checkpoint.format == "gguf" else _from_safetensors(checkpoint, max_tokens)
+    if checkpoint.format == "safetensors":
+        return _from_safetensors(checkpoint, max_tokens)
+    path = find_mmproj(checkpoint.path) if mmproj is None else Path(mmproj).expanduser()
+    return None if path is None else _from_mmproj(checkpoint, path, max_tokens)
+
+
+def find_mmproj(model: Path) -> Path | None:
+    """The file with the part that sees beside a GGUF file. Raises ModelLoadError if there are several."""
+    found = sorted(path for path in model.parent.glob("*.gguf") if MMPROJ in path.name.lower() and path != model)
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ModelLoadError(
+            f"{model.parent}: {len(found)} files may be the part that sees: name one with --mmproj: {names}"
+        )
+    return found[0] if found else None
+
+
+def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> VisionPart:
+    if not path.is_file():
+        raise ModelLoadError(f"{path}: no such file, which mmproj names; --mmproj none loads the model without it")
+    file = open_gguf(path)
+    try:
+        with errors_of(path):
+            projector = file.metadata.get("clip.vision.projector_type", file.metadata.get("clip.projector_type"))
+            tower = tower_of_projector(projector)
+            if tower is None:
+                raise ModelLoadError(f"clip.projector_type is {projector!r:.80}, which Octavo does not know")
+            names = {tensor: _gguf_name(tensor, tower.WEIGHTS.names) for tensor in file.tensors}
+            stored = {name: file.source(tensor) for tensor, name in names.items() if name is not None}
+            shapes = {name: source.shape for name, source in stored.items()}
+            text = ConfigReader(checkpoint.file.metadata, f"{checkpoint.file.metadata['general.architecture']}.")
+            config = tower.Config.from_gguf(ConfigReader(file.metadata, "clip.vision."), text, shapes)
+            width = checkpoint.config.hidden_size * (1 + config.sight.num_added)
+            if config.output_width != width:
+                raise ModelLoadError(
+                    f"the encoder makes rows of {config.output_width} columns, {checkpoint.path.name} takes {width}: "
+                    "the two files do not belong together"
+                )
+            weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "gguf"), file)
+            processor = read_processor(*tower.Config.processor_settings(ConfigReader(file.metadata, "clip.vision.")))
+    except BaseException:
+        file.close()
+        raise
+    if max_tokens is not None:
+        processor = processor.limited(max_tokens)
+    return VisionPart(tower, config, weights, processor, frozenset(), path, largest_image(processor), file)
+
+
+def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:
+    """The name in the graph; None: nothing uses the tensor. A number that is no layer is part of a stem: `mm.0`."""
+    stem, _, kind = tensor.rpartition(".")
+    return f"{names[stem]}.{kind}" if stem in names else renamed(tensor, names)
 
 
 def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionPart | None:

@@ -267,15 +267,22 @@ void compare_simple(Judge& judge, Random& random) {
             }
         const std::vector<int32_t> chosen = {12, 0, 5}, spliced = {-1, 12, 0, 0, -1, -1, 7, 1, 2, -1, 3, 5, -1};
         const int32_t* const indices[] = {spliced.data()};
-        call.kernel = "splice";
         call.step.indices = indices;
         call.ints = {1};
-        judge.compare(call, what);
+        for (const char* kernel : {"splice", "add_rows"}) {
+            call.kernel = kernel;
+            judge.compare(call, what);
+        }
         call.kernel = "gather";
         call.rows = 3;
         call.step.output_indices = chosen.data();
         call.ints = {0, 1};
         judge.compare(call, what);
+        call.kernel = "pool_rows";
+        call.rows = 1;
+        call.ints = {0, 3};
+        judge.compare(call, what);
+        call.rows = 3;
         call.ints = {};
         const std::vector<int32_t> starts = {0, 4, 5, 13};
         call.kernel = "mean_pool";

@@ -227,7 +227,7 @@ void compare_positions(Judge& judge, Random& random) {
             latent.kernel = "latent_attention";
             latent.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, random_vector(random, 5),
                               Operand{}};
-            latent.ints = {0, 4, 1, head_dim + 16, block_size == 16 ? 37 : 0, head_dim, 20, 1, block_size == 16, 0};
+            latent.ints = {0, 4, 1, head_dim + 16, block_size == 16 ? 37 : 0, head_dim, 20, 1, block_size == 16, 0, 0};
             latent.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
             compare_attention(judge, random, latent, head_dim, block_size);
         }
@@ -237,7 +237,7 @@ void compare_positions(Judge& judge, Random& random) {
                 Call plain;
                 plain.kernel = "attention";
                 plain.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, Operand{}, Operand{}};
-                plain.ints = {0, 4, 2, head_dim, window, 0, 1, 0, window > 0 && head_dim > 64, kv_type};
+                plain.ints = {0, 4, 2, head_dim, window, 0, 1, 0, window > 0 && head_dim > 64, 0, kv_type};
                 plain.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
                 Call fused;
                 fused.kernel = "fused_attention";
@@ -248,7 +248,7 @@ void compare_positions(Judge& judge, Random& random) {
                                  random_vector(random, 4),
                                  random_vector(random, head_dim),
                                  random_vector(random, head_dim)};
-                fused.ints = {0, 4, 2, head_dim, window, 0, 20, 3, window > 0, 1, 1, block_size > 8, kv_type};
+                fused.ints = {0, 4, 2, head_dim, window, 0, 20, 3, window > 0, 0, 1, 1, block_size > 8, kv_type};
                 fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f};
                 for (Call* call : {&plain, &fused})
                     call->weights.push_back(kv_type == 1 ? random_vector(random, 2 * head_dim) : Operand{});

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from octavo.backends import Backend, ExecutorLimits, get_backend
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SEEING = ("qwen2vl", "qwen3vl", "qwen3vlmoe")  # no file of these is without a part that sees
 CPU_IMAGE_TOKENS = 1024  # an image of so many takes seconds there
 
 
@@ -38,7 +41,43 @@ def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None
     """The part of a model that sees, unless the options leave it out; None: it has none. Raises ModelLoadError."""
     if config.mmproj == "none" or not hasattr(checkpoint.config, "tie_word_embeddings"):
         return None
-    return open_vision(checkpoint, image_tokens(config))
+    return open_vision(checkpoint, config.mmproj, image_tokens(config))
+
+
+def why_no_images(checkpoint: Checkpoint, vision: VisionPart | None) -> str:
+    """The reason why a model of a family that sees does not; empty: it sees, or its family does not."""
+    if vision is not None or checkpoint.format != "gguf" or checkpoint.architecture not in _SEEING:
+        return ""
+    return "reads text only, as its vision part is missing: put mmproj-*.gguf beside the model or name it with --mmproj"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageNeeds:
+    """The memory of the part that sees, in bytes, and the tokens of images.
+
+    square_tokens: of 1024 x 1024 pixels. max_patches: of an image.
+    """
+
+    weight_bytes: int
+    workspace_bytes: int
+    cache_bytes: int
+    square_tokens: int
+    max_patches: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.workspace_bytes + self.cache_bytes
+
+
+def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | None:
+    """Of a model that is not loaded; None: it reads only text. Raises ModelLoadError."""
+    vision = vision_of(config, checkpoint)
+    if vision is None:
+        return None
+    with closing(vision):
+        sizes = encoder_sizes(config, vision)
+        tokens = vision.processor.layout(1024, 1024).num_tokens
+    return ImageNeeds(sizes.weight_bytes, sizes.workspace_bytes, config.media_cache_bytes, tokens, vision.max_patches)
 
 
 def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:

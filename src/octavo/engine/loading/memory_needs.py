@@ -12,6 +12,7 @@ from octavo.engine.loading.compile_graph import expected_paging
 from octavo.engine.loading.device_needs import DeviceNeeds, device_needs
 from octavo.engine.loading.devices import backend_of, step_tokens
 from octavo.engine.loading.draft_needs import DraftNeeds
+from octavo.engine.loading.encoder import ImageNeeds, image_needs
 from octavo.engine.loading.larger_than_memory import disk_problem, part_in_main_memory, resident_bytes
 from octavo.engine.loading.model_graph import model_sizes
 from octavo.engine.loading.rank_needs import RankNeeds, rank_needs
@@ -74,6 +75,7 @@ class MemoryNeeds:
     ranks: tuple[RankNeeds, ...]  # of several processes; empty: one computes everything
     gpu: DeviceNeeds | None  # with a GPU
     draft: DraftNeeds | None = None  # beside the model, and part of the sums
+    images: ImageNeeds | None = None  # the same of its part that sees
 
 
 def memory_needs(
@@ -92,10 +94,9 @@ def memory_needs(
     wanted = context or model_context
     config, users, memory = _of_replica(config, users, memory)
     sizes = _sizes(checkpoint, config, wanted, users if context else 0)
-    memory, beside, own_cache = _both_memories(config, sizes, memory), 0, sizes.cache
-    if draft is not None:
-        beside = draft.weight_bytes + draft.workspace_bytes
-        memory, sizes = memory.without(beside), _with_twins(sizes, draft)
+    images, own_cache = image_needs(config, checkpoint), sizes.cache
+    memory = _both_memories(config, sizes, memory).without(beside := _beside(images, draft))
+    sizes = sizes if draft is None else _with_twins(sizes, draft)
     cache, block, most = sizes.cache, config.block_size, step_tokens(config)
     room = _room(checkpoint, config, sizes, memory, context, users)
     kv_bytes, both_bytes = (_kv_bytes(config, each, wanted, users, room) for each in (own_cache, cache))
@@ -135,6 +136,7 @@ def memory_needs(
         ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
         gpu=_with_disk(device_needs(config, sizes, users, wanted), room.from_disk, users),
         draft=None if draft is None else replace(draft, kv_bytes=both_bytes - kv_bytes),
+        images=images,
     )
 
 
@@ -143,6 +145,13 @@ def _kv_bytes(config: EngineConfig, sizes: CacheSizes, context: int, users: int,
     taken = users * sizes.sequence_bytes(context, config.block_size, step_tokens(config))
     drafts = num_draft_slots(config, sizes, users) * sizes.state_bytes
     return taken + min(drafts, max(room.cache_bytes - taken, 0))
+
+
+def _beside(images: ImageNeeds | None, draft: DraftNeeds | None) -> int:
+    """The bytes of a part that sees, and of a draft model without its cache."""
+    return (0 if images is None else images.total_bytes) + (
+        0 if draft is None else draft.weight_bytes + draft.workspace_bytes
+    )
 
 
 def _with_twins(sizes: Sizes, draft: DraftNeeds) -> Sizes:

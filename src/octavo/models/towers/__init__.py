@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -24,8 +25,14 @@ class TowerConfigType(Protocol):
     def from_hf(self, reader: ConfigReader) -> TowerConfig:
         """reader: config.json."""
 
-    def from_gguf(self, reader: ConfigReader) -> TowerConfig:
-        """reader: the metadata of an mmproj file, without a prefix."""
+    def from_gguf(self, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> TowerConfig:
+        """reader: the metadata of an mmproj file under `clip.vision.`; text: those of the model's own file.
+
+        shapes: of the stored tensors, by the names of the graph.
+        """
+
+    def processor_settings(self, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
+        """The arguments of `octavo.media.processor.read_processor` of an mmproj file."""
 
 
 class Tower(Protocol):

@@ -23,6 +23,17 @@ PREFIXES = (
     *("model.vision_tower.vision_model.", "vision_tower.vision_model.", "model.vision_tower.", "vision_tower."),
     *("model.vision_model.", "vision_model."),
 )
+_LAYER = "encoder.layers.*."
+GGUF_NAMES = {
+    "v.patch_embd": "embeddings.patch_embedding",
+    "v.position_embd": "embeddings.position_embedding",
+    "v.post_ln": "post_layernorm",
+    "v.blk.*.ln1": _LAYER + "layer_norm1",
+    "v.blk.*.ln2": _LAYER + "layer_norm2",
+    **{f"v.blk.*.attn_{part}": f"{_LAYER}self_attn.{part}_proj" for part in ("q", "k", "v", "out")},
+    "v.blk.*.ffn_up": _LAYER + "mlp.fc1",
+    "v.blk.*.ffn_down": _LAYER + "mlp.fc2",
+}
 UNFOLDED = Unfolded("embeddings.patch_embedding")
 
 
@@ -57,6 +68,20 @@ class SiglipConfig(TowerConfig):
             "host_tables": (PLACES,),
         }
         return cls(**{**given, **fields})
+
+
+def gguf_sizes(reader: ConfigReader) -> dict[str, Any]:
+    """The fields that mmproj files of all families have. reader: their metadata."""
+    patch = reader.integer("patch_size", high=1 << 10)
+    return {
+        "num_layers": reader.integer("block_count", high=MAX_LAYERS),
+        "hidden_size": reader.integer("embedding_length", high=MAX_WIDTH),
+        "num_heads": reader.integer("attention.head_count", high=MAX_WIDTH),
+        "patch_values": 3 * patch * patch,
+        "norm_eps": reader.number("attention.layer_norm_epsilon", 1e-6, high=1.0),
+        "output_width": reader.integer("projection_dim", high=MAX_WIDTH),
+        "host_tables": (PLACES,),
+    }
 
 
 def square_side(reader: ConfigReader, key: str, count: int) -> int:

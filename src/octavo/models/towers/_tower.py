@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from octavo.graph.patches import BLOCKS, MERGED, PATCHES
 from octavo.graph.spans import READS_ONLY, Sight
 from octavo.graph.values import Value
 from octavo.image_layout import ImageTile
+from octavo.models._reading import ConfigReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,17 @@ class TowerConfig:
         """The rows of q, k and v."""
         return (self.hidden_size,) * 3
 
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> TowerConfig:
+        """See `octavo.models.towers.TowerConfigType`."""
+        del text, shapes
+        raise reader.error("projector_type", cls.__module__.rpartition(".")[2], "is read from safetensors files only")
+
+    @classmethod
+    def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
+        """The same."""
+        raise reader.error("projector_type", cls.__module__.rpartition(".")[2], "is read from safetensors files only")
+
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
         """The arrays of a step of these tiles beside their patches. tables: the weights `host_tables`."""
         raise NotImplementedError
@@ -77,6 +90,11 @@ def block_places(tile: ImageTile, merge: int) -> Int32:
     """Row and column of the patches of a tile, block by block: int32 [2, patches]."""
     rows, cols = np.mgrid[: tile.grid_rows, : tile.grid_cols].astype(np.int32)
     return np.stack([in_blocks(grid, merge) for grid in (rows, cols)])
+
+
+def statistics(reader: ConfigReader) -> dict[str, Any]:
+    """Mean and deviation of the colours in an mmproj file, as preprocessor_config.json has them."""
+    return {key: list(reader.numbers(key, 3, low=-1e3)) for key in ("image_mean", "image_std") if reader.has(key)}
 
 
 def in_blocks(grid: NDArray[np.generic], merge: int) -> NDArray[np.generic]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +19,32 @@ from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_WIDTH, ConfigReader
 from octavo.models._weights import Fold, Transpose, WeightTable
 from octavo.models._wrapped import text_section
-from octavo.models.towers._siglip import PLACES, PREFIXES, UNFOLDED, SiglipConfig, build_layers, square_side
-from octavo.models.towers._tower import TowerInputs, in_blocks, tile_rows
+from octavo.models.towers._siglip import (
+    GGUF_NAMES,
+    PLACES,
+    PREFIXES,
+    UNFOLDED,
+    SiglipConfig,
+    build_layers,
+    gguf_sizes,
+    square_side,
+)
+from octavo.models.towers._tower import TowerInputs, in_blocks, statistics, tile_rows
 
 MODEL_TYPES = ("gemma3",)
 PROJECTORS = ("gemma3",)
 
+_MERGE = 4  # patches at the side of a square; files do not say it
+
 WEIGHTS = WeightTable(
     prefixes=(*PREFIXES, "model.multi_modal_projector.", "multi_modal_projector."),
-    names={"mm_input_projection_weight": "projection.weight", "mm_soft_emb_norm": "soft_norm"},
+    names={
+        **GGUF_NAMES,
+        "mm.input_projection": "projection",
+        "mm.soft_emb_norm": "soft_norm",
+        "mm_input_projection_weight": "projection.weight",
+        "mm_soft_emb_norm": "soft_norm",
+    },
     transforms=(UNFOLDED, Transpose("projection"), Fold("soft_norm", 1.0, "safetensors")),
 )
 
@@ -49,6 +68,20 @@ class Config(SiglipConfig):
             output_width=text_section(reader).integer("hidden_size", 2304, high=MAX_WIDTH),
             sight=Sight(both_ways=count),
         )
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        del text
+        side, merge = math.isqrt(shapes[PLACES][0]), reader.integer("projector.scale_factor", _MERGE, high=16)
+        sight = Sight(both_ways=(side // merge) ** 2)
+        return cls(merge_size=merge, table_side=side, sight=sight, **gguf_sizes(reader))
+
+    @classmethod
+    def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
+        side, patch = reader.integer("image_size", high=1 << 16), reader.integer("patch_size", high=1 << 10)
+        merge = reader.integer("projector.scale_factor", _MERGE, high=16)
+        config = {"vision_config": {"patch_size": patch}, "mm_tokens_per_image": (side // patch // merge) ** 2}
+        return "gemma3", config, {"size": {"height": side, "width": side}, **statistics(reader)}
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
         grid = tables[PLACES].astype(np.float32).reshape(self.table_side, self.table_side, -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,16 @@ from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_section
 from octavo.models._weights import Split, Unfolded, WeightTable
 from octavo.models._wrapped import text_section
-from octavo.models.towers._tower import TowerConfig, TowerInputs, attention, bilinear, in_blocks, plane_rope, tile_rows
+from octavo.models.towers._tower import (
+    TowerConfig,
+    TowerInputs,
+    attention,
+    bilinear,
+    in_blocks,
+    plane_rope,
+    statistics,
+    tile_rows,
+)
 
 MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 PROJECTORS = ("qwen3vl_merger",)
@@ -36,7 +46,7 @@ WEIGHTS = WeightTable(
     names={
         # GGUF
         "v.patch_embd": "patch_embed.proj",
-        "v.patch_embd.weight.1": "patch_embed.later.weight",
+        "v.patch_embd.weight.*": "patch_embed.later.*.weight",
         "v.position_embd": "pos_embed",
         "v.post_ln": "merger.norm",
         "mm.0": "merger.linear_fc1",
@@ -56,7 +66,7 @@ WEIGHTS = WeightTable(
         "deepstack_merger_list.*.linear_fc2": "deepstack.*.linear_fc2",
     },
     transforms=(
-        Unfolded("patch_embed.proj", frames="patch_embed.later"),
+        Unfolded("patch_embed.proj", frames="patch_embed.later.*"),
         Split("blocks.*.attn.qkv", _QKV, lambda cfg: cfg.qkv_rows),
     ),
 )
@@ -99,6 +109,38 @@ class Config(TowerConfig):
             table_side=side,
             deepstack=tuple((layer, number) for number, layer in enumerate(layers)),
         )
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        num_layers = reader.integer("block_count", high=MAX_LAYERS)
+        flags = reader.flags("is_deepstack_layers", num_layers) if reader.has("is_deepstack_layers") else ()
+        layers = [layer for layer, has_features in enumerate(flags) if has_features]
+        patch = reader.integer("patch_size", 16, high=1 << 10)
+        key_length = text.integer("attention.key_length", high=MAX_WIDTH)
+        rotary = text.integer("rope.dimension_count", key_length, high=MAX_WIDTH) // 2
+        sections = text.counts("rope.dimension_sections", 4)[:3]
+        return cls(
+            num_layers=num_layers,
+            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
+            num_heads=reader.integer("attention.head_count", high=MAX_WIDTH),
+            patch_values=3 * 2 * patch * patch,
+            merge_size=reader.integer("spatial_merge_size", 2, high=16),
+            output_width=reader.integer("projection_dim", high=MAX_WIDTH) * (1 + len(layers)),
+            sight=Sight(interleaved_axes(rotary, sections), len(layers)),
+            host_tables=(_TABLE,),
+            table_side=math.isqrt(shapes[_TABLE][0]),
+            deepstack=tuple((layer, layer) for layer in layers),
+        )
+
+    @classmethod
+    def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
+        sides = {"patch_size": reader.integer("patch_size", 16), "merge_size": reader.integer("spatial_merge_size", 2)}
+        bounds = {
+            name: reader.integer(key)
+            for name, key in (("min_pixels", "image_min_pixels"), ("max_pixels", "image_max_pixels"))
+            if reader.has(key)
+        }
+        return "qwen3_vl", {}, {**sides, **bounds, **statistics(reader)}
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
         table = tables[_TABLE]
