@@ -148,7 +148,9 @@ enum Kind : int64_t {
     KIND_SIGMOID,
     KIND_TANH,
     KIND_QUICK_GELU,
+    KIND_BELOW_ZERO,
     KIND_SOFTMAX,
+    KIND_SPARSEMIXER,
 };
 
 struct Args {

@@ -51,6 +51,19 @@ inline F32x16 gelu_tanh(F32x16 x) {
 
 inline F32x16 quick_gelu(F32x16 x) { return x * sigmoid(x * broadcast(1.702f)); }
 
+// The part of xIELU below zero, e^x - 1 - x, whose Taylor series does not cancel near zero; zero above it.
+inline F32x16 below_zero(F32x16 x) {
+    const F32x16 z = min(broadcast(0.0f), x);
+    F32x16 p = broadcast(1.0f / 40320.0f);
+    p = fma(p, z, broadcast(1.0f / 5040.0f));
+    p = fma(p, z, broadcast(1.0f / 720.0f));
+    p = fma(p, z, broadcast(1.0f / 120.0f));
+    p = fma(p, z, broadcast(1.0f / 24.0f));
+    p = fma(p, z, broadcast(1.0f / 6.0f));
+    p = fma(p, z, broadcast(0.5f));
+    return select_greater(z, broadcast(-0.5f), p * z * z, exp(z) - broadcast(1.0f) - z);
+}
+
 // The second operand of max survives if it is NaN.
 inline F32x16 relu(F32x16 x) { return max(broadcast(0.0f), x); }
 
@@ -72,6 +85,8 @@ inline void with_activation(int64_t kind, F f) {
             return f([](F32x16 x) { return sigmoid(x); });
         case KIND_QUICK_GELU:
             return f([](F32x16 x) { return quick_gelu(x); });
+        case KIND_BELOW_ZERO:
+            return f([](F32x16 x) { return below_zero(x); });
         default:
             return f([](F32x16 x) { return tanh(x); });
     }

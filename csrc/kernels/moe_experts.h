@@ -11,7 +11,7 @@ namespace {
 OCTAVO_SIGNATURE(Moe, (x, router_x),
                  (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias, expert_scale),
                  (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind, first_expert),
-                 (scale, limit, up_offset));
+                 (scale, jitter, limit, up_offset));
 
 bool moe_fits(const Args& args) {
     const View &x = args.inputs[Moe::x], &router_x = args.inputs[Moe::router_x], &out = args.output;
@@ -66,6 +66,7 @@ struct MoeOperands {
                   args.ints[Moe::scoring],
                   args.ints[Moe::normalize] != 0,
                   args.floats[Moe::scale],
+                  args.floats[Moe::jitter],
                   int32(args, Moe::num_groups),
                   int32(args, Moe::top_groups),
                   int32(args, Moe::group_best),

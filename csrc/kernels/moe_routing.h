@@ -10,7 +10,7 @@ struct Routing {
     int32_t experts, top_k;
     int64_t scoring;
     bool normalize;
-    float scale;
+    float scale, jitter;
     int32_t num_groups, top_groups, group_best;
     bool on_input;                // weights multiply the rows that experts read, not their outputs
     const float* selection_bias;  // [experts], or null
@@ -66,18 +66,41 @@ inline void keep_groups(const Routing& r, const RoutingScratch& s) {
         if (s.groups[e / size] != NO_RANK) s.rank[e] = NO_RANK;
 }
 
+// SparseMixer's choice: each of the best experts has its share of those left whose outputs are near its own.
+inline void mix_sparsely(const Routing& r, const float* logits, const RoutingScratch& s, int32_t* chosen) {
+    find_best(logits, r.experts, r.top_k, chosen);
+    for (int32_t i = 0; i < r.top_k; ++i) {
+        const float best = logits[chosen[i]];
+        for (int32_t e = 0; e < r.experts; e += 16) {
+            const int lanes = r.experts - e < 16 ? r.experts - e : 16;
+            store_partial(s.rank + e, exp(load_partial(logits + e, lanes) - broadcast(best)), lanes);
+        }
+        for (int32_t j = 0; j < i; ++j) s.rank[chosen[j]] = 0.0f;
+        float total = 0.0f;
+        for (int32_t e = 0; e < r.experts; ++e) {
+            const float size = __builtin_fabsf(logits[e]) > best ? __builtin_fabsf(logits[e]) : best;
+            if (!((best - logits[e]) / size > 2.0f * r.jitter)) total += s.rank[e];
+        }
+        s.scores[chosen[i]] = 1.0f / total;
+    }
+}
+
 // The top_k experts of a row in increasing order, with their weights. logits: the router's outputs.
 inline void choose_experts(const Routing& r, const float* logits, const RoutingScratch& s, int32_t* chosen,
                            float* weights) {
     float* const scores = s.scores;
-    __builtin_memcpy(scores, logits, sizeof(float) * r.experts);
-    score_experts(scores, r.experts, r.scoring);
-    for (int32_t e = 0; e < r.experts; ++e) {
-        const float rank = r.selection_bias ? scores[e] + r.selection_bias[e] : scores[e];
-        s.rank[e] = rank > LEAST_RANK ? rank : LEAST_RANK;  // what is not a number comes last
+    if (r.scoring == KIND_SPARSEMIXER) {
+        mix_sparsely(r, logits, s, chosen);
+    } else {
+        __builtin_memcpy(scores, logits, sizeof(float) * r.experts);
+        score_experts(scores, r.experts, r.scoring);
+        for (int32_t e = 0; e < r.experts; ++e) {
+            const float rank = r.selection_bias ? scores[e] + r.selection_bias[e] : scores[e];
+            s.rank[e] = rank > LEAST_RANK ? rank : LEAST_RANK;  // what is not a number comes last
+        }
+        if (r.num_groups > 1) keep_groups(r, s);
+        find_best(s.rank, r.experts, r.top_k, chosen);
     }
-    if (r.num_groups > 1) keep_groups(r, s);
-    find_best(s.rank, r.experts, r.top_k, chosen);
     float total = 0.0f;
     for (int32_t i = 0; i < r.top_k; ++i) total += scores[chosen[i]];
     for (int32_t i = 1; i < r.top_k; ++i)

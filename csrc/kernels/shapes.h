@@ -36,7 +36,7 @@ inline bool is_matrix(const Weight& weight, int64_t rows, int64_t cols) {
 inline bool is_within(int64_t value, int64_t first, int64_t last) { return first <= value && value <= last; }
 
 // A function of one number that `with_activation` knows.
-inline bool is_activation(int64_t kind) { return is_within(kind, KIND_SILU, KIND_QUICK_GELU); }
+inline bool is_activation(int64_t kind) { return is_within(kind, KIND_SILU, KIND_BELOW_ZERO); }
 
 }  // namespace
 }  // namespace octavo

@@ -211,7 +211,11 @@ X = Value(0, TOKENS, 8)
 WEIGHTS = (Parameter("r", (4, 8)), Parameter("g", (4, 6, 8)), Parameter("u", (4, 6, 8)), Parameter("d", (4, 8, 6)))
 WRONG = {
     "down": (lambda: MoE(X, *WEIGHTS[:3], WEIGHTS[1], Routing(2)), r"g is \[4, 6, 8\], not \[4, 8, 6\]"),
-    "scoring": (lambda: MoE(X, *WEIGHTS, Routing(2, "silu")), "scoring 'silu' is neither softmax nor sigmoid"),
+    "scoring": (
+        lambda: MoE(X, *WEIGHTS, Routing(2, "silu")),
+        "scoring 'silu' is none of softmax, sigmoid",
+    ),
+    "mixed": (lambda: MoE(X, *WEIGHTS, Routing(2, "sparsemixer")), "sparsemixer has no groups, and its weights"),
     "top_k": (lambda: MoE(X, *WEIGHTS, Routing(5)), "top_k 5 of 4 experts"),
     "groups": (lambda: MoE(X, *WEIGHTS, Routing(2, num_groups=3)), "num_groups 3 does not divide 4 experts"),
     "top_groups": (lambda: MoE(X, *WEIGHTS, Routing(2, num_groups=2, top_groups=3)), "top_groups 3 of 2 groups"),

@@ -44,6 +44,7 @@ TORCH_ACTIVATIONS = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "below_zero": lambda x: functional.elu(-functional.relu(-x)) + functional.relu(-x),
 }
 
 

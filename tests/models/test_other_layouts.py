@@ -209,6 +209,21 @@ def test_written_as_gguf(name: str, tmp_path: Path) -> None:
     assert converted.file.tensors[f"blk.0.{part}.weight"].shape[0] == rows
 
 
+def test_the_authors_keys_of_mimo_v2_flash(tmp_path: Path) -> None:
+    """Their windows do not count the token itself, and kinds of layers are numbers."""
+    model = tiny_models.tiny_model("mimo-v2-flash")
+    tiny_models.save_safetensors(model, tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    for key in ("layer_types", "mlp_layer_types", "rope_parameters", "sliding_window", "rms_norm_eps"):
+        del values[key]
+    keys = {"hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1], "sliding_window_size": 5}
+    keys |= {"sliding_window": 5, "swa_num_key_value_heads": 2, "swa_rope_theta": 10000, "rope_theta": 5000000}
+    keys |= {"partial_rotary_factor": 0.334, "layernorm_epsilon": model.config.rms_norm_eps, "n_shared_experts": None}
+    path.write_text(json.dumps({**values, **keys, "routed_scaling_factor": None}))
+    assert_close(logits_of(open_checkpoint(tmp_path)), tiny_models.expected_logits(model, TOKENS))
+
+
 def test_qwen_ends_where_its_training_did(tmp_path: Path) -> None:
     """Beyond it the authors stretch positions and scale logarithmically, which is not supported."""
     assert open_checkpoint(written("qwen", tmp_path)[0]).config.max_position_embeddings == 48

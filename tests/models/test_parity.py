@@ -26,6 +26,8 @@ ROPE_TENSORS = (
     "phi3-longrope",
     "llama4",
     "hunyuan-dense-alpha",
+    "apertus",
+    "apertus-biased",
 )
 # Value heads are in another order, and with them the columns of a projection: sums are added up in another order.
 REORDERED = ("qwen35", "qwen35moe")

@@ -150,12 +150,18 @@ def call(format_name: str, name: str, arguments: str) -> str:
     if format_name == "pythonic":
         keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
         return f"[{name}({keywords})]"
-    if format_name in ("qwen3_coder", "glm45"):
+    if format_name in ("qwen3_coder", "glm45", "minimax_m2", "seed_oss"):
         values = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in json.loads(arguments).items()
         }
         if format_name == "glm45":
             return glm_call(name, *values.items())
+        if format_name == "minimax_m2":
+            lines = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+            return f'<minimax:tool_call>\n<invoke name="{name}">\n{lines}</invoke>\n</minimax:tool_call>'
+        if format_name == "seed_oss":
+            lines = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in values.items())
+            return f"<seed:tool_call>\n<function={name}>\n{lines}</function>\n</seed:tool_call>"
         lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
         return f"<tool_call>\n<function={name}>\n{lines}</function>\n</tool_call>"
     return CALL[format_name].replace("NAME", name).replace("ARGUMENTS", arguments)

@@ -40,7 +40,7 @@ TEMPLATES = {
     ),
     "ByteDance-Seed/Seed-OSS-36B-Instruct": (
         "<seed:tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>value_1</parameter>",
-        None,
+        "seed_oss",
     ),
     "meta-llama/Llama-3.1-8B-Instruct": (
         '{%- if builtin_tools is defined %}Environment: ipython {"name": function name, "parameters": dictionary of '
@@ -110,6 +110,10 @@ TEMPLATES = {
         "llama3_json",
     ),
     "zai-org/GLM-4.5": ("{% for tool in tools %}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
+    "MiniMaxAI/MiniMax-M2": (
+        "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}{{- '<invoke name=\"' + tool_call.name + '\">' }}",
+        "minimax_m2",
+    ),
     "microsoft/Phi-4-mini-instruct": (
         "{% if 'tools' in message %}'<|tool|>' + message['tools'] + '<|/tool|>'",
         "phi4_mini",

@@ -29,6 +29,7 @@ from tests.support.tool_outputs import TOOLS
 from tests.support.vocabularies import scored_metadata
 
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>")
+MARKS += ("<minimax:tool_call>", "</minimax:tool_call>", "<seed:tool_call>", "</seed:tool_call>")
 MARKS += (
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁call▁begin｜>",
@@ -58,7 +59,7 @@ WITH_MARKS = [
     "mistral",
     "mistral_args",
 ]
-WITH_MARKS += ["qwen3_coder", "glm45"]
+WITH_MARKS += ["qwen3_coder", "glm45", "minimax_m2", "seed_oss"]
 # The call of `now` as each format's models write it, `now` without arguments.
 CALLS = {
     "deepseek_v31": (
@@ -77,6 +78,8 @@ CALLS = {
     "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
     "mistral_args": "[TOOL_CALLS]now[ARGS]{}",
     "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    "seed_oss": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
 }
 
 
@@ -223,6 +226,8 @@ def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokeniz
 MARK_TEXTS = dict.fromkeys(("glm45", "hermes", "qwen3_coder"), "<tool_call>") | {
     "granite": "<|tool_call|>",
     "phi4_mini": "<|tool_call|>",
+    "minimax_m2": "<minimax:tool_call>",
+    "seed_oss": "<seed:tool_call>",
 }
 MARK_TEXTS |= {"harmony": "<|channel|>commentary to=functions."}
 MARK_TEXTS |= dict.fromkeys(("deepseek_v3", "deepseek_v31"), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>")

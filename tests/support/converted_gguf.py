@@ -60,6 +60,7 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
     tiny_hybrids.add_metadata(writer, architecture, config)
     tiny_newer.add_metadata(writer, architecture, config)
     tiny_further.add_metadata(writer, architecture, config)
+    tiny_further.add_constants(writer, architecture, stored_tensors(model))
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, array in _tensors(model, architecture, kv_b).items():

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 from transformers import (
+    ApertusConfig,
     ArceeConfig,
     AutoConfig,
     CohereConfig,
@@ -23,15 +24,17 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     Lfm2MoeConfig,
+    MiMoV2FlashConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
     OlmoConfig,
     OlmoeConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     SeedOssConfig,
 )
 
-from tests.support.tiny_sizes import SIZES, rope
+from tests.support.tiny_sizes import SIZES, llama3_rope, rope
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 _GRANITE = {
@@ -112,6 +115,16 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+_MIMO = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
 _INDEXED = {
     **_LATENT,
     "n_routed_experts": 8,
@@ -139,6 +152,47 @@ CONFIGS |= {
             "long_factor": [1.0, 1.5, 2.0, 3.0],
         },
     ),
+    "mimo-v2-flash": lambda: MiMoV2FlashConfig(
+        **_MIMO,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        sliding_window=6,
+        n_group=1,
+        topk_group=1,
+    ),
+    "mimo-v2-flash-groups": lambda: MiMoV2FlashConfig(
+        **_MIMO,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
+        sliding_window=9,
+        n_group=4,
+        topk_group=2,
+        attention_bias=True,
+        attention_value_scale=None,
+        norm_topk_prob=False,
+        routed_scaling_factor=2.0,
+        tie_word_embeddings=True,
+    ),
+    "apertus": lambda: ApertusConfig(**SIZES, rope_parameters=llama3_rope()),
+    "apertus-biased": lambda: ApertusConfig(
+        **SIZES,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+    ),
+    "phimoe": lambda: PhimoeConfig(**SIZES, num_local_experts=8, attention_bias=True, lm_head_bias=True),
+    "phimoe-long": lambda: PhimoeConfig(
+        **SIZES,
+        num_local_experts=4,
+        router_jitter_noise=0.03,
+        sliding_window=9,
+        rope_parameters={
+            **rope("longrope"),
+            # transformers takes the short factors of this family whatever the length is; its authors do not.
+            "short_factor": [1.0 + i for i in range(8)],
+            "long_factor": [1.0 + i for i in range(8)],
+            "short_mscale": 1.2,
+            "long_mscale": 1.2,
+        },
+    ),
     "olmo": lambda: OlmoConfig(**SIZES),
     "olmo-clipped": lambda: OlmoConfig(**SIZES, clip_qkv=0.3, tie_word_embeddings=True, attention_bias=True),
     "helium": lambda: HeliumConfig(**SIZES, head_dim=16),
@@ -146,7 +200,8 @@ CONFIGS |= {
 }
 
 # GGUF files have no place for what makes these special.
-WITHOUT_GGUF = {
+WITHOUT_GGUF = {"phimoe-long", "mimo-v2-flash", "mimo-v2-flash-groups"}
+WITHOUT_GGUF |= {
     "deepseek32",
     "minicpm3-long",
     "helium",
@@ -179,6 +234,8 @@ def converted(config: PreTrainedConfig, tensors: Tensors) -> Tensors:
     """The tensors of a file, still under the names of transformers."""
     out: Tensors = {}
     for name, array in tensors.items():
+        if ".act_fn." in name:
+            continue
         if config.model_type == "glm" and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
             parts = [tensors[name.replace(name.split(".")[-2], f"{part}_proj")] for part in "qkv"]
             out[name.replace(name.split(".")[-2], "qkv_proj")] = np.concatenate(parts)
@@ -215,6 +272,14 @@ def gguf_name(name: str) -> str | None:
     stem, _, kind = name.rpartition(".")
     part = next((new for old, new in _NAMES.items() if stem.endswith(old)), None)
     return None if part is None else f"blk.{stem.split('.')[2]}.{part}.{kind}"
+
+
+def add_constants(writer: gguf.GGUFWriter, architecture: str, tensors: Tensors) -> None:
+    """The slopes of xIELU, which are no tensors in GGUF files."""
+    parts = ("alpha_p", "alpha_n", "beta", "eps") if architecture == "apertus" else ()
+    for part in parts:
+        values = [array for name, array in sorted(tensors.items()) if name.endswith(f".act_fn.{part}")]
+        writer.add_array(f"xielu.{part}", [float(array.reshape(-1)[0]) for array in values])
 
 
 def add_metadata(writer: gguf.GGUFWriter, architecture: str, config: PreTrainedConfig) -> None:

@@ -240,6 +240,31 @@ def _qwen(name: str, text: str, *calls: tuple[str, str], content: str = "") -> C
     return Case("qwen3_coder", name, text, calls, content)
 
 
+def _invoke(name: str, *parameters: tuple[str, str]) -> str:
+    lines = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in parameters)
+    return f'<invoke name="{name}">\n{lines}</invoke>\n'
+
+
+def _minimax(*invocations: str) -> str:
+    return f"<minimax:tool_call>\n{''.join(invocations)}</minimax:tool_call>"
+
+
+_RUN = ("run", '{"code": "if x:\\n\\ty"}')
+MINIMAX_M2 = [
+    ("one", _minimax(_invoke("get_weather", ("city", "Paris"))), (("get_weather", _PARIS),), ""),
+    ("no_parameters", _minimax(_invoke("now")), (("now", "{}"),), ""),
+    ("text_around", f"Hm.\n\n{_minimax(_invoke('now'))}\nSo.", (("now", "{}"),), "Hm.\n\nSo."),
+    ("parallel", _minimax(_invoke("now"), _invoke("run", ("code", "if x:\n\ty"))), (("now", "{}"), _RUN), ""),
+    ("numbers", _minimax(_invoke("set", ("n", "5"), ("s", "7"))), (("set", '{"n": 5, "s": "7"}'),), ""),
+]
+_SEED = _xml("run", ("code", "if x:\n\ty")).replace("tool_call", "seed:tool_call").replace("code>\n", "code>")
+SEED_OSS = [
+    ("one", _SEED.replace("\n</parameter>", "</parameter>"), (_RUN,), ""),
+    ("no_parameters", _xml("now").replace("tool_call", "seed:tool_call"), (("now", "{}"),), ""),
+    ("text_around", f"Hm. {_xml('now').replace('tool_call', 'seed:tool_call')}", (("now", "{}"),), "Hm."),
+]
+
+
 QWEN3_CODER = [
     _qwen("one", _xml("get_weather", ("city", "Paris")), ("get_weather", _PARIS)),
     _qwen("no_parameters", _xml("now"), ("now", "{}")),
@@ -478,6 +503,8 @@ PYTHONIC = [
 
 CASES = [
     *(Case("glm45", *row) for row in GLM45),
+    *(Case("minimax_m2", *row) for row in MINIMAX_M2),
+    *(Case("seed_oss", *row) for row in SEED_OSS),
     *PHI4_MINI,
     *PYTHONIC,
     *DEEPSEEK,

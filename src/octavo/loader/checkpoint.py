@@ -43,14 +43,10 @@ QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"
 
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _COMPARED_BYTES = 1 << 24  # of two tensors at a time
-# Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
+# Tensors that checkpoints keep beside their weights: rotary frequencies, causal masks, constants of activations.
 _BUFFERS = (
-    "rotary_emb.inv_freq",
-    "rotary_pos_emb.inv_freq",
-    ".attn.bias",
-    ".attn.masked_bias",
-    ".attention.bias",
-    ".attention.masked_bias",
+    *("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".act_fn.beta", ".act_fn.eps"),
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
 )
 
 

@@ -25,6 +25,7 @@ from octavo.models._weights import (
     OneRow,
     Ones,
     Permute,
+    Softplus,
     Split,
     Stack,
     Transform,
@@ -216,6 +217,9 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
         case Unfolded():
             for name, source in group.items():
                 yield name, _as_matrix(source) if len(source.shape) > 2 else source
+        case Softplus():
+            for name, source in group.items():
+                yield name, _softplus(source, transform.addend)
         case UnitRows():
             applies = transform.applies(config)
             for name, source in group.items():
@@ -402,6 +406,13 @@ def _flattened(source: Source) -> Source:
         return DenseWeight(source.make().dequantize().reshape(-1))
 
     return replace(source, type_name="F32", shape=(math.prod(source.shape),), make=make, steps=f"{source.steps} flat")
+
+
+def _softplus(source: Source, addend: float) -> Source:
+    def make() -> Weight:
+        return DenseWeight(np.logaddexp(source.make().dequantize().astype(np.float32), np.float32(0.0)) + addend)
+
+    return replace(source, type_name="F32", make=make, steps=f"{source.steps} softplus + {addend}")
 
 
 def _unit_rows(source: Source) -> Source:

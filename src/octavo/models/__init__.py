@@ -110,10 +110,9 @@ def find_architecture(
     if name in known_architectures():
         return load_architecture(architecture_name(name, reader))
     modules = {known: load_architecture(known) for known in sorted(set(known_architectures().values()))}
-    raise ModelLoadError(
-        f"architecture {name!r:.80} is not supported; nearest of the supported ones: "
-        f"{nearest(name, modules, reader, read)} (docs/models.md lists them all)"
-    )
+    near = nearest(name, modules, reader, read)
+    found = f"; nearest of the supported ones: {near}" if near else ", and no supported one is near it"
+    raise ModelLoadError(f"architecture {name!r:.80} is not supported{found} (docs/models.md lists them all)")
 
 
 def build_draft_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph | None:

@@ -37,7 +37,8 @@ _NEUTRAL_PARTS = (
     "jitter",
     "_std",
 )
-_SHOWN = 12
+_SHOWN = 12  # keys; an architecture that lacks more is not near
+_ALIKE = 0.75  # of names
 
 
 def nearest(
@@ -48,7 +49,8 @@ def nearest(
 ) -> str:
     """A clause about the nearest of `architectures`, which are by name: `llama, which has no key conv_width`.
 
-    reader: the configuration; read: makes an architecture read it, and raises ModelLoadError.
+    Empty if none is near: all refuse the configuration or lack so many keys that naming one would mislead, and no name
+    is alike. reader: the configuration; read: makes an architecture read it, and raises ModelLoadError.
     """
     found: list[tuple[int, float, str, list[str]]] = []
     for known, architecture in architectures.items():
@@ -60,14 +62,12 @@ def nearest(
         unread = [key for key in _switches(reader) if key not in own.keys_read]
         likeness = difflib.SequenceMatcher(None, name, known).ratio()
         found.append((len(unread), -likeness, known, unread))
-    if not found:
-        return next(iter(difflib.get_close_matches(name[:80], architectures, 1, 0.0)), "none")
-    *_, known, unread = min(found)
+    *_, known, unread = min(found, default=(0, 0.0, "", []))
+    if not found or len(unread) > _SHOWN:
+        return next(iter(difflib.get_close_matches(name[:80], architectures, 1, _ALIKE)), "")
     if not unread:
         return f"{known}, which has all its keys"
-    more = f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else ""
-    keys = ", ".join(key.removeprefix(reader.prefix)[:60] for key in unread[:_SHOWN])
-    return f"{known}, which has no key {keys}{more}"
+    return f"{known}, which has no key {', '.join(key.removeprefix(reader.prefix)[:60] for key in unread)}"
 
 
 def _switches(reader: ConfigReader) -> list[str]:

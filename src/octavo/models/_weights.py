@@ -134,6 +134,15 @@ class Unfolded:
 
 
 @dataclass(frozen=True, slots=True)
+class Softplus:
+    """log(1 + e^x) + addend of a stored vector, once: float32."""
+
+    stem: str
+    addend: float = 0.0
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class UnitRows:
     """Divides each row of a matrix by its length, once: float32. applies: from a configuration, if it does at all."""
 
@@ -154,8 +163,8 @@ class Ones:
     only: FileFormat | None = None
 
 
-Transform = (
-    Unfolded | UnitRows | Ones | Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp
+Transform = (Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp) | (
+    Softplus | Unfolded | UnitRows | Ones
 )
 
 

@@ -68,6 +68,8 @@ def moe(weights: dict[str, Weight], routing: Routing, biases: str = "", **option
         ("Q4_K", 64, Routing(1, "sigmoid", normalize=False, on_input=True), {}),
         ("F16", 40, Routing(2, "sigmoid", normalize=False, on_input=True), {}),
         ("Q4_0", 24, Routing(3, on_input=True), {"biases": "re"}),
+        ("F16", 40, Routing(2, "sparsemixer", normalize=False, jitter=0.01), {}),
+        ("Q8_0", 24, Routing(3, "sparsemixer", normalize=False, jitter=0.3), {"biases": "r", "kind": "below_zero"}),
         ("Q6_K", 64, Routing(1, num_groups=2, normalize=False), {"biases": "s"}),
     ],
 )

@@ -12,7 +12,7 @@ from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, Lay
 from octavo.graph.values import TOKENS, Parameter, Value
 from octavo.quantization.packed import DenseWeight
 
-KINDS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu"]
+KINDS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu", "below_zero"]
 SHAPES = [(1, 1), (1, 16), (3, 17), (2, 576), (7, 33), (1, 8192), (64, 15), (31, 65), (65, 255), (33, 257), (8191, 3)]
 
 MakeOp = Callable[[Value, Value], Op]

@@ -49,7 +49,10 @@ PASSES = (
     passes.select_rows_early,
 )
 # enum Kind of csrc/kernel.h
-KINDS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu", "softmax")
+KINDS = (
+    *("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu", "below_zero"),
+    *("softmax", "sparsemixer"),
+)
 
 WeightOperand = Parameter | tuple[float, ...] | tuple[int, ...] | None
 _T = TypeVar("_T")

@@ -17,6 +17,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
+    "below_zero": lambda x: torch.expm1(x.clamp(max=0.0)) - x.clamp(max=0.0),
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),

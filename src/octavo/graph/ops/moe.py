@@ -27,6 +27,9 @@ class Routing:
     num_groups: neighbouring experts form so many groups, and only experts of the `top_groups` best are chosen. The
     score of a group is the sum of its `group_best` highest: one in DeepSeek V2 (arXiv 2405.04434), two in V3
     (2412.19437).
+    A third scoring, sparsemixer, is that of Phi 3.5 MoE (arXiv 2409.12136): the weight of each chosen expert is its
+    share in a softmax of the outputs without the experts chosen before, and without those that are less by more than
+    twice `jitter` times the larger of their size and the best one.
     Of equal scores the lower expert or group comes first.
     """
 
@@ -38,10 +41,14 @@ class Routing:
     top_groups: int = 1
     group_best: int = 1
     on_input: bool = False
+    jitter: float = 0.0
 
     def check(self, experts: int) -> None:
         """Raises GraphError unless the fields fit each other and the number of experts."""
-        require(self.scoring in ("softmax", "sigmoid"), f"scoring {self.scoring!r} is neither softmax nor sigmoid")
+        known = ("softmax", "sigmoid", "sparsemixer")
+        require(self.scoring in known, f"scoring {self.scoring!r} is none of {', '.join(known)}")
+        is_plain = not (self.normalize or self.on_input) and self.num_groups == 1
+        require(self.scoring != "sparsemixer" or is_plain, "sparsemixer has no groups, and its weights are not changed")
         groups = self.num_groups
         require(groups >= 1 and experts % groups == 0, f"num_groups {groups} does not divide {experts} experts")
         require(1 <= self.top_groups <= groups, f"top_groups {self.top_groups} of {groups} groups")
@@ -56,6 +63,8 @@ class Routing:
         logits: of the router, [rows, experts]. bias: added to the scores for the choice alone, [experts]. factors:
         multiply the weights of their experts last, [experts].
         """
+        if self.scoring == "sparsemixer":
+            return self._mix_sparsely(logits)
         if self.scoring == "softmax":
             scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
             scores /= scores.sum(axis=-1, keepdims=True)
@@ -76,6 +85,17 @@ class Routing:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
         weights = weights * self.scale
         return chosen, weights if factors is None else weights * factors[chosen]
+
+    def _mix_sparsely(self, logits: Array) -> tuple[NDArray[np.intp], Array]:
+        left, weights = logits.copy(), np.empty((len(logits), self.top_k), logits.dtype)
+        chosen = np.empty(weights.shape, np.intp)
+        for i in range(self.top_k):
+            chosen[:, i] = left.argmax(axis=-1)
+            best = left.max(axis=-1, keepdims=True)
+            is_far = (best - logits) / np.maximum(np.abs(logits), best) > 2 * self.jitter
+            weights[:, i] = 1.0 / np.where(is_far, 0.0, np.exp(left - best)).sum(axis=-1)
+            np.put_along_axis(left, chosen[:, i, None], -np.inf, axis=-1)
+        return chosen, weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,13 @@ def quick_gelu(x: Array) -> Array:
     return out
 
 
+def below_zero(x: Array) -> Array:
+    """The part of xIELU below zero, e^x - 1 - x; zero above it. Huang and Schlag, arXiv 2411.13010."""
+    below = np.minimum(x, 0.0)
+    out: Array = np.expm1(below) - below
+    return out
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": lambda x: x * sigmoid(x),
     "gelu": gelu,
@@ -50,6 +57,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": sigmoid,
     "tanh": np.tanh,
     "quick_gelu": quick_gelu,
+    "below_zero": below_zero,
 }
 
 

@@ -95,8 +95,21 @@ def _expert(op: MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int) ->
     return y if op.routing.on_input else weight * y
 
 
+def _mix_sparsely(routing: Routing, logits: Tensor) -> tuple[Tensor, Tensor]:
+    left, chosen, weights = logits, [], []
+    for _ in range(routing.top_k):
+        best, index = left.max(dim=-1, keepdim=True)
+        is_far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * routing.jitter
+        weights.append(1.0 / (left - best).exp().masked_fill(is_far, 0.0).sum(dim=-1, keepdim=True))
+        chosen.append(index)
+        left = left.scatter(-1, index, -torch.inf)
+    return torch.cat(chosen, dim=-1), torch.cat(weights, dim=-1)
+
+
 def choose_experts(routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """See `octavo.graph.ops.Routing.choose`: experts and weights, both [rows, top_k]."""
+    if routing.scoring == "sparsemixer":
+        return _mix_sparsely(routing, logits)
     scores = torch.softmax(logits, dim=-1) if routing.scoring == "softmax" else torch.sigmoid(logits)
     rank = scores if bias is None else scores + bias
     if routing.num_groups > 1:

@@ -64,6 +64,8 @@ def activation(x, KIND: tl.constexpr):
         x = tanh(x)
     elif KIND == "quick_gelu":
         x = x * sigmoid(1.702 * x)
+    elif KIND == "below_zero":
+        x = tl.exp(tl.minimum(x, 0.0)) - 1.0 - tl.minimum(x, 0.0)
     else:
         tl.static_assert(KIND == "", "unknown activation")
     return x

@@ -1,0 +1,110 @@
+"""MiMo V2 Flash: windows with sinks and twice the kv heads in most layers, scaled values, experts. Xiaomi, 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops.attention import AttentionParams, Rope
+from octavo.graph.values import Value
+from octavo.models._attention import AttentionConfig, Windows, windows_of_types
+from octavo.models._decoder import DecoderConfig, checked_columns, hf_rope
+from octavo.models._layers import mlp
+from octavo.models._mlp import MLPConfig
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._routing import grouped_from_hf
+from octavo.models._weights import WeightTable, shared_expert_names, stacked_experts
+
+WEIGHTS = WeightTable(
+    names={
+        **shared_expert_names(),
+        "layers.*.self_attn.attention_sink_bias": "layers.*.self_attn.sinks.weight",
+        "layers.*.self_attn.sinks": "layers.*.self_attn.sinks.weight",
+    },
+    transforms=stacked_experts(),
+)
+_SHARE, _THETA, _LOCAL_THETA = 0.334, 5e6, 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """num_kv_heads: of the layers without a window. Layers that predict further tokens (MTP) are not used."""
+
+    local_kv_heads: int = 1
+    value_scale: float = 1.0
+
+    def attention_params(self, layer: int) -> AttentionParams:
+        params = DecoderConfig.attention_params(self, layer)
+        return params if params.window is None else replace(params, num_kv_heads=self.local_kv_heads)
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+        head_dim = reader.integer("head_dim", 192, low=2, high=MAX_WIDTH)
+        eps = reader.number("layernorm_epsilon", 1e-5, high=1.0)
+        reader = reader.with_defaults({"head_dim": head_dim, "rms_norm_eps": eps, "n_group": 1, "topk_group": 1})
+        if not reader.has("routed_scaling_factor"):
+            reader = reader.replaced("routed_scaling_factor", 1.0)
+        ropes = reader.section("rope_parameters")
+        share = reader.number("partial_rotary_factor", _SHARE, high=1.0)
+        kinds = {"full_attention": reader.number("rope_theta", _THETA, low=1.0)}
+        kinds["sliding_attention"] = reader.number("swa_rope_theta", _LOCAL_THETA, low=1.0)
+        full, local = (
+            hf_rope(reader, _in_pairs(ropes.section(kind), head_dim, share, theta)) for kind, theta in kinds.items()
+        )
+        plain = cls.read_hf(
+            reader,
+            attention=AttentionConfig(_windows(reader, num_layers), sinks=True),
+            rope=replace(full, local=local.params),
+            mlp=MLPConfig.from_hf(reader, grouped_from_hf(reader)),
+            value_scale=reader.number("attention_value_scale", 1.0),
+        )
+        value_dim = reader.integer("v_head_dim", 128, high=MAX_WIDTH)
+        kv_heads = reader.integer("swa_num_key_value_heads", 2 * plain.num_kv_heads, high=plain.num_heads)
+        if plain.num_heads % kv_heads:
+            raise reader.error("swa_num_key_value_heads", kv_heads, f"does not divide {plain.num_heads} heads")
+        for key, value in (("swa_num_attention_heads", plain.num_heads), ("swa_head_dim", head_dim)):
+            if reader.integer(key, value) != value:
+                raise reader.error(key, reader.integer(key), f"must be {value}, as in the other layers")
+        value_dim = checked_columns(reader, "v_head_dim", value_dim, plain.num_heads)
+        return replace(plain, value_dim=value_dim, local_kv_heads=kv_heads)
+
+
+def _in_pairs(section: ConfigReader, head_dim: int, share: float, theta: float) -> ConfigReader:
+    """The section with a share that makes an even number of columns, which the published share does not."""
+    section = section.with_defaults({"partial_rotary_factor": share, "rope_theta": theta})
+    columns = int(head_dim * section.number("partial_rotary_factor", high=1.0))
+    return section.replaced("partial_rotary_factor", columns / head_dim)
+
+
+def _windows(reader: ConfigReader, num_layers: int) -> Windows:
+    """By `layer_types` of transformers or `hybrid_layer_pattern` of the authors, whose windows do not count a token."""
+    key = "sliding_window_size" if reader.has("sliding_window_size") else "sliding_window"
+    window = reader.integer(key, 128 if key == "sliding_window_size" else 129) + (key == "sliding_window_size")
+    if reader.has("hybrid_layer_pattern"):
+        return tuple(window if local else None for local in reader.flags("hybrid_layer_pattern", num_layers))
+    if reader.has("layer_types"):
+        return windows_of_types(reader, num_layers, window)
+    return tuple(None if layer == 0 or (layer + 1) % 6 == 0 else window for layer in range(num_layers))
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [LOGITS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
+        h = h + _attention(g, x, cfg, i)
+        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
+        h = h + mlp(g, x, cfg, i)
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)
+
+
+def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
+    """Layers whose weights include sinks have them."""
+    p, rope = f"layers.{layer}.self_attn.", cfg.rope_params(layer)
+    assert rope is not None
+    q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")
+    q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
+    sinks = p + "sinks.weight" if p + "sinks.weight" in g.weights else None
+    return g.linear(g.attention(q, k, v * cfg.value_scale, cfg.attention_params(layer), sinks), p + "o_proj")

@@ -1,0 +1,19 @@
+"""Calls as `<invoke name="NAME">`, `<parameter name="KEY">VALUE</parameter>`, `</invoke>` in an outer tag: MiniMax M2.
+
+Several invocations may stand within one outer tag. Source: the chat template of MiniMax-M2.
+"""
+
+from __future__ import annotations
+
+from octavo.server.tool_parsers.function_tags import FunctionTags, function_format
+
+_TAGS = FunctionTags(
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    function='<invoke name="',
+    function_end="</invoke>",
+    parameter='<parameter name="',
+    name_end='">',
+)
+
+FORMAT = function_format("minimax_m2", _TAGS, lambda template: _TAGS.open in template)

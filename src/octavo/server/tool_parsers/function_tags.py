@@ -1,0 +1,141 @@
+"""Calls as tags around plain text: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`,
+and formats that differ from it in the tags alone.
+
+Models often forget the outer tag, so the function's tag begins a call too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading, Tool
+from octavo.server.tool_parsers.grammar import TokenIds, around_calls, calls_grammar, free_text, sequence, spelled
+from octavo.server.tool_parsers.parameter_text import ParameterValue, value_types
+from octavo.server.tool_parsers.tagged_values import ValueTags, read_value, schema_of, tagged_parameters
+from octavo.server.tool_parsers.tool_format import ToolFormat
+
+_FUNCTION_CHAR = re.compile(r"[\w.-]")
+_PARAMETER_CHAR = re.compile(r"[^<>\n]")
+_QUOTED_CHAR = re.compile(r'[^<>"\n]')
+_MAX_FUNCTION_CHARS = 256
+_MAX_PARAMETER_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTags:
+    """The tags of a format. `function` and `parameter` begin tags that end behind a name, with `name_end`.
+
+    value_break: what follows a parameter's tag and comes before its end: a line break, or nothing.
+    """
+
+    open: str
+    close: str
+    function: str = "<function="
+    function_end: str = "</function>"
+    parameter: str = "<parameter="
+    parameter_end: str = "</parameter>"
+    name_end: str = ">"
+    value_break: str = ""
+
+    @property
+    def values(self) -> ValueTags:
+        """The tags around a value."""
+        return ValueTags(
+            before=self.parameter,
+            behind=self.name_end + self.value_break,
+            end=self.parameter_end,
+            line_break=self.value_break,
+            ends={
+                self.parameter_end: (self.parameter, self.function_end, self.close),
+                self.function_end: (self.close,),
+            },
+            end_of_call=rf"{self.function_end}\s*{self.close}",
+        )
+
+
+def _read_call(tags: FunctionTags, answer: Answer, *, is_marked: bool) -> Reading[None]:
+    """Reads a call that begins with the function's tag. is_marked: it is behind the outer tag.
+
+    It is a call once its name is known, whatever the name. Each value comes out as JSON of its type in the tool's
+    schema. If a parameter comes twice the first value counts, so that the arguments remain one object.
+    """
+    yield from answer.skip(WHITESPACE)
+    tag = yield from answer.find_beginning(tags.function)
+    name, is_named = "", False
+    if tag == tags.function:
+        answer.hold()
+    answer.take(len(tag))
+    if tag == tags.function:
+        name, is_named = yield from _read_name(answer, _FUNCTION_CHAR, tags.name_end, _MAX_FUNCTION_CHARS)
+    if not is_named:
+        if is_marked and answer.ends_with(""):
+            answer.drop()
+        return
+    answer.start(name)
+    yield from _read_parameters(tags, answer, answer.parameters.get(name, {}))
+
+
+def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, Any]) -> Reading[None]:
+    """Reads parameters up to the closing tag, or to other text. If the answer ends before, the arguments stay open."""
+    keys: set[str] = set()
+    char = _PARAMETER_CHAR if tags.name_end == ">" else _QUOTED_CHAR
+    yield from answer.skip(WHITESPACE)
+    tag = yield from answer.find_beginning(tags.parameter, tags.function_end, tags.close)
+    answer.take(len(tag))
+    while tag == tags.parameter:
+        key, is_named = yield from _read_name(answer, char, tags.name_end, _MAX_PARAMETER_CHARS)
+        if not is_named:
+            tag += key
+            break
+        value = None
+        if key not in keys:
+            types = value_types(schema, schema_of(schema, key))
+            value = ParameterValue(types, has_line_breaks=bool(tags.value_break))
+            answer.arguments(f"{', ' if keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+            keys.add(key)
+        tag = yield from read_value(answer, value, tags.values.ends)
+    is_whole = tag in (tags.function_end, tags.close)
+    if is_whole or not answer.ends_with(""):
+        answer.arguments("}" if keys else "{}")
+        answer.text("" if is_whole else tag)
+
+
+def _read_name(answer: Answer, char: re.Pattern[str], end: str, limit: int) -> Reading[tuple[str, bool]]:
+    """Reads the name in a tag; returns it and True if the tag is complete."""
+    name = yield from answer.take_while(char, limit)
+    is_whole = bool(name) and (yield from answer.find_beginning(end)) == end
+    if is_whole:
+        answer.take(len(end))
+    return name, is_whole
+
+
+def function_format(name: str, tags: FunctionTags, matches: Callable[[str], bool]) -> ToolFormat:
+    """The format of calls between these tags. matches: as in `ToolFormat`."""
+    values = tags.values
+    parameters = partial(tagged_parameters, values)
+
+    def grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+        call = f"{tags.open}\n{tags.function}NAME{tags.name_end}\nARGUMENTS{tags.function_end}\n{tags.close}"
+        return calls_grammar(tools, sequence("\n", parallel), call, token_ids, parameters) + values.rules()
+
+    def optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+        """The function's tag begins a call, with or without the outer tag."""
+        start = around_calls(parallel, call=f"call ({spelled(chr(10) + tags.close, token_ids)})?")
+        call = f"NAME{tags.name_end}\nARGUMENTS{tags.function_end}"
+        calls = calls_grammar(tools, start, call, token_ids, parameters)
+        return calls + free_text(tags.function, token_ids, before=f"{tags.open}\n") + values.rules()
+
+    return ToolFormat(
+        name=name,
+        matches=matches,
+        tags={tags.open: partial(_read_call, tags, is_marked=True), tags.close: None},
+        openings={tags.function: partial(_read_call, tags, is_marked=False)},
+        grammar=grammar,
+        optional_grammar=optional_grammar,
+        marks=(tags.open, tags.close),
+    )
