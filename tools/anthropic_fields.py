@@ -25,8 +25,7 @@ from tools.field_entries import (
 CACHE_CONTROL = Entry(
     {"type": "ephemeral"},
     {"type": "forever"},
-    "`ephemeral`",
-    without_effect="prefixes of all prompts are cached anyway",
+    "`ephemeral`, `ttl` 5m or 1h; at most four: what comes before is evicted after others",
 )
 ASKED = {
     "model": OWN_MODEL,

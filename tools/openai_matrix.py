@@ -74,7 +74,8 @@ MM_KWARGS = {"mm_processor_kwargs": Entry({"a": 1}, 1, "an object", without_effe
 MEDIA = {"media_io_kwargs": Entry({"image": {}}, 1, "an object", without_effect=NAMED), **MM_KWARGS}
 VECTORS = {"request_id": SESSION["request_id"], **MM_KWARGS}
 THOUGHTS_APART = "thoughts are always apart from the content"
-RETENTION = Entry("24h", 1, "text", without_effect=NAMED)
+RETENTION = Entry("24h", "1y", "24h: the prompt is evicted after others, for so long; in_memory: as the others")
+CACHE_OPTIONS = Entry({"ttl": "30m"}, {"ttl": "1h"}, "`ttl` 30m: the same for so long; not with `mode` explicit")
 SAMPLING = {
     "model": OWN_MODEL,
     "stream": FLAG,
@@ -142,6 +143,8 @@ SAMPLING = {
     "store": Entry(False, True, "only false", without_effect="nothing is stored"),
     "service_tier": Entry("flex", "slow", "auto, default; flex: the priority of batches, below all other requests"),
     "safety_identifier": USER,
+    "prompt_cache_options": CACHE_OPTIONS,
+    "prompt_cache_retention": RETENTION,
     **OTHER_SAMPLERS,
     **LLAMA_DRAFTS,
     **IGNORED_EVERYWHERE,
@@ -170,7 +173,6 @@ CHAT = Route(
         "reasoning_format": Entry("auto", "none", "only auto, deepseek", without_effect=THOUGHTS_APART),
         "include_reasoning": Entry(True, False, "only true", without_effect=THOUGHTS_APART),
         "parse_tool_calls": Entry(True, False, "only true", without_effect="calls are always parsed"),
-        "prompt_cache_retention": RETENTION,
         "functions": Entry([], [{}], "only an empty list", without_effect=NAMED),
         "modalities": Entry(["text"], ["audio"], "only text", without_effect="answers are text"),
         "chat_template_kwargs": Entry({"a": 1}, {"messages": []}, "an object"),
@@ -255,10 +257,7 @@ SCORE = Route(
     },
     {"top_n": 1},
 )
-CODEX = {
-    name: Entry({"a": "b"}, 1, "an object", without_effect=NAMED)
-    for name in ("client_metadata", "prompt_cache_options")
-}
+CODEX = {"client_metadata": Entry({"a": "b"}, 1, "an object", without_effect=NAMED)}
 RESPONSES_TIER = Entry("auto", "slow", f"flex: the priority of batches; other names of OpenAI's are {NAMED}")
 RESPONSES = Route(
     "/v1/responses",
@@ -286,6 +285,7 @@ RESPONSES = Route(
             {"summary": "short"},
             f"`effort`, which is {NAMED} if the chat template has none; `summary` is {NAMED}",
         ),
+        "prompt_cache_options": CACHE_OPTIONS,
         "prompt_cache_retention": RETENTION,
         "max_output_tokens": Entry(5, 0, "as `max_tokens`"),
         "temperature": TEMPERATURE,
@@ -327,7 +327,9 @@ COMPACT = Route(
     {"input": "Hi"},
     {
         **{name: RESPONSES.entries[name] for name in ("model", "input", "instructions", "previous_response_id")},
-        **{name: RESPONSES.entries[name] for name in ("prompt_cache_key", "prompt_cache_retention", "service_tier")},
+        **{name: RESPONSES.entries[name] for name in ("prompt_cache_key", "service_tier")},
+        "prompt_cache_retention": Entry("24h", 1, "text", without_effect=NAMED),
+        "prompt_cache_options": Entry({"a": "b"}, 1, "an object", without_effect=NAMED),
         "stream": Entry(False, True, "only false", without_effect="the answer comes whole"),
         "max_output_tokens": Entry(5, -1, "1 and more; of the summary, 2048 if left out"),
         "tools": Entry([OWN_TOOL], 1, "a list", without_effect=NAMED),

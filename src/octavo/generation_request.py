@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
@@ -117,11 +117,19 @@ class RequestOptions:
         check_fields(self)
 
 
+class Pin(NamedTuple):
+    """The first num_tokens tokens of a prompt stay in the cache longer than others, for so many seconds."""
+
+    num_tokens: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt with the parameters and options of its request.
 
     text: what the prompt was made of, if it was a text; for `RequestOutput.prompt`.
+    pins: beginnings of the prompt to be evicted last; it changes nothing else.
     is_measured: False keeps the request out of the figures of `EngineMetrics`, for one that warms an engine up.
     is_followed: outputs come for every computed part of the prompt, too, and all of them have metrics.
     """
@@ -130,5 +138,6 @@ class GenerationRequest:
     params: Params
     text: str | None = None
     options: RequestOptions = field(default_factory=RequestOptions)
+    pins: tuple[Pin, ...] = ()
     is_measured: bool = True
     is_followed: bool = False

@@ -40,6 +40,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.records: dict[bytes, bytes] = {}
         self.touched: set[bytes] = set()
+        self.pinned: dict[bytes, float] = {}
         self.is_slow = False
         self.num_loaded = 0
 
@@ -56,6 +57,9 @@ class MemoryStore:
 
     def touch(self, keys: Iterable[bytes]) -> None:
         self.touched.update(keys)
+
+    def pin(self, keys: Iterable[bytes], seconds: float) -> None:
+        self.pinned.update(dict.fromkeys(keys, seconds))
 
     def discard(self, key: bytes) -> None:
         self.records.pop(key, None)

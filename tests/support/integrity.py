@@ -52,7 +52,7 @@ def check_pool(pool: BlockPool, block_tables: Iterable[list[int]]) -> None:
         if references[block_id] != count:
             raise AssertionError(f"block {block_id} has {references[block_id]} owners but counts {count}")
     unused = {block_id for block_id, count in enumerate(counts) if count == 0}
-    listed = Counter(pool._free) + Counter(pool._evictable.keys())
+    listed = Counter(pool._free) + Counter([*pool._evictable, *pool._pinned_evictable])
     if set(listed) != unused or max(listed.values(), default=1) > 1:
         raise AssertionError(f"unused blocks {sorted(unused)} are listed as {sorted(listed.elements())}")
     registered = {pool._hashes[block_id]: block_id for block_id in range(pool.num_blocks)}

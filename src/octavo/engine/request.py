@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.engine.consumers.row_consumer import RowConsumer, RowUse
 from octavo.errors import OctavoError
-from octavo.generation_request import BATCH_PRIORITY, Params, RequestOptions
+from octavo.generation_request import BATCH_PRIORITY, Params, Pin, RequestOptions
 from octavo.outputs import Logprob, RequestMetrics
 from octavo.prompt import Prompt
 
@@ -221,6 +221,7 @@ class Request:
     error: OctavoError | None = None  # why it has no answer although it came to its end
     num_cached_tokens: int = 0
     num_loaded_tokens: int = 0  # of these, from a store beyond the cache
+    pins: tuple[Pin, ...] = ()  # see `GenerationRequest`
     slot: int = -1  # the number of its slot, see `Slots`; -1: it did not run
     num_preemptions: int = 0
     num_generated_tokens: int = 0  # over all sequences, dropped beams included

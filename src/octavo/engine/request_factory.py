@@ -80,6 +80,7 @@ class RequestFactory:
             end_token_ids=eos_token_ids.union(params.sampling.stop_token_ids),
             text=generation.text,
             options=generation.options,
+            pins=generation.pins,
             is_measured=generation.is_measured and params.is_answered,
             is_followed=generation.is_followed,
             rotary=self._rotary(prompt),

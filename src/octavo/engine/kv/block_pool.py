@@ -10,7 +10,7 @@ class BlockPool:
     """Reference counts of `num_blocks` blocks, and the prefixes that they hold.
 
     A block is free (content unused), in use (reference count above 0) or evictable (count 0, but its content is
-    registered under a hash and may be needed again; the least recently used is evicted first).
+    registered under a hash and may be needed again; the least recently used is evicted first, and pinned ones last).
     on_loss: called with a block and its hash before a registered content is given up, while it is still there. A
     content that is not valid is not reported.
     """
@@ -22,13 +22,15 @@ class BlockPool:
         self._block_of_hash: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._pinned_evictable: OrderedDict[int, None] = OrderedDict()
+        self.pinned: set[bytes] = set()  # hashes, see `Pins`
         self.num_evictions = 0
         self.on_loss: Callable[[int, bytes], None] | None = None
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated now, evictable ones included."""
-        return len(self._free) + len(self._evictable)
+        return len(self._free) + len(self._evictable) + len(self._pinned_evictable)
 
     @property
     def num_used_blocks(self) -> int:
@@ -39,7 +41,7 @@ class BlockPool:
         if self._free:
             block_id = self._free.pop()
         else:
-            block_id, _ = self._evictable.popitem(last=False)
+            block_id, _ = (self._evictable or self._pinned_evictable).popitem(last=False)
             self.forget(block_id)
             self.num_evictions += 1
         self._ref_counts[block_id] = 1
@@ -48,7 +50,7 @@ class BlockPool:
     def share(self, block_id: int) -> None:
         """Adds a reference; revives an evictable block."""
         if self._ref_counts[block_id] == 0:
-            del self._evictable[block_id]
+            del self._evictables_of(block_id)[block_id]
         self._ref_counts[block_id] += 1
 
     def free(self, block_id: int) -> None:
@@ -58,7 +60,24 @@ class BlockPool:
             if self._hashes[block_id] is None:
                 self._free.append(block_id)
             else:
-                self._evictable[block_id] = None
+                self._evictables_of(block_id)[block_id] = None
+
+    def _evictables_of(self, block_id: int) -> OrderedDict[int, None]:
+        return self._pinned_evictable if self._hashes[block_id] in self.pinned else self._evictable
+
+    def pin(self, block_hash: bytes) -> None:
+        """Has the block of this hash, now or later, evicted after all others."""
+        self._set_pin(block_hash, is_pinned=True)
+
+    def unpin(self, block_hash: bytes) -> None:
+        self._set_pin(block_hash, is_pinned=False)
+
+    def _set_pin(self, block_hash: bytes, *, is_pinned: bool) -> None:
+        block_id = self._block_of_hash.get(block_hash)
+        was_evictable = block_id is not None and self._evictables_of(block_id).pop(block_id, block_id) is None
+        (self.pinned.add if is_pinned else self.pinned.discard)(block_hash)
+        if block_id is not None and was_evictable:
+            self._evictables_of(block_id)[block_id] = None
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
@@ -86,9 +105,10 @@ class BlockPool:
 
     def discard(self, block_id: int) -> None:
         """Makes the block unfindable, because its content is invalid, and free if it has no references."""
+        evictables = self._evictables_of(block_id)
         self._unregister(block_id)
-        if block_id in self._evictable:
-            del self._evictable[block_id]
+        if block_id in evictables:
+            del evictables[block_id]
             self._free.append(block_id)
 
     def discard_all(self) -> None:

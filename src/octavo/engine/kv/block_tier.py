@@ -65,6 +65,9 @@ class BlockStore(Protocol):
     def touch(self, keys: Iterable[bytes]) -> None:
         """Notes that these are in use, so that others are given up before them."""
 
+    def pin(self, keys: Iterable[bytes], seconds: float) -> None:
+        """Has these written before others, and given up after them, for so long."""
+
     def discard(self, key: bytes) -> None:
         """Forgets a record whose content is wrong."""
 
@@ -167,6 +170,10 @@ class BlockTier:
             return None
         arrival = self.ask(lambda: self._store.load(keys), None)
         return None if arrival is None else BlockLoad(keys, arrival, self, self._rates.patience_s(start, count))
+
+    def pin(self, keys: Iterable[bytes], seconds: float) -> None:
+        """See `BlockStore.pin`."""
+        self.ask(lambda: self._store.pin(keys, seconds), None)
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Notes that a request uses these blocks, wherever they are."""

@@ -177,6 +177,7 @@ class DiskStore:
         self._queued: dict[bytes, BlockRow] = {}
         self._num_queued_bytes = 0
         self._used: set[bytes] = set()  # since they were written
+        self._pinned: dict[bytes, float] = {}  # until a time
         self._to_append: deque[tuple[bytes, _Place]] = deque()  # again, from segments that were removed
         self._scanning = threading.Lock()
         self._segments: dict[str, Segment] = {}
@@ -218,13 +219,21 @@ class DiskStore:
                 return False
             self._queued[key] = data
             self._num_queued_bytes += data.nbytes
-        self._writing.submit(self._write, key, data)
+        self._writing.submit(self._write_next)
         return True
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """See `BlockStore`."""
         with self._lock:
             self._used.update(key for key in keys if key in self._index)
+
+    def pin(self, keys: Iterable[bytes], seconds: float) -> None:
+        """See `BlockStore`."""
+        now = time.monotonic()
+        with self._lock:
+            self._pinned = {key: until for key, until in self._pinned.items() if until > now}
+            for key in keys:
+                self._pinned[key] = max(self._pinned.get(key, 0.0), now + seconds)
 
     def discard(self, key: bytes) -> None:
         """See `BlockStore`. It does not come back after a restart, either."""
@@ -288,6 +297,14 @@ class DiskStore:
         if place is None:
             return None if data is None else sealed(key, data)
         return os.pread(place.segment.file.fileno(), place.num_bytes, place.offset)
+
+    def _write_next(self) -> None:
+        """Writes one of those that are queued: the first that is pinned, if any is."""
+        with self._lock:
+            key = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
+            key = next(iter(self._queued)) if key is None else key
+            data = self._queued[key]
+        self._write(key, data)
 
     def _write(self, key: bytes, data: BlockRow | None) -> None:
         """Appends a record; data None: the note that those before it do not count."""
@@ -386,7 +403,9 @@ class DiskStore:
     def _used_records(self, segment: Segment) -> list[tuple[bytes, _Place]]:
         """The records to keep of a segment that is removed: half of its bytes at most, so that there is an end."""
         with self._lock:
-            used = [(key, self._index[key]) for key in self._used if self._index[key].segment is segment]
+            now, keys = time.monotonic(), self._used | (self._pinned.keys() & self._index.keys())
+            used = [(key, self._index[key]) for key in keys if self._index[key].segment is segment]
+            used.sort(key=lambda each: self._pinned.get(each[0], 0.0) <= now)
         sizes = accumulate(place.num_bytes + _RECORD_BYTES for _, place in used)
         return [each for each, size in zip(used, sizes, strict=True) if size <= segment.end // 2]
 

@@ -8,7 +8,8 @@ from collections.abc import Container, Iterable
 from octavo.batch import Batch
 from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys, StoredPrefix, saving_step
-from octavo.engine.kv.cache_identity import CacheIdentity, block_key, states_key
+from octavo.engine.kv.cache_identity import CacheIdentity, block_key, is_states_key, states_key
+from octavo.engine.kv.pins import Pins
 from octavo.engine.kv.prefix_move import PrefixMove, end_move
 from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Request, Sequence
@@ -43,6 +44,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.identity = identity or CacheIdentity.unique()
         self.tier: BlockTier | None = None
+        self.pins = Pins(self.pool)
         self.moves: list[PrefixMove] = []  # of the next step
         self.moved_bytes = 0, 0  # of a block, and of states: `CacheSizes.moved_bytes`, `CacheSizes.moved_state_bytes`
         self.block_size = block_size
@@ -200,6 +202,19 @@ class KVCacheManager:
             for position in range(group.first_block(num_blocks * self.block_size, self.block_size), num_blocks)
         ]
         return keys + ([states_key(hashes[num_blocks - 1])] if num_blocks and self.states is not None else [])
+
+    def pin_prompt(self, sequence: Sequence) -> None:
+        """Pins the beginnings of a prompt that its request names, here and in the store."""
+        request, size = sequence.request, self.block_size
+        salt = request.options.cache_salt
+        for num_tokens, seconds in request.pins:
+            num_blocks = min(num_tokens, request.num_prompt_tokens) // size
+            self._extend_hashes(sequence, num_blocks)
+            positions = reversed(range(num_blocks))  # of too many, the first ones stay
+            keys = [key for position in positions for key in self.keys_at(sequence.block_hashes, position)]
+            self.pins.pin(salt, [key for key in keys if not is_states_key(key)], seconds)
+            if self.tier is not None and not self.tier.is_private(salt):
+                self.tier.pin(keys, seconds)
 
     def keys_at(self, hashes: list[bytes], position: int) -> list[bytes]:
         """The keys of a block in all groups, and of the states after it."""

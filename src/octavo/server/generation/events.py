@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from octavo.errors import EngineDeadError
+from octavo.generation_request import Pin
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics
 from octavo.server.reasoning.reasoning_format import ReasoningParser, ReasoningPart
 from octavo.server.tool_parsers.answer import CallArguments, CallStart, ParsedPart
@@ -79,6 +80,17 @@ class Usage:
     num_reasoning_tokens: int
     metrics: RequestMetrics
     num_image_tokens: int = 0  # of the prompt's
+    pins: tuple[Pin, ...] = ()
+
+    @property
+    def created_tokens(self) -> dict[float, int]:
+        """Tokens that pins have newly put into the cache, by their seconds."""
+        created: dict[float, int] = {}
+        start = self.num_cached_tokens
+        for num_tokens, seconds in self.pins:
+            created[seconds] = created.get(seconds, 0) + max(num_tokens - start, 0)
+            start = max(start, num_tokens)
+        return created
 
 
 @dataclass(frozen=True, slots=True)

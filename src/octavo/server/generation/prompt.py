@@ -15,6 +15,7 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from octavo.errors import ModelLoadError, UsageError
+from octavo.generation_request import Pin
 from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams, changed
 from octavo.server.errors import ApiError
@@ -22,7 +23,7 @@ from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.content import ImagePlan
 from octavo.server.generation.infill import Infill, encode_infill
 from octavo.server.generation.placed_images import PlacedImages
-from octavo.server.generation.spec import ChatSpec, TextOrIds, TextSpec
+from octavo.server.generation.spec import Breakpoint, ChatSpec, TextOrIds, TextSpec
 from octavo.server.generation.tool_messages import with_objects
 from octavo.server.models.image_reader import ImageSource
 from octavo.server.models.served_model import ServedModel
@@ -69,6 +70,41 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
     if (longest := max(map(len, prompts))) >= limit:
         raise _too_long(spec, str(longest), limit)
     return prompts, num_truncated + dropped
+
+
+async def find_pins(model: ServedModel, spec: ChatSpec | TextSpec, prompts: Sequence[Prompt]) -> tuple[Pin, ...]:
+    """The breakpoints of a request as numbers of tokens in whole blocks, in their order. Several prompts have none."""
+    if not spec.breakpoints or len(prompts) != 1:
+        return ()
+    prompt, size = prompts[0], model.info.block_size
+    whole = [Pin(len(prompt) // size * size, each.seconds) for each in spec.breakpoints if each.texts is None]
+    others = [each for each in spec.breakpoints if each.texts is not None]
+    if not others or not isinstance(spec, ChatSpec) or spec.earlier_token_ids or prompt.spans:
+        return tuple(whole)
+    render = partial(model.prompts.render_chat, **spec.template_arguments)
+
+    def find() -> list[Pin]:
+        text = _with_readable_arguments(render, spec.messages)
+        ends = [(_end_of(text, each), each.seconds) for each in others]
+        encode = partial(model.prompts.encode, max_tokens=None)
+        return [Pin(min(len(encode(text[:end])), len(prompt)) // size * size, seconds) for end, seconds in ends if end]
+
+    return tuple(sorted([*await in_thread(len(prompt), find), *whole]))
+
+
+def _end_of(text: str, breakpoint_: Breakpoint) -> int:
+    """The end of the last text of a breakpoint; 0: the template has left it out. Of a tool, that of its line."""
+    end = 0
+    for part in breakpoint_.texts or ():
+        found = text.find(part.strip(), end)
+        if found >= 0:
+            end = found + len(part.strip())
+        elif part is (breakpoint_.texts or ())[-1]:
+            return 0
+    if breakpoint_.is_tool and end:
+        line_end = text.find("\n", end)
+        return len(text) if line_end < 0 else line_end
+    return end
 
 
 def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int) -> UsageError:

@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync
 from octavo.batch import Float32
 from octavo.engine.client import AnswerStream
 from octavo.errors import EngineDeadError, ModelLoadError, UsageError
-from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
+from octavo.generation_request import GenerationRequest, Pin, PoolingParams, RequestOptions
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.prompt import Prompt
 from octavo.sampling_params import changed
@@ -24,7 +24,7 @@ from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
 from octavo.server.generation.events import ChoiceReader, Event, PromptProgress, Usage
 from octavo.server.generation.infill import Infill, infill_ends
-from octavo.server.generation.prompt import fit_max_tokens, prepare_prompts
+from octavo.server.generation.prompt import Prepared, find_pins, fit_max_tokens, prepare_prompts
 from octavo.server.generation.spec import ChatSpec, TextSpec, constraint_named
 from octavo.server.models.served_model import ServedModel
 
@@ -54,22 +54,24 @@ class Generation:
     def __init__(
         self,
         ticket: Ticket,
-        prompts: Sequence[Prompt],
-        num_truncated_tokens: int,
+        prepared: Prepared,
         streams: Sequence[AnswerStream],
         readers: Sequence[ChoiceReader],
         ignored_fields: Sequence[str] = (),
+        pins: tuple[Pin, ...] = (),
         *,
         is_followed: bool = False,
     ) -> None:
-        """prompts, streams: one per prompt. readers: one per choice; those of prompt i are i * n to i * n + n - 1.
+        """prepared, streams: one per prompt. readers: one per choice; those of prompt i are i * n to i * n + n - 1.
 
         is_followed: see `GenerationRequest`; there is a `PromptProgress` for its beginning and its end at least.
         """
+        prompts, num_truncated_tokens = prepared
         self.ignored_fields = ignored_fields
         self.request_id = ticket.request_id
         self.prompt_token_ids: Sequence[Sequence[int]] = [prompt.token_ids for prompt in prompts]
         self.num_truncated_tokens = num_truncated_tokens
+        self.pins = pins
         self._num_image_tokens = sum(span.length for prompt in prompts for span in prompt.spans)
         self.prompt_logprobs: list[Any] = [None] * len(streams)
         self._ticket = ticket
@@ -171,6 +173,7 @@ class Generation:
             num_reasoning_tokens=sum(reader.num_reasoning_tokens for reader in self._readers),
             metrics=metrics,
             num_image_tokens=self._num_image_tokens,
+            pins=self.pins,
         )
 
 
@@ -201,6 +204,7 @@ async def start_generation(
             plan = partial(plan_chat, model, chat)
             spec, answer_format = await ticket.wait(partial(run_sync, plan)) if is_long else plan()
         prompts, num_truncated = await ticket.wait(lambda: prepare_prompts(model, spec))
+        pins = await ticket.wait(partial(find_pins, model, spec, prompts))
         params = fit_max_tokens(model, spec.params, prompts)
         if isinstance(spec, TextSpec) and isinstance(spec.prompts[0], Infill):
             sampling, ends = params.sampling, infill_ends(model.tokenizer)
@@ -214,6 +218,7 @@ async def start_generation(
                     prompt=prompt,
                     params=params,
                     options=options,
+                    pins=pins,
                     is_followed=spec.is_followed,
                     is_measured=not is_batch,
                 )
@@ -224,7 +229,8 @@ async def start_generation(
         numbers = range(num_prompts * params.num_choices)
         readers = [answer_format.create_reader(index, model.tokenizer, prompts[0].token_ids) for index in numbers]
         ignored = answer_format.ignored_fields
-        return Generation(ticket, prompts, num_truncated, streams, readers, ignored, is_followed=spec.is_followed)
+        prepared = prompts, num_truncated
+        return Generation(ticket, prepared, streams, readers, ignored, pins, is_followed=spec.is_followed)
     except BaseException:
         ticket.release()
         for stream in streams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from octavo.errors import UsageError
 from octavo.generation_request import BATCH_PRIORITY, RequestOptions
@@ -45,6 +45,15 @@ def read_options(body: object, **spelled: Any) -> RequestOptions:
     return RequestOptions(**tier | named)
 
 
+class Breakpoint(NamedTuple):
+    """A place in a prompt up to which its cache is to be kept for so many seconds: the end of the prompt or, in a
+    conversation, of the last of some texts in this order. is_tool: the text is the name of a tool."""
+
+    seconds: float
+    texts: tuple[str, ...] | None = None
+    is_tool: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
     """The fields of all kinds of requests, beside the prompt.
@@ -65,6 +74,7 @@ class Common:
     truncation_side: Literal["left", "middle", "right", "turns"] = "left"
     constraint_field: str = "structured_outputs"
     is_followed: bool = False
+    breakpoints: tuple[Breakpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,21 +36,18 @@ LLAMA_CPP: Table = {
 COMPLETIONS: Table = {**_VLLM, **LLAMA_CPP}
 VECTORS: Table = {"request_id": Text, "mm_processor_kwargs": dict[str, Any]}
 CHAT: Table = {
-    **_OPENAI,
     **COMPLETIONS,
     **_MEDIA,
     "verbosity": Literal["low", "medium", "high"],
     "functions": Annotated[list[Any], Field(max_length=0)],
 }
-_RESPONSES: Table = {
-    **_OPENAI,
-    **_SESSION,
-    **dict.fromkeys(("client_metadata", "prompt_cache_options"), dict[str, Any]),
-}
+_RESPONSES: Table = {**_SESSION, "client_metadata": dict[str, Any]}
 RESPONSES: Table = {**_RESPONSES, **_MEDIA}
 # What Codex sends with a conversation to compact, which is about answers.
 COMPACTION: Table = {
     **_RESPONSES,
+    **_OPENAI,
+    "prompt_cache_options": dict[str, Any],
     "tools": list[Any],
     "parallel_tool_calls": bool,
     "reasoning": dict[str, Any],

@@ -17,7 +17,7 @@ from octavo.errors import UsageError
 from octavo.sampling_params import MAX_LOGIT_BIAS, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.spec import constraint_named, given
+from octavo.server.generation.spec import Breakpoint, constraint_named, given
 from octavo.server.http.json_body import Int, Number, Text
 from octavo.server.protocols.llama_sampling import LlamaDrafts, OtherSamplers
 from octavo.server.protocols.protocol import rename_fields
@@ -113,6 +113,25 @@ class StreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = None
 
 
+class PromptCacheOptions(NullIsAbsent):
+    """implicit: the whole prompt stays in the cache longer than others, for `ttl`; explicit: nothing of it does."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m"] | None = None
+
+
+_RETENTION_S = {"24h": 24 * 3600.0}
+_IMPLICIT_S = 1800.0
+
+
+def whole_prompt_pinned(options: PromptCacheOptions | None, retention: str | None) -> tuple[Breakpoint, ...]:
+    """The end of the prompt as a breakpoint, if a request wants one."""
+    seconds = _RETENTION_S.get(retention or "", 0.0)
+    if options is not None and options.mode != "explicit":
+        seconds = max(seconds, _IMPLICIT_S)
+    return (Breakpoint(seconds),) if seconds else ()
+
+
 class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penalty"), OtherSamplers, LlamaDrafts):  # type: ignore[misc]
     """The fields that chat and text requests share."""
 
@@ -146,6 +165,8 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex"] | None = None
     safety_identifier: Text | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
     @model_validator(mode="after")
     def _check_values(self) -> SamplingFields:

@@ -83,6 +83,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top
 
 
 def prompt_details(usage: Usage) -> dict[str, int]:
-    """The parts of a prompt: the tokens of its images only if there are some."""
+    """The parts of a prompt: the tokens of its images, and those that pins have written, only if there are some."""
+    written = sum(usage.created_tokens.values())
     images = {"image_tokens": usage.num_image_tokens} if usage.num_image_tokens else {}
-    return {"cached_tokens": usage.num_cached_tokens, **images}
+    return {"cached_tokens": usage.num_cached_tokens, **({"cache_write_tokens": written} if written else {}), **images}

@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
+from octavo.server.protocols.anthropic.breakpoints import SECONDS
 from octavo.server.protocols.anthropic.errors import ANTHROPIC
 from octavo.server.protocols.anthropic.request import MessagesRequest
 from octavo.server.protocols.conversation import arguments_object
@@ -94,7 +95,10 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
             stop["stop_reason"] = "model_context_window_exceeded"
         # This protocol counts cached tokens separately from the other tokens of the prompt.
         num_cached = usage.num_cached_tokens
-        counts = _counts(usage.num_prompt_tokens - num_cached, num_cached, usage.num_completion_tokens)
+        created, num_new = usage.created_tokens, usage.num_prompt_tokens - num_cached
+        counts = _counts(num_new - sum(created.values()), num_cached, usage.num_completion_tokens)
+        counts["cache_creation_input_tokens"] = sum(created.values())
+        counts["cache_creation"] = {f"ephemeral_{ttl}_input_tokens": created.get(s, 0) for ttl, s in SECONDS.items()}
         counts["output_tokens_details"] = {"thinking_tokens": usage.num_reasoning_tokens}
         edited: dict[str, Any] = {"context_management": {"applied_edits": []}}
         further = {} if self.request.context_management is None else edited

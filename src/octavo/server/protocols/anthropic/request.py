@@ -24,6 +24,7 @@ from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
 from octavo.server.models.image_reader import ImageSource
+from octavo.server.protocols.anthropic.breakpoints import read_breakpoints
 from octavo.server.protocols.conversation import Conversation, arguments_text, chat_tools
 from octavo.server.protocols.ignored_fields import ANTHROPIC, with_ignored
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent
@@ -45,7 +46,7 @@ _NEUTRAL = SamplingParams()  # of a conversation that is only counted
 
 
 class CacheControl(NullIsAbsent):
-    """A hint with no effect: the common beginning of prompts is always cached."""
+    """The end of a beginning of the prompt that stays in the cache longer than others: 5 minutes, or an hour."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -317,6 +318,7 @@ class CountTokensRequest(with_ignored(NullIsAbsent, ANTHROPIC)):  # type: ignore
         return ChatSpec(
             params=_NEUTRAL,
             tenant=tenant,
+            breakpoints=read_breakpoints(self),
             messages=messages,
             tools=chat_tools(functions, choice),
             tool_choice=choice,

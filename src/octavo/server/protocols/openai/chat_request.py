@@ -16,7 +16,7 @@ from octavo.server.models.image_reader import ImageSource, names_image
 from octavo.server.protocols.conversation import chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import CHAT, with_ignored
 from octavo.server.protocols.protocol_fields import ByType, Historic, NullIsAbsent, NumLogprobs
-from octavo.server.protocols.sampling_fields import SamplingFields
+from octavo.server.protocols.sampling_fields import SamplingFields, whole_prompt_pinned
 
 MAX_MESSAGES = 4096
 # Fields of a message that only one role has.
@@ -216,6 +216,7 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
             options=read_options(self, **self.draft_options()),
             constraint_field=constraint_field,
             tenant=tenant,
+            breakpoints=whole_prompt_pinned(self.prompt_cache_options, self.prompt_cache_retention),
             is_followed=self.is_followed,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",

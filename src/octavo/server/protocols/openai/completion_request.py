@@ -14,7 +14,7 @@ from octavo.server.generation.spec import TextSpec, read_options
 from octavo.server.http.json_body import WHOLE, WHOLE_NUMBERS, Int, Text
 from octavo.server.protocols.ignored_fields import COMPLETIONS, with_ignored
 from octavo.server.protocols.protocol_fields import NumLogprobs, kind_of_inputs
-from octavo.server.protocols.sampling_fields import SamplingFields
+from octavo.server.protocols.sampling_fields import SamplingFields, whole_prompt_pinned
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -77,6 +77,7 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
             options=read_options(self, **self.draft_options()),
             constraint_field=constraint_field,
             tenant=tenant,
+            breakpoints=whole_prompt_pinned(self.prompt_cache_options, self.prompt_cache_retention),
             is_followed=self.is_followed,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",

@@ -202,7 +202,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     """The counts of a response."""
     return {
         "input_tokens": usage.num_prompt_tokens,
-        "input_tokens_details": {**prompt_details(usage), "cache_write_tokens": 0},
+        "input_tokens_details": {**prompt_details(usage), "cache_write_tokens": sum(usage.created_tokens.values())},
         "output_tokens": usage.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,

@@ -26,6 +26,7 @@ from octavo.server.protocols.responses.tools import (
     tool_choice_of,
     wire_name,
 )
+from octavo.server.protocols.sampling_fields import PromptCacheOptions, whole_prompt_pinned
 from octavo.server.protocols.sealed_text import unseal
 
 MAX_ITEMS = 4096
@@ -282,6 +283,8 @@ class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[mis
     truncation: Literal["auto", "disabled"] | None = None
     user: Text | None = None
     safety_identifier: Text | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     store: bool | None = None
     background: bool | None = None
     conversation: Text | dict[str, Any] | None = None
@@ -323,6 +326,7 @@ class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[mis
             ),
             given=frozenset(named),
             tenant=tenant,
+            breakpoints=whole_prompt_pinned(self.prompt_cache_options, self.prompt_cache_retention),
             options=read_options(self),
             truncate_prompt_tokens=-1 if self.truncation == "auto" else None,
             truncation_side="turns",

@@ -1,0 +1,49 @@
+"""Blocks that give way last, until a time; nobody can have more than a share of them."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from octavo.engine.kv.block_pool import BlockPool
+
+_OWNERS_SHARE, _SHARE = 4, 2  # of the blocks: a quarter for one salt, half for all together
+
+
+class Pins:
+    """The pinned keys of a pool by their owners, which are salts. Beyond a share, the oldest pins of the owner end.
+
+    Pinning changes nothing but the order of eviction.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._keys: dict[str, OrderedDict[bytes, float]] = {}  # by owner, with their ends
+        self._count = 0
+
+    def pin(self, owner: str, keys: Iterable[bytes], seconds: float) -> None:
+        """Pins these keys, whether there are blocks of them yet or not. Pins that have ended are given up."""
+        now = time.monotonic()
+        self._expire(now)
+        own = self._keys.setdefault(owner, OrderedDict())
+        for key in keys:
+            until = max(own.pop(key, 0.0), now + seconds)
+            self._count += key not in self._pool.pinned
+            own[key] = until
+            self._pool.pin(key)
+        size = self._pool.num_blocks
+        while own and (len(own) > size // _OWNERS_SHARE or self._count > size // _SHARE):
+            self._end(own, next(iter(own)))
+
+    def _expire(self, now: float) -> None:
+        for owner, own in list(self._keys.items()):
+            for key in [key for key, until in own.items() if until <= now]:
+                self._end(own, key)
+            if not own:
+                del self._keys[owner]
+
+    def _end(self, own: OrderedDict[bytes, float], key: bytes) -> None:
+        del own[key]
+        self._count -= 1
+        self._pool.unpin(key)

@@ -1,0 +1,72 @@
+"""The `cache_control`s of a request to `/v1/messages`, as places in its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from octavo.server.errors import refuse
+from octavo.server.generation.spec import Breakpoint
+
+if TYPE_CHECKING:
+    from octavo.server.protocols.anthropic.request import AnyBlock, CacheControl, CountTokensRequest
+
+MAX_BREAKPOINTS = 4
+SECONDS = {"5m": 300.0, "1h": 3600.0}
+
+
+def read_breakpoints(body: CountTokensRequest) -> tuple[Breakpoint, ...]:
+    """Those of tools, system and messages, in this order; a field of the request itself means the whole prompt.
+
+    Raises UsageError for more than four.
+    """
+    found = [
+        Breakpoint(_seconds(control), (tool.name,), is_tool=True)
+        for tool in body.tools or ()
+        if (control := getattr(tool, "cache_control", None)) is not None
+    ]
+    texts: list[str] = []
+    for text, control in _texts(body):
+        texts += [text] if text.strip() else []
+        if control is not None:
+            found.append(Breakpoint(_seconds(control), tuple(texts)))
+    last = body.messages[-1].content
+    if isinstance(last, list) and last and getattr(last[-1], "cache_control", None) is not None:
+        found[-1] = found[-1]._replace(texts=None)
+    if body.cache_control is not None:
+        found.append(Breakpoint(_seconds(body.cache_control)))
+    if len(found) > MAX_BREAKPOINTS:
+        reason = f"is given {len(found)} times; at most {MAX_BREAKPOINTS} are allowed"
+        raise refuse("cache_control", reason, "invalid_value")
+    return tuple(found)
+
+
+def _seconds(control: CacheControl) -> float:
+    return SECONDS[control.ttl or "5m"]
+
+
+def _texts(body: CountTokensRequest) -> Iterator[tuple[str, CacheControl | None]]:
+    """The texts of system and messages in their order, each with its `cache_control`."""
+    if isinstance(body.system, str):
+        yield body.system, None
+    for block in body.system if isinstance(body.system, list) else ():
+        yield block.text, block.cache_control
+    for message in body.messages:
+        if isinstance(message.content, str):
+            yield message.content, None
+            continue
+        for each in message.content:
+            yield _text_of(each), getattr(each, "cache_control", None)
+
+
+def _text_of(block: AnyBlock) -> str:
+    if block.type == "text":
+        return block.text
+    if block.type == "tool_use":
+        return block.name
+    if block.type != "tool_result":
+        return ""
+    content = block.content
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return next((part.text for part in reversed(content) if part.type == "text"), "")

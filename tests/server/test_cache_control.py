@@ -1,0 +1,131 @@
+"""`cache_control` of Anthropic and `prompt_cache_options` of OpenAI: pins of the prompt, and their usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from octavo.generation_request import Pin
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.fake_client import Script
+from tests.support.scripted_server import ScriptedServer, scripted_server
+
+MARK = {"type": "ephemeral"}
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+
+
+@pytest.fixture(scope="module")
+def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
+    with scripted_server(smollm2_tokenizer, "anthropic", "openai", "responses") as server:
+        yield server
+
+
+def text(number: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": f"{number} is a number of which much is said. " * 6, **fields}
+
+
+def ask(fake: ScriptedServer, cached: int = 0, **fields: Any) -> dict[str, Any]:
+    fake.script = Script(["Hi"], num_cached_tokens=cached)
+    answer = fake.post("/v1/messages", {"max_tokens": 5, **fields})
+    assert answer.status_code == 200, answer.text
+    usage: dict[str, Any] = answer.json()["usage"]
+    return usage
+
+
+def pins(fake: ScriptedServer) -> tuple[Pin, ...]:
+    return fake.last_request.pins
+
+
+def test_a_marked_system_prompt_is_pinned_up_to_its_end(fake: ScriptedServer) -> None:
+    body = {"system": [text(1), text(2, cache_control=HOUR)], "messages": [{"role": "user", "content": [text(3)]}]}
+    usage = ask(fake, **body)
+    [(num_tokens, seconds)] = pins(fake)
+    prompt = fake.last_request.prompt.token_ids
+    kept = fake.client.tokenizer.decode(prompt[:num_tokens])
+    assert seconds == 3600.0
+    assert num_tokens % 16 == 0
+    assert "2 is a number" in kept
+    assert "3 is a number" not in kept
+    assert usage["cache_creation_input_tokens"] == num_tokens
+    assert usage["cache_creation"] == {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": num_tokens}
+    assert usage["input_tokens"] == len(prompt) - num_tokens
+    usage = ask(fake, num_tokens, **body)
+    assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (num_tokens, 0)
+    assert usage["input_tokens"] == len(prompt) - num_tokens
+
+
+def test_marks_of_both_lifetimes_count_apart(fake: ScriptedServer) -> None:
+    usage = ask(
+        fake,
+        16,
+        system=[text(1, cache_control=HOUR)],
+        messages=[{"role": "user", "content": [text(2), text(3, cache_control=MARK)]}],
+    )
+    (first, hour), (last, minutes) = pins(fake)
+    assert (hour, minutes) == (3600.0, 300.0)
+    assert last == len(fake.last_request.prompt) // 16 * 16  # the end of the prompt
+    assert usage["cache_read_input_tokens"] == 16
+    counts = {"ephemeral_5m_input_tokens": last - first, "ephemeral_1h_input_tokens": first - 16}
+    assert usage["cache_creation"] == counts
+    assert sum(usage[f"{name}input_tokens"] for name in ("", "cache_creation_", "cache_read_")) == len(
+        fake.last_request.prompt
+    )
+
+
+def test_marks_of_tools_results_and_the_request(fake: ScriptedServer) -> None:
+    tools = [{"name": f"tool_{i}", "input_schema": {"type": "object", "properties": {}}} for i in range(3)]
+    tools[1]["cache_control"] = MARK
+    call = {"type": "tool_use", "id": "t1", "name": "tool_0", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [text(5)], "cache_control": MARK}
+    messages = [
+        {"role": "user", "content": "Go on"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result, text(6)]},
+    ]
+    ask(fake, tools=tools, messages=messages, cache_control=HOUR)
+    found = pins(fake)
+    assert found == tuple(sorted(found))
+    assert found[-1] == Pin(len(fake.last_request.prompt) // 16 * 16, 3600.0)
+    ask(fake, messages=messages[:1])
+    assert pins(fake) == ()
+
+
+def test_five_marks_are_too_many(fake: ScriptedServer) -> None:
+    content = [text(i, cache_control=MARK) for i in range(5)]
+    answer = fake.post("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": content}]})
+    assert answer.status_code == 400
+    assert "at most 4" in answer.json()["error"]["message"]
+    ask(fake, messages=[{"role": "user", "content": content[:4]}])
+    assert len(pins(fake)) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({"prompt_cache_options": {"ttl": "30m"}}, 1800.0),
+        ({"prompt_cache_options": {}}, 1800.0),
+        ({"prompt_cache_options": {"mode": "explicit"}}, None),
+        ({"prompt_cache_retention": "24h"}, 86400.0),
+        ({"prompt_cache_retention": "in_memory"}, None),
+        ({}, None),
+    ],
+)
+def test_openais_options_pin_the_whole_prompt(
+    fake: ScriptedServer, fields: dict[str, Any], seconds: float | None
+) -> None:
+    fake.script = Script(["Hi"], num_cached_tokens=16)
+    said = text(1)["text"]
+    for path, body, details in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": said}]}, "prompt_tokens_details"),
+        ("/v1/completions", {"prompt": said}, "prompt_tokens_details"),
+        ("/v1/responses", {"input": said}, "input_tokens_details"),
+    ):
+        answer = fake.post(path, {**body, **fields})
+        assert answer.status_code == 200, answer.text
+        num_tokens = len(fake.last_request.prompt) // 16 * 16
+        assert pins(fake) == (() if seconds is None else (Pin(num_tokens, seconds),))
+        written = answer.json()["usage"][details].get("cache_write_tokens", 0)
+        assert written == (0 if seconds is None else num_tokens - 16)
+        assert "x-octavo-ignored-fields" not in answer.headers
