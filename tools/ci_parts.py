@@ -62,9 +62,12 @@ PARTS = {
             "src/octavo/loader",
             "src/octavo/quality",
             "src/octavo/adapters",
+            "src/octavo/finetune",
         ),
         (
             "tests/adapters/test_peft_judge.py",
+            "tests/compress/test_merge.py",
+            "tests/finetune",
             "tests/compress/test_checkpoint_types.py",
             "tests/compress/test_checkpoint_memory.py",
             "tests/quantization/test_checkpoint_libraries.py",

@@ -206,6 +206,8 @@ def test_mistakes_end_in_one_line(tmp_path: Path, data: Path, monkeypatch: pytes
     command = (model, "--data", data, "-o", tmp_path / "a", *OPTIONS)
     assert "no module is called 'w_q'; this model has down_proj" in run(*command, "--target-modules", "w_q")[2]
     assert "take a lower learning rate" in run(*command, "--restart", "--learning-rate", 1e30)[2]
+    gpt2 = as_gguf(write_model(tmp_path / "gpt2", "gpt2"), tmp_path / "gpt2.gguf")
+    assert "take the model's safetensors checkpoint" in run(gpt2, "--data", data, "-o", tmp_path / "b", *OPTIONS)[2]
     (tmp_path / "other").mkdir()
     assert "this is no adapter" in run(*command[:3], "-o", tmp_path / "other")[2]
     assert run(*command, "--restart")[0] == 0

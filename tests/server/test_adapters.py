@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -238,6 +239,27 @@ def test_a_folder_of_adapters(model: Path, folder: Path) -> None:
             answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "poem"})
             assert answer.status_code == 200, answer.text
             assert await text_of(http, "x") == await text_of(http, "poem")
+
+    run(work)
+
+
+def test_new_files_in_the_folder_are_read_at_the_next_request(model: Path, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "sql", tmp_path / "mine")
+
+    async def work() -> None:
+        async with serving(model, {"sql": folder / "sql", "poem": folder / "poem"}, folder=tmp_path) as (http, _):
+            assert await text_of(http, "mine") == await text_of(http, "sql")
+            shutil.rmtree(tmp_path / "mine")
+            shutil.copytree(folder / "poem", tmp_path / "mine")
+            assert await text_of(http, "mine") == await text_of(http, "poem")
+            shutil.rmtree(tmp_path / "mine")
+            answer = await http.post("/v1/completions", json={"model": "mine", "prompt": PROMPT})
+            assert answer.status_code == 404
+            tags = (await http.post("/api/show", json={"model": "sql"})).json()
+            assert tags["modelfile"].endswith(f"ADAPTER {folder / 'sql'}\n")
+            listed = (await http.get("/api/tags")).json()["models"]
+            assert {"model", "sql", "poem"} <= {each["name"] for each in listed}
+            assert {each["name"]: each["details"]["parent_model"] for each in listed}["sql"] == "model"
 
     run(work)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.adapted_modules import AdaptedModule, ModulePart
 from octavo.compress.to_safetensors import names_in_transformers
-from octavo.errors import UsageError
+from octavo.errors import ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.linear import Linear
 from octavo.loader.checkpoint import Checkpoint, checkpoint_name
@@ -27,8 +27,8 @@ _Index = NDArray[np.int64]
 def find_modules(checkpoint: Checkpoint, graph: Graph, targets: Sequence[str]) -> list[AdaptedModule]:
     """The modules with one of these last names, such as `q_proj`, or all but the output head for `all-linear`.
 
-    Stacks of experts have none. Raises UsageError for a target that no module has, ModelLoadError for an architecture
-    whose names in transformers are not known.
+    Stacks of experts have none. Raises UsageError for a target that no module has, and for an architecture whose names
+    in transformers are not known.
     """
     shapes = {
         node.op.weight.name: node.op.weight.shape
@@ -55,8 +55,15 @@ def _of_weights(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -
         name: _rows_of(np.arange(start, start + shapes[name][0])[:, None])
         for name, start in zip(names, starts, strict=False)
     }
+    try:
+        tensors = names_in_transformers(checkpoint, numbered)
+    except ModelLoadError as error:
+        raise UsageError(
+            f"{checkpoint.path}: the names of this architecture's modules in transformers are not known from such a "
+            f"file ({error}); take the model's safetensors checkpoint, unquantized"
+        ) from error
     modules = []
-    for tensor, source in names_in_transformers(checkpoint, numbered).items():
+    for tensor, source in tensors.items():
         numbers = _numbers(source)
         owners = np.searchsorted(starts, numbers, side="right") - 1
         parts = []

@@ -27,7 +27,8 @@ class ServedAdapter:
     """An adapter under its own name in requests.
 
     path: where its files are. parent: the id of its model. number: llama.cpp's id. source: what was given for it.
-    owner: the key that loaded it at run time; None: the server's options. nbytes: of its files.
+    owner: the key that loaded it at run time; None: the server's options. nbytes: of its files. is_of_folder: found in
+    the server's folder by its name; stamp: sizes and times of its files then.
     """
 
     name: str
@@ -38,6 +39,8 @@ class ServedAdapter:
     owner: str | None = None
     nbytes: int = 0
     scale: float = 1.0
+    is_of_folder: bool = False
+    stamp: tuple[int, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -134,12 +137,15 @@ class ServedAdapters:
 
     def find(self, name: str) -> ServedAdapter | None:
         """One by its name; of the folder, if it is a name there."""
-        if (known := self._by_name.get(name)) is not None:
+        known = self._by_name.get(name)
+        if known is not None and not known.is_of_folder:
             return known
         path = self._in_folder(name)
         if path is None:
             return None
-        adapter = self.new(AdapterGiven(name, str(path)), path)
+        if known is not None and known.stamp == _stamp(path):
+            return known  # otherwise its files are new ones
+        adapter = replace(self.new(AdapterGiven(name, str(path)), path), is_of_folder=True, stamp=_stamp(path))
         self.put(adapter)
         return adapter
 
@@ -268,6 +274,10 @@ class ServedAdapters:
                 "(--lora-quota-bytes): unload one"
             )
             raise ApiError(429, message, code="adapter_quota_exceeded")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    return tuple(value for file in files_of(path) for value in (file.stat().st_size, file.stat().st_mtime_ns))
 
 
 def _nbytes(path: Path) -> int:

@@ -19,6 +19,7 @@ from octavo.server.generation.infill import supports_infill
 from octavo.server.http.json_body import Text, quote
 from octavo.server.models.model_files import ModelFiles, read_model_files, short_count
 from octavo.server.models.model_manager import ModelEntry
+from octavo.server.models.served_adapters import ServedAdapter
 from octavo.server.protocols.answer_schemas import (
     OLLAMA_MODEL,
     OLLAMA_MODELS,
@@ -85,10 +86,12 @@ async def get_version() -> dict[str, str]:
 
 @router.get("/api/tags", responses=whole_answer(OLLAMA_MODELS))
 async def list_models(request: Request) -> Response:
-    """All models of the server, loaded or not."""
-    entries = state_of(request).models.entries
-    files = await run_sync(lambda: [read_model_files(entry) for entry in entries])
-    return JSONResponse({"models": [_listed(entry, found) for entry, found in zip(entries, files, strict=True)]})
+    """All models of the server, loaded or not, and their adapters."""
+    models = state_of(request).models
+    files = await run_sync(lambda: [read_model_files(entry) for entry in models.entries])
+    listed = {entry.name: _listed(entry, found) for entry, found in zip(models.entries, files, strict=True)}
+    adapters = [_adapted(listed[adapter.parent], adapter) for adapter in models.adapters.entries]
+    return JSONResponse({"models": [*listed.values(), *adapters]})
 
 
 @router.get("/api/ps", responses=whole_answer(OLLAMA_MODELS))
@@ -193,6 +196,12 @@ def _listed(entry: ModelEntry, files: ModelFiles | None) -> dict[str, Any]:
         "digest": files.digest if files is not None else "",
         "details": _details(files),
     }
+
+
+def _adapted(model: dict[str, Any], adapter: ServedAdapter) -> dict[str, Any]:
+    """The line of an adapter, from that of its model."""
+    details = {**model["details"], "parent_model": adapter.parent}
+    return {**model, "name": adapter.name, "model": adapter.name, "size": adapter.nbytes, "details": details}
 
 
 def _running(entry: ModelEntry, files: ModelFiles | None) -> dict[str, Any]:
