@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.engine import engine_thread
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
 from octavo.engine.kv import disk_store
@@ -363,6 +364,26 @@ def test_an_idle_engine_keeps_the_last_block_too(tmp_path: Path) -> None:
     assert has_last.wait(20)  # as long as nobody asks for more
     thread.close()
     assert restarted("llama", tmp_path / "a", PROMPT[:41])[1] == 40
+
+
+def test_who_asks_on_at_once_does_not_wait_for_the_step_of_an_idle_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of the next request saves; one of its own is made after a while without requests."""
+    monkeypatch.setattr(engine_thread, "_SAVE_AFTER_S", 60.0)
+    engine = make_engine("llama", open_store(tmp_path / "a"))
+    saves: list[int] = []
+    save = engine.save_computed
+    monkeypatch.setattr(engine, "save_computed", lambda: (saves.append(1), save()))
+    thread = EngineThread(engine)
+    for i in range(4):
+        has_answer = threading.Event()
+        request = create_request(engine, str(i), [i, *PROMPT[:40]], replace(PARAMS, max_tokens=1))
+        thread.submit(request, lambda _, has_answer=has_answer: has_answer.set())
+        assert has_answer.wait(20)
+    assert not saves
+    thread.close()  # which saves
+    assert restarted("llama", tmp_path / "a", [3, *PROMPT[:40]])[1] == 40
 
 
 def test_a_conversation_is_kept_with_the_answers_in_it(tmp_path: Path) -> None:

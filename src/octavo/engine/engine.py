@@ -205,6 +205,11 @@ class Engine:
             self.executor.wake_up()
             self._is_asleep = False
 
+    @property
+    def has_unsaved(self) -> bool:
+        """True if the store waits for something that the last step has computed."""
+        return self._kv_cache.tier is not None and self._kv_cache.tier.has_losses
+
     def save_computed(self) -> None:
         """Has the store keep what the last step has computed, by a step of its own. Only without requests."""
         tier = self._kv_cache.tier

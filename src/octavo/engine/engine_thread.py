@@ -23,6 +23,7 @@ _T = TypeVar("_T")
 # step is long, a moment's wait spares such a request the whole of the next one.
 _FOLLOW_UP_S = 0.008
 _LONG_STEP_S = 10 * _FOLLOW_UP_S
+_SAVE_AFTER_S = 0.1  # without a request
 
 # Takes the items of one request on the engine's thread, and must only hand them on: `PoolingOutput` for PoolingParams,
 # else `OutputDelta`, or an `OctavoError` as the last item.
@@ -127,9 +128,19 @@ class EngineThread:
             self._on_round_end()
         return sum(isinstance(output, OutputDelta) and output.finished for output in outputs)
 
+    def _comes_soon(self) -> bool:
+        """True if a caller wants something before an idle engine saves what it has computed by a step of its own.
+
+        The step of a request saves as well, and who has just got an answer must not wait for that step.
+        """
+        with self._wake:
+            return self._wake.wait_for(
+                lambda: bool(self._added or self._aborted or self._calls or self._is_closing), _SAVE_AFTER_S
+            )
+
     def _take_commands(self) -> bool:
         """Waits for work, then executes the callers' submissions and aborts. False: the engine is closed."""
-        if not self.engine.has_work:
+        if not self.engine.has_work and self.engine.has_unsaved and not self._comes_soon():
             self.engine.save_computed()
         with self._wake:
             while not (self._added or self._aborted or self._calls or self._is_closing or self.engine.has_work):
