@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_decoder(tmp_path_factory.mktemp("model"))
 
 
-def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4, scale: float = 6.0) -> Path:
+def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4, **more: object) -> Path:
     """A PEFT folder with random factors beside all projections of attention."""
     rng, tensors = np.random.default_rng(seed), {}
     for name, weight in load_file(model / "model.safetensors").items():
@@ -38,7 +38,7 @@ def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4, scale: flo
             tensors[f"{stem}.lora_A.weight"] = rng.standard_normal((rank, in_features)).astype(np.float32)
             tensors[f"{stem}.lora_B.weight"] = rng.standard_normal((out_features, rank)).astype(np.float32)
     folder.mkdir(exist_ok=True)
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": scale}
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 6, **more}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
@@ -99,6 +99,27 @@ def test_the_cache_knows_the_content(llm: LLM, adapters: list[Path], model: Path
     nothing = LoRARequest("nothing", 3, adapters[0], scale=0.0)
     [without] = llm.generate([PROMPTS[0]], GREEDY, lora_request=nothing)
     assert (without.num_cached_tokens, without.outputs[0].token_ids) == (32, base.outputs[0].token_ids)
+
+
+def test_an_activated_adapter_leaves_the_cache_of_the_base(llm: LLM, model: Path, tmp_path: Path) -> None:
+    """Blocks before the invocation are the base's, and the adapter acts from the invocation on."""
+    prompt, invocation = list(range(20, 60)), [70, 71, 72]
+    activated = save_adapter(model, tmp_path / "activated", 3, alora_invocation_tokens=invocation)
+    request = LoRARequest("activated", 1, activated)
+    [base] = llm.generate([prompt], GREEDY)
+    [without] = llm.generate([prompt], GREEDY, lora_request=request)
+    assert without.outputs[0].token_ids == base.outputs[0].token_ids
+    assert without.num_cached_tokens == 32
+    [acting] = llm.generate([prompt + invocation], GREEDY, lora_request=request)
+    [silent] = llm.generate([prompt + invocation], GREEDY)
+    assert acting.num_cached_tokens == 32
+    assert acting.outputs[0].token_ids != silent.outputs[0].token_ids
+    # A longer prompt with the same invocation, and one whose later blocks are the base's.
+    [again] = llm.generate([prompt + invocation + prompt], GREEDY, lora_request=request)
+    [other] = llm.generate([prompt + invocation + prompt], GREEDY)
+    [cached] = llm.generate([prompt + invocation + prompt], GREEDY, lora_request=request)
+    assert cached.outputs[0].token_ids == again.outputs[0].token_ids
+    assert (again.num_cached_tokens, other.num_cached_tokens, cached.num_cached_tokens) == (32, 32, 80)
 
 
 def test_an_adapter_that_is_forgotten_while_it_runs(llm: LLM, adapters: list[Path]) -> None:

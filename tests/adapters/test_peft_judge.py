@@ -48,3 +48,20 @@ def test_the_same_logits(name: str, base: str, backend: str, tmp_path: Path) -> 
     unchanged = tiny_models.expected_logits(model, TOKENS)
     assert np.abs(plain - unchanged).max() < scale * (1e-4 if backend == "reference" else 3e-3)
     assert np.abs(expected - unchanged).max() > 0.1 * scale
+
+
+def test_an_activated_adapter(tmp_path: Path) -> None:
+    """Rows before the last invocation are the base's."""
+    model = tiny_models.tiny_model("llama")
+    invocation, start = TOKENS[20:22], 20
+    settings = {"alora_invocation_tokens": invocation, "task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"]}
+    expected = save_peft(model, tmp_path / "adapter", TOKENS, **settings)
+    checkpoint = open_checkpoint(tiny_models.save_safetensors(model, tmp_path / "model"))
+    adapter = read_adapter(tmp_path / "adapter", adapted_steps.base_of(checkpoint))
+    assert adapter.start_in(TOKENS) == start
+    executor = adapted_steps.executor_of(checkpoint)
+    adapted_steps.load(executor, {0: adapter})
+    slots = np.where(np.arange(len(TOKENS)) < start, -1, 0)
+    [logits] = adapted_steps.logits_of(executor, [TOKENS], slots.tolist())
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+    assert np.abs(expected - tiny_models.expected_logits(model, TOKENS))[start:].max() > 0.1

@@ -117,7 +117,7 @@ def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tm
         ({"use_dora": True}, "use_dora is True"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
-        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
+        ({"alora_invocation_tokens": [-1]}, r"alora_invocation_tokens is \[-1\]; it must be a list of token ids"),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'; it must be a number"),
         ({"r": 0}, "r is 0; it must be a number from 1 on"),
         ({"rank_pattern": {"(": 2}}, r"'\(' is no regular expression"),
@@ -184,3 +184,12 @@ def test_beside_a_part(part: Part) -> None:
     product = B @ A
     np.testing.assert_allclose(cut.b @ cut.a, product[index] if part.dimension == 0 else product[:, index], rtol=1e-5)
     assert cut.shape == (cut.b @ cut.a).shape
+
+
+def test_activated_adapters(base: AdapterBase, tmp_path: Path) -> None:
+    """They act from the last invocation on, and not without one."""
+    adapter = read_adapter(save(tmp_path / "a", alora_invocation_tokens=[7, 8]), base)
+    assert adapter.invocation_tokens == (7, 8)
+    assert adapter.digest != read_adapter(save(tmp_path / "b"), base).digest
+    assert [adapter.start_in(ids) for ids in ([7, 8, 1, 7, 8, 2], [7, 8], [8, 7], [7], [])] == [3, 0, None, None, None]
+    assert read_adapter(tmp_path / "b", base).start_in([1, 2]) == 0

@@ -42,8 +42,10 @@ def load(executor: Executor, adapters: Mapping[int, Adapter]) -> None:
 
 
 def with_slots(batch: Batch, slots: Sequence[int], count: int = 4) -> Batch:
-    """A batch whose sequences have the adapters of these slots, -1: none."""
-    tokens = np.repeat(np.array(slots, np.int32), np.diff(batch.query_start_loc))
+    """A batch whose sequences, or whose tokens, have the adapters of these slots, -1: none."""
+    tokens = np.array(slots, np.int32)
+    if len(tokens) != len(batch.token_ids):
+        tokens = np.repeat(tokens, np.diff(batch.query_start_loc))
     rows = DomainRows(len(tokens), indices={ADAPTER_SLOTS.name: tokens})
     return replace(batch, domains={"tokens": rows, ADAPTERS.name: DomainRows(count)})
 

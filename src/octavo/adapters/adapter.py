@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -44,17 +44,30 @@ class Adapter:
     """Low-rank products by the names of the graph's weights beside which they lie.
 
     digest: of all numbers and scales, 16 bytes; empty if the adapter changes nothing. So it names the content.
+    invocation_tokens: of an activated adapter, which acts from their last occurrence in the prompt on, and not at all
+    without one; empty: it always acts.
     """
 
     name: str
     digest: bytes
     parts: Mapping[str, LowRank] = field(hash=False)
+    invocation_tokens: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, name: str, parts: Mapping[str, LowRank], scale: float = 1.0) -> Adapter:
+    def of(
+        cls, name: str, parts: Mapping[str, LowRank], scale: float = 1.0, invocation_tokens: tuple[int, ...] = ()
+    ) -> Adapter:
         """An adapter of these parts, whose effect is multiplied by `scale`. Parts without effect are left out."""
         scaled = {key: part.scaled(scale) for key, part in parts.items() if part.scale * scale != 0}
-        return cls(name, _digest(scaled) if scaled else b"", scaled)
+        return cls(name, _digest(scaled, invocation_tokens) if scaled else b"", scaled, invocation_tokens)
+
+    def start_in(self, token_ids: Sequence[int]) -> int | None:
+        """The first token of a prompt that it acts on; None: on none."""
+        wanted, last = list(self.invocation_tokens), len(token_ids) - len(self.invocation_tokens)
+        for start in range(last, -1, -1) if wanted else ():
+            if list(token_ids[start : start + len(wanted)]) == wanted:
+                return start
+        return None if wanted else 0
 
     @property
     def rank(self) -> int:
@@ -65,6 +78,14 @@ class Adapter:
     def nbytes(self) -> int:
         """Bytes of all parts in 16-bit numbers."""
         return sum(2 * (part.a.size + part.b.size) for part in self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAdapter:
+    """An adapter as a file has it: its parts by checkpoint names, and the tokens that activate it (`Adapter`)."""
+
+    parts: Mapping[str, StoredPart]
+    invocation_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +100,8 @@ class StoredPart:
         return ModelLoadError(f"tensor {self.tensor!r:.120} {reason}")
 
 
-def _digest(parts: Mapping[str, LowRank]) -> bytes:
-    found = blake2b(digest_size=16)
+def _digest(parts: Mapping[str, LowRank], invocation_tokens: tuple[int, ...]) -> bytes:
+    found = blake2b(repr(invocation_tokens).encode(), digest_size=16)
     for name, part in sorted(parts.items()):
         found.update(repr((name, part.a.shape, part.b.shape, float(part.scale))).encode())
         found.update(np.ascontiguousarray(part.a).data)

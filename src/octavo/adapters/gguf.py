@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.adapters.adapter import AdapterBase, StoredPart
+from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.low_rank import LowRank
 from octavo.loader.gguf import open_gguf
@@ -18,21 +18,23 @@ _SUFFIXES = (".lora_a", ".lora_b")
 _TABLE = "embed_tokens.weight"
 
 
-def read_gguf(path: Path, base: AdapterBase) -> dict[str, StoredPart]:
-    """The parts of a file by checkpoint names, in the order of rows that GGUF files have.
+def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
+    """The adapter of a file, with B's rows in the order that GGUF files have.
 
     Raises ModelLoadError naming the key or the tensor.
     """
     with closing(open_gguf(path)) as file:
-        return _parts(path, file, base)
+        tokens = file.metadata.get("adapter.alora.invocation_tokens")
+        found = np.asarray(() if tokens is None else tokens)
+        if found.size and (found.ndim != 1 or not np.issubdtype(found.dtype, np.integer)):
+            raise ModelLoadError(f"{path}: adapter.alora.invocation_tokens are {tokens!r:.80}, no token ids")
+        return StoredAdapter(_parts(path, file, base), tuple(found.astype(int).tolist()))
 
 
 def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, StoredPart]:
     kind, form = file.metadata.get("general.type"), file.metadata.get("adapter.type")
     if kind != "adapter" or form != "lora":
         raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: no LoRA adapter")
-    if "adapter.alora.invocation_tokens" in file.metadata:
-        raise ModelLoadError(f"{path}: adapter.alora.invocation_tokens: activated adapters are not supported")
     alpha = file.metadata.get("adapter.lora.alpha")
     if not isinstance(alpha, int | float) or not np.isfinite(alpha):
         raise ModelLoadError(f"{path}: adapter.lora.alpha is {alpha!r:.40}; it must be a number")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.adapters.adapter import AdapterBase, StoredPart
+from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart
 from octavo.batch import Float32
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.low_rank import LowRank
@@ -41,7 +41,6 @@ _REFUSED = {
     "lora_bias": "biases of low-rank products",
     "layer_replication": "repeated layers",
     "trainable_token_indices": "trained rows of the embedding",
-    "alora_invocation_tokens": "activated adapters",
     "use_qalora": "pooled inputs of low-rank products",
 }
 
@@ -61,8 +60,8 @@ class _Scales:
         return alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
-def read_peft(folder: Path, base: AdapterBase) -> dict[str, StoredPart]:
-    """The parts of a folder by checkpoint names, in the order of rows that safetensors files have.
+def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
+    """The adapter of a folder, with B's rows in the order that safetensors files have.
 
     Raises ModelLoadError naming the key or the tensor.
     """
@@ -76,7 +75,14 @@ def read_peft(folder: Path, base: AdapterBase) -> dict[str, StoredPart]:
     if saved:
         raise ModelLoadError(f"{settings_path}: modules_to_save is {saved!r:.80}: whole weights are not supported")
     with closing(open_safetensors(path)) as file:
-        return _parts(path, file, scales, base)
+        return StoredAdapter(_parts(path, file, scales, base), _invocation_tokens(settings_path, settings))
+
+
+def _invocation_tokens(path: Path, settings: Mapping[str, object]) -> tuple[int, ...]:
+    found = settings.get("alora_invocation_tokens") or []
+    if not isinstance(found, list) or not all(type(token) is int and token >= 0 for token in found):
+        raise ModelLoadError(f"{path}: alora_invocation_tokens is {found!r:.80}; it must be a list of token ids")
+    return tuple(found)
 
 
 def _scales(path: Path, settings: Mapping[str, object]) -> _Scales:

@@ -19,11 +19,12 @@ def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1
     try:
         path = _found(path)
         is_folder = path.is_dir()
-        parts = read_peft(path, base) if is_folder else read_gguf(path, base)
+        stored = read_peft(path, base) if is_folder else read_gguf(path, base)
     except OSError as error:
         raise ModelLoadError(f"{path}: {error.strerror}") from error
     try:
-        return Adapter.of(name or path.stem, placed(parts, base, "safetensors" if is_folder else "gguf"), scale)
+        parts = placed(stored.parts, base, "safetensors" if is_folder else "gguf")
+        return Adapter.of(name or path.stem, parts, scale, stored.invocation_tokens)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error
 

@@ -32,6 +32,11 @@ def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Ch
     weights = checkpoint.weights
     for path, scale in adapters:
         adapter = read_adapter(path, base, scale=scale)
+        if adapter.invocation_tokens:
+            raise ModelLoadError(
+                f"{path}: alora_invocation_tokens: an activated adapter acts from certain tokens on, no weight does; "
+                "serve it beside the model"
+            )
         for name in adapter.parts:
             if name not in weights:
                 raise ModelLoadError(

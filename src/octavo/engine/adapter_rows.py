@@ -19,7 +19,9 @@ def add_adapters(batch: Batch, scheduled: Sequence[ScheduledSequence], num_slots
     if not any(adapters):
         return
     slots = np.array([-1 if each is None else each.slot for each in adapters], np.int32)
-    of_tokens = np.repeat(slots, np.diff(batch.query_start_loc))
+    counts = np.diff(batch.query_start_loc)
+    starts = np.array([item.sequence.request.adapter_start for item in scheduled], np.int32)
+    of_tokens = np.where(batch.positions < np.repeat(starts, counts), -1, np.repeat(slots, counts)).astype(np.int32)
     tokens = batch.domains.get(TOKENS.name, DomainRows(len(of_tokens)))
     batch.domains = {
         **batch.domains,

@@ -211,6 +211,7 @@ class Request:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     rotary: RotaryPositions | None = None  # of a prompt with images, where positions have several components
     adapter: HeldAdapter | None = None  # None: the base model
+    adapter_start: int = 0  # the first token that it acts on
     predicted_ids: list[int] = field(default_factory=list)  # of `RequestOptions.prediction`
     sequences: list[Sequence] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)

@@ -69,6 +69,9 @@ class RequestFactory:
         self._check_params(params, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         prediction = generation.options.prediction
+        adapter = self._adapter(generation.options.adapter)
+        start = None if adapter is None else adapter.adapter.start_in(prompt.token_ids)
+        adapter = None if start is None else adapter
         eos_token_ids = frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids
         request = Request(
             request_id=request_id,
@@ -85,7 +88,8 @@ class RequestFactory:
             is_followed=generation.is_followed,
             rotary=self._rotary(prompt),
             bad_words_ids=self._find_bad_words(params.sampling),
-            adapter=self._adapter(generation.options.adapter),
+            adapter=adapter,
+            adapter_start=start or 0,
             predicted_ids=self._tokenizer.encode(prediction, add_special_tokens=False) if prediction else [],
             times=RequestTimes(arrival=time.perf_counter()),
         )

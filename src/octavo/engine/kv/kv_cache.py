@@ -331,12 +331,13 @@ class KVCacheManager:
         hashes, size, request = sequence.block_hashes, self.block_size, sequence.request
         for start in range(len(hashes) * size, num_blocks * size, size):
             parent = hashes[-1] if hashes else self._root(request)
-            marks = request.prompt.marks(start, start + size)
+            marks = request.prompt.marks(start, start + size) + _activation(request, start, size)
             hashes.append(block_key(parent, sequence.token_ids[start : start + size], marks))
 
     def _root(self, request: Request) -> bytes:
         """The content of an adapter, not its name: another one may get the name at any time."""
-        adapter = b"" if request.adapter is None else request.adapter.adapter.digest
+        held = request.adapter if not request.adapter_start else None
+        adapter = b"" if held is None else held.adapter.digest
         return self.identity.root(request.options.cache_salt, adapter)
 
     def prepare_states(self, item: ScheduledSequence) -> None:
@@ -501,3 +502,11 @@ class KVCacheManager:
         sequence.loads, sequence.state_load = [], None
         sequence.num_computed_tokens = 0
         sequence.num_synced_blocks = 0
+
+
+def _activation(request: Request, start: int, size: int) -> bytes:
+    """The mark of the block in which an activated adapter begins to act; those before it are the base's."""
+    if request.adapter is None or not start <= request.adapter_start < start + size or not request.adapter_start:
+        return b""
+    position = (request.adapter_start - start).to_bytes(4, "little")
+    return b"adapter" + position + request.adapter.adapter.digest
