@@ -132,6 +132,10 @@ class TestChoice:
         names = ["config.json", "a-1.safetensors", "a-2.safetensors", "model.safetensors.index.json"]
         assert choose_files("o/n", names, None) == ["config.json", *sorted(names[1:])]
 
+    def test_settings_of_images(self) -> None:
+        names = ["preprocessor_config.json", "processor_config.json", *self.SAFETENSORS]
+        assert set(names[:2]) < set(choose_files("o/n", names, None))
+
     def test_named_chat_templates(self) -> None:
         names = ["additional_chat_templates/tool_use.jinja", "additional_chat_templates/evil.py", *self.SAFETENSORS]
         assert choose_files("o/n", names, None)[-1] == names[0]
