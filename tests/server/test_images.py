@@ -357,6 +357,16 @@ def test_a_raw_prompt_has_a_marker_for_each_image(server: ScriptedServer) -> Non
         assert message in error["message"]
 
 
+def test_a_stored_conversation_keeps_its_images(server: ScriptedServer) -> None:
+    image = {"type": "input_image", "image_url": data_url(PNG)}
+    first = server.post("/v1/responses", {"input": [{"role": "user", "content": [image]}], "store": True}).json()
+    body = {"previous_response_id": first["id"], "input": "And?"}
+    assert server.post("/v1/responses", body).status_code == 200
+    prompt = server.last_request.prompt
+    assert f"{USER}{SEEN}<|im_end|>" in shown(server, prompt)
+    assert len(prompt.spans) == 1
+
+
 def test_models_say_whether_they_see(server: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:
     assert server.get("/v1/models").json()["data"][0]["input_modalities"] == ["text", "image"]
     assert "vision" in server.post("/api/show", {"model": "fake"}).json()["capabilities"]
