@@ -141,6 +141,7 @@ def test_plan_counts_the_head_of_a_model(tmp_path: Path) -> None:
     alone = json.loads(octavo_here("plan", path, "--speculation", "ngram", *options).stdout)
     own = plan["draft"]
     assert alone["draft"] is None
+    assert own["weight_bytes"] < 4 * (own["num_parameters"] - 96 * 64)  # it has the model's embedding and output head
     assert plan["total_bytes"] == alone["total_bytes"] + own["weight_bytes"] + own["workspace_bytes"] + own["kv_bytes"]
     text = octavo_here("plan", path, "--ctx", "32").stdout
     assert "the model's own head: " in text

@@ -160,7 +160,7 @@ def test_a_start_that_has_no_memory_for_the_draft_model_says_so_and_frees_the_ta
         monkeypatch.setattr(executor, "close", lambda: (closed.append(executor), close()))
         return executor
 
-    def no_memory(*_: Any) -> Executor:
+    def no_memory(*_: Any, **__: Any) -> Executor:
         raise InsufficientMemoryError("the draft model needs 1 GiB")
 
     monkeypatch.setattr(load, "_executor", watched)

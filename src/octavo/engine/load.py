@@ -192,7 +192,7 @@ def _load(
         opened.callback(executor.close)
         vocabulary = tokenizer.result()
         encodings = None if vision is None else _encodings(config, vision, executor, opened)
-        draft = None if draft_model is None else draft_model.load()
+        draft = None if draft_model is None else draft_model.load(executor)
         if draft is not None:
             opened.callback(draft.close)
         available = beside_draft(config, _cache_memory(config, executor, model_len), executor.cache_sizes, draft)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,6 +59,7 @@ class CompileOptions:
     isa: the instruction set to use; None: the widest, limited by OCTAVO_ISA.
     optimized: the graph is rewritten into fused operations first.
     group: of the ranks that compute parts of the same layers; None: there is no other rank.
+    beside: packed matrices of another program, which are not packed again where this graph has them, too.
     checked: outputs are poisoned first and must be finite afterwards, memory is guarded (slow).
     """
 
@@ -65,6 +67,7 @@ class CompileOptions:
     optimized: bool = True
     checked: bool = False
     group: _native.CollectiveGroup | None = None
+    beside: Mapping[Parameter, _native.PackedWeight] = field(default_factory=dict)
 
 
 def compile(  # noqa: A001 - the backend protocol's name
@@ -92,16 +95,20 @@ def compile(  # noqa: A001 - the backend protocol's name
     if options.group is not None:
         program.join(options.group)
     matrices = [p for p in graph.parameters if p.is_matrix]
-    packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
+    shared = {p: options.beside[p] for p in matrices if p in options.beside}
+    own = load_matrices(weights, [p for p in matrices if p not in shared], threads.count, progress, pack_cache)
+    packed = shared | own
     if not options.checked:
         _keep_images(program, graph, packed)
     indices = _add_records(program, planned, weights, packed, rows.numbers)
     program.finish()
     weight_bytes = {p: packed[p].nbytes if p in packed else 4 * math.prod(p.shape) for p in graph.parameters}
-    mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
+    mapped_bytes = sum(weight.nbytes for weight in own.values() if weight.is_view)
     executor = CpuExecutor(program, graph, weight_bytes, mapped_bytes, planned.cache, isa, threads.count)
     executor.domain_names = frozenset(domain.name for domain in limits.rows)
-    executor.guard = next((weight.guard for weight in packed.values()), None)  # one file holds all of them
+    executor.weight_bytes -= sum(weight.nbytes for weight in shared.values())
+    executor.compile_beside = partial(compile, options=CompileOptions(beside=packed))
+    executor.guard = next((weight.guard for weight in own.values()), None)  # one file holds all of them
     if pack_cache is not None and pack_cache.resident_bytes is not None:
         paged = plan_paging(graph, planned.weights, pack_cache.resident_bytes)
         program.stream_weights([indices[p] for p in paged.streamed], paged.ahead_bytes)

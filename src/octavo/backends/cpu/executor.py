@@ -114,6 +114,8 @@ class CpuExecutor:
         self.isa = isa
         self.num_threads = num_threads
         self.paging: Paging | None = None
+        # As `octavo.backends.cpu.compile`, for a graph that has some of these matrices, too: they are not packed again.
+        self.compile_beside: Callable[..., CpuExecutor] | None = None
         self.guard: _native.MappingGuard | None = None  # of mapped weights
         self._short_tokens = 0  # steps of so many tokens are short
         self._last_tokens: Int32 = np.zeros(0, np.int32)  # [R], those that the last step draws

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
 from octavo.backends.memory import Sizes
@@ -24,6 +26,12 @@ logger = logging.getLogger(__name__)
 _RACY_S = 2.1  # after which the time stamps of a file identify its content
 
 
+@runtime_checkable
+class _MatrixSharer(Protocol):
+    paging: Paging | None
+    compile_beside: Callable[..., Executor] | None
+
+
 def compile_graph(
     config: EngineConfig,
     checkpoint: Checkpoint,
@@ -31,9 +39,11 @@ def compile_graph(
     limits: ExecutorLimits,
     progress: LoadProgress | None,
     group: RankGroup | None = None,
+    beside: Executor | None = None,
 ) -> Executor:
     """The executor of a model, or of a rank's part of it. group: that of the rank's tensors.
 
+    beside: of another graph of the checkpoint, whose matrices are in memory once where its backend can share them.
     Raises InsufficientMemoryError or GraphError.
     """
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
@@ -47,7 +57,10 @@ def compile_graph(
             f"{size(memory_of_rank(config).usable_bytes)} are its share; several processes cannot run a model from "
             "disk: take more machines, a smaller model, or one process"
         )
-    executor = (group or backend_of(config)).compile(
+    compiler = (group or backend_of(config)).compile
+    if isinstance(beside, _MatrixSharer) and beside.paging is None and beside.compile_beside is not None:
+        compiler = beside.compile_beside
+    executor = compiler(
         sizes,
         held(checkpoint, config, graph),
         limits,

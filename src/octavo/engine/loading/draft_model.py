@@ -40,10 +40,11 @@ class DraftModel:
     model_len: int
     is_head: bool = False
 
-    def load(self) -> Executor:
+    def load(self, target: Executor) -> Executor:
         """Compiles it. Raises ModelLoadError or InsufficientMemoryError."""
         limits = executor_limits(self.config, self.model_len, self.graph)
-        return compile_graph(self.config, self.checkpoint, self.graph, limits, None)
+        beside = target if self.is_head else None
+        return compile_graph(self.config, self.checkpoint, self.graph, limits, None, beside=beside)
 
 
 @contextmanager
@@ -87,7 +88,10 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
             problem = "has no head of a kind that Octavo knows" if is_here else "has several ranks"
             raise UsageError(f"speculative_config: method mtp: the model {problem}; choose auto or ngram")
         return None
-    return DraftModel(draft_config(config, config.model, config.revision), checkpoint, graph, model_len, is_head=True)
+    own_config = dataclasses.replace(
+        draft_config(config, config.model, config.revision), quantization=config.quantization
+    )
+    return DraftModel(own_config, checkpoint, graph, model_len, is_head=True)
 
 
 def beside_head(limits: ExecutorLimits) -> ExecutorLimits:

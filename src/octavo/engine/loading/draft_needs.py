@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
+from octavo.engine.loading.devices import backend_name
 from octavo.engine.loading.draft_model import beside_head, check_draft, draft_config, own_head
 from octavo.engine.loading.model_graph import executor_limits, model_graph, model_sizes
 from octavo.graph.cost import graph_cost
@@ -56,8 +57,12 @@ def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> Dr
     sizes = model_sizes(checkpoint, head.config, context, head.graph)
     count = sum(math.prod(parameter.shape) for parameter in head.graph.parameters)
     needs = _needs("head", sizes, count, target, context)
+    shared = 0
+    if backend_name(config) == "cpu":  # where the model's matrices are the head's, too
+        shared = sum(size for p, size in sizes.weights.items() if p.is_matrix and p in target.weights)
     more = wider.workspace_bytes - target.workspace_bytes
-    return replace(needs, is_head=True, workspace_bytes=needs.workspace_bytes + more)
+    weight_bytes = needs.weight_bytes - shared
+    return replace(needs, is_head=True, weight_bytes=weight_bytes, workspace_bytes=needs.workspace_bytes + more)
 
 
 def _needs(name: str, sizes: Sizes, num_parameters: int, target: Sizes, context: int) -> DraftNeeds:
