@@ -84,6 +84,10 @@ CASES = {
     "olmo-clipped": "gpt-2",
     "bailingmoe2": "qwen2",
     "gpt-bigcode": "gpt-2",
+    "nemotron": "llama2",
+    "cohere2": "gpt-2",
+    "exaone4": "gpt-2",
+    "exaone4-window": "gpt-2",
 }
 UNUSED_ROWS = 3
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}

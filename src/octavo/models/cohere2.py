@@ -15,7 +15,7 @@ from octavo.models._weights import WeightTable, rotary_pairs
 
 # Both kinds of files have the two columns of a rotated pair side by side.
 WEIGHTS = WeightTable(transforms=rotary_pairs())
-_PATTERN = 4  # every fourth layer is global
+PATTERN = 4  # every fourth layer is global
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        windows = windows_from_gguf(reader, _PATTERN, reader.integer("attention.sliding_window"))
+        windows = windows_from_gguf(reader, PATTERN, reader.integer("attention.sliding_window"))
         return cls.read_gguf(
             reader,
             shapes,
@@ -41,7 +41,7 @@ class Config(DecoderConfig):
         reader = reader.with_defaults({"tie_word_embeddings": True, "layer_norm_eps": 1e-5})
         if reader.flag("use_qk_norm", False):
             raise reader.error("use_qk_norm", True, "norms on q and k are not supported")
-        windows = windows_from_hf(reader, _PATTERN)
+        windows = windows_from_hf(reader, PATTERN)
         return cls.read_hf(
             reader,
             norm_eps="layer_norm_eps",

@@ -23,7 +23,7 @@ from octavo.models.olmo2 import WEIGHTS
 
 __all__ = ["WEIGHTS", "Config", "build"]
 
-_PATTERN = 4  # every fourth layer is global
+PATTERN = 4  # every fourth layer is global
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        windows = windows_from_gguf(reader, _PATTERN, reader.integer("attention.sliding_window", 0, low=0) or None)
+        windows = windows_from_gguf(reader, PATTERN, reader.integer("attention.sliding_window", 0, low=0) or None)
         attention = AttentionConfig(windows, qk_norm=True)
         return cls.read_gguf(reader, shapes, attention=attention, rope=_local(gguf_rope(reader), windows))
 
@@ -69,7 +69,7 @@ def _hf_windows(reader: ConfigReader) -> Windows:
         return windows_of_types(reader, num_layers, window)
     key, pattern = "sliding_window_pattern", reader.values.get("sliding_window_pattern")
     if not isinstance(pattern, str):
-        return windows_of_pattern(reader, key, num_layers, _PATTERN, window)
+        return windows_of_pattern(reader, key, num_layers, PATTERN, window)
     # "LLLG", repeated; the last layer is global in any case.
     if not pattern or set(pattern) - {"L", "G"}:
         raise reader.error(key, pattern, "must be a number, or letters L (local) and G (global)")
