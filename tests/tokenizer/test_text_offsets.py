@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.text_offsets import TextOffsets, prompt_offsets
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Detokenizer, Tokenizer
 from tests.support.vocabularies import (
     IM_END,
     VALID_STRINGS,
@@ -72,3 +72,20 @@ def test_the_end_is_that_of_the_text(ids: list[int]) -> None:
         whole = BYTE_LEVEL.decode(ids[:i])
         if not whole.endswith("\ufffd"):  # else the next token may make a character of its last bytes
             assert begin == len(whole)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SPACED], ids=["byte level", "spaced"])
+@given(st.lists(st.sampled_from([0x61, 0xE0, 0xA0, 0x80, 0xF0, 0x9F, 0x98, 0xC3, 0xFF]), max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_bytes_that_are_no_text_are_replaced_at_their_places(tokenizer: Tokenizer, data: list[int]) -> None:
+    """A token begins where the text of those before it ends, unless it goes on with their last character."""
+    byte = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    ids = [byte[bytes([value])] for value in data]
+    offsets, stream, text = TextOffsets(tokenizer), Detokenizer(tokenizer), ""
+    for i, token_id in enumerate(ids):
+        before = bytes(data[:i]).decode("utf-8", "replace")
+        whole = bytes(data[: i + 1]).decode("utf-8", "replace")
+        goes_on = len(whole) == len(before) > 0
+        assert offsets.push(token_id) == len(before) - goes_on
+        text += stream.push([token_id])
+    assert offsets.end == len(text + stream.flush())

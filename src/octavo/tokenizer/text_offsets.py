@@ -30,12 +30,21 @@ class TextOffsets:
         """Bytes of a character that is not complete yet."""
         return self._decoder.getstate()[0]
 
+    def _goes_on(self, byte: bytes) -> bool:
+        """True if a byte belongs to the character that is not complete yet; else that one is a U+FFFD before it."""
+        if not 0x80 <= byte[0] < 0xC0:
+            return False
+        try:
+            codecs.getincrementaldecoder("utf-8")("strict").decode(self._begun + byte)
+        except UnicodeDecodeError:
+            return False
+        return True
+
     def push(self, token_id: int) -> int:
         """Adds a token; returns its beginning. A row of logits beyond the vocabulary has no text."""
         is_shown = token_id < self._tokenizer.vocab_size and token_id not in self._hidden
         raw = self._tokenizer.token_bytes(token_id) if is_shown else b""
-        goes_on = not raw or 0x80 <= raw[0] < 0xC0
-        begin = self._num_whole if goes_on else self.end
+        begin = self._num_whole if not raw or self._goes_on(raw[:1]) else self.end
         self._num_whole += len(self._decoder.decode(raw))
         return begin
 
