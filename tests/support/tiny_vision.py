@@ -16,19 +16,24 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
+    Mistral3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3VLConfig,
+    SmolVLMConfig,
 )
 
 from octavo.cli.quantize import convert
 from octavo.media.processor import ImageLayout, ImageProcessor, Picture, read_processor
+from octavo.media.settings import CLIP_MEAN, CLIP_STD
 from tests.support.directory_tokenizers import QWEN2, split
 
 SPECIALS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
     *("<|video_pad|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+    *("<image>", "<fake_token_around_image>", "<global-img>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    *(f"<row_{row}_col_{col}>" for row in (1, 2) for col in (1, 2)),
 ]
 VOCAB_SIZE = 288
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -110,11 +115,26 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         boi_token_index=SPECIALS.index("<start_of_image>"),
         eoi_token_index=SPECIALS.index("<end_of_image>"),
     ),
+    "smolvlm": lambda: SmolVLMConfig(
+        text_config={"model_type": "llama", **_TEXT},
+        vision_config={**_SIGLIP, "image_size": 16},
+        scale_factor=2,
+        image_token_id=SPECIALS.index("<image>"),
+    ),
+    "mistral3": lambda: Mistral3Config(
+        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
+        vision_config={"model_type": "pixtral", **_SIGLIP, "head_dim": 16, "image_size": 64, "hidden_act": "silu"},
+        spatial_merge_size=2,
+        image_token_index=SPECIALS.index("[IMG]"),
+        tie_word_embeddings=False,
+    ),
 }
 PREPROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}},
 }
 PREPROCESSORS["gemma3"] = {"size": {"height": 32, "width": 32}, "image_seq_length": 4}
+PREPROCESSORS["smolvlm"] = {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 32}}
+PREPROCESSORS["mistral3"] = {"size": {"longest_edge": 40}, "patch_size": 4}
 PREPROCESSORS["qwen3_5"] = PREPROCESSORS["qwen3_vl"]
 
 
@@ -290,6 +310,19 @@ def _tiles(processor: ImageProcessor, seen: _Seen) -> torch.Tensor:
     return torch.from_numpy(((pixels / 255 - 0.5) / 0.5).transpose(0, 3, 1, 2).copy())
 
 
+def _padded(processor: ImageProcessor, seen: _Seen) -> dict[str, torch.Tensor]:
+    """Pictures of several sizes in one array, with their sizes."""
+    sizes = [tile.shape[:2] for tiles, _ in seen for tile in tiles]
+    whole = np.zeros((len(seen), 3, *np.max(sizes, axis=0)), np.float32)
+    for row, (tiles, _) in zip(whole, seen, strict=True):
+        pixels = ((tiles[0] / np.float32(255) - CLIP_MEAN) / CLIP_STD).transpose(2, 0, 1)
+        row[:, : pixels.shape[1], : pixels.shape[2]] = pixels
+    del processor
+    return {"pixel_values": torch.from_numpy(whole), "image_sizes": torch.tensor(sizes)}
+
+
 _INPUTS: dict[str, Callable[[ImageProcessor, _Seen], dict[str, torch.Tensor]]] = {
     "gemma3": lambda processor, seen: {"pixel_values": _tiles(processor, seen)},
+    "smolvlm": lambda processor, seen: {"pixel_values": _tiles(processor, seen)[None]},
+    "mistral3": _padded,
 }
