@@ -32,6 +32,7 @@ COMMANDS = {
     "convert": ("MODEL", "OUT/float.gguf", "--dtype", "f32"),
     "doctor": (),
     "eval": ("MODEL", "--window", "32", "--tokens", "64"),
+    "finetune": ("MODEL", "--data", "OUT/data.jsonl", "-o", "OUT/adapter", "--epochs", "1"),
     "list": (),
     "list --all": (),
     "plan": ("MODEL",),
@@ -70,6 +71,7 @@ def test_no_key_has_spaces(command: str, tiny: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ceilings, "_BEYOND_CACHES", 1 << 20)
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     words = [str(tiny) if word == "MODEL" else word.replace("OUT", str(tmp_path)) for word in COMMANDS[command]]
+    (tmp_path / "data.jsonl").write_text('{"text": "ab"}\n')
     if command == "cache list":
         store = open_disk_store(tmp_path, CacheIdentity(b"tiny", b"layout"), 1 << 20, "tiny")
         assert store is not None
