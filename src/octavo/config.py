@@ -139,6 +139,9 @@ class EngineConfig:
         "restart; the files reveal the prompts",
     )
     prompt_cache_size: int | str = option("10GiB", "maximum disk space for the kept prompts of a model")
+    host_cache_memory: int | str | None = option(
+        None, "main memory for blocks that leave the KV cache of a GPU, such as '16GiB'; they come back from there"
+    )
     prompt_cache_private: bool = option(False, "keep also the prompts of requests with a cache_salt or an API key")
     mmproj: str | None = option(
         None,
@@ -203,6 +206,8 @@ class EngineConfig:
         self.sampling_overrides  # noqa: B018 - raises
         parse_bytes("pack_cache_size", self.pack_cache_size)
         parse_bytes("prompt_cache_size", self.prompt_cache_size)
+        if self.host_cache_memory is not None:
+            parse_bytes("host_cache_memory", self.host_cache_memory)
         if self.prompt_cache_dir is not None and not (isinstance(self.prompt_cache_dir, str) and self.prompt_cache_dir):
             raise UsageError(f"prompt_cache_dir must be the path of a folder, not {self.prompt_cache_dir!r}")
         _check_kv_dtype(self.kv_dtype)

@@ -135,6 +135,7 @@ class GroupAdmission:
         self.queue = ServiceQueue()
         self.stages = Stages(num_stages)
         self.arriving: dict[SequenceGroup, BlockLoad] = {}  # those whose blocks are being loaded, not in the queue
+        self._swapped: set[SequenceGroup] = set()  # preempted: a store may have their blocks
         self.free_rows = list(range(max_num_seqs - 1, -1, -1))  # of the batch builder's table: `Sequence.row`
         self.adapters: AdapterRegistry | None = None
         self._metrics = metrics
@@ -193,8 +194,9 @@ class GroupAdmission:
             if found is not None:
                 del self.arriving[group]
                 group.members[0].arrived = found
+                was_preempted = group.request.num_preemptions > 0
                 for member in group.members:
-                    member.status = RequestStatus.WAITING
+                    member.status = RequestStatus.PREEMPTED if was_preempted else RequestStatus.WAITING
                 self.queue.wait(group)
 
     def finish(self, group: SequenceGroup) -> None:
@@ -224,6 +226,8 @@ class GroupAdmission:
         priority, groups of worse priority are preempted.
         """
         request, first, queue = group.request, group.members[0], self.queue
+        if group in self._swapped and self._swap_in(group):
+            return False
         worse = [
             other
             for other in queue.running
@@ -268,6 +272,14 @@ class GroupAdmission:
         self.kv_cache.touch_prefix(sequence)
         return num_cached_tokens - num_tokens
 
+    def _swap_in(self, group: SequenceGroup) -> bool:
+        """Takes a preempted group from the queue to load what it has lost, if that is quicker than computing it."""
+        self._swapped.discard(group)
+        if not self._load(group):
+            return False
+        self.queue.leave(group, RequestStatus.ARRIVING)
+        return True
+
     def preempt(self, group: SequenceGroup, step: Schedule) -> None:
         """Takes blocks and its part of a step from a running group, which waits again."""
         for member in group.members:
@@ -275,6 +287,8 @@ class GroupAdmission:
             step.remove(member)
         self._leave(group, RequestStatus.PREEMPTED)
         self.queue.wait(group)
+        if self.kv_cache.tier is not None and len(group.members) == 1:
+            self._swapped.add(group)
         self._metrics.num_preemptions_total += 1
         group.request.num_preemptions += 1
 
@@ -309,6 +323,7 @@ class GroupAdmission:
                 self.free_rows.append(sequence.row)
                 sequence.row = -1
         self.arriving.pop(group, None)
+        self._swapped.discard(group)
         self.queue.leave(group, status)
 
     def observe_slots(self) -> None:

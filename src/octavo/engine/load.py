@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from octavo.backends import CHECKING, Executor, ExecutorLimits
 from octavo.backends.memory import MemoryBudget, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend
-from octavo.config import EngineConfig, LoadProgress
+from octavo.config import EngineConfig, LoadProgress, parse_bytes
 from octavo.engine.engine import Engine
 from octavo.engine.kv.block_tier import BlockStore
 from octavo.engine.kv.cache_identity import CacheIdentity
@@ -207,7 +207,7 @@ def _load(
         texts = text_model(graph, checkpoint.pooling, vocabulary)
         heads = text_heads(graph, checkpoint, texts, vocabulary)
         identity = cache_identity(config, checkpoint, graph, executor)
-        store = _prompt_store(config, identity) if engine_limits.enable_prefix_caching else None
+        store = _store(config, identity, executor) if engine_limits.enable_prefix_caching else None
         engine = Engine(executor, vocabulary, engine_limits, texts, heads, identity, store)
         if encodings is not None:
             engine.see(encodings)
@@ -256,6 +256,16 @@ def _encodings(config: EngineConfig, vision: VisionPart, executor: Executor, ope
     opened.callback(encodings.encoder.close)
     share_threads(encodings.encoder.executor, executor)
     return encodings
+
+
+def _store(config: EngineConfig, identity: CacheIdentity, executor: Executor) -> BlockStore | None:
+    below = _prompt_store(config, identity)
+    if config.host_cache_memory is None:
+        return below
+    from octavo.engine.kv.host_store import HostStore
+
+    limit_bytes = parse_bytes("host_cache_memory", config.host_cache_memory)
+    return HostStore(limit_bytes, executor.cache_sizes.moved_bytes(config.block_size), below)
 
 
 def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore | None:
