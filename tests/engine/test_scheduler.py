@@ -32,8 +32,8 @@ def step(engine: Engine) -> dict[str, int]:
     seen: dict[str, int] = {}
     original = engine.scheduler.schedule
 
-    def schedule() -> Schedule:
-        result = original()
+    def schedule(**options: bool) -> Schedule:
+        result = original(**options)
         seen.update(counts(result))
         return result
 
