@@ -296,7 +296,7 @@ def test_many_rows_and_tokens_that_come_alone(heads: int, kv_heads: int, dim: in
 def test_the_engine_refuses_a_cache_of_another_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = model()
     monkeypatch.setattr(model_graph, "build_graph", lambda *_, **__: graph)
-    parts = {"config": SimpleNamespace(for_length=lambda _: None), "weights": SimpleNamespace(shapes={})}
+    parts = {"config": SimpleNamespace(for_length=lambda _: None), "weights": SimpleNamespace(shapes={}), "sight": None}
     checkpoint: Any = SimpleNamespace(
         path=Path("made-up"), architecture="", pooling=SimpleNamespace(is_classifier=False), **parts
     )

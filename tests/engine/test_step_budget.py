@@ -206,8 +206,8 @@ def run(engine: Engine, num_steps: int) -> list[tuple[dict[str, int], float]]:
     original = engine.scheduler.schedule
     seen: list[Schedule] = []
 
-    def schedule() -> Schedule:
-        seen.append(original())
+    def schedule(**options: bool) -> Schedule:
+        seen.append(original(**options))
         decodes = [item for item in seen[-1].scheduled.values() if num_missing(item.sequence) == 1]
         assert seen[-1].num_decodes == len(decodes)
         return seen[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,11 @@ class Config(ClassicConfig):
 
     def attention_params(self, layer: int) -> AttentionParams:
         return replace(ClassicConfig.attention_params(self, layer), window=self.windows[layer])
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:  # noqa: ARG003
+        """Raises ModelLoadError: llama.cpp has no form of it."""
+        raise reader.error("block_count", reader.values.get(reader.prefix + "block_count"), "GPT-Neo has no GGUF form")
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -20,6 +20,7 @@ from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import CrossAttention
 from octavo.graph.ops.linear import Embedding
 from octavo.graph.ops.low_rank import AdapterSlots, AddLowRank
+from octavo.graph.ops.rows import PoolRows
 from octavo.graph.ops.stages import Send
 from octavo.graph.passes import optimize
 from octavo.graph.segments import cut
@@ -58,8 +59,8 @@ def inputs_of(graph: Graph) -> tuple[np.ndarray, ...]:
     return tuple(rng.standard_normal((sum(map(len, TEXTS)), v.cols)).astype(np.float32) for v in graph.inputs)
 
 
-# Whole texts have no caches and no adapters.
-WITHOUT_CACHE = [op for op in ALL_OPS if op not in (CrossAttention, AdapterSlots, AddLowRank)]
+# Whole texts have no caches, no adapters and no groups of rows.
+WITHOUT_CACHE = [op for op in ALL_OPS if op not in (CrossAttention, AdapterSlots, AddLowRank, PoolRows)]
 
 
 @pytest.mark.parametrize("op", WITHOUT_CACHE, ids=lambda op: op.__name__)

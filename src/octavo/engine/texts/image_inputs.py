@@ -97,7 +97,7 @@ def split_images(prompt: object) -> tuple[Any, Mapping[str, Any]]:
     """A prompt without what vLLM's keys say about images, and these with their values; none: an empty mapping."""
     if not isinstance(prompt, Mapping):
         return prompt, {}
-    given = {key: prompt[key] for key in _KEYS if prompt.get(key) is not None}
+    given = {key: prompt[key] for key in _KEYS if prompt.get(key)}
     return {key: value for key, value in prompt.items() if key not in _KEYS}, given
 
 
