@@ -37,11 +37,6 @@ def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Ch
                 f"{path}: alora_invocation_tokens: an activated adapter acts from certain tokens on, no weight does; "
                 "serve it beside the model"
             )
-        if adapter.invocation_tokens:
-            raise ModelLoadError(
-                f"{path}: alora_invocation_tokens: it acts from certain tokens on, which merged weights cannot; "
-                "serve it beside the model"
-            )
         for name in adapter.parts:
             if name not in weights:
                 raise ModelLoadError(
