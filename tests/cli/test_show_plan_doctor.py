@@ -422,3 +422,16 @@ def test_unknown_commands_are_exit_code_2() -> None:
     assert result.returncode == 2
     assert result.stderr.startswith("octavo: No such command 'serv'")
     assert result.stderr.count("\n") == 1
+
+
+def test_plan_counts_adapters(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(wide_gguf(4))
+    options = ("--ctx", "32", "--json")
+    alone = json.loads(octavo_here("plan", path, *options).stdout)
+    limits = ("--enable-lora", "--max-loras", "2", "--max-lora-rank")
+    low, high = (json.loads(octavo_here("plan", path, *options, *limits, rank).stdout) for rank in ("4", "8"))
+    assert alone["adapter_bytes"] == 0
+    assert high["adapter_bytes"] == 2 * low["adapter_bytes"] > 0
+    assert high["total_bytes"] - low["total_bytes"] == low["adapter_bytes"]
+    assert "adapters" in octavo_here("plan", path, *limits, "4").stdout

@@ -61,6 +61,7 @@ _SHORT_FLAGS |= {
     "alias": ["-a", "--served-model-name"],
     "cors_origin": ["--cors-origins", "--cors"],
 }
+_ADAPTERS = ("enable_lora", "max_loras", "max_lora_rank")
 _MODEL_OPTIONS = ("revision", "quantization", "dtype", "kv_dtype")
 
 
@@ -81,7 +82,7 @@ def with_plan_options(command: Callable[..., None]) -> Callable[..., None]:
     places = ("device", "backend", "gpu_layers", "gpu_offload", "gpu_offload_users", "gpu_memory")
     groups = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return _with_some_options(
-        command, *_MODEL_OPTIONS, "pack_cache_size", "draft_model", "speculation", *places, *groups
+        command, *_MODEL_OPTIONS, "pack_cache_size", "draft_model", *_ADAPTERS, "speculation", *places, *groups
     )
 
 

@@ -170,6 +170,7 @@ def _write(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> None:
             f"at {needs.context:,} tokens of context"
             + (f"; experts: {experts_read(needs.experts)}" if needs.experts else ""),
             **_suggestion_facts(needs, suggestion),
+            **({"adapters": _adapter_facts(needs)} if needs.adapter_bytes else {}),
             **({"images": _image_facts(needs.images)} if needs.images else {}),
             **({"GPU": _gpu_facts(needs.gpu)} if needs.gpu else {}),
             **{f"rank {each.rank}": _rank_facts(each) for each in needs.ranks},
@@ -178,6 +179,10 @@ def _write(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> None:
             **({"options": _options(needs)} if needs.fits or needs.from_disk else {}),
         }
     )
+
+
+def _adapter_facts(needs: MemoryNeeds) -> str:
+    return f"{size(needs.adapter_bytes)} with max_loras adapters of max_lora_rank beside all weights, counted above"
 
 
 def _replica_facts(needs: MemoryNeeds) -> str:

@@ -21,6 +21,7 @@ from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes
 from octavo.graph.cost import ExpertCost, expert_cost, graph_cost
 from octavo.graph.ops.base import StepSizes
+from octavo.graph.ops.low_rank import AddLowRank
 from octavo.loader.checkpoint import Checkpoint
 
 _DEFAULTS = EngineConfig()
@@ -75,6 +76,7 @@ class MemoryNeeds:
     ranks: tuple[RankNeeds, ...]  # of several processes; empty: one computes everything
     gpu: DeviceNeeds | None  # with a GPU
     draft: DraftNeeds | None = None  # beside the model, and part of the sums
+    adapter_bytes: int = 0  # of max_loras adapters of max_lora_rank, and part of the sums
     images: ImageNeeds | None = None  # the same of its part that sees
 
 
@@ -91,16 +93,15 @@ def memory_needs(
     config: options of the engine; max_num_seqs is raised to `users`. Replicas share users and memory evenly.
     """
     model_context: int = checkpoint.config.max_position_embeddings
-    wanted = context or model_context
-    config, users, memory = _of_replica(config, users, memory)
+    wanted, (config, users, memory) = context or model_context, _of_replica(config, users, memory)
     sizes = _sizes(checkpoint, config, wanted, users if context else 0)
     images, own_cache = image_needs(config, checkpoint), sizes.cache
-    memory = _both_memories(config, sizes, memory).without(beside := _beside(images, draft))
+    memory = _both_memories(config, sizes, memory).without(beside := _beside(images, draft, config, sizes))
     sizes = sizes if draft is None else _with_twins(sizes, draft)
     cache, block, most = sizes.cache, config.block_size, step_tokens(config)
     room = _room(checkpoint, config, sizes, memory, context, users)
-    kv_bytes, both_bytes = (_kv_bytes(config, each, wanted, users, room) for each in (own_cache, cache))
     longest = cache.layout.max_tokens(room.num_blocks // users, block, most, model_context)
+    kv_bytes, both_bytes = (_kv_bytes(config, each, wanted, users, room) for each in (own_cache, cache))
     step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
     experts, num_parameters = expert_cost(sizes.graph, sizes.weights), checkpoint.num_parameters
     return MemoryNeeds(
@@ -135,9 +136,19 @@ def memory_needs(
         warnings=tuple(size_notes(config, sizes)),
         ranks=tuple(rank_needs(checkpoint, config, wanted)) if config.num_ranks > 1 else (),
         gpu=_with_disk(device_needs(config, sizes, users, wanted), room.from_disk, users),
+        adapter_bytes=_adapter_bytes(config, sizes),
         draft=None if draft is None else replace(draft, kv_bytes=both_bytes - kv_bytes),
         images=images,
     )
+
+
+def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
+    """Bytes of as many adapters as steps may read, each of the highest rank beside all weights, in 16-bit numbers."""
+    if not config.takes_adapters:
+        return 0
+    ops = [node.op for node in sizes.graph.nodes if isinstance(node.op, AddLowRank)]
+    widths = sum(op.heads * (weight.shape[-1] + weight.shape[-2]) for op in ops for weight in op.weights)
+    return 2 * widths * config.max_lora_rank * config.max_loras
 
 
 def _kv_bytes(config: EngineConfig, sizes: CacheSizes, context: int, users: int, room: _Room) -> int:
@@ -147,11 +158,10 @@ def _kv_bytes(config: EngineConfig, sizes: CacheSizes, context: int, users: int,
     return taken + min(drafts, max(room.cache_bytes - taken, 0))
 
 
-def _beside(images: ImageNeeds | None, draft: DraftNeeds | None) -> int:
-    """The bytes of a part that sees, and of a draft model without its cache."""
-    return (0 if images is None else images.total_bytes) + (
-        0 if draft is None else draft.weight_bytes + draft.workspace_bytes
-    )
+def _beside(images: ImageNeeds | None, draft: DraftNeeds | None, config: EngineConfig, sizes: Sizes) -> int:
+    """The bytes of a part that sees, of a draft model without its cache, and of adapters."""
+    seeing = 0 if images is None else images.total_bytes
+    return seeing + _adapter_bytes(config, sizes) + (0 if draft is None else draft.weight_bytes + draft.workspace_bytes)
 
 
 def _with_twins(sizes: Sizes, draft: DraftNeeds) -> Sizes:
