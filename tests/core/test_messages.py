@@ -109,7 +109,7 @@ def test_spans_are_checked_on_arrival() -> None:
     data = VALUES.tobytes()
 
     def arrive(*span: Any) -> Prompt:
-        message = decode(msgspec.msgpack.encode(["Submit", "r", "SamplingParams", [[5, 0, 0], [span]], {"params": {}}]))
+        message = decode(msgspec.msgpack.encode(["Submit", "r", "SamplingParams", [[5, 0, 0], [span], []], {"params": {}}]))
         assert isinstance(message, Submit)
         return decode_request(message).prompt
 
@@ -134,7 +134,7 @@ def test_spans_are_checked_on_arrival() -> None:
 
 def test_a_request_is_checked_anew_on_arrival() -> None:
     fields: dict[str, Any] = {"params": {}, "options": {}}
-    prompt = SentPrompt((1,), ())
+    prompt = SentPrompt((1,), (), ())
     for wrong, name in (
         ({"params": {"temperature": 7.0}}, "temperature"),
         ({"options": {"priority": 2**40}}, "priority"),

@@ -61,7 +61,8 @@ def check(operation: APIOperation, mode: GenerationMode, url: str, max_examples:
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Case) -> None:
         answer = case.call(base_url=url, session=HTTP, timeout=30)
-        assert answer.status_code < 500, answer.text
+        # 501: what the server was not started for, such as saved slots.
+        assert answer.status_code < 500 or answer.status_code == 501, answer.text
         excluded = [positive_data_acceptance]
         # It takes a large body's refusal for none, and what violates one branch of an `anyOf` may fit another.
         if answer.status_code == 413 or fits(case.operation.path, case.method, case.body):
