@@ -109,7 +109,8 @@ def test_spans_are_checked_on_arrival() -> None:
     data = VALUES.tobytes()
 
     def arrive(*span: Any) -> Prompt:
-        message = decode(msgspec.msgpack.encode(["Submit", "r", "SamplingParams", [[5, 0, 0], [span], []], {"params": {}}]))
+        prompt = [[5, 0, 0], [(*span, -1, 0)], []]
+        message = decode(msgspec.msgpack.encode(["Submit", "r", "SamplingParams", prompt, {"params": {}}]))
         assert isinstance(message, Submit)
         return decode_request(message).prompt
 
