@@ -101,6 +101,32 @@ def test_the_cache_knows_the_content(llm: LLM, adapters: list[Path], model: Path
     assert (without.num_cached_tokens, without.outputs[0].token_ids) == (32, base.outputs[0].token_ids)
 
 
+def test_kept_prompts_know_their_adapter(
+    model: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart, too, a prompt of one adapter is found by the same content alone, whatever its name."""
+    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
+    options = {"enable_lora": True, "max_loras": 2, "prompt_cache_dir": str(tmp_path / "kept"), **OPTIONS}
+    first, second = LoRARequest("first", 1, adapters[0]), LoRARequest("second", 2, adapters[1])
+    renamed = LoRARequest("renamed", 3, adapters[0])
+
+    def restarted(*requests: LoRARequest | None) -> list[tuple[list[int], int]]:
+        """The answer to the same prompt for each, and how many of its tokens came from disk."""
+        with LLM(str(model), **options) as llm:  # type: ignore[arg-type]
+            outputs = [llm.generate([PROMPTS[0]], GREEDY, lora_request=request)[0] for request in requests]
+            return [(list(o.outputs[0].token_ids), o.metrics.num_loaded_tokens if o.metrics else -1) for o in outputs]
+
+    [(tokens, loaded)] = restarted(first)
+    assert loaded == 0
+    [base, other, same] = restarted(None, second, renamed)
+    assert (base[1], other[1], same) == (0, 0, (tokens, 32))
+    assert len({tuple(each[0]) for each in (base, other, same)}) == 3
+    third = LoRARequest("first", 1, adapters[2])  # another content under a name that was there
+    [changed, *again] = restarted(third, second, None, first)
+    assert changed[1] == 0
+    assert again == [(other[0], 32), (base[0], 32), (tokens, 32)]
+
+
 def test_an_activated_adapter_leaves_the_cache_of_the_base(llm: LLM, model: Path, tmp_path: Path) -> None:
     """Blocks before the invocation are the base's, and the adapter acts from the invocation on."""
     prompt, invocation = list(range(20, 60)), [70, 71, 72]

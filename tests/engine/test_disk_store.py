@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
@@ -311,6 +312,34 @@ def test_a_writer_that_is_killed_leaves_what_it_had_written(tmp_path: Path) -> N
         assert open_store(tmp_path / "a", 1 << 30).has(b"z" * 32)
 
 
+def test_another_process_reads_while_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_store, "_REFRESH_S", -1.0)
+    reader = open_store(tmp_path / "a", 1 << 30)
+    with subprocess.Popen([sys.executable, "-c", _WRITER, tmp_path / "a"], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        try:
+            for _ in range(4):
+                last = int(writer.stdout.readline())
+                key = last.to_bytes(32, "big")
+                reader.has(key)  # begins to look for it
+                reader.load([]).wait(10)
+                assert reader.has(key)
+                [record] = reader.load([key]).wait(10) or [None]
+                assert record is not None
+                data = opened(key, record, 20_000)
+                assert data is not None
+                assert (data == last % 251).all()
+                reader.save(b"r" * 32, block(0))
+                reader.flush()
+                assert not reader.has(b"r" * 32)  # the other one holds the lock
+            assert writer.poll() is None
+        finally:
+            writer.kill()
+    reader.save(b"r" * 32, block(0))
+    reader.close()
+    assert open_store(tmp_path / "a", 1 << 30).has(b"r" * 32)
+
+
 # --- under an engine ---
 
 
@@ -436,6 +465,42 @@ def test_a_model_keeps_its_prompts_through_a_restart(tmp_path: Path, monkeypatch
     for wrong in ({"prompt_cache_size": "big"}, {"prompt_cache_dir": ""}, {"prompt_cache_private": 1}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             answer(**wrong)
+
+
+_OTHER_ENGINE = """
+import itertools, json, sys
+import octavo.loader.mapped_file
+from octavo import LLM, SamplingParams
+octavo.loader.mapped_file._RACY_NS = 0
+model, options = sys.argv[1], json.loads(sys.argv[2])
+params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+with LLM(model, **options) as llm:
+    for i in itertools.count():
+        [output] = llm.generate([[i % 90 + 5, *range(20, 60)]], params, use_tqdm=False)
+        llm._session.model().engine._kv_cache.tier._store.flush()
+        print(json.dumps(output.outputs[0].token_ids), flush=True)
+"""
+
+
+def test_two_engines_in_two_processes_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answers prompt after prompt, and writes them; the other one finds them meanwhile."""
+    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
+    model, params = str(save_decoder(tmp_path / "model")), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    sizes = {"max_model_len": 96, "max_num_seqs": 2, "num_threads": 1, "kv_cache_memory": 1 << 20}
+    options = {"prompt_cache_dir": str(tmp_path / "kept"), **sizes}
+    command = [sys.executable, "-c", _OTHER_ENGINE, model, json.dumps(options)]
+    with LLM(model, **options) as llm, subprocess.Popen(command, stdout=subprocess.PIPE) as other:  # type: ignore[arg-type]
+        assert other.stdout is not None
+        try:
+            for i in range(3):
+                expected = json.loads(other.stdout.readline())
+                llm._session.model().engine._kv_cache.tier._store.refresh()  # type: ignore[union-attr]
+                [output] = llm.generate([[i + 5, *range(20, 60)]], params)
+                assert output.metrics is not None
+                assert (output.outputs[0].token_ids, output.metrics.num_loaded_tokens) == (expected, 32)
+            assert other.poll() is None
+        finally:
+            other.kill()
 
 
 @pytest.mark.parametrize("save", [save_decoder, save_hybrid])

@@ -136,6 +136,30 @@ def test_cached_prefixes_and_rows_are_used_again(name: str, folders: dict[str, P
         assert third.outputs[0].token_ids == first.outputs[0].token_ids
 
 
+def test_kept_prompts_know_their_images(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart, too, a prompt is found by the same images alone: not by others, nor by its ids without any."""
+    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
+    name, kept = "qwen3_vl", {"block_size": 16, "prompt_cache_dir": str(tmp_path / "kept")}
+
+    def answers(llm: LLM, *prompts: Prompt) -> list[tuple[list[int], int]]:
+        outputs = [llm.generate([prompt], PARAMS)[0] for prompt in prompts]
+        return [(list(output.outputs[0].token_ids), output.metrics.num_loaded_tokens) for output in outputs]
+
+    with loaded(folders[name], **kept) as llm:
+        assert answers(llm, prompt_of(llm, PARTS)) == [(expected(name)[0], 0)]
+    with loaded(folders[name], **kept) as llm:
+        whole, others = prompt_of(llm, PARTS), prompt_of(llm, PARTS, "xy")
+        assert whole.spans[0].start < 16  # no block is before the images
+        assert [count for _, count in answers(llm, others, Prompt(whole.token_ids))] == [0, 0]
+        [(tokens, count)] = answers(llm, whole)
+        assert (tokens, count > whole.spans[0].end) == (expected(name)[0], True)
+    with loaded(folders[name], **kept) as llm:  # now that ids without images are kept, too
+        [(tokens, count), (_, plain)] = answers(llm, prompt_of(llm, PARTS), Prompt(whole.token_ids))
+        assert (tokens, count > whole.spans[0].end, plain >= 16) == (expected(name)[0], True, True)
+
+
 def test_preempted_requests_are_computed_again(folders: dict[str, Path]) -> None:
     name, block = "qwen3_vl", 4 * 2 * 32 * 2 * 2 * 8  # bytes; a prompt takes seven, and an answer one more
     given = {"block_size": 8, "kv_cache_memory": 14 * block, "max_model_len": 64, "enable_prefix_caching": False}
