@@ -51,6 +51,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def keeps_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of new files are kept, and loaded in any case: tiny models often compute sooner than that."""
+    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
+    monkeypatch.setattr("octavo.engine.kv.load_rates.LoadRates.is_worth", lambda *_: True)
+    monkeypatch.setattr("octavo.engine.kv.load_rates.LoadRates.patience_s", lambda *_: 60.0)
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The default model, SmolLM2-135M-Instruct Q4_1 (98 MB), downloaded as `octavo` does it."""

@@ -101,11 +101,9 @@ def test_the_cache_knows_the_content(llm: LLM, adapters: list[Path], model: Path
     assert (without.num_cached_tokens, without.outputs[0].token_ids) == (32, base.outputs[0].token_ids)
 
 
-def test_kept_prompts_know_their_adapter(
-    model: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("keeps_prompts")
+def test_kept_prompts_know_their_adapter(model: Path, adapters: list[Path], tmp_path: Path) -> None:
     """After a restart, too, a prompt of one adapter is found by the same content alone, whatever its name."""
-    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
     options = {"enable_lora": True, "max_loras": 2, "prompt_cache_dir": str(tmp_path / "kept"), **OPTIONS}
     first, second = LoRARequest("first", 1, adapters[0]), LoRARequest("second", 2, adapters[1])
     renamed = LoRARequest("renamed", 3, adapters[0])

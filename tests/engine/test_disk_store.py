@@ -482,9 +482,9 @@ with LLM(model, **options) as llm:
 """
 
 
-def test_two_engines_in_two_processes_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("keeps_prompts")
+def test_two_engines_in_two_processes_share_a_folder(tmp_path: Path) -> None:
     """One answers prompt after prompt, and writes them; the other one finds them meanwhile."""
-    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
     model, params = str(save_decoder(tmp_path / "model")), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     sizes = {"max_model_len": 96, "max_num_seqs": 2, "num_threads": 1, "kv_cache_memory": 1 << 20}
     options = {"prompt_cache_dir": str(tmp_path / "kept"), **sizes}

@@ -136,11 +136,9 @@ def test_cached_prefixes_and_rows_are_used_again(name: str, folders: dict[str, P
         assert third.outputs[0].token_ids == first.outputs[0].token_ids
 
 
-def test_kept_prompts_know_their_images(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("keeps_prompts")
+def test_kept_prompts_know_their_images(folders: dict[str, Path], tmp_path: Path) -> None:
     """After a restart, too, a prompt is found by the same images alone: not by others, nor by its ids without any."""
-    monkeypatch.setattr("octavo.loader.mapped_file._RACY_NS", 0)
     name, kept = "qwen3_vl", {"block_size": 16, "prompt_cache_dir": str(tmp_path / "kept")}
 
     def answers(llm: LLM, *prompts: Prompt) -> list[tuple[list[int], int]]:
