@@ -106,12 +106,11 @@ def _read_parameters(tags: FunctionTags, answer: Answer, schema: Mapping[str, An
 
 
 def _read_name(answer: Answer, char: re.Pattern[str], end: str, limit: int) -> Reading[tuple[str, bool]]:
-    """Reads the name in a tag; returns it and True if the tag is complete."""
+    """Reads the name in a tag; returns it and True, or all that was taken and False if the tag is not complete."""
     name = yield from answer.take_while(char, limit)
-    is_whole = bool(name) and (yield from answer.find_beginning(end)) == end
-    if is_whole:
-        answer.take(len(end))
-    return name, is_whole
+    found = (yield from answer.find_beginning(end)) if name else ""
+    answer.take(len(found))
+    return (name, True) if found == end else (name + found, False)
 
 
 def function_format(name: str, tags: FunctionTags, matches: Callable[[str], bool]) -> ToolFormat:
