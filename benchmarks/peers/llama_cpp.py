@@ -6,6 +6,7 @@ as `llama-batched-bench` makes it (logical batches of 2048 tokens, a cache of it
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Sequence
 
@@ -75,6 +76,23 @@ class LlamaCpp:
         for _ in range(count):
             tokens.append(self._run(tokens[-1:]))
         return Generated(first - start, time.perf_counter() - first, [tokens])
+
+    def restored(self, prompt: list[int], path: str) -> float:
+        """Seconds to the first token of a prompt, all but the last token of which a file has: read, and one step."""
+        self._llama.reset()
+        self._run(prompt[:-1])
+        context, count = self._llama._ctx.ctx, len(prompt) - 1
+        tokens, found = (llama_cpp.llama_token * count)(*prompt[:-1]), ctypes.c_size_t(0)
+        if not llama_cpp.llama_state_save_file(context, path.encode(), tokens, count):
+            raise RuntimeError(f"llama.cpp could not write {path}")
+        self._llama.reset()
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        start = time.perf_counter()
+        if not llama_cpp.llama_state_load_file(context, path.encode(), tokens, count, ctypes.byref(found)):
+            raise RuntimeError(f"llama.cpp could not read {path}")
+        self._llama.n_tokens = found.value
+        self._run(prompt[-1:])
+        return time.perf_counter() - start
 
     def many(self, prompts: list[list[int]], count: int) -> Generated:
         context = self._context_of(len(prompts), max(len(prompt) for prompt in prompts) + count)

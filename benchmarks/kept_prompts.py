@@ -1,0 +1,208 @@
+"""The bars of prompts that are kept on disk (`--prompt-cache-dir`), in one run.
+
+    python benchmarks/kept_prompts.py [--model smollm2] [--turns 5] [--only PART] [--peer llama.cpp=PYTHON]
+
+Medians of turns, with the page cache warm. Every engine is loaded in a process of its own.
+
+- restart: the time to the first token of a prompt of --tokens tokens in a new process without a folder over that in a
+  new process with the folder that an earlier one has filled, in turns. Bar: 15 for files of 700 MB and more, else 3.
+- writing: the time between tokens of a stream while a prompt of --tokens tokens is computed beside it and written,
+  over the same without a folder; new processes in turns. At most 1.03.
+- miss: the time to the first token of prompts of 64 tokens that the filled folder does not have, over that of an
+  engine without a folder in the same process, prompt by prompt; the difference is at most 1 ms.
+- off: the time between tokens of an engine without a folder after another engine of its process has written and read
+  one, over that before. Without a folder the engine only asks whether it has a store, so this is 1.00; at most 1.02
+  is let pass as noise.
+- llama.cpp, with --peer: the time of `llama_state_load_file` and the last token of the same prompt, in its process,
+  over our time after a restart. At least 1. --model must be a GGUF file then.
+
+The exit code is 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compare import size_of
+from protocol import Peer
+from report import commit, machine, table
+
+from octavo import LLM, SamplingParams
+from octavo.loader.hub import resolve_model
+from octavo.outputs import RequestOutput
+
+PARTS = ("restart", "writing", "miss", "off")
+LARGE_BYTES = 700_000_000  # of the 1.5B and larger ones
+STREAM_TOKENS = 192
+MISS_TOKENS, NUM_MISSES = 64, 40
+
+
+class Subject(NamedTuple):
+    """folder: that of `prompt_cache_dir`; None: switched off. num_tokens: of a long prompt."""
+
+    model: str
+    num_tokens: int
+    folder: str | None = None
+
+    def load(self) -> LLM:
+        """An engine that has answered once. Drafts would hide the time of a step."""
+        room = {"max_model_len": self.num_tokens + 512, "kv_cache_memory": "1GiB", "speculation": "off"}
+        llm = LLM(self.model, prompt_cache_dir=self.folder, **room)  # type: ignore[arg-type]
+        answer(llm, [ids(0, 12)], 4)
+        return llm
+
+
+def ids(seed: int, count: int) -> list[int]:
+    """A prompt that has nothing in common with those of other seeds."""
+    rng = random.Random(seed)
+    return [rng.randrange(100, 30_000) for _ in range(count)]
+
+
+def answer(llm: LLM, prompts: list[list[int]], *num_tokens: int) -> list[RequestOutput]:
+    """All at once, each with so many tokens."""
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in num_tokens]
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def first_token_s(output: RequestOutput) -> float:
+    assert output.metrics is not None
+    assert output.metrics.time_to_first_token_s is not None
+    return output.metrics.time_to_first_token_s
+
+
+def token_s(output: RequestOutput) -> float:
+    """The mean time between its tokens."""
+    assert output.metrics is not None
+    return output.metrics.decode_s / (len(output.outputs[0].token_ids) - 1)
+
+
+def in_new_process(work: Callable[..., Any], *given: object) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *given).result()
+
+
+def in_turns(turns: int, measure: Callable[[Subject], float], off: Subject, on: Callable[[int], Subject]) -> float:
+    """The median of what is measured with a folder over that without one; each first in every second turn."""
+    ratios = []
+    for turn in range(turns):
+        pair = (off, on(turn))
+        found = {subject: in_new_process(measure, subject) for subject in (pair if turn % 2 else pair[::-1])}
+        ratios.append(found[pair[1]] / found[off])
+    return statistics.median(ratios)
+
+
+# --- in a process of its own ---
+
+
+def long_prompt_s(subject: Subject) -> float:
+    """Seconds to the first token of the long prompt."""
+    with subject.load() as llm:
+        [output] = answer(llm, [ids(1, subject.num_tokens)], 1)
+        assert output.metrics is not None
+        print(f"  {output.metrics.num_loaded_tokens} tokens from disk: {first_token_s(output):.3f} s", flush=True)
+        return first_token_s(output)
+
+
+def stream_token_s(subject: Subject) -> float:
+    """Seconds between the tokens of a stream, beside which a long prompt is computed."""
+    with subject.load() as llm:
+        stream, _ = answer(llm, [ids(2, 32), ids(3, subject.num_tokens)], STREAM_TOKENS, 1)
+        return token_s(stream)
+
+
+def miss_s(subject: Subject) -> float:
+    """The median of the seconds that new prompts take longer to their first token."""
+    with subject.load() as on, subject._replace(folder=None).load() as off:
+        longer = []
+        for i in range(NUM_MISSES):
+            prompt, found = [ids(100 + i, MISS_TOKENS)], {}
+            for llm in (on, off) if i % 2 else (off, on):
+                [output] = answer(llm, prompt, 1)
+                found[llm] = first_token_s(output)
+            longer.append(found[on] - found[off])
+        return statistics.median(longer)
+
+
+def off_ratio(subject: Subject) -> float:
+    with subject._replace(folder=None).load() as llm:
+        before = token_s(answer(llm, [ids(2, 32)], STREAM_TOKENS)[0])
+        with subject.load() as other:
+            answer(other, [ids(1, subject.num_tokens), ids(4, MISS_TOKENS)], 1, 1)
+        return token_s(answer(llm, [ids(5, 32)], STREAM_TOKENS)[0]) / before
+
+
+# --- the bars ---
+
+
+def measure_all(given: argparse.Namespace, root: Path) -> list[dict[str, Any]]:
+    parts, turns = given.only or PARTS, given.turns
+    off = Subject(given.model, given.tokens)
+    filled, rows = off._replace(folder=str(root / "filled")), []
+    in_new_process(long_prompt_s, filled)
+    if "restart" in parts:
+        wanted = 15.0 if size_of(resolve_model(given.model)) >= LARGE_BYTES else 3.0
+        ratio = in_turns(turns, long_prompt_s, off, lambda _: filled)
+        rows.append(bar("first token after a restart: without a folder / with", 1 / ratio, at_least=wanted))
+    if "writing" in parts:
+        ratio = in_turns(turns, stream_token_s, off, lambda turn: off._replace(folder=str(root / f"new-{turn}")))
+        rows.append(bar("time between tokens beside writing / without a folder", ratio, at_most=1.03))
+    if "miss" in parts:
+        found = [in_new_process(miss_s, filled) for _ in range(turns)]
+        rows.append(bar("ms that a miss adds to the first token", statistics.median(found) * 1e3, at_most=1.0))
+    if "off" in parts:
+        found = [in_new_process(off_ratio, filled) for _ in range(turns)]
+        rows.append(
+            bar("time between tokens, switched off: after kept prompts / before", statistics.median(found), 1.02)
+        )
+    if given.peer is not None:
+        rows.append(measure_peer(given, filled, root))
+    return rows
+
+
+def measure_peer(given: argparse.Namespace, filled: Subject, root: Path) -> dict[str, Any]:
+    name, _, python = given.peer.partition("=")
+    peer, ratios = Peer(name, python, root / "peer.log"), []
+    try:
+        threads = machine()["cores"]
+        peer.ask("load", model=given.model, threads=threads, context=given.tokens + 512, sequences=1)
+        for _ in range(given.turns):
+            ours = in_new_process(long_prompt_s, filled)
+            theirs = peer.ask("restored", prompt=ids(1, given.tokens), path=str(root / "state.bin"))["result"]
+            ratios.append(theirs / ours)
+    finally:
+        peer.close()
+    return bar(f"{name}'s restore / ours", statistics.median(ratios), at_least=1.0)
+
+
+def bar(name: str, value: float, at_most: float | None = None, at_least: float = 0.0) -> dict[str, Any]:
+    is_met = value >= at_least if at_most is None else value <= at_most
+    wanted = f">= {at_least}" if at_most is None else f"<= {at_most}"
+    return {"what": name, "value": round(value, 3), "bar": wanted, "met": "yes" if is_met else "NO"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--tokens", type=int, default=2000, help="of the long prompt")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--only", action="append", choices=PARTS, help="only this part; may be given several times")
+    parser.add_argument("--peer", metavar="llama.cpp=PYTHON", help="a Python that has llama-cpp-python")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="octavo-kept-") as name:
+        rows = measure_all(given, Path(name))
+    print(f"{machine()}, commit {commit()}, {given.model}, a prompt of {given.tokens} tokens, {given.turns} turns")
+    print(table({"": "what", "value": "value", "bar": "bar", "met": "met"}, rows))
+    return int(any(row["met"] == "NO" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
