@@ -1,6 +1,6 @@
 """The bars of prompts that are kept on disk (`--prompt-cache-dir`), in one run.
 
-    python benchmarks/kept_prompts.py [--model smollm2] [--turns 5] [--only PART] [--peer llama.cpp=PYTHON]
+    python benchmarks/kept_prompts.py [--model smollm2] [--turns 5] [--only PART] [--realtime] [--peer llama.cpp=PYTHON]
 
 Medians of turns, with the page cache warm. Every engine is loaded in a process of its own.
 
@@ -32,7 +32,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compare import size_of
+from compare import ahead, size_of
 from protocol import Peer
 from report import commit, machine, table
 
@@ -196,9 +196,10 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", action="append", choices=PARTS, help="only this part; may be given several times")
     parser.add_argument("--peer", metavar="llama.cpp=PYTHON", help="a Python that has llama-cpp-python")
+    parser.add_argument("--realtime", action="store_true", help="run at real-time priority (needs root)")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="octavo-kept-") as name:
-        rows = measure_all(given, Path(name))
+    with tempfile.TemporaryDirectory(prefix="octavo-kept-") as name, ahead((), given.realtime):
+        rows = measure_all(given, Path(name))  # processes inherit the priority
     print(f"{machine()}, commit {commit()}, {given.model}, a prompt of {given.tokens} tokens, {given.turns} turns")
     print(table({"": "what", "value": "value", "bar": "bar", "met": "met"}, rows))
     return int(any(row["met"] == "NO" for row in rows))
