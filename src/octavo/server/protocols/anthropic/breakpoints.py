@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from octavo.server.errors import refuse
 from octavo.server.generation.spec import Breakpoint
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ SECONDS = {"5m": 300.0, "1h": 3600.0}
 def read_breakpoints(body: CountTokensRequest) -> tuple[Breakpoint, ...]:
     """Those of tools, system and messages, in this order; a field of the request itself means the whole prompt.
 
-    Raises UsageError for more than four.
+    Of more than four the last ones count: leaving one out changes no answer, and an error would end an agent's session.
     """
     found = [
         Breakpoint(_seconds(control), (tool.name,), is_tool=True)
@@ -35,10 +34,7 @@ def read_breakpoints(body: CountTokensRequest) -> tuple[Breakpoint, ...]:
         found[-1] = found[-1]._replace(texts=None)
     if body.cache_control is not None:
         found.append(Breakpoint(_seconds(body.cache_control)))
-    if len(found) > MAX_BREAKPOINTS:
-        reason = f"is given {len(found)} times; at most {MAX_BREAKPOINTS} are allowed"
-        raise refuse("cache_control", reason, "invalid_value")
-    return tuple(found)
+    return tuple(found[-MAX_BREAKPOINTS:])
 
 
 def _seconds(control: CacheControl) -> float:
