@@ -160,8 +160,8 @@ void compare_products(Judge& judge, Random& random) {
         call.weights.insert(call.weights.end(), biases.begin(), biases.end());
     };
     add_biases(no_biases);
-    call.floats = {1.5f, 0.0f, 0.0f};
-    for (const int64_t scoring : {KIND_SOFTMAX, KIND_SIGMOID}) {
+    call.floats = {1.5f, 0.1f, 0.0f, 0.0f};
+    for (const int64_t scoring : {KIND_SOFTMAX, KIND_SIGMOID, KIND_SPARSEMIXER}) {
         call.ints = {2, scoring, 1, 1, 1, 1, scoring == KIND_SIGMOID, KIND_SILU, 0};
         judge.compare(call, "scoring " + std::to_string(scoring), {1, 5, 33});
     }
@@ -170,7 +170,7 @@ void compare_products(Judge& judge, Random& random) {
                 random_vector(random, experts * inner), random_vector(random, experts * 64),
                 random_vector(random, experts)});
     call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, 0, KIND_QUICK_GELU, 0};
-    call.floats = {1.0f, 0.7f, 1.0f};
+    call.floats = {1.0f, 0.0f, 0.7f, 1.0f};
     judge.compare(call, "with groups and biases", {1, 5, 33});
     call.inputs = matrices(random_matrix(random, call.rows, call.cols), random_matrix(random, call.rows, call.cols));
     judge.compare(call, "with rows for the router", {1, 5, 33});
