@@ -265,6 +265,7 @@ void compare_simple(Judge& judge, Random& random) {
                 call.ints = {kind};
                 judge.compare(call, what + ", kind " + std::to_string(kind));
             }
+        int32_t one = 1;
         const std::vector<int32_t> chosen = {12, 0, 5}, spliced = {-1, 12, 0, 0, -1, -1, 7, 1, 2, -1, 3, 5, -1};
         const int32_t* const indices[] = {spliced.data()};
         call.step.indices = indices;
@@ -273,6 +274,13 @@ void compare_simple(Judge& judge, Random& random) {
             call.kernel = kernel;
             judge.compare(call, what);
         }
+        std::vector<Matrix> inputs;
+        inputs.swap(call.inputs);
+        std::swap(call.cols, one);
+        call.kernel = "adapter_slots";
+        judge.compare(call, what);
+        inputs.swap(call.inputs);
+        std::swap(call.cols, one);
         call.kernel = "gather";
         call.rows = 3;
         call.step.output_indices = chosen.data();
