@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
-import subprocess
-import sys
-import weakref
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from octavo.confined_process import ConfinedProcess
 from octavo.errors import UsageError
 from octavo.media.headers import ImageHeader, read_header
 
@@ -101,56 +97,29 @@ def check_installed() -> None:
         )
 
 
-class _WorkerProcess:
+class _WorkerProcess(ConfinedProcess):
     """One process. Not thread-safe."""
 
     def __init__(self) -> None:
-        worker = Path(__file__).with_name("picture_worker.py")
-        self._owner = os.getpid()
-        # Nothing of the environment, which may hold keys. In a session of its own, for Ctrl-C.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-X", "utf8", str(worker), json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={"OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
-
-    def is_usable(self) -> bool:
-        """True if the process is alive and belongs to this process; after a fork it belongs to the parent."""
-        return self._owner == os.getpid() and self._process.poll() is None
+        # Nothing of this environment, which may hold keys.
+        super().__init__(Path(__file__).with_name("picture_worker.py"), {"OPENBLAS_NUM_THREADS": "1"})
 
     def ask(self, line: bytes, data: bytes) -> tuple[UInt8, ...] | None:
         """The tiles of an image. None: the process died. Raises UsageError if it refuses the image."""
-        stdin, stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
-        with suppress(BrokenPipeError):  # it died; the missing answer tells the caller
-            stdin.write(line + data)
-            stdin.flush()
-        head = stdout.readline()
-        if not head.endswith(b"\n"):
+        self.write(line + data)
+        head = self.read_line()
+        if head is None:
             return None
         answer: dict[str, Any] = json.loads(head)
         if "refusal" in answer:
             raise UsageError(answer["refusal"], code="invalid_image")
         tiles = []
         for height, width in answer["tiles"]:
-            pixels = stdout.read(height * width * 3)
-            if len(pixels) < height * width * 3:
+            pixels = self.read(height * width * 3)
+            if pixels is None:
                 return None
             tiles.append(np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
         return tuple(tiles)
-
-    def close(self) -> None:
-        """Kills the process and takes its exit status. May be called twice."""
-        self._finalizer()
-
-
-def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
-    if owner == os.getpid():
-        with suppress(OSError), process:
-            process.kill()
 
 
 def _millions(count: int) -> str:

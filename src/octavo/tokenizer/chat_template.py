@@ -6,16 +6,12 @@ The template runs in a process of its own (`template_worker.py`), with limits on
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from octavo.confined_process import ConfinedProcess
 from octavo.errors import ModelLoadError, OctavoError, UsageError
 from octavo.tokenizer.content_form import ContentForms
 from octavo.tokenizer.image_marks import ImageMarks
@@ -33,55 +29,27 @@ Message = Mapping[str, Any]
 """A message: `role`, `content` and other fields that the template knows, such as `tool_calls`."""
 
 
-class TemplateProcess:
+class TemplateProcess(ConfinedProcess):
     """The process of one template. It may be started before the template is known. Not thread-safe."""
 
     def __init__(self) -> None:
-        worker = Path(__file__).with_name("template_worker.py")
-        self._owner = os.getpid()
-        # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-X", "utf8", str(worker), json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="ascii",
-            start_new_session=True,
-        )
-        self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
+        super().__init__(Path(__file__).with_name("template_worker.py"))
 
     def open(self, source: str, compute_seconds: float) -> None:
         """Sends the template, once; the process compiles it in the background.
 
         compute_seconds: the limit on compiling, and on each rendering.
         """
-        self._write(json.dumps({"source": source, "seconds": compute_seconds}))
-
-    def is_usable(self) -> bool:
-        """True if the process is alive and belongs to this process; after a fork it belongs to the parent."""
-        return self._owner == os.getpid() and self._process.poll() is None
+        self._write_line(json.dumps({"source": source, "seconds": compute_seconds}))
 
     def render(self, variables: str) -> dict[str, str] | None:
         """The worker's answer to variables as JSON. None: it died."""
-        self._write(variables)
-        answer = cast(IO[str], self._process.stdout).readline()
-        return json.loads(answer) if answer.endswith("\n") else None
+        self._write_line(variables)
+        answer = self.read_line()
+        return None if answer is None else json.loads(answer)
 
-    def close(self) -> None:
-        """Kills the process and takes its exit status. May be called twice."""
-        self._finalizer()
-
-    def _write(self, line: str) -> None:
-        stdin = cast(IO[str], self._process.stdin)
-        with suppress(BrokenPipeError):  # it died; the missing answer tells the caller
-            stdin.write(line + "\n")
-            stdin.flush()
-
-
-def _stop(process: subprocess.Popen[str], owner: int) -> None:
-    if owner == os.getpid():
-        with suppress(OSError), process:  # unwritten data is discarded
-            process.kill()
+    def _write_line(self, line: str) -> None:
+        self.write(line.encode("ascii") + b"\n")
 
 
 class ChatTemplate:
