@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import logging
@@ -18,6 +19,7 @@ import pytest
 
 from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
+from octavo.server.errors import ApiError
 from octavo.server.http.listener import tls_context
 from tests.support.shell_server import Shell, read_reply, request, running_shell
 from tests.support.waiting import wait_until
@@ -205,6 +207,25 @@ def test_a_chunked_body_is_refused_when_it_crosses_the_limit(shell: Shell) -> No
         assert b" 413 " in reply
         assert b"request_too_large" in reply
     assert process.memory_info().rss - before < 32 << 20
+
+
+def test_a_refused_body_is_free_at_once(shell: Shell) -> None:
+    """Python need not collect garbage first: the error is not in a circle with the frames that hold the body."""
+    deep = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    large = (b"100000\r\n" + b" " * 0x100000 + b"\r\n") * 9
+    before = _errors_alive()
+    gc.disable()
+    try:
+        assert shell.post(CHAT, deep, KEY).error == (400, INVALID, None, "invalid_json")
+        head = request(CHAT, b"", {**KEY, "Content-Length": "", "Transfer-Encoding": "chunked"})
+        assert shell.exchange(head + large).error == (413, INVALID, None, "request_too_large")
+        wait_until(lambda: _errors_alive() <= before, "the errors are gone")
+    finally:
+        gc.enable()
+
+
+def _errors_alive() -> int:
+    return sum(type(each) is ApiError for each in gc.get_objects())
 
 
 def test_a_small_chunked_body_is_read(shell: Shell) -> None:

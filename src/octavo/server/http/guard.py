@@ -72,7 +72,10 @@ class Guard:
         except asyncio.CancelledError:  # by the web server, when it ends
             await exchange.fail(shutting_down())
         except Exception as error:
-            await exchange.fail(to_api_error(error, record.request_id))
+            answer = to_api_error(error, record.request_id)
+            # Its frames hold the body, and some hold the error: such a circle would keep both until a full collection.
+            error.__traceback__ = None
+            await exchange.fail(answer)
         finally:
             record.duration_s = time.monotonic() - record.began_s
             record.log()
