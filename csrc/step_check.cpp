@@ -144,7 +144,8 @@ std::string check_states(const Step& s, const StepLimits& limits) {
         const int32_t tokens = s.query_start_loc[r + 1] - s.query_start_loc[r];
         int32_t before = 0;
         for (int32_t i = -1; i < s.num_state_saves; ++i) {
-            const int32_t* save = s.state_saves + 2 * (s.num_state_saves * r + i);
+            const int32_t* save =
+                i < 0 ? nullptr : s.state_saves + 2 * (static_cast<int64_t>(s.num_state_saves) * r + i);
             const int32_t slot = i < 0 ? s.state_slots[r] : save[1];
             if (slot < 0) continue;
             if (slot >= limits.num_states) return wrong("state_saves row", r, slot, "below", limits.num_states);

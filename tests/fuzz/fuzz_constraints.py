@@ -7,8 +7,6 @@ llguidance can enforce, or refuses it by the error of that kind; a translation i
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import atheris
 import llguidance
@@ -18,6 +16,8 @@ with atheris.instrument_imports(include=["octavo.engine.texts"]):
     from octavo.engine.texts.gbnf_to_lark import gbnf_to_lark
     from octavo.engine.texts.patterns import PatternError, translate_pattern
     from octavo.engine.texts.schemas import UnenforceableError, enforceable_schema
+
+from tests.fuzz.target import run
 
 SEEDS = {
     "list": b'\x00root ::= item+\nitem ::= "- " [^\\n]{1,9} "\\n" | "\\u00e9" [a-z_-]?\n',
@@ -55,17 +55,5 @@ def read(content: bytes) -> None:
             raise
 
 
-def main() -> None:
-    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
-    if sys.argv[1:2] == ["--seeds"]:
-        directory = Path(sys.argv[2])
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, content in SEEDS.items():
-            (directory / name).write_bytes(content)
-        return
-    atheris.Setup(sys.argv, read)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    run(read, SEEDS)

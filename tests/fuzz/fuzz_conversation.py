@@ -7,7 +7,6 @@ conversation with harmless texts: no message can pretend to come from another ro
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,6 +18,7 @@ with atheris.instrument_imports(include=["octavo.tokenizer"]):
 
 from octavo.errors import UsageError
 from tests.fuzz.json_mutator import json_mutator
+from tests.fuzz.target import run
 from tests.support.directory_tokenizers import save_tokenizer
 
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
@@ -95,17 +95,5 @@ def _content(message: dict[str, object]) -> object:
     return "x" if isinstance(content, str) else content
 
 
-def main() -> None:
-    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
-    if sys.argv[1:2] == ["--seeds"]:
-        directory = Path(sys.argv[2])
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, messages in SEEDS.items():
-            (directory / name).write_text(json.dumps(messages))
-        return
-    atheris.Setup(sys.argv, read, custom_mutator=json_mutator(VALUES))
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    run(read, {name: json.dumps(messages).encode() for name, messages in SEEDS.items()}, json_mutator(VALUES))

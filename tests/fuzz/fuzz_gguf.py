@@ -7,7 +7,6 @@ ModelLoadError that names the file; anything else is a finding.
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +16,7 @@ with atheris.instrument_imports(include=["octavo.loader"]):
     from octavo.loader.gguf import open_gguf
 
 from octavo.errors import ModelLoadError
+from tests.fuzz.target import run
 from tests.support.gguf_writer import TYPE_IDS, Tensor, gguf, key
 from tests.support.tiny_gguf import tiny_keys, tiny_tensors
 
@@ -58,10 +58,9 @@ def mutate(content: bytes, max_size: int, seed: int) -> bytes:
     return content[:at] + value.to_bytes(size, "little") + content[at + size :]
 
 
-def write_seeds(directory: Path) -> None:
+def seeds() -> dict[str, bytes]:
     """Small good files to start from: every value type, every tensor type, both versions."""
-    directory.mkdir(parents=True, exist_ok=True)
-    seeds = {
+    return {
         "empty": gguf(),
         "metadata": gguf(tiny_keys(), version=2),
         "one": gguf([key("general.alignment", 64)], [Tensor("t", "F32", (2, 8))], alignment=64),
@@ -69,18 +68,7 @@ def write_seeds(directory: Path) -> None:
         "tiny": gguf(tiny_keys(), tiny_tensors()),
         "kinds": gguf([key(f"k{kind}", 1, kind) for kind in (0, 1, 2, 3, 4, 5, 10, 11)] + [key("l", ["a", "b"])]),
     }
-    for name, content in seeds.items():
-        (directory / name).write_bytes(content)
-
-
-def main() -> None:
-    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
-    if sys.argv[1:2] == ["--seeds"]:
-        write_seeds(Path(sys.argv[2]))
-        return
-    atheris.Setup(sys.argv, open_bytes, custom_mutator=mutate)
-    atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    main()
+    run(open_bytes, seeds(), mutate)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import atheris
@@ -26,6 +24,7 @@ from uvicorn.server import ServerState
 
 from octavo.server.config import ServerConfig
 from octavo.server.http.route_table import RouteTable
+from tests.fuzz.target import run
 
 SEEDS = {
     "get": b"\x00GET /health HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -128,17 +127,5 @@ def read(content: bytes) -> None:
             raise AssertionError(f"{len(requests)} requests were answered with {answers}")
 
 
-def main() -> None:
-    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
-    if sys.argv[1:2] == ["--seeds"]:
-        directory = Path(sys.argv[2])
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, content in SEEDS.items():
-            (directory / name).write_bytes(content)
-        return
-    atheris.Setup(sys.argv, read)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    run(read, SEEDS)

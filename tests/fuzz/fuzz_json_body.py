@@ -6,9 +6,7 @@ An input is a body. Read in pieces, as a large one is, it has the same value as 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import atheris
 
@@ -18,6 +16,7 @@ with atheris.instrument_imports(include=["octavo.server.http"]):
 
 from octavo.server.errors import ApiError
 from octavo.server.http.body_limits import BodyLimits
+from tests.fuzz.target import run
 
 json_pieces.PIECE_BYTES = 16  # so that short bodies have pieces
 LIMITS = BodyLimits([{}], {})
@@ -44,20 +43,15 @@ def outcome(parse: Callable[[bytes], object], content: bytes) -> str:
         return "refused"
 
 
-def main() -> None:
-    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
-    if sys.argv[1:2] == ["--seeds"]:
-        directory = Path(sys.argv[2])
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, value in SEEDS.items():
-            (directory / name).write_text(json.dumps(value))
-            (directory / f"{name}-wide").write_bytes(
-                json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "replace")
-            )
-        return
-    atheris.Setup(sys.argv, read)
-    atheris.Fuzz()
+def seeds() -> dict[str, bytes]:
+    """Each value of `SEEDS` in a compact form and in a wide one."""
+    compact = {name: json.dumps(value).encode() for name, value in SEEDS.items()}
+    wide = {
+        f"{name}-wide": json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "replace")
+        for name, value in SEEDS.items()
+    }
+    return compact | wide
 
 
 if __name__ == "__main__":
-    main()
+    run(read, seeds())

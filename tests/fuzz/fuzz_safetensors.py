@@ -6,7 +6,6 @@ ModelLoadError that names the file; anything else is a finding.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -18,6 +17,7 @@ with atheris.instrument_imports(include=["octavo.loader"]):
 import numpy as np
 
 from octavo.errors import ModelLoadError
+from tests.fuzz.target import run
 from tests.support.safetensors_writer import safetensors, with_header
 
 DIRECTORY = Path(tempfile.mkdtemp(prefix="octavo-fuzz-", dir="/dev/shm"))
@@ -53,18 +53,14 @@ def with_right_length(content: bytes, max_size: int, seed: int) -> bytes:
     return with_header(changed[8:end], changed[end:], end - 8) if seed % 2 and end > 8 else changed
 
 
-def main() -> None:
-    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
-    if sys.argv[1:2] == ["--seeds"]:
-        directory = Path(sys.argv[2])
-        directory.mkdir(parents=True, exist_ok=True)
-        arrays = {"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.uint16), "c": np.zeros((), np.float16)}
-        (directory / "good").write_bytes(safetensors(arrays, {"format": "pt"}))
-        (directory / "bytes").write_bytes(safetensors({"a": np.zeros(3, np.uint8), "b": np.ones(2, np.float32)}))
-        return
-    atheris.Setup(sys.argv, open_bytes, custom_mutator=with_right_length)
-    atheris.Fuzz()
+def seeds() -> dict[str, bytes]:
+    """Small good files to start from."""
+    arrays = {"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.uint16), "c": np.zeros((), np.float16)}
+    return {
+        "good": safetensors(arrays, {"format": "pt"}),
+        "bytes": safetensors({"a": np.zeros(3, np.uint8), "b": np.ones(2, np.float32)}),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    run(open_bytes, seeds(), with_right_length)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -18,6 +17,8 @@ import numpy as np
 with atheris.instrument_imports(include=["octavo.engine.kv"]):
     from octavo.engine.kv.block_tier import opened, sealed
     from octavo.engine.kv.disk_store import DiskStore, RecordHead, SegmentHead
+
+from tests.fuzz.target import run
 
 IDENTITY = bytes(range(32))
 BLOCK = 40
@@ -70,30 +71,18 @@ def mutate(content: bytes, max_size: int, seed: int) -> bytes:
     return bytes(changed[:max_size])
 
 
-def write_seeds(directory: Path) -> None:
+def seeds() -> dict[str, bytes]:
     """Small good segments to start from."""
-    directory.mkdir(parents=True, exist_ok=True)
     head = SegmentHead(IDENTITY, "fuzz").content
     whole = head + b"".join(record(key) for key in KEYS)
-    seeds = {
+    return {
         "empty": head,
         "whole": whole,
         "gone": whole + record(KEYS[1], is_gone=True),
         "again": whole + record(KEYS[1], is_gone=True) + record(KEYS[1]),
         "foreign": SegmentHead(bytes(32), "fuzz").content + record(KEYS[0]),
     }
-    for name, content in seeds.items():
-        (directory / name).write_bytes(content)
-
-
-def main() -> None:
-    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
-    if sys.argv[1:2] == ["--seeds"]:
-        write_seeds(Path(sys.argv[2]))
-        return
-    atheris.Setup(sys.argv, open_bytes, custom_mutator=mutate)
-    atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    main()
+    run(open_bytes, seeds(), mutate)

@@ -6,7 +6,6 @@ file; anything else is a finding.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +16,7 @@ with atheris.instrument_imports(include=["octavo.tokenizer"]):
 
 from octavo.errors import ModelLoadError, UsageError
 from tests.fuzz.json_mutator import json_mutator
+from tests.fuzz.target import run
 from tests.support.directory_tokenizers import KINDS
 
 DIRECTORY = Path(tempfile.mkdtemp(prefix="octavo-fuzz-", dir="/dev/shm"))
@@ -63,17 +63,5 @@ def read(content: bytes) -> None:
         tokenizer.token_bytes(i)
 
 
-def main() -> None:
-    """`--seeds DIR` writes the first corpus; else the arguments are libFuzzer's."""
-    if sys.argv[1:2] == ["--seeds"]:
-        directory = Path(sys.argv[2])
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, make in KINDS.items():
-            (directory / name).write_text(make())
-        return
-    atheris.Setup(sys.argv, read, custom_mutator=json_mutator(VALUES))
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    run(read, {name: make().encode() for name, make in KINDS.items()}, json_mutator(VALUES))
