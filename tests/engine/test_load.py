@@ -176,6 +176,17 @@ def test_the_command_keeps_packed_weights_if_asked(smollm2_path: Path, tmp_path:
     assert "97.0 MB" in doctor or "92.5 MiB" in doctor
 
 
+def test_text_alone_imports_nothing_of_images_adapters_and_states(smollm2_path: Path) -> None:
+    arguments = ("run", smollm2_path, "Hello", "--max-tokens", "2", "--kv-cache-memory", "64MiB")
+    run = octavo(*arguments, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert run.returncode == 0
+    imported = set(re.findall(r"^import time: .*\| +([\w.]+)$", run.stderr, re.MULTILINE))
+    assert "octavo.engine.engine" in imported
+    needless = r"octavo\.(adapters|finetune|media\.(?!settings)|engine\.encoding|models\.towers|loader\.vision$)"
+    further = r"octavo\.(graph\.ops\.recurrence|engine\.speculation\.head_drafter|engine\.texts\.chat_images)"
+    assert not [name for name in imported if re.match(f"{needless}|{further}", name)]
+
+
 STATEFUL = CacheSizes(cache_layout(()), PER_TOKEN, PER_TOKEN, state_bytes=16 << 20)
 
 

@@ -8,24 +8,21 @@ from collections import deque
 from collections.abc import Sequence as Row
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from octavo.adapters.registry import AdapterRegistry
 from octavo.backends import Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError, report_processed
 from octavo.batch import Batch, StepOutput
 from octavo.engine.admission import GroupAdmission
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
-from octavo.engine.encoding.encodings import Encodings
 from octavo.engine.kv.block_tier import BlockStore, BlockTier, SavedKeys
 from octavo.engine.kv.cache_identity import CacheIdentity, is_states_key
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.kv.load_rates import LoadRates
 from octavo.engine.kv.prefix_move import PrefixMove, begin_load, begin_save, forget_prefix
-from octavo.engine.kv.prompt_file import KeptPrompt
 from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.overlap import as_if_done, can_be_foreseen
@@ -37,7 +34,6 @@ from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.slots import SlotAction, SlotContent, Slots
 from octavo.engine.speculation.draft_source import DraftSource
-from octavo.engine.speculation.head_drafter import HeadDrafter
 from octavo.engine.speculation.model_drafter import ModelDrafter
 from octavo.engine.speculation.speculation import Speculation
 from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
@@ -47,6 +43,11 @@ from octavo.generation_request import GenerationRequest
 from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.speculative_config import MAX_DRAFTS, MAX_STATE_DRAFTS
 from octavo.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.adapters.registry import AdapterRegistry
+    from octavo.engine.encoding.encodings import Encodings
+    from octavo.engine.kv.prompt_file import KeptPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -179,14 +180,13 @@ class Engine:
         if speculation is None or None not in windows:
             raise UsageError("draft_model needs a model that has layers without a window; leave it out")
         draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
-        self._batch_builder.gives_hidden = is_head
-        speculation.drafter = (HeadDrafter if is_head else ModelDrafter)(
-            draft,
-            self.scheduler.times,
-            limits,
-            min(max_drafts, speculation.limit),
-            windows.index(None),
-        )
+        most, group = min(max_drafts, speculation.limit), windows.index(None)
+        if is_head:
+            from octavo.engine.speculation.head_drafter import HeadDrafter
+
+            speculation.drafter = HeadDrafter(draft, self.scheduler.times, limits, most, group)
+        else:
+            speculation.drafter = ModelDrafter(draft, self.scheduler.times, limits, most, group)
 
     # --- sleep ---
 
@@ -388,17 +388,11 @@ class Engine:
         spans = (span for prompt, start in pairs if prompt.spans for span in prompt.overlapping(start, len(prompt)))
         return {span.item.key for span in spans if span.item is not None}
 
-    @property
-    def _head(self) -> HeadDrafter | None:
-        """The drafter that reads hidden states, if there is one."""
-        drafter = None if self.speculation is None else self.speculation.drafter
-        return drafter if isinstance(drafter, HeadDrafter) else None
-
     def _propose(self, speculation: Speculation) -> None:
         """Gives sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
         busy, running = self.admission.stages.busy, self.admission.running
         idle = [sequence for sequence in running if sequence.group not in busy] if busy else running
-        self._batch_builder.gives_hidden = self._head is not None  # it may have failed
+        self._batch_builder.gives_hidden = speculation.reads_hidden
         speculation.propose(idle, self.limits.max_num_outputs, may_explore=not self.admission.may_admit)
 
     def prepare(self) -> None:
@@ -471,8 +465,8 @@ class Engine:
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
         saved = self._kv_cache.begin_step(batch, schedule.scheduled.values())
-        if (head := self._head) is not None:
-            head.note_submitted(batch)
+        if self.speculation is not None:
+            self.speculation.note_submitted(batch)
         self._in_flight.append(_Step(schedule, batch, self.executor.submit(batch), started_at, saved))
         self.admission.stages.begin(schedule)
         for item in schedule.chunks():
@@ -508,8 +502,8 @@ class Engine:
                 self.scheduler.repeat(schedule)
         elif step.result is not None:
             self.scheduler.mark_computed(step.schedule)
-            if (head := self._head) is not None:
-                head.take(step.schedule, step.batch, step.result)
+            if self.speculation is not None:
+                self.speculation.note_result(step.schedule, step.batch, step.result)
             self._accepted, self._accepted_at = self._consume(step, step.result), step.ended_at
             self.scheduler.observe(step.schedule, step.ended_at - step.started_at)
 

@@ -15,7 +15,6 @@ from octavo.engine.consumers.prompt_logprobs import PromptLogprobs
 from octavo.engine.consumers.row_consumer import RowConsumer
 from octavo.engine.consumers.row_taker import RowTaker
 from octavo.engine.consumers.token_sampler import TokenSampler
-from octavo.engine.encoding.rotary import RotaryPositions, rotary_positions, span_positions
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import TextStream
@@ -30,6 +29,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo.adapters.registry import AdapterRegistry, HeldAdapter
+    from octavo.engine.encoding.rotary import RotaryPositions
     from octavo.engine.limits import EngineLimits
     from octavo.engine.texts.constrained import GrammarCompiler
 
@@ -192,10 +192,13 @@ class RequestFactory:
                 )
 
     def _rotary(self, prompt: Prompt) -> RotaryPositions | None:
+        """The positions of a prompt with several components; None: one is enough."""
         images = self._limits.images
-        if images.longest_span:
-            return span_positions(prompt)
-        return None if images.position_components == 1 else rotary_positions(prompt, images.merge_size)
+        if not prompt.spans or (images.position_components == 1 and not images.longest_span):
+            return None
+        from octavo.engine.encoding.rotary import rotary_positions, span_positions
+
+        return span_positions(prompt) if images.longest_span else rotary_positions(prompt, images.merge_size)
 
     def _check_params(self, params: Params, room: int) -> None:
         """Raises UsageError if the parameters name a token that the model lacks, or exceed its limits.

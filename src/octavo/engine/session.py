@@ -10,9 +10,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from octavo.adapters.registry import AdapterRegistry
 from octavo.backends import Executor
 from octavo.backends.numa import kept_affinity
 from octavo.backends.work_done import work_done
@@ -22,10 +21,8 @@ from octavo.engine.engine_thread import EngineThread, Sink
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
-from octavo.engine.slot_files import run_action
 from octavo.engine.slots import SlotAction, SlotReport
-from octavo.engine.texts.chat_images import ChatImages, has_images
-from octavo.engine.texts.image_inputs import ImageInputs, split_images
+from octavo.engine.texts.image_inputs import ImageInputs, has_images, split_images
 from octavo.engine.texts.prompt_encoder import PromptEncoder, plain_prompt
 from octavo.engine.texts.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import OctavoError, UsageError
@@ -35,6 +32,9 @@ from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message, TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.adapters.registry import AdapterRegistry
 
 
 class Session:
@@ -117,6 +117,8 @@ class Session:
         UsageError for images that cannot be read."""
         if isinstance(messages, str) or not has_images(messages):
             return Prompt(self.encode_chat(messages, chat_template, **template_arguments))
+        from octavo.engine.texts.chat_images import ChatImages
+
         images = ChatImages(messages, self.images)
         marks = images.marks
         ids = self.encode_chat(images.messages, chat_template, image_marks=marks, **template_arguments)
@@ -273,6 +275,8 @@ class Session:
 
     def act_on_slot(self, action: SlotAction) -> Future[SlotReport]:
         """Saves, restores or erases a slot, one after another; the future raises UsageError with the file."""
+        from octavo.engine.slot_files import run_action
+
         self.model()
         return self._slot_files.submit(run_action, self._engine, action)
 

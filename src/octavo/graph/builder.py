@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from octavo.errors import GraphError
 from octavo.graph.cache import CacheLayout, KVCache, StateCache, cache_layout
@@ -16,12 +17,14 @@ from octavo.graph.ops.latent_attention import HeadLinear
 from octavo.graph.ops.linear import Embedding, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.low_rank import AddLowRank
 from octavo.graph.ops.moe import MoE, Routing
-from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.ops.rows import Gather
 from octavo.graph.ops.rowwise import Add, LayerNorm, Mul, RMSNorm, Scale
 from octavo.graph.ops.stages import Receive, Send
 from octavo.graph.ops.streams import ScaleColumns
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
+
+if TYPE_CHECKING:
+    from octavo.graph.ops.recurrence import DeltaHeads, ScanHeads
 
 _LAYER = re.compile(r"(.*?\.)?\d+(?=\.)")
 
@@ -272,17 +275,23 @@ class Graph:
 
     def short_conv(self, x: Value, name: str, kind: str | None = None) -> Value:
         """A causal convolution along each column of a sequence, whose weight is a vector: see `ShortConv`."""
+        from octavo.graph.ops.recurrence import ShortConv  # few models have states
+
         weight = self._weight(name, "short_conv")
         return self.add(ShortConv(x, weight, self._bias(name), len(self.state_caches), kind))
 
     def gated_delta_rule(self, qkv: Value, beta: Value, alpha: Value, name: str, heads: DeltaHeads) -> Value:
         """The delta rule of the vectors `decay.weight` and `dt.bias` under `name`: see `GatedDeltaRule`."""
+        from octavo.graph.ops.recurrence import GatedDeltaRule
+
         decay, dt_bias = (self._parameter(f"{name}.{part}", "gated_delta_rule") for part in ("decay.weight", "dt.bias"))
         index = len(self.state_caches)
         return self.add(GatedDeltaRule(qkv, beta, alpha, decay, dt_bias, heads, index))
 
     def selective_scan(self, xbc: Value, dt: Value, name: str, heads: ScanHeads) -> Value:
         """The state space of the vectors `decay.weight`, `skip.weight` and `dt.bias` under `name`: `SelectiveScan`."""
+        from octavo.graph.ops.recurrence import SelectiveScan
+
         parts = ("decay.weight", "skip.weight", "dt.bias")
         decay, skip, dt_bias = (self._parameter(f"{name}.{part}", "selective_scan") for part in parts)
         return self.add(SelectiveScan(xbc, dt, decay, skip, dt_bias, heads, len(self.state_caches)))

@@ -16,6 +16,7 @@ from octavo.loader.json_file import read_json_object
 from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.loader.tensor_names import renamed
 from octavo.loader.transforms import transformed
+from octavo.loader.vision_files import find_mmproj
 from octavo.media.processor import ImageProcessor, read_processor
 from octavo.models._reading import ConfigReader
 from octavo.models.towers import Tower, tower_of, tower_of_projector
@@ -23,7 +24,6 @@ from octavo.models.towers._tower import TowerConfig
 
 # Widths and heights of pictures that are cut into as many tiles as can be.
 _PROBES = [(width, height) for width in (64, 1024, 4096, 8192) for height in (64, 1024, 4096, 8192)]
-MMPROJ = "mmproj"  # in the name of a file
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
@@ -66,17 +66,6 @@ def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: i
         return _from_safetensors(checkpoint, max_tokens)
     path = find_mmproj(checkpoint.path) if mmproj is None else Path(mmproj).expanduser()
     return None if path is None else _from_mmproj(checkpoint, path, max_tokens)
-
-
-def find_mmproj(model: Path) -> Path | None:
-    """The file with the part that sees beside a GGUF file. Raises ModelLoadError if there are several."""
-    found = sorted(path for path in model.parent.glob("*.gguf") if MMPROJ in path.name.lower() and path != model)
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise ModelLoadError(
-            f"{model.parent}: {len(found)} files may be the part that sees: name one with --mmproj: {names}"
-        )
-    return found[0] if found else None
 
 
 def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> VisionPart:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from octavo.adapters.adapter import AdapterBase
-from octavo.adapters.registry import AdapterRegistry
+from typing import TYPE_CHECKING
+
 from octavo.backends import AdaptingExecutor, Executor, ExecutorLimits
 from octavo.backends.memory import host_memory
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from octavo.adapters.registry import AdapterRegistry
 
 _SHARE = 0.1  # of the memory that is free beside a loaded model
 
@@ -25,6 +28,9 @@ def adapter_registry(
         return None
     if not isinstance(executor, AdaptingExecutor):
         raise UsageError("enable_lora: an engine with these options holds no adapters yet; leave it out")
+    from octavo.adapters.adapter import AdapterBase
+    from octavo.adapters.registry import AdapterRegistry
+
     base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph)
     max_bytes = int(host_memory().usable_bytes * _SHARE)
     registry = AdapterRegistry(base, executor, limits.adapters, config.max_cpu_loras, max_bytes)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, cast
 
 from octavo.backends import Backend, ExecutorLimits, get_backend
 from octavo.backends.memory import Sizes
-from octavo.engine.encoding.encodings import Encodings
-from octavo.engine.encoding.image_encoder import ImageEncoder
 from octavo.engine.limits import ImageLimits
 from octavo.engine.loading.devices import backend_name, threads_of_rank
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.patches import MERGED, PATCHES
-from octavo.loader.vision import VisionPart, open_vision
+from octavo.loader.vision_files import has_vision
 
 if TYPE_CHECKING:
     from octavo.backends.split import Device
     from octavo.config import EngineConfig
+    from octavo.engine.encoding.encodings import Encodings
     from octavo.loader.checkpoint import Checkpoint
+    from octavo.loader.vision import VisionPart
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,10 @@ def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None
     """The part of a model that sees, unless the options leave it out; None: it has none. Raises ModelLoadError."""
     if config.mmproj == "none" or not hasattr(checkpoint.config, "tie_word_embeddings"):
         return None
+    if not has_vision(checkpoint, config.mmproj):
+        return None
+    from octavo.loader.vision import open_vision  # with processors and encoders, which text does without
+
     return open_vision(checkpoint, config.mmproj, image_tokens(config))
 
 
@@ -82,6 +86,9 @@ def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | No
 
 def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
     """The compiled encoder, with an empty cache. Raises ModelLoadError if its weights do not fit it."""
+    from octavo.engine.encoding.encodings import Encodings
+    from octavo.engine.encoding.image_encoder import ImageEncoder
+
     limits, sizes = _planned(config, vision)
     executor = _backend(config).compile(sizes, vision.weights, limits, num_threads=threads_of_rank(config))
     encoder = ImageEncoder(executor, vision.processor, vision.config, vision.tables(), limits.further_rows[PATCHES])

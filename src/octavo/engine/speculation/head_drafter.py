@@ -46,6 +46,7 @@ class HeadDrafter(ModelDrafter):
     """
 
     name = "mtp"
+    reads_hidden = True
 
     def __init__(
         self, executor: Executor, times: StepTimes, limits: EngineLimits, max_drafts: int, group: int = 0
@@ -65,7 +66,7 @@ class HeadDrafter(ModelDrafter):
             self._is_read[batch.block_loads.block_ids] = False
         self._is_read.reshape(-1)[batch.slot_mapping[self._group]] = False
 
-    def take(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
+    def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
         """Takes the hidden states of all tokens of a step, which are the last ones; a large step has none."""
         first, count = 0, len(batch.token_ids)
         has_all = output.hidden_states is not None and len(schedule.scheduled) <= MAX_DRAFTING

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from octavo.batch import Batch, Float32, StepOutput
     from octavo.engine.limits import EngineLimits
+    from octavo.engine.schedule import Schedule
     from octavo.engine.speculation.speculation import Guesses
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class ModelDrafter:
     """
 
     name = DRAFT_MODEL
+    reads_hidden = False  # of all tokens of the target's steps
 
     def __init__(
         self,
@@ -84,6 +86,12 @@ class ModelDrafter:
             return True
         self._idle += 1
         return self._idle >= _RETRY
+
+    def note_submitted(self, batch: Batch) -> None:
+        """Takes note of a step of the target: this model has no use for it."""
+
+    def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
+        """Takes note of the result of a step of the target: this model has no use for it."""
 
     def catch_up(self, sequences: Iterable[Sequence]) -> None:
         """Reads prompts that are under way: this model reads them late."""

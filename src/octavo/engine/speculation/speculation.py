@@ -16,7 +16,9 @@ from octavo.engine.speculation.policy import DraftPolicy
 from octavo.speculative_config import MAX_DRAFTING, MAX_DRAFTS
 
 if TYPE_CHECKING:
+    from octavo.batch import Batch, StepOutput
     from octavo.engine.metrics import EngineMetrics
+    from octavo.engine.schedule import Schedule
     from octavo.engine.speculation.twin_blocks import DraftReading
     from octavo.engine.step_times import StepTimes
     from octavo.generation_request import RequestOptions
@@ -76,6 +78,21 @@ class Speculation:
         """The most drafts of a sequence in one step."""
         drafter = [] if self.drafter is None else [self.drafter.max_drafts]
         return min(self.limit, max([*(source.max_drafts for source in self._sources), *drafter], default=0))
+
+    @property
+    def reads_hidden(self) -> bool:
+        """True if the drafter wants the hidden states of all tokens of a step. One that has failed wants none."""
+        return self.drafter is not None and self.drafter.reads_hidden
+
+    def note_submitted(self, batch: Batch) -> None:
+        """Takes note of a step before it is submitted, in the order of steps."""
+        if self.drafter is not None:
+            self.drafter.note_submitted(batch)
+
+    def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
+        """Takes note of the result of a step, before sequences get its tokens."""
+        if self.drafter is not None:
+            self.drafter.note_result(schedule, batch, output)
 
     def propose(self, running: Iterable[Sequence], max_rows: int, *, may_explore: bool) -> None:
         """Gives sequences their drafts for the next step, and takes back those of the last.

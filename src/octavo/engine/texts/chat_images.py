@@ -7,24 +7,10 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.engine.texts.image_inputs import ImageInputs
+from octavo.engine.texts.image_inputs import IMAGE_KEYS, ImageInputs, has_images
 from octavo.errors import UsageError
 from octavo.prompt import MediaItem
 from octavo.tokenizer.image_marks import ImageMarks
-
-_IMAGE_KEYS = ("image", "image_pil", "image_url")  # each the type of a part, and the key of its value
-
-
-def has_images(messages: object) -> bool:
-    """True if a message has an image among the parts of its content."""
-    if not isinstance(messages, (list, tuple)):
-        return False
-    return any(
-        isinstance(part, Mapping) and part.get("type") in _IMAGE_KEYS
-        for message in messages
-        if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple))
-        for part in message["content"]
-    )
 
 
 class ChatImages:
@@ -53,7 +39,7 @@ class ChatImages:
         follows_text = False
         for part in content:
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind in _IMAGE_KEYS:
+            if kind in IMAGE_KEYS:
                 pieces.append(self._mark(part, str(kind)))
             elif kind == "text" and isinstance(part.get("text"), str):
                 pieces.append(("\n" if follows_text else "") + part["text"])  # as the server puts texts in a row

@@ -11,16 +11,15 @@ import numpy as np
 
 from octavo.engine.texts.placing import place_items
 from octavo.errors import UsageError
-from octavo.media.decoding import PictureDecoder
-from octavo.media.digest import content_digest
-from octavo.media.pictures import picture_of, picture_of_array
 from octavo.prompt import MediaItem, Prompt
 
 if TYPE_CHECKING:
+    from octavo.media.decoding import PictureDecoder
     from octavo.media.processor import ImageProcessor, Picture
     from octavo.tokenizer.tokenizer import Tokenizer
 
 _KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+IMAGE_KEYS = ("image", "image_pil", "image_url")  # each the type of a part of a message, and the key of its value
 MAX_FILE_BYTES = 64 << 20
 
 
@@ -32,7 +31,7 @@ class ImageInputs:
         self._tokenizer = tokenizer
         self._processor = processor
         self._model = model
-        self._decoder = PictureDecoder()
+        self._decoder = None if processor is None else _decoder()
 
     def prompt(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> Prompt:
         """The prompt in which each mark of an image is one of those given. given: as `split_images` returns it.
@@ -73,10 +72,13 @@ class ImageInputs:
 
     def item(self, image: Any, name: str | None = None) -> MediaItem:
         """An image as the engine takes it. name: the caller's for its content; None: a digest. Raises UsageError."""
+        from octavo.media.digest import content_digest
+
         processor = self.require()
         data, picture = _read(image)
         key = content_digest("image" if name is None else "name", data if name is None else name.encode(), processor)
         if picture is None:
+            assert self._decoder is not None, "a model that sees has one"
             try:
                 layout, tiles = self._decoder.tiles(data, processor)
             except UsageError as error:
@@ -87,10 +89,29 @@ class ImageInputs:
 
     def close(self) -> None:
         """Ends the processes that decode files. May be called twice."""
-        self._decoder.close()
+        if self._decoder is not None:
+            self._decoder.close()
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+
+
+def _decoder() -> PictureDecoder:
+    from octavo.media.decoding import PictureDecoder  # text does without
+
+    return PictureDecoder()
+
+
+def has_images(messages: object) -> bool:
+    """True if a message has an image among the parts of its content."""
+    if not isinstance(messages, (list, tuple)):
+        return False
+    return any(
+        isinstance(part, Mapping) and part.get("type") in IMAGE_KEYS
+        for message in messages
+        if isinstance(message, Mapping) and isinstance(message.get("content"), (list, tuple))
+        for part in message["content"]
+    )
 
 
 def split_images(prompt: object) -> tuple[Any, Mapping[str, Any]]:
@@ -130,6 +151,8 @@ def _listed(value: Any) -> list[Any]:
 
 def _read(image: Any) -> tuple[bytes, Picture | None]:
     """The bytes that name an image, and its pixels unless the bytes are a file with them."""
+    from octavo.media.pictures import picture_of, picture_of_array
+
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image), None
     if isinstance(image, (str, os.PathLike)):
