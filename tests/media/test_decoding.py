@@ -147,6 +147,29 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, deco
         decoder.tiles(files()["png"], PROCESSOR)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xd8" + b"\xff" * (1 << 20), b"GIF89a" + b"\1\0\1\0\0\0\0" + b"\x21\xfe" + b"\1a" * (1 << 19)],
+    ids=["jpeg", "gif"],
+)
+def test_headers_without_an_end_take_few_steps(data: bytes) -> None:
+    """The lines that run are counted: the server reads headers between all other requests."""
+    num_lines = 0
+
+    def count(_frame: object, event: str, _arg: object) -> Any:
+        nonlocal num_lines
+        num_lines += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        with pytest.raises(UsageError, match="is damaged"):
+            read_header(data)
+    finally:
+        sys.settrace(None)
+    assert num_lines < len(data) / 2
+
+
 @given(st.sampled_from(sorted(files())), st.data())
 def test_headers_of_changed_files_are_read_or_refused(name: str, data: Any) -> None:
     changed = bytearray(files()[name])

@@ -228,6 +228,18 @@ def test_counts_need_only_the_header(
     assert read(server.post(path, body).json()) == wanted
 
 
+def test_counting_encodes_the_placeholder_once(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, seen = Tokenizer.encode, []
+
+    def counted(self: Tokenizer, words: str, **options: Any) -> list[int]:
+        seen.append(words)
+        return encode(self, words, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    assert server.post("/tokenize", chat(text("many words " * 100), URL)).json()["count"] > 200
+    assert seen.count("<|image_pad|>") == 1
+
+
 WHERE = "messages[0].content[0].image_url.url"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from octavo.errors import UsageError
@@ -12,6 +12,7 @@ from octavo.errors import UsageError
 _MAX_PARTS = 1 << 16  # of a file that are looked at
 _ORIENTATION = 0x0112
 _TURNED = frozenset({5, 6, 7, 8})
+_MARKER = re.compile(rb"\xff+([^\xff])")  # the first byte may be repeated
 _XMP_ORIENTATION = re.compile(rb"tiff:Orientation(?:=\"|>)([1-8])")
 _XMP_SIGNATURE = b"http://ns.adobe.com/xap/1.0/\x00"
 
@@ -35,21 +36,28 @@ class ImageHeader:
 
 def read_header(data: bytes) -> ImageHeader:
     """The header of a JPEG, PNG, WebP, GIF or BMP file. Raises UsageError for any other, and for a damaged one."""
-    for signature, read in _READERS.items():
-        if data.startswith(signature) and (signature != b"RIFF" or data[8:12] == b"WEBP"):
-            try:
-                header = read(data)
-            except (struct.error, IndexError):
-                raise damaged("it ends early") from None
-            if not (header.stored_width and header.stored_height):
-                raise damaged("it has no pixels")
-            return header
-    raise UsageError("is not a JPEG, PNG, WebP, GIF or BMP file", code="invalid_image")
+    read = _reader_of(data)
+    if read is None:
+        raise UsageError("is not a JPEG, PNG, WebP, GIF or BMP file", code="invalid_image")
+    try:
+        header = read(data)
+    except (struct.error, IndexError):
+        raise damaged("it ends early") from None
+    if not (header.stored_width and header.stored_height):
+        raise damaged("it has no pixels")
+    return header
 
 
 def begins_image(data: bytes) -> bool:
     """True if a file with these first bytes, at least 12, may be an image that can be read."""
-    return any(data.startswith(signature) and (signature != b"RIFF" or data[8:12] == b"WEBP") for signature in _READERS)
+    return _reader_of(data) is not None
+
+
+def _reader_of(data: bytes) -> Callable[[bytes], ImageHeader] | None:
+    """The function that reads the header of a file with these first bytes; None: it is no image that can be read."""
+    if data.startswith(b"RIFF") and data[8:12] != b"WEBP":
+        return None
+    return next((read for signature, read in _READERS.items() if data.startswith(signature)), None)
 
 
 def damaged(reason: str) -> UsageError:
@@ -77,10 +85,10 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
         at = data.find(b"\xff", at)
         if at < 0:
             return
-        while data[at] == 0xFF:
-            at += 1
-        marker = data[at]
-        at += 1
+        found = _MARKER.match(data, at)
+        if found is None:
+            return
+        marker, at = found[1][0], found.end()
         if marker == 0xDA:  # the pixels
             return
         if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD9:
@@ -152,17 +160,18 @@ def _webp_size(name: bytes, body: bytes) -> tuple[int, int] | None:
 def _read_gif(data: bytes) -> ImageHeader:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    in_extension = False  # a row of blocks, of which an empty one is the last
     for _ in range(_MAX_PARTS):
-        if data[at] == 0x2C:  # the first frame, which may reach beyond the screen
+        byte = data[at]
+        if in_extension:
+            in_extension = byte > 0
+            at += byte + 1
+        elif byte == 0x2C:  # the first frame, which may reach beyond the screen
             left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, at + 1)
             return ImageHeader("GIF", max(width, left + frame_width), max(height, top + frame_height))
-        if data[at] != 0x21:
-            at += 1
-            continue
-        at += 2
-        while data[at]:
-            at += data[at] + 1
-        at += 1
+        else:
+            in_extension = byte == 0x21
+            at += 2 if in_extension else 1
     raise damaged("it has no frame")
 
 

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from octavo.errors import UsageError
+from octavo.image_layout import ImageLayout
 from octavo.prompt import SPAN_TOKEN_ID, MediaItem, Prompt, Span
 
 _OFFSET = struct.Struct("<q")
@@ -13,12 +14,13 @@ _OFFSET = struct.Struct("<q")
 
 def place_items(
     token_ids: Sequence[int],
-    items: Sequence[MediaItem],
+    items: Sequence[MediaItem | ImageLayout],
     placeholder_id: int,
     encode: Callable[[str], Sequence[int]],
 ) -> Prompt:
     """The prompt in which the i-th placeholder is the i-th item. encode: token ids of a mark that is a text.
 
+    The positions of a layout, which stands for an item that nobody has decoded, are only counted: they are no spans.
     Raises UsageError if there are not as many placeholders as items.
     """
     count = sum(token_id == placeholder_id for token_id in token_ids)
@@ -40,12 +42,15 @@ def place_items(
     return Prompt(placed, spans)
 
 
-def _place(item: MediaItem, placed: list[int], spans: list[Span], encode: Callable[[str], Sequence[int]]) -> None:
+def _place(
+    item: MediaItem | ImageLayout, placed: list[int], spans: list[Span], encode: Callable[[str], Sequence[int]]
+) -> None:
     offset = 0
-    for mark in item.layout.marks:
+    for mark in (item.layout if isinstance(item, MediaItem) else item).marks:
         if isinstance(mark, str):
             placed += encode(mark)
             continue
-        spans.append(Span(len(placed), mark, item.key + _OFFSET.pack(offset), item=item, offset=offset))
+        if isinstance(item, MediaItem):
+            spans.append(Span(len(placed), mark, item.key + _OFFSET.pack(offset), item=item, offset=offset))
         placed += [SPAN_TOKEN_ID] * mark
         offset += mark

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from octavo.engine.texts.placing import place_items
 from octavo.errors import ModelLoadError, UsageError
-from octavo.media.processor import ImageLayout
-from octavo.prompt import SPAN_TOKEN_ID, MediaItem, Prompt
+from octavo.image_layout import ImageLayout
+from octavo.prompt import MediaItem, Prompt
 from octavo.server.models.image_reader import image_processor
 from octavo.server.models.served_model import ServedModel
 
@@ -24,19 +25,7 @@ class PlacedImages:
         there are not as many."""
         if not numbers:
             return Prompt(token_ids)
-        chosen = [self._images[number] for number in numbers]
-        items = [image for image in chosen if isinstance(image, MediaItem)]
-        if items:
-            return place_items(token_ids, items, self._placeholder_id, self._encode)
-        waiting = iter([image for image in chosen if isinstance(image, ImageLayout)])
-        counted: list[int] = []
-        for token_id in token_ids:
-            if token_id != self._placeholder_id:
-                counted.append(token_id)
-                continue
-            for mark in next(waiting).marks:
-                counted += self._encode(mark) if isinstance(mark, str) else [SPAN_TOKEN_ID] * mark
-        return Prompt(counted)
+        return place_items(token_ids, [self._images[i] for i in numbers], self._placeholder_id, self._encode)
 
     def place_in_text(self, text: str, marker: str, numbers: Sequence[int]) -> Prompt:
         """The prompt of a text in which each marker is the next of these images. Raises UsageError if the text has the
@@ -62,7 +51,7 @@ class PlacedImages:
     def _encode(self, text: str) -> list[int]:
         return self._model.tokenizer.encode(text, add_special_tokens=False, parse_special=True)
 
-    @property
+    @cached_property
     def _placeholder_id(self) -> int:
         settings = self._model.info.images
         assert settings is not None
