@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from functools import cache
@@ -21,6 +22,7 @@ from octavo.cli.plan import plan
 from octavo.cli.show import show
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
+from octavo.engine.loading.encoder import why_no_images
 from octavo.engine.loading.memory_needs import memory_needs
 from octavo.engine.texts.placing import place_items
 from octavo.errors import ModelLoadError
@@ -296,7 +298,9 @@ def test_a_model_that_reads_text_says_so(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
-def test_gguf_files_see_with_the_file_beside_them(name: str, folders: dict[str, Path]) -> None:
+def test_gguf_files_see_with_the_file_beside_them(
+    name: str, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     text = tiny_vision.save_gguf(model(name), folders[name], name)
     with loaded(text.parent) as llm:
         (output,) = llm.generate([prompt_of(llm, PARTS)], PARAMS)
@@ -314,6 +318,21 @@ def test_gguf_files_see_with_the_file_beside_them(name: str, folders: dict[str, 
     ):
         with pytest.raises(ModelLoadError, match=message):
             loaded(text, mmproj=wrong)
+    check_beside(text, "which Octavo does not know", caplog)
+    check_beside(text, "2 files may be its part that sees: name one with --mmproj", caplog)
+
+
+def check_beside(text: Path, problem: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With one more file of no known projector beside it, which may be another model's, a model still reads text."""
+    shutil.copy(text, text.with_name(f"mmproj-{len(problem)}.gguf"))
+    caplog.clear()
+    with loaded(text) as llm:
+        assert len(llm.generate([TEXTS[0]], PARAMS)[0].outputs[0].token_ids) == NUM_TOKENS
+    assert f"{text} reads text only: " in caplog.text
+    assert problem in caplog.text
+    with closing(open_checkpoint(text)) as checkpoint:
+        config = EngineConfig(model=str(text))
+        assert why_no_images(config, checkpoint, None).startswith("reads text only, as no mmproj file beside it fits")
 
 
 def test_plan_and_show_count_what_sees(folders: dict[str, Path]) -> None:

@@ -54,7 +54,7 @@ class ModelInfo:
     draft_sources: tuple[str, ...] = ()  # in the order in which they are asked
     max_drafts: int = 0  # of a sequence in one step
     images: ImageSettings | None = None  # of its image processor; None: it only reads text
-    no_images: str = ""  # why a model of a family that sees does not; empty: it sees, or its family does not
+    no_images: str = ""  # why a model that could see does not; empty: it sees, or could not
     no_drafts: str = ""  # why there are no sources; empty: there are some
 
     @property

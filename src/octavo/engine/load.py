@@ -225,7 +225,7 @@ def _load(
         path=checkpoint.path,
         hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
         draft_executor=draft,
-        no_images=why_no_images(checkpoint, vision),
+        no_images=why_no_images(config, checkpoint, vision),
         no_drafts=why_no_drafts(config, graph, plan.num_draft_states),
         sampling_defaults=defaults,
     )

@@ -14,6 +14,7 @@ from octavo.loader import library
 from octavo.loader.aliases import ALIASES, Alias, DownloadProgress, resolve_alias
 from octavo.loader.catalogue import nearest
 from octavo.loader.gguf import part_names
+from octavo.loader.model_file import is_mmproj
 from octavo.loader.pickles import check_no_pickles
 from octavo.loader.references import Reference, parse, with_revision
 from octavo.loader.safetensors import INDEX_NAME
@@ -121,7 +122,7 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
         templates = [name for name in names if _NAMED_TEMPLATE.fullmatch(name)]
         side = sorted(_SIDE_FILES.intersection(top) - {"config.json"})
         return ["config.json", *weights, *modules, *side, *templates]
-    ggufs = [name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()]
+    ggufs = [name for name in names if name.endswith(".gguf") and not is_mmproj(name)]
     for wanted in [variant] if variant is not None else _PREFERRED_VARIANTS:
         pattern = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:[-./].*)?\.gguf", re.IGNORECASE)
         if chosen := [name for name in ggufs if pattern.fullmatch(name)]:

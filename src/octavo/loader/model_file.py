@@ -35,7 +35,7 @@ def find_model_file(path: Path) -> Path:
     safetensors = [path / name for name in names if name.endswith(".safetensors")]
     if "config.json" in names and len(safetensors) == 1:
         return safetensors[0]
-    models = [name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()]
+    models = [name for name in names if name.endswith(".gguf") and not is_mmproj(name)]
     ggufs = {Path(part_names(str(path / name), os.path.exists)[0]) for name in models}
     if len(ggufs) == 1 and not safetensors:
         return ggufs.pop()
@@ -45,6 +45,11 @@ def find_model_file(path: Path) -> Path:
         raise ModelLoadError(f"{path}: {len(found)} models; name one of them: {', '.join(found[:10])}")
     check_no_pickles(path, names, "Take the safetensors or GGUF files of the same model")
     raise ModelLoadError(f"{path}: no model; a .gguf or .safetensors file is needed")
+
+
+def is_mmproj(name: str) -> bool:
+    """True by the name of a GGUF file: it has the part of a model that sees, and is no model itself."""
+    return "mmproj" in name.lower()
 
 
 def is_gguf(path: Path) -> bool:

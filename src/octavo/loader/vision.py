@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from octavo.loader.json_file import read_json_object
 from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.loader.tensor_names import renamed
 from octavo.loader.transforms import transformed
-from octavo.loader.vision_files import find_mmproj
+from octavo.loader.vision_files import mmproj_files
 from octavo.media.processor import ImageProcessor, read_processor
 from octavo.models._reading import ConfigReader
 from octavo.models.towers import Tower, tower_of, tower_of_projector
 from octavo.models.towers._tower import TowerConfig
+
+logger = logging.getLogger(__name__)
 
 # Widths and heights of pictures that are cut into as many tiles as can be.
 _PROBES = [(width, height) for width in (64, 1024, 4096, 8192) for height in (64, 1024, 4096, 8192)]
@@ -59,13 +62,25 @@ class VisionPart:
 def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: int | None = None) -> VisionPart | None:
     """The part of a checkpoint that sees; None: it has none, or one that Octavo does not know.
 
-    mmproj: its file, of a GGUF model; None: the one beside it. max_tokens: of an image of any size, where the family
-    can make it smaller. Raises ModelLoadError naming file and key.
+    mmproj: its file, of a GGUF model; None: the only one beside it. If that does not fit, as it may be another model's,
+    there is a warning, and the model reads text. max_tokens: of an image of any size, where the family can make it
+    smaller. Raises ModelLoadError naming file and key.
     """
     if checkpoint.format == "safetensors":
         return _from_safetensors(checkpoint, max_tokens)
-    path = find_mmproj(checkpoint.path) if mmproj is None else Path(mmproj).expanduser()
-    return None if path is None else _from_mmproj(checkpoint, path, max_tokens)
+    if mmproj is not None:
+        return _from_mmproj(checkpoint, Path(mmproj).expanduser(), max_tokens)
+    beside = mmproj_files(checkpoint.path)
+    if not beside:
+        return None
+    try:
+        if len(beside) > 1:
+            names = ", ".join(path.name for path in beside)
+            raise ModelLoadError(f"{len(beside)} files may be its part that sees: name one with --mmproj: {names}")
+        return _from_mmproj(checkpoint, beside[0], max_tokens)
+    except ModelLoadError as error:
+        logger.warning("%s reads text only: %s", checkpoint.path, error)
+        return None
 
 
 def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> VisionPart:

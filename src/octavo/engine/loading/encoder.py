@@ -13,7 +13,7 @@ from octavo.engine.limits import ImageLimits
 from octavo.engine.loading.devices import backend_name, threads_of_rank
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.patches import MERGED, PATCHES
-from octavo.loader.vision_files import has_vision
+from octavo.loader.vision_files import has_vision, mmproj_files
 
 if TYPE_CHECKING:
     from octavo.backends.split import Device
@@ -48,9 +48,13 @@ def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None
     return open_vision(checkpoint, config.mmproj, image_tokens(config))
 
 
-def why_no_images(checkpoint: Checkpoint, vision: VisionPart | None) -> str:
-    """The reason why a model of a family that sees does not; empty: it sees, or its family does not."""
-    if vision is not None or checkpoint.format != "gguf" or checkpoint.architecture not in _SEEING:
+def why_no_images(config: EngineConfig, checkpoint: Checkpoint, vision: VisionPart | None) -> str:
+    """The reason why a model that could see does not; empty: it sees, or nothing says that it could."""
+    if vision is not None or checkpoint.format != "gguf":
+        return ""
+    if config.mmproj is None and mmproj_files(checkpoint.path):
+        return "reads text only, as no mmproj file beside it fits (the log says why): name its own with --mmproj"
+    if checkpoint.architecture not in _SEEING:
         return ""
     return "reads text only, as its vision part is missing: put mmproj-*.gguf beside the model or name it with --mmproj"
 
