@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def answer_lines(
         raise UsageError("--ray needs ray: pip install 'octavo[ray]'") from None
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # RAY_ADDRESS names a cluster
-    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in cast(Any, ray).nodes() if node["Alive"]]
     cpus = num_cpus or max(min(count for count in nodes if count), 1)
     rows = []
     for line in lines:
@@ -102,15 +102,15 @@ def answer_lines(
         return
     actors = num_actors or len([count for count in nodes if count >= cpus]) or 1
     blocks = min(max(-(-len(rows) // _LINES_PER_BLOCK), actors), len(rows))
-    data = ray.data.from_items(rows, override_num_blocks=blocks)
-    data = data.map_batches(
+    questions = ray.data.from_items(rows, override_num_blocks=blocks)
+    answers = questions.map_batches(
         AnswerLines,
         fn_constructor_kwargs={"model": model, "options": {"num_threads": cpus, **options}},
         batch_size=_LINES_PER_BLOCK,
         num_cpus=cpus,
         concurrency=actors,
     )
-    for row in data.iter_rows():
+    for row in answers.iter_rows():
         put(_from_json(row["result"]))
 
 
