@@ -26,23 +26,45 @@ bool gather_fits(const Args& args) {
     return width > 0 && has_cols(args.output, width * args.inputs[Gather::x].cols);
 }
 
-// The output may be x.
-void splice(const Args& args, const Step& step, Worker& worker) {
-    const View &x = args.inputs[Splice::x], &given = args.inputs[Splice::given], &out = args.output;
-    const int32_t* const index = step.index(args.ints[Splice::index]);
+// x, but f(to, from, given) for each row that the index has a number for. The output may be x.
+template <typename Operands, typename F>
+inline void with_given(const Args& args, const Step& step, const Worker& worker, F f) {
+    const View &x = args.inputs[Operands::x], &given = args.inputs[Operands::given], &out = args.output;
+    const int32_t* const index = step.index(args.ints[Operands::index]);
     const Range rows = share(out.rows, worker);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
         const int64_t row = index ? index[r] : -1;
-        const float* const from = row < 0 ? x.data + r * x.cols : given.data + row * given.cols;
+        const float* const from = x.data + r * x.cols;
         float* const to = out.data + r * out.cols;
-        if (from != to) __builtin_memcpy(to, from, sizeof(float) * out.cols);
+        if (row >= 0)
+            f(to, from, given.data + row * given.cols);
+        else if (from != to)
+            __builtin_memcpy(to, from, sizeof(float) * out.cols);
     }
 }
 
-bool splice_fits(const Args& args) {
-    const View &x = args.inputs[Splice::x], &given = args.inputs[Splice::given];
-    return is_like(args.output, x) && has_cols(given, x.cols);
+template <typename Operands>
+inline bool given_fits(const Args& args) {
+    const View& x = args.inputs[Operands::x];
+    return is_like(args.output, x) && has_cols(args.inputs[Operands::given], x.cols);
 }
+
+void splice(const Args& args, const Step& step, Worker& worker) {
+    const size_t bytes = sizeof(float) * args.output.cols;
+    with_given<Splice>(args, step, worker,
+                       [&](float* to, const float*, const float* given) { __builtin_memcpy(to, given, bytes); });
+}
+
+bool splice_fits(const Args& args) { return given_fits<Splice>(args); }
+
+void add_rows(const Args& args, const Step& step, Worker& worker) {
+    const int32_t cols = args.output.cols;
+    with_given<AddRows>(args, step, worker, [&](float* to, const float* from, const float* given) {
+        for (int32_t c = 0; c < cols; ++c) to[c] = from[c] + given[c];
+    });
+}
+
+bool add_rows_fits(const Args& args) { return given_fits<AddRows>(args); }
 
 void pool_rows(const Args& args, const Step& step, Worker& worker) {
     const View &x = args.inputs[PoolRows::x], &out = args.output;
@@ -65,29 +87,6 @@ void pool_rows(const Args& args, const Step& step, Worker& worker) {
 
 bool pool_rows_fits(const Args& args) {
     return args.ints[PoolRows::width] > 0 && has_cols(args.output, args.inputs[PoolRows::x].cols);
-}
-
-// The output may be x.
-void add_rows(const Args& args, const Step& step, Worker& worker) {
-    const View &x = args.inputs[AddRows::x], &given = args.inputs[AddRows::given], &out = args.output;
-    const int32_t* const index = step.index(args.ints[AddRows::index]);
-    const Range rows = share(out.rows, worker);
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-        const int64_t row = index ? index[r] : -1;
-        const float* const from = x.data + r * x.cols;
-        float* const to = out.data + r * out.cols;
-        if (row < 0) {
-            if (from != to) __builtin_memcpy(to, from, sizeof(float) * out.cols);
-            continue;
-        }
-        const float* const more = given.data + row * given.cols;
-        for (int32_t c = 0; c < out.cols; ++c) to[c] = from[c] + more[c];
-    }
-}
-
-bool add_rows_fits(const Args& args) {
-    const View &x = args.inputs[AddRows::x], &given = args.inputs[AddRows::given];
-    return is_like(args.output, x) && has_cols(given, x.cols);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -64,8 +65,8 @@ class Gather(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class Splice(Op):
-    """x, but rows of `given` where the index has a number and not -1: the rows of an image among embedded tokens."""
+class _GivenRows(Op):
+    """x, changed by rows of `given` where the index has a number and not -1."""
 
     x: Value
     given: Value  # [another domain, cols of x]
@@ -87,12 +88,38 @@ class Splice(Op):
         if index is None:
             return x
         out: Array = x.copy()
-        out[index >= 0] = step.values[self.given][index[index >= 0]]
+        places = index >= 0
+        out[places] = self.changed(x[places], step.values[self.given][index[places]])
         return out
 
     @property
     def in_place(self) -> tuple[Value, ...]:
         return (self.x,)
+
+    @abstractmethod
+    def changed(self, x: Array, given: Array) -> Array:
+        """Rows of x, with the given row of each beside them, both [rows, cols]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Splice(_GivenRows):
+    """x, but rows of `given` where the index has a number and not -1: the rows of an image among embedded tokens."""
+
+    def changed(self, x: Array, given: Array) -> Array:  # noqa: ARG002
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class AddRows(_GivenRows):
+    """x, with rows of `given` added where the index has a number and not -1: features of an image in later layers.
+
+    Meng et al., arXiv 2406.04334.
+    """
+
+    element_flops: ClassVar[int] = 1
+
+    def changed(self, x: Array, given: Array) -> Array:
+        return x + given
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,40 +149,3 @@ class PoolRows(Op):
         rows = found.indices.get(self.index.name, np.zeros(0, np.int32))
         out: Array = step.values[self.x][rows].reshape(found.count, self.width, self.x.cols).mean(axis=1)
         return out
-
-
-@dataclass(frozen=True, slots=True)
-class AddRows(Op):
-    """x, with rows of `given` added where the index has a number and not -1: features of an image in later layers.
-
-    Meng et al., arXiv 2406.04334.
-    """
-
-    element_flops: ClassVar[int] = 1
-
-    x: Value
-    given: Value  # [another domain, cols of x]
-    index: IndexArray  # of the rows of x
-
-    def infer_shape(self) -> tuple[RowDomain, int]:
-        require(self.index.rows is self.x.rows, f"the index of {self.index.rows.name} is none of x {describe(self.x)}")
-        require(self.given.cols == self.x.cols, f"given {describe(self.given)} does not fit x {describe(self.x)}")
-        require(LOGITS not in (self.x.rows, self.given.rows), "logits are not held at once")
-        return self.x.rows, self.x.cols
-
-    @property
-    def row_needs(self) -> tuple[IndexNeed, ...]:
-        return (IndexNeed(self.index, self.given.rows, keeps=True),)
-
-    def evaluate(self, step: Evaluation) -> Array:
-        x: Array = step.values[self.x]
-        index = domain_rows(step.batch, self.x.rows).indices.get(self.index.name)
-        if index is None:
-            return x
-        out: Array = x.copy()
-        out[index >= 0] += step.values[self.given][index[index >= 0]]
-        return out
-
-    @property
-    def in_place(self) -> tuple[Value, ...]:
-        return (self.x,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -61,13 +63,23 @@ def _gather(op: Gather, step: TorchStep) -> Tensor:
     return step.values[op.x][index].reshape(-1, op.width * op.x.cols)
 
 
-@form(Splice)
-def _splice(op: Splice, step: TorchStep) -> Tensor:
+def _with_given(op: Splice | AddRows, step: TorchStep, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """x, but `change(x, given)` where the index has a row."""
     x, index = step.values[op.x], step.index_of(op.index)
     if index is None or not step.count_of(op.given.rows):
         return x
-    given = step.values[op.given][index.clamp(min=0)]
-    return torch.where((index >= 0)[:, None], given.to(x.dtype), x)
+    given = step.values[op.given][index.clamp(min=0)].to(x.dtype)
+    return torch.where((index >= 0)[:, None], change(x, given), x)
+
+
+@form(Splice)
+def _splice(op: Splice, step: TorchStep) -> Tensor:
+    return _with_given(op, step, lambda _, given: given)
+
+
+@form(AddRows)
+def _add_rows(op: AddRows, step: TorchStep) -> Tensor:
+    return _with_given(op, step, torch.add)
 
 
 @form(PoolRows)
@@ -75,15 +87,6 @@ def _pool_rows(op: PoolRows, step: TorchStep) -> Tensor:
     x, index = step.values[op.x], step.index_of(op.index)
     assert index is not None
     return wide(x[index].reshape(-1, op.width, op.x.cols)).mean(dim=1).to(x.dtype)
-
-
-@form(AddRows)
-def _add_rows(op: AddRows, step: TorchStep) -> Tensor:
-    x, index = step.values[op.x], step.index_of(op.index)
-    if index is None or not step.count_of(op.given.rows):
-        return x
-    given = step.values[op.given][index.clamp(min=0)].to(x.dtype)
-    return torch.where((index >= 0)[:, None], x + given, x)
 
 
 @form(MeanPool)
