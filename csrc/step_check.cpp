@@ -134,30 +134,40 @@ std::string check_requests(const Step& s, const StepLimits& limits) {
     return {};
 }
 
+// The saves of a request: after ascending numbers of its tokens.
+std::string check_saves(const Step& s, const StepLimits& limits, int32_t request, const int32_t* saves) {
+    const int32_t tokens = s.query_start_loc[request + 1] - s.query_start_loc[request];
+    int32_t before = 0;
+    for (int32_t i = 0; i < s.num_state_saves; ++i) {
+        const int32_t count = saves[2 * i], slot = saves[2 * i + 1];
+        if (slot < 0) continue;
+        if (slot >= limits.num_states) return wrong("state_saves row", request, slot, "below", limits.num_states);
+        if (count < 1 || count > tokens)
+            return wrong("state_saves row", request, count, "from 1 to the request's tokens,", tokens);
+        if (count <= before) return wrong("state_saves row", request, count, "ascending, above", before);
+        before = count;
+    }
+    return {};
+}
+
 // Slots exist, and no two sequences write to one.
 std::string check_states(const Step& s, const StepLimits& limits) {
     if (!s.state_slots) return "state_slots is None, but the graph has operations with states";
     std::string error = check_range("state_slots", s.state_slots, s.num_requests, limits.num_states);
     if (error.empty()) error = check_range("state_copies", s.state_copies, 2 * s.num_state_copies, limits.num_states);
     std::vector<bool> written(static_cast<size_t>(limits.num_states));
+    const auto write = [&](int32_t request, int32_t slot) {
+        if (written[slot])
+            error =
+                wrong("state_slots", request, slot, "one that no other sequence writes to, below", limits.num_states);
+        written[slot] = true;
+    };
     for (int32_t r = 0; r < s.num_requests && error.empty(); ++r) {
-        const int32_t tokens = s.query_start_loc[r + 1] - s.query_start_loc[r];
-        int32_t before = 0;
-        for (int32_t i = -1; i < s.num_state_saves; ++i) {
-            const int32_t* save =
-                i < 0 ? nullptr : s.state_saves + 2 * (static_cast<int64_t>(s.num_state_saves) * r + i);
-            const int32_t slot = i < 0 ? s.state_slots[r] : save[1];
-            if (slot < 0) continue;
-            if (slot >= limits.num_states) return wrong("state_saves row", r, slot, "below", limits.num_states);
-            if (written[slot])
-                return wrong("state_slots", r, slot, "one that no other sequence writes to, below", limits.num_states);
-            written[slot] = true;
-            if (i < 0) continue;
-            if (save[0] < 1 || save[0] > tokens)
-                return wrong("state_saves row", r, save[0], "from 1 to the request's tokens,", tokens);
-            if (save[0] <= before) return wrong("state_saves row", r, save[0], "ascending, above", before);
-            before = save[0];
-        }
+        write(r, s.state_slots[r]);
+        const int32_t* const saves = s.state_saves ? s.state_saves + 2 * int64_t{s.num_state_saves} * r : nullptr;
+        if (saves && error.empty()) error = check_saves(s, limits, r, saves);
+        for (int32_t i = 0; saves && error.empty() && i < s.num_state_saves; ++i)
+            if (saves[2 * i + 1] >= 0) write(r, saves[2 * i + 1]);
     }
     return error;
 }
