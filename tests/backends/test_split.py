@@ -18,7 +18,9 @@ from octavo.backends import Executor, default_backend, get_backend
 from octavo.backends.memory import MemoryBudget
 from octavo.backends.placement import Placement, best_placement, parts_of, possible_layers
 from octavo.backends.rates import Rates
-from octavo.backends.split import SplitBackend, SplitExecutor, SplitSizes, cache_room
+from octavo.backends.split import SplitBackend
+from octavo.backends.split_executor import SplitExecutor
+from octavo.backends.split_sizes import SplitSizes, cache_room
 from octavo.backends.torch.compile import TorchBackend
 from octavo.config import EngineConfig
 from octavo.engine.loading import devices

@@ -14,7 +14,7 @@ import torch
 
 from octavo.backends import get_backend
 from octavo.backends.memory import MemoryBudget, Sizes
-from octavo.backends.split import SplitSizes
+from octavo.backends.split_sizes import SplitSizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.loading.model_graph import model_sizes
 from octavo.engine.loading.model_memory import PROCESS_BYTES, MemoryShares, ModelMemory, machine_memory

@@ -1,42 +1,28 @@
-"""A model in parts, on a device and on the CPU: their sizes, and their executors one after another in a step."""
+"""A model in parts, on a device and on the CPU: which part goes where, and how all are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from octavo.backends import (
-    AdaptingExecutor,
-    Backend,
-    BackendDescription,
-    Executor,
-    ExecutorLimits,
-    Paging,
-    SleepingExecutor,
-)
-from octavo.backends.memory import MemoryBudget, PackedType, Sizes, StreamedSizes
-from octavo.backends.moved_blocks import MovedSizes, with_part
+from octavo.backends import Backend, BackendDescription, Executor, ExecutorLimits, Paging
+from octavo.backends.memory import MemoryBudget, Sizes, StreamedSizes
 from octavo.backends.offload import OffloadRates, workload_name
 from octavo.backends.parameters import parameter_info
 from octavo.backends.placement import Placement, best_placement, least_streamed, parts_of, possible_layers, spread
 from octavo.backends.rates import Rates, read_rate
-from octavo.backends.work_done import WatchedExecutor
+from octavo.backends.split_executor import SplitExecutor
+from octavo.backends.split_sizes import PartSizes, SplitSizes, cache_room, sizes_of_parts
 from octavo.errors import InsufficientMemoryError, UsageError
-from octavo.graph.cache import CacheSizes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from octavo.backends import PackCacheOptions, PendingStep, RankGroup
-    from octavo.batch import Batch, Float32, StepOutput
+    from octavo.backends import PackCacheOptions, RankGroup
     from octavo.config import EngineConfig, KVDtype, LoadProgress
     from octavo.graph.builder import Graph
-    from octavo.graph.ops.low_rank import LowRank
-    from octavo.graph.values import Parameter, Value
     from octavo.quantization.packed import Weight
 
 EXPERTS_FROM_DISK = (
@@ -74,57 +60,6 @@ class _SharesThreads(Protocol):
 
     def share_threads(self, other: Any) -> None:
         """Computes on the threads of another one, whose steps never run beside those of this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartSizes:
-    """A part of the model, and its sizes where it is."""
-
-    on_device: bool
-    graph: Graph  # not yet optimized
-    sizes: Sizes
-
-
-@dataclass(frozen=True, slots=True)
-class SplitSizes(Sizes):
-    """The sizes of all parts together."""
-
-    parts: tuple[PartSizes, ...]
-    placement: Placement
-    reason: str = ""  # for the choice between layers on the CPU and streamed ones
-
-    @property
-    def num_cpu_parts(self) -> int:
-        """More than one if the CPU has the experts of layers of the device."""
-        return sum(not part.on_device for part in self.parts)
-
-    def on(self, *, device: bool) -> Sizes:
-        """The sizes of the parts on the device, or of those on the CPU: of streamed layers, their weights there."""
-        if not device and isinstance(streamed := self.parts[0].sizes, StreamedSizes):
-            weights = {p: streamed.weights[p] for p in streamed.hosted}
-            matrices = {p: streamed.matrices[p] for p in streamed.hosted if p in streamed.matrices}
-            return replace(_together(self.graph, []), weights=weights, matrices=matrices)
-        here = [part.sizes for part in self.parts if part.on_device == device]
-        return here[0] if len(here) == 1 else _together(self.graph, here)
-
-
-def _together(graph: Graph, parts: Sequence[Sizes]) -> Sizes:
-    """graph: the whole model; its cache layout is that of all parts."""
-    weights: dict[Parameter, int] = {}
-    matrices: dict[Parameter, PackedType] = {}
-    for part in parts:
-        for parameter, num_bytes in part.weights.items():
-            weights[parameter] = weights.get(parameter, 0) + num_bytes
-        matrices.update(part.matrices)
-    cache = CacheSizes(
-        graph.cache_layout,
-        sum(part.cache.token_bytes for part in parts),
-        sum(part.cache.block_token_bytes for part in parts),
-        sum(part.cache.state_bytes for part in parts),
-        tuple(name for part in parts for name in part.cache.formats),
-    )
-    formats = {layer: found for part in parts for layer, found in part.kv_formats.items()}
-    return Sizes(graph, weights, matrices, sum(part.workspace_bytes for part in parts), cache, formats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +132,7 @@ class SplitBackend:
                 backend = self.device if part.on_device else self.cpu
                 sizes = backend.sizes(part.graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype)
                 found.append(PartSizes(part.on_device, part.graph, sizes))
-            return _all_parts(graph, found, placement)
+            return sizes_of_parts(graph, found, placement)
 
         def needed(placement: Placement) -> int:
             return self._device_bytes(sizes_of(placement), limits)
@@ -251,7 +186,7 @@ class SplitBackend:
         [part] = whole.parts
         indices = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
         layers = [indices[i] for i in spread(placement.streamed_layers, len(indices))]
-        return _all_parts(graph, [replace(part, sizes=self.device.streamed(part.sizes, layers))], placement)
+        return sizes_of_parts(graph, [replace(part, sizes=self.device.streamed(part.sizes, layers))], placement)
 
     def _asked(self, graph: Graph, wanted: int, needed: Callable[[Placement], int], room: int) -> Placement:
         """The placement with so many layers always on the device. Raises UsageError or InsufficientMemoryError."""
@@ -367,145 +302,13 @@ class SplitBackend:
         return MemoryBudget(MemoryBudget.with_usable(cache_room(executor.sizes, left, cpu.usable_bytes)))
 
 
-def _all_parts(graph: Graph, parts: Sequence[PartSizes], placement: Placement) -> SplitSizes:
-    whole = _together(graph, [part.sizes for part in parts])
-    return SplitSizes(
-        whole.graph,
-        whole.weights,
-        whole.matrices,
-        whole.workspace_bytes,
-        whole.cache,
-        whole.kv_formats,
-        tuple(parts),
-        placement,
-    )
-
-
 @cache
 def _measured(device: Hashable, cpu: Hashable) -> OffloadRates:
     gpu = cast(Device, device)
     return OffloadRates(gpu.rates(), cast(Device, cpu).rates(), gpu.copy_rate())
 
 
-def cache_room(sizes: SplitSizes, device_bytes: int, cpu_bytes: int) -> int:
-    """Bytes of all parts of the cache together, so that each finds room in the bytes of its place."""
-    room = device_bytes + cpu_bytes
-    for is_device, here in ((True, device_bytes), (False, cpu_bytes)):
-        part, whole = sizes.on(device=is_device).cache, sizes.cache
-        for own, total in ((part.block_token_bytes, whole.block_token_bytes), (part.state_bytes, whole.state_bytes)):
-            if own:
-                room = min(room, here * total // own)
-    return max(room, 0)
-
-
 def _of_part(progress: LoadProgress | None, before: int, total: int) -> LoadProgress | None:
     if progress is None:
         return None
     return lambda phase, done, _: progress(phase, min(before + done, total), total)
-
-
-class SplitExecutor:
-    """Implements `octavo.backends.Executor` over those of the parts. A step passes through them one after another.
-
-    Values between parts lie in main memory, pinned where a GPU is on one side; caches lie with their layers.
-    """
-
-    max_in_flight = 1
-    num_stages = 1
-
-    def __init__(self, sizes: SplitSizes, executors: Sequence[Executor]) -> None:
-        """executors: one a part."""
-        self.sizes = sizes
-        self.executors = tuple(executors)
-        self._thread = ThreadPoolExecutor(1, "octavo-split")
-        self._num_parts_done = 0
-        self._moved = MovedSizes()
-        self._ranges: list[tuple[int, int]] = []  # of the bytes of a block, those of each part
-        self._state_ranges = _ranges(part.sizes.cache.moved_state_bytes for part in sizes.parts)
-        self.cache_sizes = sizes.cache
-        self.workspace_bytes = sum(each.workspace_bytes for each in executors)
-        self.weight_bytes = sum(each.weight_bytes for each in executors)
-        self.mapped_bytes = sum(each.mapped_bytes for each in executors)
-        self.num_threads = max(each.num_threads for each in executors)
-        self.paging: Paging | None = next((each.paging for each in executors if each.paging is not None), None)
-
-    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self._moved = MovedSizes.of(self.cache_sizes, num_blocks, block_size, num_states)
-        self._ranges = _ranges(part.sizes.cache.moved_bytes(block_size) for part in self.sizes.parts)
-        for executor in self.executors:
-            executor.allocate_cache(num_blocks, block_size, num_states)
-
-    def prepare_adapter(self, parts: Mapping[str, LowRank]) -> list[object]:
-        """See `AdaptingExecutor`."""
-        return [cast(AdaptingExecutor, each).prepare_adapter(parts) for each in self.executors]
-
-    def load_adapter(self, slot: int, prepared: list[object]) -> None:
-        """See `AdaptingExecutor`."""
-        for executor, own in zip(self.executors, prepared, strict=True):
-            cast(AdaptingExecutor, executor).load_adapter(slot, own)
-
-    def drop_adapter(self, slot: int) -> None:
-        """See `AdaptingExecutor`."""
-        for executor in self.executors:
-            cast(AdaptingExecutor, executor).drop_adapter(slot)
-
-    def submit(self, batch: Batch) -> PendingStep:
-        self._moved.check(batch)
-        values = dict(zip(self.sizes.parts[0].graph.inputs, batch.inputs, strict=False))  # the part checks their number
-        first = self.executors[0].submit(self._batch(0, batch, values))  # which checks the numbers
-        return _SplitStep(self._thread.submit(self._run, first, batch, values))
-
-    def _run(self, step: PendingStep, batch: Batch, values: dict[Value, Float32]) -> StepOutput:
-        last = len(self.executors) - 1
-        for number in range(last):
-            outputs = step.wait().values
-            self._num_parts_done += 1
-            values.update(zip(self.sizes.parts[number].graph.outputs, outputs, strict=True))
-            step = self.executors[number + 1].submit(self._batch(number + 1, batch, values))
-        return step.wait()
-
-    def _batch(self, number: int, batch: Batch, values: Mapping[Value, Float32]) -> Batch:
-        inputs = tuple(values[value] for value in self.sizes.parts[number].graph.inputs)
-        batch = with_part(batch, self._ranges[number], self._state_ranges[number])
-        if number == len(self.executors) - 1:
-            return replace(batch, inputs=inputs)
-        return replace(batch, inputs=inputs, sampling=None, return_logits=False)
-
-    def sleep(self) -> None:
-        """See `octavo.backends.SleepingExecutor`. The parts on the CPU keep their memory."""
-        for executor in self.executors:
-            if isinstance(executor, SleepingExecutor):
-                executor.sleep()
-
-    def wake_up(self) -> None:
-        """See `octavo.backends.SleepingExecutor`."""
-        for executor in self.executors:
-            if isinstance(executor, SleepingExecutor):
-                executor.wake_up()
-
-    def progress(self) -> int:
-        """See `octavo.backends.work_done.WatchedExecutor`. Parts on the device count as they end."""
-        return self._num_parts_done + sum(
-            executor.progress() for executor in self.executors if isinstance(executor, WatchedExecutor)
-        )
-
-    def close(self) -> None:
-        self._thread.shutdown()
-        for executor in self.executors:
-            executor.close()
-
-
-def _ranges(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Where parts of these sizes begin and end, one behind the other."""
-    ends = [*accumulate(sizes)]
-    return list(zip([0, *ends], ends, strict=False))
-
-
-class _SplitStep:
-    """Implements `octavo.backends.PendingStep`."""
-
-    def __init__(self, result: Future[StepOutput]) -> None:
-        self._result = result
-
-    def wait(self) -> StepOutput:
-        return self._result.result()

@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 
 from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, RankGroup
 from octavo.backends.memory import Sizes
-from octavo.backends.split import SplitBackend, SplitSizes
+from octavo.backends.split import SplitBackend
+from octavo.backends.split_sizes import SplitSizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.loading.devices import backend_of, memory_of_rank, threads_of_rank
 from octavo.engine.loading.larger_than_memory import paging_note, part_in_main_memory, resident_bytes

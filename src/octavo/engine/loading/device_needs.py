@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from octavo.backends.memory import Sizes
 from octavo.backends.placement import Placement
-from octavo.backends.split import SplitBackend, SplitSizes
+from octavo.backends.split import SplitBackend
+from octavo.backends.split_sizes import SplitSizes
 from octavo.config import EngineConfig
 from octavo.engine.loading.devices import backend_of
 from octavo.graph.segments import layer_borders

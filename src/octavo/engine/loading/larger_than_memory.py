@@ -9,7 +9,8 @@ from pathlib import Path
 from octavo import env
 from octavo.backends import Paging
 from octavo.backends.memory import MemoryBudget, Sizes, address_space_note
-from octavo.backends.split import EXPERTS_FROM_DISK, SplitSizes
+from octavo.backends.split import EXPERTS_FROM_DISK
+from octavo.backends.split_sizes import SplitSizes
 from octavo.config import EngineConfig
 from octavo.engine.loading.devices import backend_of, step_tokens
 from octavo.engine.loading.progress_bar import size

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from octavo.backends.memory import MemoryBudget, Sizes
-from octavo.backends.split import SplitBackend, SplitSizes, cache_room
+from octavo.backends.split import SplitBackend
+from octavo.backends.split_sizes import SplitSizes, cache_room
 from octavo.config import EngineConfig
 from octavo.engine.loading.cache_plan import num_draft_slots
 from octavo.engine.loading.compile_graph import expected_paging

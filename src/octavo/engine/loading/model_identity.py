@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from octavo import __version__
-from octavo.backends.split import SplitExecutor
+from octavo.backends.split_executor import SplitExecutor
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.loading.devices import backend_name, backend_of
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.backends.memory import Sizes
-from octavo.backends.split import SplitBackend, SplitSizes, cache_room
+from octavo.backends.split import SplitBackend
+from octavo.backends.split_sizes import SplitSizes, cache_room
 from octavo.config import EngineConfig
 from octavo.engine.loading.devices import backend_of, free_memory, step_tokens
 from octavo.engine.loading.larger_than_memory import MIN_MODEL_LEN, runs_from_disk
