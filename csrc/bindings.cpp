@@ -322,7 +322,7 @@ class PyProgram {
         return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, 2, shape, nb::find(this));
     }
 
-    // Makes these parts of an adapter those of a slot: record, weight, A and B as 16-bit floats, rank and scale.
+    // Fills a slot with the parts of an adapter: record, weight, A and B as 16-bit floats, rank and scale.
     void set_adapter(int32_t slot, const std::vector<AdapterTuple>& tuples) {
         std::vector<Program::AdapterPart> parts;
         std::vector<nb::object> kept;

@@ -163,7 +163,7 @@ struct Args {
     const float* floats;  // static attributes: floats
     LayerCache* cache;    // null except for attention
     StateSlots* state;    // null except for operations with a StateCache
-    // [num_slots, tuple_length], null except for AddLowRank: the adapters that are held, beside each weight.
+    // [num_slots, tuple_length], null except for AddLowRank: the adapters in the slots, beside each weight.
     const LowRank* low_ranks;
     void* shared_scratch;  // one region for all workers, of the size the record asked for
 };

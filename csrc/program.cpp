@@ -15,6 +15,11 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
+int64_t RecordSpec::int_of(const char* name) const {
+    const size_t place = std::find(names.ints.begin(), names.ints.end(), name) - names.ints.begin();
+    return place < ints.size() ? ints[place] : -1;
+}
+
 Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes)
     : options_(options), values_(std::move(values)), workspace_bytes_(workspace_bytes) {
     options_.pool.tiles = uses_tiles(options_.isa);
@@ -116,11 +121,10 @@ void Program::add_record(const RecordSpec& spec) {
     records_.push_back(std::move(record));
 }
 
-// The index of a Gather, a Splice and their like is of the rows of its output, and has rows of its last input, if it
-// has inputs.
+// The index of an operation such as Gather belongs to the rows of its output, and its numbers are rows of the last
+// input, if there is one.
 void Program::check_row_index(const RecordSpec& spec) const {
-    const auto place = std::find(spec.names.ints.begin(), spec.names.ints.end(), "index") - spec.names.ints.begin();
-    const int64_t number = place < static_cast<int64_t>(spec.ints.size()) ? spec.ints[place] : -1;
+    const int64_t number = spec.int_of("index");
     const std::vector<IndexLimits>& indices = options_.limits.indices;
     if (number < 0 || number >= static_cast<int64_t>(indices.size()) ||
         values_.at(spec.output).domain != indices[number].domain ||
@@ -130,8 +134,7 @@ void Program::check_row_index(const RecordSpec& spec) const {
 
 // The domain of a CrossAttention has the cache group of the record.
 void Program::check_cached_domain(const RecordSpec& spec) const {
-    const auto place = std::find(spec.names.ints.begin(), spec.names.ints.end(), "domain") - spec.names.ints.begin();
-    const int64_t number = spec.ints.at(place);
+    const int64_t number = spec.int_of("domain");
     const std::vector<DomainLimits>& domains = options_.limits.domains;
     if (number >= FIRST_FURTHER_DOMAIN && number < static_cast<int64_t>(domains.size()))
         for (const int32_t group : domains[number].groups)
@@ -145,48 +148,6 @@ void Program::limit_token_types(const Record& record) {
     if (!table) throw std::invalid_argument(record.spec.label + ": has no table");
     int32_t& limit = options_.limits.token_types;
     limit = limit > 0 ? std::min(limit, static_cast<int32_t>(table->n)) : static_cast<int32_t>(table->n);
-}
-
-// Room for the adapters of all slots.
-void Program::make_slots(Record& record) {
-    const std::vector<std::string>& names = record.spec.names.ints;
-    const auto place = std::find(names.begin(), names.end(), "num_slots") - names.begin();
-    const int64_t slots = place < static_cast<int64_t>(record.spec.ints.size()) ? record.spec.ints[place] : 0;
-    if (slots < 1 || slots > options_.limits.tokens + (1 << 16))
-        throw std::invalid_argument(record.spec.label + ": so many slots for adapters are impossible");
-    record.low_ranks.resize(static_cast<size_t>(slots) * record.args.tuple_length);
-    record.args.low_ranks = record.low_ranks.data();
-}
-
-void Program::check_part(const AdapterPart& part, int32_t slot) const {
-    const bool is_known = part.record >= 0 && static_cast<size_t>(part.record) < records_.size();
-    const Record* const record = is_known ? records_[part.record].get() : nullptr;
-    const size_t count = record ? record->low_ranks.size() : 0;
-    const int32_t weights = record ? record->args.tuple_length : 0;
-    if (slot < 0 || part.weight < 0 || part.weight >= weights || (static_cast<size_t>(slot) + 1) * weights > count)
-        throw std::invalid_argument("a part of an adapter for no slot or no weight of the program");
-    const PackedWeight& weight = *record->args.tuples[part.weight].packed;
-    const std::vector<std::string>& names = record->spec.names.ints;
-    const auto value = [&](const char* name) {
-        return record->spec.ints[std::find(names.begin(), names.end(), name) - names.begin()];
-    };
-    const int64_t rank = part.low_rank.rank, width = (weight.k + 15) / 16 * 16, cols = (weight.n + 15) / 16 * 16;
-    if (rank < 1 || rank > value("max_rank") || part.a_size != static_cast<size_t>(value("heads") * rank * width) ||
-        part.b_size != static_cast<size_t>(cols * rank))
-        throw std::invalid_argument(record->spec.label + ": a part of an adapter does not fit");
-}
-
-void Program::set_adapter(int32_t slot, const std::vector<AdapterPart>& parts) {
-    for (const AdapterPart& part : parts) check_part(part, slot);
-    for (const auto& record : records_) {
-        const size_t count = record->args.tuple_length, first = static_cast<size_t>(slot) * count;
-        if (slot < 0 || first + count > record->low_ranks.size()) continue;
-        std::fill_n(record->low_ranks.begin() + static_cast<std::ptrdiff_t>(first), count, LowRank{});
-    }
-    for (const AdapterPart& part : parts) {
-        Record& record = *records_[part.record];
-        record.low_ranks[static_cast<size_t>(slot) * record.args.tuple_length + part.weight] = part.low_rank;
-    }
 }
 
 // Points the record's operands at its own copies, with the largest rows.
@@ -326,9 +287,7 @@ const std::optional<Program::GatheredLogits>& Program::gathered_logits(int32_t v
     if (end == 0 || values_.at(value).domain != DOMAIN_LOGITS) return found;
     const Record& record = *records_[end - 1];
     if (record.spec.output != value || record.spec.kernel != "all_gather") return found;
-    const std::vector<std::string>& names = record.spec.names.ints;
-    const auto begin = std::find(names.begin(), names.end(), "begin") - names.begin();
-    found = GatheredLogits{record.spec.inputs.at(0), static_cast<int32_t>(record.spec.ints.at(begin)),
+    found = GatheredLogits{record.spec.inputs.at(0), static_cast<int32_t>(record.spec.int_of("begin")),
                            record.kernel->run, group_->exchange()};
     return found;
 }
@@ -360,7 +319,9 @@ void Program::submit(PendingStep& pending) {
     const bool is_part = pending.first_record != 0 || end != whole_end;
     if (pending.first_record < 0 || static_cast<size_t>(pending.first_record) > end || end > whole_end ||
         (is_part && (stream_ || !caches_.empty() || pending.step.num_logits > 0)))
-        throw std::invalid_argument("a step without logits and caches has no such part");
+        throw std::invalid_argument("no such part: records " + std::to_string(pending.first_record) + " to " +
+                                    std::to_string(pending.end_record) + " of " + std::to_string(whole_end) +
+                                    "; only a step without logits, caches and streamed weights has parts");
     // Done by a worker: the records are no longer in the caches of the calling thread.
     pending.changes_rows_ = take_counts(pending.step);
     if (stream_) stream_->begin_step();

@@ -52,6 +52,9 @@ struct RecordSpec {
     int32_t cache = -1;  // layers of different groups may have the same: a block belongs to one group at a time
     int32_t cache_group = 0;
     int64_t state_size = 0;  // floats of a sequence's state
+
+    // The int of this name; -1: there is none.
+    int64_t int_of(const char* name) const;
 };
 
 // Tokens that come from the output of the step before, which may still run: token i of the step is that of `rows[i]`,
@@ -109,14 +112,15 @@ class Program {
     // called once, after `finish`. Throws std::invalid_argument for a weight that no record reads or that is a vector.
     void stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes);
 
-    // A part of an adapter: beside weight `weight` of record `record`, an AddLowRank.
+    // The part of an adapter beside weight `weight` of record `record`, an AddLowRank.
     struct AdapterPart {
         int32_t record = 0, weight = 0;
         LowRank low_rank;
         size_t a_size = 0, b_size = 0;  // numbers
     };
-    // Makes these the parts of a slot; none: it is empty. The memory must outlive the program, or until the slot
-    // changes. Throws std::invalid_argument for parts that do not fit. Callers hold `lock()`.
+    // Fills a slot with these parts, or empties it if there are none. Their memory must stay until the slot changes or
+    // the program ends. Throws std::invalid_argument for a slot that does not exist and for parts that do not fit.
+    // Callers hold `lock()`.
     void set_adapter(int32_t slot, const std::vector<AdapterPart>& parts);
 
     // Makes room for `num_blocks` blocks of `block_size` tokens, and for the states of `num_states` sequences.
@@ -145,8 +149,8 @@ class Program {
     struct PendingStep {
         Step step{};
         int32_t result = -1;
-        // The records [first_record, end_record) alone; -1: to the end. What the others make stays in the workspace
-        // between the parts of a step.
+        // Only records [first_record, end_record) run; -1: to the end. Values stay in the workspace from one part of a
+        // step to the next.
         int32_t first_record = 0, end_record = -1;
         void (*finale)(void* context, Worker& worker, int32_t first_row, int32_t end_row) = nullptr;
         void* finale_context = nullptr;
@@ -226,7 +230,8 @@ class Program {
     void bind(Record& record);
     void limit_token_types(const Record& record);
     void make_slots(Record& record);
-    void check_part(const AdapterPart& part, int32_t slot) const;
+    void check_slot(int32_t slot) const;
+    void check_part(const AdapterPart& part) const;
     void check_row_index(const RecordSpec& spec) const;
     void check_cached_domain(const RecordSpec& spec) const;
     void update_rows(const Step& step);

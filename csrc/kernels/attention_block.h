@@ -35,7 +35,7 @@ struct AttentionShape {
     int32_t window;                 // 0: none
     bool chunked;                   // a token sees its own chunk of `window` positions up to itself
     bool sees_all;                  // a token sees all keys of its sequence, which are those of other rows
-    bool sees_spans;                // a token sees the keys of its span behind it, too
+    bool sees_spans;                // a token also sees the later keys of its span
     float scale, softcap;
     const float* slopes;        // ALiBi [num_heads] or null
     const float* sinks;         // [num_heads] or null
@@ -91,7 +91,7 @@ inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& bloc
     const int32_t low = block.first_position + first / shape.group;
     const int32_t high = block.first_position + last_row / shape.group;
     if (!block.last_seen) return {first_visible(shape, low), high + 1};
-    // The spans of later tokens do not end earlier. A step that lies about it reads no more than there is.
+    // From token to token it never falls. Whatever the step says, no key lies behind the end of the sequence.
     const int32_t last = block.last_seen[last_row / shape.group];
     const int32_t end = last > high ? last + 1 : high + 1;
     return {first_visible(shape, low), end < block.seq_len ? end : block.seq_len};

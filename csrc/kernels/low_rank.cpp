@@ -1,7 +1,7 @@
-// AddLowRank: to each row of a product the low-rank product of its adapter. AdapterSlots: the slot of each token.
+// AddLowRank adds to each row of a product the low-rank product of its adapter. AdapterSlots gives each token's slot.
 //
-// Rows of one adapter that follow each other go through the factors together, at most ROWS of them. A number is the
-// sum of the same terms in the same order whatever rows lie beside its own, and whichever worker makes it.
+// Up to ROWS consecutive rows with the same adapter go through the factors together. An output is the sum of the same
+// terms in the same order whatever rows lie beside its own, and whichever worker computes it.
 #include "activations.h"
 #include "elementwise.h"
 #include "norms.h"
@@ -26,7 +26,7 @@ void adapter_slots(const Args& args, const Step& step, Worker& worker) {
 
 bool adapter_slots_fits(const Args& args) { return has_cols(args.output, 1); }
 
-// The sizes of a record, and what the two halves of its work share.
+// The sizes of a record, and the inner numbers, which its first half computes and its second half reads.
 struct LowRankWork {
     const Args& args;
     const View &y, &x, &slots;
@@ -104,7 +104,7 @@ inline void shrink_rows(int32_t rows, const uint16_t* a, int64_t stride, const f
     }
 }
 
-// Rows of A that an adapter has beside all weights.
+// The rows of A of an adapter, all weights together.
 inline int64_t inner_rows(const LowRankWork& work, const LowRank* parts) {
     int64_t sum = 0;
     for (int32_t w = 0; w < work.count; ++w)
@@ -112,7 +112,7 @@ inline int64_t inner_rows(const LowRankWork& work, const LowRank* parts) {
     return sum;
 }
 
-// x of some rows as the products read it: normed in the worker's scratch, or as it is.
+// x of these rows as the products read it: normalized in the worker's scratch, or as it is.
 inline const float* read_rows(const LowRankWork& work, const RowsOfAdapter& rows, const Worker& worker) {
     const float* const x = work.x.data + rows.first * work.x.cols;
     const Weight& norm = work.args.weights[AddLowRank::norm];
@@ -124,7 +124,7 @@ inline const float* read_rows(const LowRankWork& work, const RowsOfAdapter& rows
     return normed;
 }
 
-// The rows [begin, end) of A beside all weights, counted through.
+// The rows [begin, end) of A, numbered through all weights.
 inline void shrink_part(const LowRankWork& work, const RowsOfAdapter& rows, int64_t begin, int64_t end,
                         const float* x) {
     const int64_t width = work.x.cols / work.heads, stride = (width + LANES - 1) / LANES * LANES;
@@ -177,7 +177,7 @@ inline void expand(const uint16_t* panel, int32_t rank, const float* inner, int6
     }
 }
 
-// What the adapter of some rows adds to a panel of columns of a weight.
+// The sums that the adapter of these rows adds to a panel of columns of a weight.
 inline void expand_panel(const LowRankWork& work, const RowsOfAdapter& rows, int32_t weight, int64_t panel,
                          F32x16* sums) {
     const LowRank* const part = rows.parts ? rows.parts + weight : nullptr;
@@ -201,7 +201,7 @@ inline void expand_panel(const LowRankWork& work, const RowsOfAdapter& rows, int
     }
 }
 
-// Lanes of a panel whose last may be cut short.
+// The lanes of a panel; the last panel may have fewer.
 inline F32x16 read_lanes(const float* p, int lanes) { return lanes == LANES ? load(p) : load_partial(p, lanes); }
 inline void write_lanes(float* p, F32x16 v, int lanes) {
     if (lanes == LANES)

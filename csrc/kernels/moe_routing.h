@@ -66,7 +66,8 @@ inline void keep_groups(const Routing& r, const RoutingScratch& s) {
         if (s.groups[e / size] != NO_RANK) s.rank[e] = NO_RANK;
 }
 
-// SparseMixer's choice: each of the best experts has its share of those left whose outputs are near its own.
+// SparseMixer: the weight of a chosen expert is its share in a softmax of the outputs near its own, without the
+// experts chosen before it.
 inline void mix_sparsely(const Routing& r, const float* logits, const RoutingScratch& s, int32_t* chosen) {
     find_best(logits, r.experts, r.top_k, chosen);
     for (int32_t i = 0; i < r.top_k; ++i) {

@@ -55,7 +55,7 @@ void spanning_norm(const Args& args, const Step&, Worker& worker) {
     }
 }
 
-// Whether the groups have as many columns from number `begin` on as x has.
+// Whether the groups have the columns [begin, begin + x.cols).
 bool is_span(const Args& args, int group, int begin, int num_groups, const View& x) {
     const int64_t all = args.ints[group] * args.ints[num_groups];
     return args.ints[group] > 0 && args.ints[num_groups] > 0 && x.cols > 0 &&

@@ -11,6 +11,7 @@ import pytest
 from octavo.backends import ExecutorLimits
 from octavo.backends.cpu import _native
 from octavo.backends.cpu import compiler as cpu
+from octavo.backends.cpu.executor import CpuExecutor
 from octavo.errors import GraphError, UsageError
 from octavo.graph.adapters import low_rank_pass
 from octavo.graph.ops.low_rank import AdapterLimits, AddLowRank
@@ -82,6 +83,26 @@ def test_refusals(backend: str, checkpoint: Checkpoint) -> None:
         adapted_steps.load(executor, {0: adapter})
     with pytest.raises((ValueError, UsageError), match=r"tokens\.adapters"):
         adapted_steps.logits_of(executor, PROMPTS, [4] * 6)
+    executor.close()
+
+
+def test_the_native_program_refuses_slots_and_parts_that_do_not_fit(checkpoint: Checkpoint) -> None:
+    executor = adapted_steps.executor_of(checkpoint, "cpu")
+    assert isinstance(executor, CpuExecutor)
+    parts = executor.prepare_adapter(adapted_steps.random_adapter(adapted_steps.base_of(checkpoint), 0).parts)
+    record, weight, a, b, rank, scale = parts[0]
+    for slot in (-1, 4):
+        for given in (parts, []):
+            with pytest.raises(ValueError, match=rf"adapter slot {slot}, must be from 0 to 3"):
+                executor.load_adapter(slot, given)
+    for part, message in (
+        ((0, weight, a, b, rank, scale), "no adapter can lie beside weight 0 of record 0"),
+        ((record, 9, a, b, rank, scale), f"beside weight 9 of record {record}"),
+        ((record, weight, a, b, 9, scale), "an adapter of rank 9, must be from 1 to 8"),
+        ((record, weight, a[:-1], b, rank, scale), rf"have {a.size - 1} and {b.size} numbers, must have {a.size} and"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            executor.load_adapter(0, [part])
     executor.close()
 
 

@@ -62,7 +62,7 @@ def logits_of(
 
 
 def random_adapter(base: AdapterBase, seed: int, ranks: Sequence[int] = (4,), *, every: int = 1) -> Adapter:
-    """An adapter beside every so-manieth place, with these ranks in turn."""
+    """An adapter beside one of `every` places, with these ranks in turn."""
     rng, parts = np.random.default_rng(seed), {}
     for i, (name, shape) in enumerate(list(base.places.items())[::every]):
         rank = ranks[i % len(ranks)]

@@ -212,7 +212,6 @@ WITHOUT_GGUF |= {
 }
 # model_type -> name in GGUF files, if they differ.
 GGUF_NAMES = {
-    "self_attn.qkv_proj": "attn_qkv",
     "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",

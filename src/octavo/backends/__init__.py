@@ -195,7 +195,7 @@ class PartExecutor(Protocol):
     def submit_part(self, batch: Batch, begin: int, end: int) -> PendingStep:
         """As `submit`, but only operations [begin, end), after those before them of the same batch.
 
-        `StepOutput.values` come with the last of them. Raises ValueError for a part that there is not.
+        `StepOutput.values` come with the last of them. Raises ValueError for a part that does not exist.
         """
 
 

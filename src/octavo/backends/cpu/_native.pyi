@@ -220,10 +220,10 @@ class Program:
     def set_adapter(
         self, slot: int, parts: list[tuple[int, int, NDArray[np.uint16], NDArray[np.uint16], int, float]]
     ) -> None:
-        """Makes these the parts of a slot, none of them: it is empty. Kept alive, not copied; waits for running steps.
+        """Fills a slot with these parts, or empties it if there are none. Waits for running steps.
 
-        parts: record, weight, A and B (`octavo.backends.cpu.adapters`), rank and scale. Raises ValueError for parts
-        that do not fit.
+        parts: record, weight, A and B (`octavo.backends.cpu.adapters`), which are kept alive and not copied, rank and
+        scale. Raises ValueError for a slot that does not exist and for parts that do not fit.
         """
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None: ...
     def submit(
@@ -241,9 +241,9 @@ class Program:
         """Starts the block copies, the records that lead to the value `result` (-1: all), and sampling from it if the
         batch asks. inputs: values that are written before; copies: values that are read afterwards.
         earlier_tokens: of the step before, which may still run, for `batch.token_sources`. rows: of domains by their
-        numbers, beside what the batch has. records: the first of them and the end, -1: the last; only of a program
-        without caches and logits. Blocks while two steps are in flight. Raises ValueError for a batch that does not
-        fit."""
+        numbers, beside what the batch has. records: the range to run, end -1: to the last; a part of them only in
+        a program without caches and logits. Blocks while two steps are in flight. Raises ValueError for a batch that
+        does not fit."""
     def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
     def start_profile(self) -> None:
         """Counts from zero from now on."""

@@ -30,7 +30,7 @@ def prepare(records: Mapping[int, AddLowRank], parts: Mapping[str, LowRank]) -> 
 
 
 def _halves(matrix: Float32) -> tuple[NDArray[np.float16], float]:
-    """The numbers as 16-bit floats, of which the largest is between 1 and 2, and the factor that they lack."""
+    """The numbers as 16-bit floats, scaled so that the largest lies between 1 and 2, and the factor that undoes it."""
     largest = float(np.abs(matrix).max(initial=0.0))
     exponent = int(np.floor(np.log2(largest))) if largest > 0 else 0
     return np.ldexp(matrix, -exponent).astype(np.float16), 2.0**exponent

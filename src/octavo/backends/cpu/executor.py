@@ -162,7 +162,7 @@ class CpuExecutor:
         if self._is_segment or batch.inputs or batch.return_logits or len(batch.hidden_indices):
             result, copies, inputs = self._transfers(batch, output)
         if records[0] > 0:
-            inputs = _NONE  # whose memory later operations have
+            inputs = _NONE  # the first part has read them, and their memory may be in use again
         if 0 <= records[1] < self.num_operations:
             copies, output.values = _NONE, ()
         earlier_tokens = None if batch.token_sources is None else self._last_tokens

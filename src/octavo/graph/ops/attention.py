@@ -59,8 +59,8 @@ class AttentionParams:
     scale_length: int = 1
     scale_offset: int = 0
     chunked: bool = False
-    # A token also sees those behind it up to a last one, the second component of its position, such as the end of an
-    # image. So many tokens have the longest such spans, which come in one step; 0: no token sees later ones.
+    # The tokens of the longest span, such as an image, whose tokens see each other; 0: no token sees later ones. A span
+    # comes in one step, and the second component of a token's position is the last one that it sees.
     sees_spans: int = 0
 
     @property

@@ -1,0 +1,68 @@
+// The slots of a program for adapters: their sizes, and the parts that lie in them.
+#include <algorithm>
+#include <stdexcept>
+
+#include "program.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t MAX_SLOTS = 1 << 16;
+
+size_t padded(int64_t size) { return static_cast<size_t>((size + 15) / 16 * 16); }
+
+}  // namespace
+
+// Makes room in an AddLowRank for an adapter in each slot.
+void Program::make_slots(Record& record) {
+    const int64_t slots = record.spec.int_of("num_slots");
+    if (slots < 1 || slots > MAX_SLOTS)
+        throw std::invalid_argument(record.spec.label + ": " + std::to_string(slots) +
+                                    " slots for adapters, must be from 1 to " + std::to_string(MAX_SLOTS));
+    record.low_ranks.resize(static_cast<size_t>(slots) * record.args.tuple_length);
+    record.args.low_ranks = record.low_ranks.data();
+}
+
+void Program::check_slot(int32_t slot) const {
+    for (const auto& record : records_) {
+        if (record->low_ranks.empty()) continue;
+        const int64_t slots = record->spec.int_of("num_slots");
+        if (slot < 0 || slot >= slots)
+            throw std::invalid_argument("adapter slot " + std::to_string(slot) + ", must be from 0 to " +
+                                        std::to_string(slots - 1));
+    }
+}
+
+void Program::check_part(const AdapterPart& part) const {
+    const bool is_known = part.record >= 0 && static_cast<size_t>(part.record) < records_.size();
+    const Record* const record = is_known ? records_[part.record].get() : nullptr;
+    if (!record || record->low_ranks.empty() || part.weight < 0 || part.weight >= record->args.tuple_length)
+        throw std::invalid_argument("no adapter can lie beside weight " + std::to_string(part.weight) + " of record " +
+                                    std::to_string(part.record));
+    const PackedWeight& weight = *record->args.tuples[part.weight].packed;
+    const int64_t rank = part.low_rank.rank, most = record->spec.int_of("max_rank");
+    if (rank < 1 || rank > most)
+        throw std::invalid_argument(record->spec.label + ": an adapter of rank " + std::to_string(rank) +
+                                    ", must be from 1 to " + std::to_string(most));
+    const size_t a_size = static_cast<size_t>(record->spec.int_of("heads") * rank) * padded(weight.k);
+    const size_t b_size = padded(weight.n) * static_cast<size_t>(rank);
+    if (part.a_size != a_size || part.b_size != b_size)
+        throw std::invalid_argument(record->spec.label + ": the factors of an adapter have " +
+                                    std::to_string(part.a_size) + " and " + std::to_string(part.b_size) +
+                                    " numbers, must have " + std::to_string(a_size) + " and " + std::to_string(b_size));
+}
+
+void Program::set_adapter(int32_t slot, const std::vector<AdapterPart>& parts) {
+    check_slot(slot);
+    for (const AdapterPart& part : parts) check_part(part);
+    for (const auto& record : records_) {
+        const size_t count = record->args.tuple_length;
+        if (!record->low_ranks.empty()) std::fill_n(record->low_ranks.data() + slot * count, count, LowRank{});
+    }
+    for (const AdapterPart& part : parts) {
+        Record& record = *records_[part.record];
+        record.low_ranks[static_cast<size_t>(slot) * record.args.tuple_length + part.weight] = part.low_rank;
+    }
+}
+
+}  // namespace octavo
