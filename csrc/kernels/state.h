@@ -51,7 +51,7 @@ inline SequenceRows sequence_rows(const StateSlots& slots, const Step& step, int
     rows.is_first = rows.begin < rows.end && step.positions[rows.begin] == 0;
     rows.state = slots.data + step.state_slots[request] * slots.stride;
     rows.slots = &slots;
-    rows.saves = step.state_saves + 2 * step.num_state_saves * request;
+    rows.saves = step.state_saves + 2 * int64_t{step.num_state_saves} * request;
     rows.num_saves = step.num_state_saves;
     return rows;
 }
