@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from octavo.engine.loading.model_memory import ModelMemory
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_manager import LoadStatus, ModelManager
+from octavo.server.models.served_adapters import ServedAdapter
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
@@ -333,6 +335,37 @@ def test_unloading_by_hand_and_an_engine_that_died(run: Callable[..., None]) -> 
         assert loader.num_loads == 3
 
     run(test)
+
+
+def test_an_adapter_that_cannot_be_read(
+    run: Callable[..., None], smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the start of a server, whose engine ends too, but keeps no model from being loaded later."""
+
+    async def refuse(*_: object) -> None:
+        raise ModelLoadError("gone: no such file or directory")
+
+    monkeypatch.setattr(FakeClient, "add_adapter", refuse, raising=False)
+    adapter = ServedAdapter("sql", Path("gone"), "a", 0, "gone")
+
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        manager.adapters.put(adapter)
+        await manager.unload("a")
+        await manager.load("a")
+        assert (manager.entry("a").state, loader.loaded) == ("loaded", ["a"])
+
+    async def start() -> None:
+        loader = CountingLoader(smollm2_tokenizer)
+        manager = ModelManager({"a": EngineConfig(model="a")}, loader)
+        manager.adapters.put(adapter)
+        with pytest.raises(ModelLoadError, match="gone: no such file"):
+            await manager.load(None)
+        assert loader.loaded == ["a"]
+        await manager.close()
+        assert loader.loaded == []
+
+    run(test)
+    asyncio.run(start())
 
 
 def test_close_while_a_model_is_loaded(run: Callable[..., None]) -> None:

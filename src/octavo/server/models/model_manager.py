@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineState, ModelInfo
 from octavo.engine.loading.model_memory import ModelMemory
-from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
+from octavo.errors import InsufficientMemoryError, ModelLoadError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_loader import ModelLoader
 from octavo.server.models.model_names import ModelNames
@@ -373,10 +373,10 @@ class ModelManager:
                 residency.loading = LoadStatus("starting its engine")
                 began = time.monotonic()
                 residency.model = await self._loader.load(entry.name, entry.config, residency.report)
-                for adapter in self.adapters.of(entry.name):
-                    await residency.model.client.add_adapter(adapter.engine_name, str(adapter.path), adapter.scale)
-                logger.info("loaded %s in %.2f s", entry.name, time.monotonic() - began)
                 self._resident.add(residency)
+                for adapter in self.adapters.of(entry.name):
+                    await self._add_adapter(residency.model, adapter)
+                logger.info("loaded %s in %.2f s", entry.name, time.monotonic() - began)
                 entry.info, entry.texts = residency.model.info, residency.model.texts
                 entry.last_error = None
         except BaseException as error:
@@ -388,6 +388,18 @@ class ModelManager:
                 if self.has_begun:  # until then the start of the server reports it
                     logger.warning("%s cannot be loaded: %s", entry.name, error)
             raise
+
+    async def _add_adapter(self, model: ServedModel, adapter: ServedAdapter) -> None:
+        """Tells a new engine of an adapter.
+
+        One that cannot be read ends the start of the server. Later only requests that name it fail.
+        """
+        try:
+            await model.client.add_adapter(adapter.engine_name, str(adapter.path), adapter.scale)
+        except (ModelLoadError, UsageError) as error:
+            if not self.has_begun:
+                raise
+            logger.warning("the adapter %s cannot be loaded: %s", adapter.name, error)
 
     async def _make_room(self, newcomer: _Residency, name: str) -> None:
         """Unloads models, idle and least recently used ones first, until there is room for the new one.
