@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -319,13 +320,17 @@ class EngineConfig:
 
 
 def scaled_path(text: str) -> tuple[str, float]:
-    """The path and the scale of `PATH:SCALE`; without a scale it is 1."""
+    """The path and the scale of `PATH:SCALE`; without a scale it is 1. Raises UsageError for one that is not finite."""
     path, _, scale = text.rpartition(":")
     try:
         number = float(scale)
     except ValueError:
         return text, 1.0
-    return (path, number) if path and abs(number) < float("inf") else (text, 1.0)
+    if not path:
+        return text, 1.0
+    if not math.isfinite(number):
+        raise UsageError(f"{text!r:.100}: the scale of an adapter must be a finite number")
+    return path, number
 
 
 def parse_bytes(name: str, value: int | str) -> int:

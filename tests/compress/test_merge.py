@@ -126,7 +126,8 @@ def test_adapters_that_cannot_be_merged(tmp_path: Path) -> None:
     """Each is refused by name before anything is written."""
     base, adapter = adapted("llama-tied-biased", tmp_path)
     assert "no such file or directory" in run(base, tmp_path / "m.gguf", "--lora", tmp_path / "nothing:x")[2]
-    assert "the scale must be a finite number" in run(base, tmp_path / "m.gguf", "--lora", f"{adapter}:inf")[2]
+    error = run(base, tmp_path / "m.gguf", "--lora", f"{adapter}:inf")[2]
+    assert "the scale of an adapter must be a finite number" in error
     head = tmp_path / "head"
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     save_peft(model, head, TOKENS, target_modules=["lm_head"])

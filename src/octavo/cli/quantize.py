@@ -23,7 +23,7 @@ from octavo.cli.quantize_checkpoint import (
     quantize_to_checkpoint,
 )
 from octavo.cli.terminal import check_folder, find_model, write, write_json
-from octavo.config import parse_bytes
+from octavo.config import parse_bytes, scaled_path
 from octavo.engine.loading.progress_bar import ProgressBar, size
 from octavo.errors import UsageError
 
@@ -242,16 +242,8 @@ def _opened(path: Path, adapters: Sequence[tuple[Path, float]]) -> AbstractConte
 
 def _adapter(text: str) -> tuple[Path, float]:
     """`ADAPTER` or `ADAPTER:SCALE`. A path that exists is one as a whole."""
-    before, colon, after = text.rpartition(":")
-    if not colon or Path(text).exists():
-        return Path(text), 1.0
-    try:
-        scale = float(after)
-    except ValueError:
-        return Path(text), 1.0  # the reader says that there is no such file
-    if not math.isfinite(scale):
-        raise UsageError(f"--lora {text!r}: the scale must be a finite number", param="lora")
-    return Path(before), scale
+    path, scale = (text, 1.0) if Path(text).exists() else scaled_path(text)
+    return Path(path), scale
 
 
 def _write_folder(path: Path, destination: Path, max_part_bytes: int | None, options: dict[str, Any]) -> None:
