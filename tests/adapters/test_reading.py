@@ -102,6 +102,12 @@ def test_the_digest_names_the_content(base: AdapterBase, tmp_path: Path) -> None
         ({"alpha_pattern": {"proj": 5}}, 1.5),
         ({"rank_pattern": {r"layers\.0\..*": 8}, "r": 2}, 0.375),
         ({"lora_alpha": 0.5}, 0.25),
+        ({"alpha_pattern": {"^q_proj": 5}}, 1.5),
+        ({"alpha_pattern": {r"^model.*\.(q|k)_proj$": 5}}, 2.5),
+        ({"alpha_pattern": {"(?:k|v)_proj": 5, r"[a-z]+_proj": 6}}, 3.0),
+        # Each takes years with an engine that backtracks.
+        ({"alpha_pattern": {"(([a-z0-9_.])+)+!": 5}}, 1.5),
+        ({"rank_pattern": {"(m|m|model.*)*(.*)*(.|.|.|[^!])*!": 8}}, 1.5),
     ],
 )
 def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tmp_path: Path) -> None:
@@ -117,10 +123,21 @@ def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tm
         ({"use_dora": True}, "use_dora is True"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
-        ({"alora_invocation_tokens": [-1]}, r"alora_invocation_tokens is \[-1\]; it must be a list of token ids"),
+        (
+            {"alora_invocation_tokens": [-1]},
+            r"alora_invocation_tokens is \[-1\]; it must be a list of at most 1024 token",
+        ),
+        ({"alora_invocation_tokens": [1] * 1025}, "it must be a list of at most 1024 token ids"),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'; it must be a number"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"r": 0}, "r is 0; it must be a number from 1 on"),
-        ({"rank_pattern": {"(": 2}}, r"'\(' is no regular expression"),
+        ({"rank_pattern": {"(": 2}}, r"rank_pattern: '\(' is no regular expression"),
+        ({"rank_pattern": {"(?!k)q_proj": 2}}, "no regular expression, or has look-around"),
+        ({"rank_pattern": {"^q_proj|k_proj": 2}}, "anchors inside; write the names of modules"),
+        ({"rank_pattern": {"q*" * 300: 2}}, "has 600 characters, at most 512"),
+        ({"rank_pattern": {"((.{1,30}){1,30}){1,30}!": 2}}, "is too complex; write the names of modules"),
+        ({"alpha_pattern": {f"{i}.*": 2 for i in range(65)}}, "65 patterns, 65 of them with more than names and dots"),
+        ({"alpha_pattern": ["q_proj"]}, "it must be an object of numbers by pattern"),
     ],
 )
 def test_refused_settings(settings: dict[str, object], message: str, base: AdapterBase, tmp_path: Path) -> None:
@@ -138,6 +155,7 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
         ),
         ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B[:, :1].copy()}, r"\[2, 64\] and \[64, 1\] do not"),
         ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B * np.inf}, "is not finite"),
+        ({f"{MODULE}.lora_A.weight": A[:0], f"{MODULE}.lora_B.weight": B[:, :0].copy()}, r"\[0, 64\] and \[64, 0\]"),
         ({f"{MODULE}.lora_A.weight": A[:, :32].copy(), f"{MODULE}.lora_B.weight": B}, r"is \[64, 64\]"),
         (
             {name.replace("q_proj", "x_proj"): array for name, array in FACTORS.items()},
@@ -163,6 +181,9 @@ def test_refused_files(base: AdapterBase, tmp_path: Path) -> None:
         "no LoRA adapter": save_gguf(tmp_path / "model.gguf", pair, kind="model"),
         "alpha is None": save_gguf(tmp_path / "alpha.gguf", pair, alpha=None),
         "has no blk.0.attn_q.weight.lora_b": save_gguf(tmp_path / "half.gguf", dict([*pair.items()][:1])),
+        r"\[64\] and \[64, 2\] do not fit": save_gguf(
+            tmp_path / "row.gguf", {**pair, "blk.0.attn_q.weight.lora_a": A[0]}
+        ),
         "no low-rank part": save_gguf(tmp_path / "odd.gguf", {"blk.0.attn_q.weight": A}),
         "no such file": tmp_path / "nowhere",
         "no adapter; a folder has": tmp_path,

@@ -16,6 +16,8 @@ from octavo.models import load_architecture, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._weights import WeightTable
 
+MAX_INVOCATION_TOKENS = 1 << 10  # every prompt is searched for them
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
@@ -63,11 +65,13 @@ class Adapter:
 
     def start_in(self, token_ids: Sequence[int]) -> int | None:
         """The first token of a prompt that it acts on; None: on none."""
-        wanted, last = list(self.invocation_tokens), len(token_ids) - len(self.invocation_tokens)
-        for start in range(last, -1, -1) if wanted else ():
-            if list(token_ids[start : start + len(wanted)]) == wanted:
+        wanted = list(self.invocation_tokens)
+        if not wanted:
+            return 0
+        for start in range(len(token_ids) - len(wanted), -1, -1):
+            if token_ids[start] == wanted[0] and list(token_ids[start : start + len(wanted)]) == wanted:
                 return start
-        return None if wanted else 0
+        return None
 
     @property
     def rank(self) -> int:
@@ -78,6 +82,16 @@ class Adapter:
     def nbytes(self) -> int:
         """Bytes of all parts in 16-bit numbers."""
         return sum(2 * (part.a.size + part.b.size) for part in self.parts.values())
+
+
+def checked_invocation(where: str, found: object) -> tuple[int, ...]:
+    """The tokens that activate an adapter, as a file has them. where: file and key. Raises ModelLoadError."""
+    tokens = found if isinstance(found, list) else [None]
+    if len(tokens) > MAX_INVOCATION_TOKENS or not all(type(token) is int and token >= 0 for token in tokens):
+        raise ModelLoadError(
+            f"{where} is {found!r:.80}; it must be a list of at most {MAX_INVOCATION_TOKENS} token ids"
+        )
+    return tuple(tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart
+from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart, checked_invocation
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.low_rank import LowRank
 from octavo.loader.gguf import open_gguf
@@ -16,6 +17,7 @@ from octavo.loader.tensor_names import GGUF_STEMS, renamed
 
 _SUFFIXES = (".lora_a", ".lora_b")
 _TABLE = "embed_tokens.weight"
+_INVOCATION = "adapter.alora.invocation_tokens"
 
 
 def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
@@ -24,11 +26,8 @@ def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
     Raises ModelLoadError naming the key or the tensor.
     """
     with closing(open_gguf(path)) as file:
-        tokens = file.metadata.get("adapter.alora.invocation_tokens")
-        found = np.asarray(() if tokens is None else tokens)
-        if found.size and (found.ndim != 1 or not np.issubdtype(found.dtype, np.integer)):
-            raise ModelLoadError(f"{path}: adapter.alora.invocation_tokens are {tokens!r:.80}, no token ids")
-        return StoredAdapter(_parts(path, file, base), tuple(found.astype(int).tolist()))
+        tokens = np.asarray(file.metadata.get(_INVOCATION, ())).tolist()
+        return StoredAdapter(_parts(path, file, base), checked_invocation(f"{path}: {_INVOCATION}", tokens))
 
 
 def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, StoredPart]:
@@ -54,6 +53,6 @@ def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, Stored
         a, b = (file.weight(weight + each).dequantize().astype(np.float32) for each in _SUFFIXES)
         if name == _TABLE:  # a table has a row of A for each token
             a = np.ascontiguousarray(a.T)
-        rank = a.shape[-2]
-        found[name] = StoredPart(tensor, LowRank.checked(a, b, alpha / rank, tensor))
+        part = LowRank.checked(a, b, 1.0, tensor)
+        found[name] = StoredPart(tensor, replace(part, scale=alpha / part.rank))
     return found

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart
+from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart, checked_invocation
+from octavo.adapters.module_patterns import ModulePatterns
 from octavo.batch import Float32
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.low_rank import LowRank
@@ -23,7 +24,7 @@ from octavo.loader.tensor_files import TensorFiles
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
-MAX_PATTERNS = 1 << 12
+_MAX_NUMBER = 1e30  # of float32
 
 _PREFIX = "base_model.model."
 _FACTORS = {
@@ -51,12 +52,12 @@ class _Scales:
 
     rank: float
     alpha: float
-    ranks: Mapping[str, float]
-    alphas: Mapping[str, float]
+    ranks: ModulePatterns
+    alphas: ModulePatterns
     by_root: bool  # of the rank: rsLoRA
 
     def of(self, module: str) -> float:
-        rank, alpha = _by_pattern(self.ranks, module, self.rank), _by_pattern(self.alphas, module, self.alpha)
+        rank, alpha = self.ranks.find(module, self.rank), self.alphas.find(module, self.alpha)
         return alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
@@ -74,15 +75,10 @@ def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
     saved = settings.get("modules_to_save") or ()
     if saved:
         raise ModelLoadError(f"{settings_path}: modules_to_save is {saved!r:.80}: whole weights are not supported")
+    key = "alora_invocation_tokens"
+    invocation = checked_invocation(f"{settings_path}: {key}", settings.get(key) or [])
     with closing(open_safetensors(path)) as file:
-        return StoredAdapter(_parts(path, file, scales, base), _invocation_tokens(settings_path, settings))
-
-
-def _invocation_tokens(path: Path, settings: Mapping[str, object]) -> tuple[int, ...]:
-    found = settings.get("alora_invocation_tokens") or []
-    if not isinstance(found, list) or not all(type(token) is int and token >= 0 for token in found):
-        raise ModelLoadError(f"{path}: alora_invocation_tokens is {found!r:.80}; it must be a list of token ids")
-    return tuple(found)
+        return StoredAdapter(_parts(path, file, scales, base), invocation)
 
 
 def _scales(path: Path, settings: Mapping[str, object]) -> _Scales:
@@ -94,33 +90,24 @@ def _scales(path: Path, settings: Mapping[str, object]) -> _Scales:
     return _Scales(
         rank=_number(path, "r", settings.get("r", 8), low=1),
         alpha=_number(path, "lora_alpha", settings.get("lora_alpha", 8)),
-        ranks=_pattern(path, settings, "rank_pattern", low=1),
-        alphas=_pattern(path, settings, "alpha_pattern"),
+        ranks=_patterns(path, settings, "rank_pattern", low=1),
+        alphas=_patterns(path, settings, "alpha_pattern"),
         by_root=bool(settings.get("use_rslora")),
     )
 
 
-def _number(path: Path, key: str, value: object, low: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < low:
+def _number(path: Path, key: str, value: object, low: float = -_MAX_NUMBER) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= _MAX_NUMBER:
         raise ModelLoadError(f"{path}: {key} is {value!r:.40}; it must be a number" + f" from {low} on" * (low > 0))
     return float(value)
 
 
-def _pattern(path: Path, settings: Mapping[str, object], key: str, low: float = -math.inf) -> dict[str, float]:
+def _patterns(path: Path, settings: Mapping[str, object], key: str, low: float = -_MAX_NUMBER) -> ModulePatterns:
     found = settings.get(key) or {}
-    if not isinstance(found, dict) or len(found) > MAX_PATTERNS:
-        raise ModelLoadError(f"{path}: {key} is {found!r:.40}; it must be an object of at most {MAX_PATTERNS} numbers")
-    try:
-        for pattern in found:
-            re.compile(pattern)
-    except re.error as error:
-        raise ModelLoadError(f"{path}: {key}: {error.pattern!r:.80} is no regular expression: {error}") from error
-    return {pattern: _number(path, f"{key}[{pattern!r:.80}]", value, low) for pattern, value in found.items()}
-
-
-def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The number of the first pattern that ends the module's name."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{path}: {key} is {found!r:.40}; it must be an object of numbers by pattern")
+    numbers = {pattern: _number(path, f"{key}[{pattern!r:.80}]", value, low) for pattern, value in found.items()}
+    return ModulePatterns(f"{path}: {key}", numbers)
 
 
 def _parts(path: Path, file: TensorFiles, scales: _Scales, base: AdapterBase) -> dict[str, StoredPart]:

@@ -10,6 +10,8 @@ from octavo.adapters.peft import CONFIG_NAME, WEIGHTS_NAME, read_peft
 from octavo.adapters.placing import placed
 from octavo.errors import ModelLoadError
 
+Stamps = tuple[tuple[str, int, int, int], ...]
+
 
 def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1.0) -> Adapter:
     """The adapter in a folder, or in a GGUF file, for a base of either format. scale: multiplies its effect.
@@ -34,6 +36,18 @@ def files_of(path: Path) -> list[Path]:
     path = _found(path)
     names = (CONFIG_NAME, WEIGHTS_NAME)
     return [path / name for name in names if (path / name).is_file()] if path.is_dir() else [path]
+
+
+def stamps_of(path: Path) -> Stamps:
+    """The name, the bytes, the time of the last change in ns and the inode of each file: others if it has changed.
+
+    Raises ModelLoadError.
+    """
+    try:
+        found = [(file.name, file.stat()) for file in files_of(path)]
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+    return tuple((name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found)
 
 
 def _found(path: Path) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.adapters.adapter import Adapter, AdapterBase
-from octavo.adapters.read import files_of, read_adapter
+from octavo.adapters.read import Stamps, read_adapter, stamps_of
 from octavo.backends import AdaptingExecutor
 from octavo.errors import UsageError
 from octavo.graph.ops.low_rank import AdapterLimits
@@ -19,12 +19,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """The place of an adapter. scale: multiplies its effect. stamps: of its files when it was read, which tell whether
-    they have changed."""
+    """The place of an adapter. scale: multiplies its effect. stamps: of its files when it was read (`stamps_of`)."""
 
     path: Path
     scale: float
-    stamps: tuple[tuple[str, int, int, int], ...]
+    stamps: Stamps
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +75,7 @@ class AdapterRegistry:
             raise UsageError(f"an adapter's name is {name!r:.80}; it must be a word without slashes", param="adapter")
         path = Path(path).expanduser()
         with self._reading:
-            source = AdapterSource(path, scale, _stamps(path))
+            source = AdapterSource(path, scale, stamps_of(path))
             with self._lock:
                 held = self._held.get(name) if self._sources.get(name) == source else None
             if held is None:
@@ -100,7 +99,7 @@ class AdapterRegistry:
             if source is None:
                 raise self._unknown(name)
             if held is not None:
-                self._keep(name, held)
+                self._held.move_to_end(name)
                 return held
         return self.add(name, source.path, source.scale)
 
@@ -124,7 +123,7 @@ class AdapterRegistry:
         return HeldAdapter(adapter, self._executor.prepare_adapter(adapter.parts))
 
     def _keep(self, name: str, held: HeldAdapter) -> None:
-        """Notes a use, and lets go of what there is no room for. Called with the lock."""
+        """Holds one as the last used, and lets go of what there is no room for. Called with the lock."""
         self._held[name] = held
         self._held.move_to_end(name)
         while len(self._held) > 1:
@@ -158,11 +157,3 @@ class AdapterRegistry:
     def leave(self, held: HeldAdapter) -> None:
         """A group ends, or is preempted. The adapter stays in its slot until another one needs it."""
         held.num_users -= 1
-
-
-def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    found = []
-    for file in files_of(path):
-        status = file.stat()
-        found.append((file.name, status.st_size, status.st_mtime_ns, status.st_ino))
-    return tuple(found)

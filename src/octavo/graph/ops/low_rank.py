@@ -44,7 +44,8 @@ class LowRank:
     @classmethod
     def checked(cls, a: Float32, b: Float32, scale: float, tensor: str) -> LowRank:
         """Raises ModelLoadError naming the tensor if the factors do not fit each other or are not finite."""
-        if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-2] != b.shape[-1] or a.shape[:-2] != b.shape[:-2]:
+        fit = a.ndim in (2, 3) and b.ndim == a.ndim and a.shape[-2] == b.shape[-1] and a.shape[:-2] == b.shape[:-2]
+        if not fit or not a.shape[-2]:
             raise ModelLoadError(f"tensor {tensor!r:.120}: the factors {list(a.shape)} and {list(b.shape)} do not fit")
         if not (np.isfinite(a).all() and np.isfinite(b).all() and np.isfinite(scale)):
             raise ModelLoadError(f"tensor {tensor!r:.120}: a factor or the scale, {scale}, is not finite")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from octavo.adapters.read import files_of
+from octavo.adapters.read import Stamps, files_of, stamps_of
 from octavo.adapters.resolve import resolve_adapter
 from octavo.config import scaled_path
 from octavo.errors import ModelLoadError, UsageError
@@ -28,7 +28,7 @@ class ServedAdapter:
 
     path: where its files are. parent: the id of its model. number: llama.cpp's id. source: what was given for it.
     owner: the key that loaded it at run time; None: the server's options. nbytes: of its files. is_of_folder: found in
-    the server's folder by its name; stamp: sizes and times of its files then.
+    the server's folder by its name; stamps: of its files then (`stamps_of`).
     """
 
     name: str
@@ -40,7 +40,7 @@ class ServedAdapter:
     nbytes: int = 0
     scale: float = 1.0
     is_of_folder: bool = False
-    stamp: tuple[int, ...] = ()
+    stamps: Stamps = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -143,9 +143,9 @@ class ServedAdapters:
         path = self._in_folder(name)
         if path is None:
             return None
-        if known is not None and known.stamp == _stamp(path):
+        if known is not None and known.stamps == stamps_of(path):
             return known  # otherwise its files are new ones
-        adapter = replace(self.new(AdapterGiven(name, str(path)), path), is_of_folder=True, stamp=_stamp(path))
+        adapter = replace(self.new(AdapterGiven(name, str(path)), path), is_of_folder=True, stamps=stamps_of(path))
         self.put(adapter)
         return adapter
 
@@ -274,10 +274,6 @@ class ServedAdapters:
                 "(--lora-quota-bytes): unload one"
             )
             raise ApiError(429, message, code="adapter_quota_exceeded")
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    return tuple(value for file in files_of(path) for value in (file.stat().st_size, file.stat().st_mtime_ns))
 
 
 def _nbytes(path: Path) -> int:
