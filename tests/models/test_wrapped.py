@@ -203,6 +203,16 @@ def test_unknown_text_parts_are_named(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [None, ["llava"], 7])
+def test_the_file_needs_a_model_type_of_its_own(kind: object, tmp_path: Path) -> None:
+    tiny_models.save_safetensors(tiny("llava"), tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "model_type": kind}))
+    with pytest.raises(ModelLoadError, match=r"config\.json: model_type is "):
+        open_checkpoint(tmp_path)
+
+
 def test_end_token_of_the_section(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 5}}))
     assert configured_eos(tmp_path, 10) == [5]

@@ -26,6 +26,13 @@ class ConfigReader:
         """The same configuration with values for keys that it lacks, given without the prefix."""
         return self._with_values({**{self.prefix + k: v for k, v in defaults.items()}, **self.values})
 
+    def renamed(self, names: Mapping[str, str]) -> ConfigReader:
+        """The same configuration with what it has under other keys, names[key], under the keys that it lacks.
+
+        names: from other keys to those that are read.
+        """
+        return self.with_defaults({new: self.values[self.prefix + old] for old, new in names.items() if self.has(old)})
+
     def replaced(self, key: str, value: object) -> ConfigReader:
         """The same configuration with this value of a key."""
         return self._with_values({**self.values, self.prefix + key: value})

@@ -204,6 +204,16 @@ def gate_and_up() -> Transform:
     return Split("layers.*.mlp.gate_up_proj", parts, lambda c: (c.mlp.intermediate_size,) * 2)
 
 
+def fused_qkv(only: FileFormat | None = None) -> Transform:
+    """q, k and v in one matrix, one after the other, of a model with a `DecoderConfig`."""
+    parts = tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv")
+
+    def rows(cfg: Any) -> tuple[int, ...]:
+        return tuple(heads * cfg.head_dim for heads in (cfg.num_heads, cfg.num_kv_heads, cfg.num_kv_heads))
+
+    return Split("layers.*.self_attn.qkv_proj", parts, rows, only)
+
+
 def rotary_pairs(only: FileFormat | None = None, *, norms: bool = False) -> tuple[Transform, ...]:
     """`halves_of_pairs` for q and k of every layer of a model with a `DecoderConfig`. norms: for norms of all heads."""
     part = "norm" if norms else "proj"

@@ -59,14 +59,15 @@ def text_part(reader: ConfigReader, known: Container[object]) -> ConfigReader:
 
     That section gets its defaults. The output head is the embedding if either says so.
     """
-    if reader.values.get("model_type") in known:
+    outer = reader.values.get("model_type")
+    if not isinstance(outer, str) or outer in known:
         return reader
     part = text_section(reader)
     kind = part.values.get(part.prefix + "model_type")
     if part is reader or not isinstance(kind, str):
         return reader
     part = part.with_defaults(TEXT_DEFAULTS.get(kind, {}))
-    if reader.values["model_type"] == "paligemma":  # only prompts with an image see both ways
+    if outer == "paligemma":  # only prompts with an image see both ways
         part = part.replaced("use_bidirectional_attention", False)
     tied = part.flag("tie_word_embeddings", False) or reader.flag("tie_word_embeddings", False)
     return part.replaced("tie_word_embeddings", tied)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from octavo.graph.builder import Graph
 from octavo.graph.ops.rowwise import Activation
 from octavo.graph.values import Value
+from octavo.models import llama
 from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
 from octavo.models._decoder import DecoderConfig, hf_rope
-from octavo.models._layers import attention
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import Softplus, WeightTable
@@ -61,15 +61,12 @@ class Config(DecoderConfig):
 
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
-    h = g.embedding("embed_tokens")
-    for i in range(cfg.num_layers):
-        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i)
-        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        x = _xielu(g, g.linear(x, f"layers.{i}.mlp.up_proj"), cfg, i)
-        h = h + g.linear(x, f"layers.{i}.mlp.down_proj")
-    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
-    return g.logits(h, cfg.output_head)
+    return llama.build(g, cfg, mlp=_mlp)
+
+
+def _mlp(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
+    stem = f"layers.{layer}.mlp"
+    return g.linear(_xielu(g, g.linear(x, f"{stem}.up_proj"), cfg, layer), f"{stem}.down_proj")
 
 
 def _xielu(g: Graph, x: Value, cfg: Config, layer: int) -> Value:

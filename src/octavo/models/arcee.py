@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models import llama
 from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
-from octavo.models._layers import attention, plain_mlp
+from octavo.models._layers import plain_mlp
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable, rotary_pairs
@@ -29,11 +30,8 @@ class Config(DecoderConfig):
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:
     """The logits [LOGITS, vocab]."""
-    h = g.embedding("embed_tokens")
-    for i in range(cfg.num_layers):
-        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i)
-        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        h = h + plain_mlp(g, x, f"layers.{i}.mlp", "relu2")
-    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
-    return g.logits(h, cfg.output_head)
+    return llama.build(g, cfg, mlp=_mlp)
+
+
+def _mlp(g: Graph, x: Value, cfg: DecoderConfig, layer: int) -> Value:  # noqa: ARG001
+    return plain_mlp(g, x, f"layers.{layer}.mlp", "relu2")

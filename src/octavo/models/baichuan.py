@@ -10,7 +10,7 @@ from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._classic import alibi_slopes
 from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
-from octavo.models._weights import Split, UnitRows, WeightTable, rotary_pairs
+from octavo.models._weights import UnitRows, WeightTable, fused_qkv, rotary_pairs
 from octavo.models.llama import build
 
 __all__ = ["WEIGHTS", "Config", "build"]
@@ -20,12 +20,7 @@ _LAYERS_13B = 40  # a file says in no other way that a model has ALiBi
 WEIGHTS = WeightTable(
     names={"layers.*.self_attn.W_pack": "layers.*.self_attn.qkv_proj"},
     transforms=(
-        Split(
-            "layers.*.self_attn.qkv_proj",
-            tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv"),
-            lambda c: (c.num_heads * c.head_dim,) * 3,
-            only="safetensors",
-        ),
+        fused_qkv("safetensors"),
         *rotary_pairs("gguf"),
         UnitRows("lm_head", lambda c: c.vocab_size == _VOCAB_2, "safetensors"),
     ),

@@ -10,7 +10,7 @@ from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._mlp import MLPConfig, experts_from_gguf
 from octavo.models._reading import MAX_LAYERS, ConfigReader
-from octavo.models._weights import Split, UnitRows, WeightTable, rotary_pairs, shared_expert_names, stacked_experts
+from octavo.models._weights import UnitRows, WeightTable, fused_qkv, rotary_pairs, shared_expert_names, stacked_experts
 from octavo.models.llama import build
 
 __all__ = ["WEIGHTS", "Config", "build"]
@@ -26,15 +26,10 @@ BAILING_NAMES = {
     _LAYER + "attention.key_layernorm": _LAYER + "self_attn.k_norm",
     _LAYER + "mlp.gate.expert_bias": _LAYER + "mlp.gate.e_score_correction.bias",
 }
-FUSED_QKV = Split(
-    _LAYER + "self_attn.qkv_proj",
-    tuple(f"{_LAYER}self_attn.{part}_proj" for part in "qkv"),
-    lambda c: tuple(heads * c.head_dim for heads in (c.num_heads, c.num_kv_heads, c.num_kv_heads)),
-)
 WEIGHTS = WeightTable(
     names=BAILING_NAMES,
     transforms=(
-        replace(FUSED_QKV, only="safetensors"),
+        fused_qkv("safetensors"),
         *rotary_pairs("gguf"),
         *stacked_experts(),
         UnitRows("lm_head", lambda c: c.norm_head, "safetensors"),

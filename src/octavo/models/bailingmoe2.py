@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from octavo.models._attention import AttentionConfig, same_windows, same_windows_from_gguf
 from octavo.models._decoder import DecoderConfig
+from octavo.models._heads import without_heads
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._routing import grouped_from_gguf, grouped_from_hf
-from octavo.models._weights import WeightTable, stacked_experts
-from octavo.models.bailingmoe import BAILING_NAMES, FUSED_QKV
+from octavo.models._weights import WeightTable, fused_qkv, stacked_experts
+from octavo.models.bailingmoe import BAILING_NAMES
 from octavo.models.llama import build
 
 __all__ = ["WEIGHTS", "Config", "build"]
 
 ALIASES = ("bailing_moe_v2", "sarvam_moe")
 VARIANT_OF = ("bailingmoe", "score_function", "sigmoid")
-WEIGHTS = WeightTable(names=BAILING_NAMES, transforms=(FUSED_QKV, *stacked_experts()))
+WEIGHTS = WeightTable(names=BAILING_NAMES, transforms=(fused_qkv(), *stacked_experts()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        further = reader.integer("nextn_predict_layers", 0, low=0)
-        num_layers = reader.integer("block_count", low=further + 1, high=MAX_LAYERS) - further
-        reader = reader.replaced("block_count", num_layers)
+        reader = without_heads(reader)
         mlp = MLPConfig.from_gguf(
             reader,
             grouped_from_gguf(reader, shapes),
@@ -57,7 +56,6 @@ def as_grouped(reader: ConfigReader) -> ConfigReader:
     """The keys of DeepSeek V3 in place of the authors'."""
     names = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
     names["score_function"] = "scoring_func"
-    known = {new: reader.values[reader.prefix + old] for old, new in names.items() if reader.has(old)}
     if not reader.flag("moe_router_enable_expert_bias", True):
         raise reader.error("moe_router_enable_expert_bias", False, "must be true")
-    return reader.with_defaults({**known, "n_group": 1, "topk_group": 1})
+    return reader.renamed(names).with_defaults({"n_group": 1, "topk_group": 1})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
-from octavo.models._weights import Split, WeightTable, gate_and_up, rotary_pairs
+from octavo.models._weights import WeightTable, fused_qkv, gate_and_up, rotary_pairs
 from octavo.models.llama import build
 
 __all__ = ["WEIGHTS", "Config", "build"]
@@ -30,15 +30,7 @@ WEIGHTS = WeightTable(
         _LAYER + "mlp.dense_4h_to_h": _LAYER + "mlp.down_proj",
     },
     # All files have the two columns of a rotated pair side by side.
-    transforms=(
-        Split(
-            _LAYER + "self_attn.qkv_proj",
-            tuple(f"{_LAYER}self_attn.{part}_proj" for part in "qkv"),
-            lambda c: tuple(heads * c.head_dim for heads in (c.num_heads, c.num_kv_heads, c.num_kv_heads)),
-        ),
-        gate_and_up(),
-        *rotary_pairs(),
-    ),
+    transforms=(fused_qkv(), gate_and_up(), *rotary_pairs()),
 )
 # Keys of the authors' form -> those of transformers.
 _KEYS = {
@@ -79,9 +71,8 @@ def as_glm(reader: ConfigReader) -> ConfigReader:
         raise reader.error("pre_seq_len", reader.values[reader.prefix + "pre_seq_len"], "prefixes are not supported")
     multi_query = reader.flag("multi_query_attention", False)
     heads = reader.integer("num_attention_heads")
-    reader = reader.with_defaults(
+    reader = reader.renamed(_KEYS).with_defaults(
         {
-            **{new: reader.values[reader.prefix + old] for old, new in _KEYS.items() if reader.has(old)},
             "num_key_value_heads": reader.integer("multi_query_group_num", 1) if multi_query else heads,
             "rope_theta": 10000.0 * reader.number("rope_ratio", 1.0),
         }

@@ -37,8 +37,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        known = {new: reader.values[reader.prefix + old] for old, new in _KEYS.items() if reader.has(old)}
-        reader = reader.with_defaults(known).with_defaults({"rms_norm_eps": 1e-5, "num_key_value_heads": 8})
+        reader = reader.renamed(_KEYS).with_defaults({"rms_norm_eps": 1e-5, "num_key_value_heads": 8})
         return cls.read_hf(
             reader,
             attention=AttentionConfig(same_windows(reader)),

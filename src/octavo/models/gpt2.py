@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octavo.models._classic import ClassicConfig, build, split_qkv
+from octavo.models._classic import ClassicConfig, ClassicT, build, split_qkv
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import Transpose, WeightTable
 
@@ -37,16 +37,17 @@ class Config(ClassicConfig):
     __slots__ = ()
 
     @classmethod
-    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+    def from_gguf(cls: type[ClassicT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ClassicT:
         return cls.read_gguf(reader, shapes, position_offset=0)
 
     @classmethod
-    def from_hf(cls, reader: ConfigReader) -> Config:
+    def from_hf(cls: type[ClassicT], reader: ConfigReader) -> ClassicT:
         if reader.flag("add_cross_attention", False):
             raise reader.error("add_cross_attention", True, "attention to an encoder is not supported")
         return cls.read_hf(
             reader,
             tied=True,
+            kv_heads="num_key_value_heads",
             position_offset=0,
             attention_scale=None if reader.flag("scale_attn_weights", True) else 1.0,
             divide_scale_by_layer=reader.flag("scale_attn_by_inverse_layer_idx", False),

@@ -46,8 +46,7 @@ class Config(ClassicConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         names = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
-        known = {new: reader.values[reader.prefix + old] for old, new in names.items() if reader.has(old)}
-        reader = reader.with_defaults(known)
+        reader = reader.renamed(names)
         return cls.read_hf(reader, tied=True, position_offset=0, attention_scale=1.0, windows=_windows(reader))
 
 

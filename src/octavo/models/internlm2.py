@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig, hf_rope
 from octavo.models._reading import ConfigReader
-from octavo.models._weights import Permute, Split, WeightTable, rotary_pairs
+from octavo.models._weights import Permute, WeightTable, fused_qkv, rotary_pairs
 from octavo.models.llama import build
 
 __all__ = ["WEIGHTS", "Config", "build"]
@@ -40,12 +40,7 @@ WEIGHTS = WeightTable(
     },
     transforms=(
         Permute(_LAYER + "self_attn.qkv_proj", _heads_apart, "safetensors"),
-        Split(
-            _LAYER + "self_attn.qkv_proj",
-            tuple(f"{_LAYER}self_attn.{part}_proj" for part in "qkv"),
-            lambda c: tuple(heads * c.head_dim for heads in (c.num_heads, c.num_kv_heads, c.num_kv_heads)),
-            only="safetensors",
-        ),
+        fused_qkv("safetensors"),
         *rotary_pairs("gguf"),
     ),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
@@ -17,6 +18,9 @@ from octavo.models._weights import WeightTable, rotary_pairs, stacked_experts
 ALIASES = ("internlm3",)
 # The converter to GGUF permutes q and k so that the two columns of a rotated pair lie side by side.
 WEIGHTS = WeightTable(transforms=(*rotary_pairs("gguf"), *stacked_experts("gguf", is_old=True)))
+
+# From a graph, the normed input [TOKENS, hidden], the configuration and the layer's number to [TOKENS, hidden].
+LayerPart = Callable[[Graph, Value, Any, int], Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,8 @@ class Config(DecoderConfig):
         return cls.read_hf(reader, attention=AttentionConfig(same_windows(reader)))
 
 
-def build(g: Graph, cfg: DecoderConfig) -> Value:
-    """The logits [LOGITS, vocab]."""
+def build(g: Graph, cfg: DecoderConfig, attention: LayerPart = attention, mlp: LayerPart = mlp) -> Value:
+    """The logits [LOGITS, vocab]. attention, mlp: the two blocks of a layer."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)

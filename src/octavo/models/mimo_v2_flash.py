@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import AttentionParams, Rope
 from octavo.graph.values import Value
+from octavo.models import llama
 from octavo.models._attention import AttentionConfig, Windows, windows_of_types
 from octavo.models._decoder import DecoderConfig, checked_columns, hf_rope
-from octavo.models._layers import mlp
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._routing import grouped_from_hf
@@ -90,14 +90,7 @@ def _windows(reader: ConfigReader, num_layers: int) -> Windows:
 
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
-    h = g.embedding("embed_tokens")
-    for i in range(cfg.num_layers):
-        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + _attention(g, x, cfg, i)
-        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        h = h + mlp(g, x, cfg, i)
-    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
-    return g.logits(h, cfg.output_head)
+    return llama.build(g, cfg, _attention)
 
 
 def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:

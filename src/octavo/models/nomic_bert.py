@@ -63,7 +63,7 @@ class Config(EncoderConfig):
         for key, value in _FIXED.items():
             if reader.has(key) and reader.values[key] != value:
                 raise reader.error(key, reader.values[key], f"must be {value!r}")
-        reader = reader.with_defaults({new: reader.values[old] for old, new in _OLDER.items() if reader.has(old)})
+        reader = reader.renamed(_OLDER)
         if (kind := reader.text("hidden_act", "silu")) != "silu":
             raise reader.error("hidden_act", kind, "must be silu")
         head_dim = head_dim_of(reader, "num_attention_heads", "hidden_size")

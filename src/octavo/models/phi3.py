@@ -7,21 +7,14 @@ from dataclasses import dataclass
 from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
-from octavo.models._weights import Split, WeightTable, gate_and_up
+from octavo.models._weights import WeightTable, fused_qkv, gate_and_up
 from octavo.models.llama import build
 
 __all__ = ["WEIGHTS", "Config", "build"]
 
 WEIGHTS = WeightTable(
     names={"blk.*.ffn_up": "layers.*.mlp.gate_up_proj"},
-    transforms=(
-        Split(
-            "layers.*.self_attn.qkv_proj",
-            ("layers.*.self_attn.q_proj", "layers.*.self_attn.k_proj", "layers.*.self_attn.v_proj"),
-            lambda c: tuple(heads * c.head_dim for heads in (c.num_heads, c.num_kv_heads, c.num_kv_heads)),
-        ),
-        gate_and_up(),
-    ),
+    transforms=(fused_qkv(), gate_and_up()),
 )
 
 

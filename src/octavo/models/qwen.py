@@ -9,7 +9,7 @@ from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_WIDTH, ConfigReader
-from octavo.models._weights import Split, WeightTable
+from octavo.models._weights import WeightTable, fused_qkv
 from octavo.models.llama import build
 
 __all__ = ["WEIGHTS", "Config", "build"]
@@ -28,13 +28,7 @@ WEIGHTS = WeightTable(
         _LAYER + "mlp.w2": "layers.*.mlp.gate_proj",
         _LAYER + "mlp.c_proj": "layers.*.mlp.down_proj",
     },
-    transforms=(
-        Split(
-            "layers.*.self_attn.qkv_proj",
-            tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv"),
-            lambda c: (c.num_heads * c.head_dim,) * 3,
-        ),
-    ),
+    transforms=(fused_qkv(),),
 )
 
 
@@ -61,8 +55,7 @@ def as_llama(reader: ConfigReader) -> ConfigReader:
         raise reader.error("scale_attn_weights", False, "must be true")
     share = reader.number("rotary_pct", 1.0, high=1.0)
     names = {"layer_norm_epsilon": "rms_norm_eps", "rotary_emb_base": "rope_theta", "kv_channels": "head_dim"}
-    known = {new: reader.values[reader.prefix + old] for old, new in names.items() if reader.has(old)}
-    reader = reader.with_defaults({**known, "partial_rotary_factor": share})
+    reader = reader.renamed(names).with_defaults({"partial_rotary_factor": share})
     return (
         reader.replaced("max_position_embeddings", reader.integer("seq_length")) if reader.has("seq_length") else reader
     )

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo.graph.builder import Graph
-from octavo.graph.values import Value
 from octavo.models._attention import AttentionConfig, upper_windows
 from octavo.models._decoder import DecoderConfig, gguf_rope, hf_rope
-from octavo.models._layers import attention, mlp
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._rope import rotating_layers
-from octavo.models.llama import WEIGHTS
+from octavo.models.llama import WEIGHTS, build
 
 __all__ = ["THETA", "WEIGHTS", "Config", "build"]
 
@@ -44,15 +41,3 @@ class Config(DecoderConfig):
             attention=AttentionConfig(windows),
             rope=replace(hf_rope(reader, theta=THETA), rotates=rotates),
         )
-
-
-def build(g: Graph, cfg: Config) -> Value:
-    """The logits [LOGITS, vocab]."""
-    h = g.embedding("embed_tokens")
-    for i in range(cfg.num_layers):
-        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i)
-        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        h = h + mlp(g, x, cfg, i)
-    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
-    return g.logits(h, cfg.output_head)

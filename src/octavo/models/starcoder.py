@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.models._classic import ClassicConfig, build, hf_key, split_qkv
-from octavo.models._reading import MAX_WIDTH, ConfigReader
+from octavo.models import gpt2
+from octavo.models._classic import build, split_qkv
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import Permute, WeightTable
 
 __all__ = ["WEIGHTS", "Config", "build"]
@@ -28,41 +28,17 @@ def _rows(cfg: Any) -> NDArray[np.intp]:
 
 WEIGHTS = WeightTable(
     prefixes=("transformer.",),
-    names={
-        "wte": "embed_tokens",
-        "wpe": "embed_positions",
-        "position_embd": "embed_positions",
-        "ln_f": "norm",
-        "h.*.ln_1": "layers.*.input_layernorm",
-        "h.*.ln_2": "layers.*.post_attention_layernorm",
-        "h.*.attn.c_attn": "layers.*.self_attn.qkv_proj",
-        "h.*.attn.c_proj": "layers.*.self_attn.o_proj",
-        "h.*.mlp.c_fc": "layers.*.mlp.up_proj",
-        "h.*.mlp.c_proj": "layers.*.mlp.down_proj",
-    },
+    names=gpt2.WEIGHTS.names,
     transforms=(Permute("layers.*.self_attn.qkv_proj", _rows, "safetensors"), *split_qkv(fused="apart")),
 )
 
 
-class Config(ClassicConfig):
-    """The MLP's activation is always the tanh form of GELU in GGUF files."""
+class Config(gpt2.Config):
+    """GPT-2's; without `multi_query` there are as many kv heads as heads."""
 
     __slots__ = ()
 
     @classmethod
-    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(reader, shapes, position_offset=0)
-
-    @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        if reader.flag("add_cross_attention", False):
-            raise reader.error("add_cross_attention", True, "attention to an encoder is not supported")
-        heads = reader.integer(hf_key(reader, "heads"), high=MAX_WIDTH)
-        count = 1 if reader.flag("multi_query", True) else heads
-        return cls.read_hf(
-            reader.with_defaults({"num_key_value_heads": count}),
-            tied=True,
-            kv_heads="num_key_value_heads",
-            position_offset=0,
-            attention_scale=None if reader.flag("scale_attn_weights", True) else 1.0,
-        )
+        shared = {"num_key_value_heads": 1} if reader.flag("multi_query", True) else {}
+        return super().from_hf(reader.with_defaults(shared))
