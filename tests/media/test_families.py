@@ -204,7 +204,7 @@ def test_rows_and_marks_equal_those_of_transformers(name: str, size: str) -> Non
     processor = read_processor(case.model_type, case.config, case.preprocessor)
     layout = processor.layout(*image.size)
     tiles = processor.resize(picture_of(image), layout)
-    rows = processor.rows(tiles, layout)
+    rows = processor.rows(tiles)
     wanted = judged_rows(outputs, layout, case, processor.patch_size, processor.merge_size)
     assert rows.shape == wanted.shape
     assert rows.tobytes() == np.ascontiguousarray(wanted, np.float32).tobytes()
@@ -267,7 +267,7 @@ def test_lfm2_rows_are_those_of_transformers_but_for_rounding(size: str) -> None
     outputs = Lfm2VlImageProcessor(return_row_col_info=True)([image], return_tensors="pt")
     processor = read_processor("lfm2_vl", {}, {})
     layout = processor.layout(*image.size)
-    rows = processor.rows(processor.resize(picture_of(image), layout), layout)
+    rows = processor.rows(processor.resize(picture_of(image), layout))
     start = 0
     assert [[tile.grid_rows, tile.grid_cols] for tile in layout.tiles] == outputs["spatial_shapes"].tolist()
     for tile, values in zip(layout.tiles, outputs["pixel_values"].numpy(), strict=True):

@@ -35,7 +35,7 @@ def both(model_type: str) -> tuple[ImageProcessor, Qwen2VLImageProcessorPil]:
 def check(processor: ImageProcessor, judge: Qwen2VLImageProcessorPil, image: Image.Image) -> None:
     wanted = judge([image], return_tensors="np")
     layout = processor.layout(*image.size)
-    rows = processor.rows(processor.resize(picture_of(image), layout), layout)
+    rows = processor.rows(processor.resize(picture_of(image), layout))
     (tile,) = layout.tiles
     assert [1, tile.grid_rows, tile.grid_cols] == wanted["image_grid_thw"][0].tolist()
     assert tile.num_tokens * 4 == len(wanted["pixel_values"]) == len(rows)
@@ -57,7 +57,7 @@ def test_files_of_every_kind_give_the_same_rows(name: str) -> None:
     picture = picture_of(Image.open(io.BytesIO(files()[name])))
     assert picture.pixels.shape == ((90, 61, 3) if "turned" in name else (61, 90, 3))
     layout = processor.layout(picture.width, picture.height)
-    rows = processor.rows(processor.resize(picture, layout), layout)
+    rows = processor.rows(processor.resize(picture, layout))
     assert rows.tobytes() == np.ascontiguousarray(judged["pixel_values"]).tobytes()
 
 

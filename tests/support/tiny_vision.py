@@ -298,7 +298,7 @@ def _kinds(name: str, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def _patch_rows(processor: ImageProcessor, seen: _Seen) -> dict[str, torch.Tensor]:
     """Qwen's models take rows of patches."""
-    rows = np.concatenate([processor.rows(tiles, layout) for tiles, layout in seen])
+    rows = np.concatenate([processor.rows(tiles) for tiles, _ in seen])
     grids = [(1, tile.grid_rows, tile.grid_cols) for _, layout in seen for tile in layout.tiles]
     return {"pixel_values": torch.from_numpy(rows), "image_grid_thw": torch.tensor(grids)}
 

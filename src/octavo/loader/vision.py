@@ -25,8 +25,6 @@ from octavo.models.towers._tower import TowerConfig
 
 logger = logging.getLogger(__name__)
 
-# Widths and heights of pictures that are cut into as many tiles as can be.
-_PROBES = [(width, height) for width in (64, 1024, 4096, 8192) for height in (64, 1024, 4096, 8192)]
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
@@ -40,7 +38,6 @@ class VisionPart:
     processor: ImageProcessor
     tensors: frozenset[str]
     path: Path  # of its file
-    max_patches: int  # of an image
     file: TensorFiles | None = None  # of its own
 
     def close(self) -> None:
@@ -111,7 +108,7 @@ def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> 
         raise
     if max_tokens is not None:
         processor = processor.limited(max_tokens)
-    return VisionPart(tower, config, weights, processor, frozenset(), path, largest_image(processor), file)
+    return VisionPart(tower, config, weights, processor, frozenset(), path, file)
 
 
 def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:
@@ -138,15 +135,7 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
         processor = read_processor(str(config_json["model_type"]), config_json, _preprocessor(folder))
     if max_tokens is not None:
         processor = processor.limited(max_tokens)
-    return VisionPart(tower, config, weights, processor, frozenset(found), checkpoint.path, largest_image(processor))
-
-
-def largest_image(processor: ImageProcessor) -> int:
-    """The patches of the largest image."""
-    if most := getattr(processor, "most_pixels", 0):
-        return int(most) // processor.patch_size**2
-    layouts = [processor.layout(width, height) for width, height in _PROBES]
-    return max(sum(tile.grid_rows * tile.grid_cols for tile in layout.tiles) for layout in layouts)
+    return VisionPart(tower, config, weights, processor, frozenset(found), checkpoint.path)
 
 
 def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
+from octavo.image_layout import ImageLayout, ImageTile
 from octavo.media.pixels import resized
 
 if TYPE_CHECKING:
@@ -53,11 +54,20 @@ def tiles_of_grid(pixels: UInt8, side: int, grid: tuple[int, int], resample: int
     return tiles if len(tiles) == 1 else (*tiles, resized(pixels, side, side, resample))
 
 
-def grid_marks(cols: int, rows: int, num_tokens: int) -> tuple[str | int, ...]:
-    """The marks of several tiles, row by row, and of the whole picture behind them, in a prompt of Idefics3's kind."""
+def marked_grid(
+    width: int, height: int, grid: tuple[int, int], tile: ImageTile, around: tuple[str, str]
+) -> ImageLayout:
+    """The layout of a picture cut into a grid (columns, rows) of such tiles, with the marks of Idefics3.
+
+    Several tiles have the whole picture as one more behind them. around: the texts before and after a single one.
+    """
+    cols, rows = grid
+    if cols * rows == 1:
+        return ImageLayout(width, height, (tile,), (around[0], tile.num_tokens, around[1]))
     marks: list[str | int] = []
     for row in range(1, rows + 1):
         for col in range(1, cols + 1):
             before = "\n" if row > 1 and col == 1 else ""
-            marks += [f"{before}{AROUND}<row_{row}_col_{col}>", num_tokens]
-    return (*marks, f"\n\n{AROUND}{WHOLE}", num_tokens, AROUND)
+            marks += [f"{before}{AROUND}<row_{row}_col_{col}>", tile.num_tokens]
+    marks += [f"\n\n{AROUND}{WHOLE}", tile.num_tokens, AROUND]
+    return ImageLayout(width, height, (tile,) * (cols * rows + 1), tuple(marks))

@@ -1,17 +1,19 @@
-"""An image on its way into a model: a picture, the layout of its tokens by its size, its tiles, and rows of patches."""
+"""An image on its way into a model: a picture, its tiles and its rows of patches, as each family makes them."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from octavo.errors import ModelLoadError
 from octavo.image_layout import ImageLayout, ImageTile
 from octavo.media import families
+from octavo.media.pixels import Normalization, planes, resized
 from octavo.media.settings import ImageSettings
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
     UInt8: TypeAlias = npt.NDArray[np.uint8]
 
+
+# Widths and heights of pictures that are cut into as many tiles as can be.
+_PROBES = [(width, height) for width in (64, 1024, 4096, 8192) for height in (64, 1024, 4096, 8192)]
 
 __all__ = ["ImageLayout", "ImageProcessor", "ImageTile", "Picture", "UInt8", "image_families", "read_processor"]
 
@@ -41,44 +46,58 @@ class Picture:
         return int(self.pixels.shape[0])
 
 
-class ImageProcessor(Protocol):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ImageProcessor(ABC):
     """The way of a family of models from a picture to rows of patches.
 
-    patch_size: pixels at the side of a patch. merge_size: patches at the side of the block that becomes one token.
     placeholder: what a chat template writes for an image; the marks of the layout take its place.
     wrapping: the texts before and after the placeholder where no template writes them.
     version: changes whenever the same picture may give other rows.
-    settings: what it was read from.
+    settings: what it was read from. patch_size: pixels at the side of a patch. merge_size: patches at the side of the
+    block that becomes one token. resample: the number of Pillow's filter.
     """
 
-    @property
-    def patch_size(self) -> int: ...
-    @property
-    def merge_size(self) -> int: ...
-    @property
-    def placeholder(self) -> str: ...
-    @property
-    def wrapping(self) -> tuple[str, str]: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def settings(self) -> ImageSettings: ...
+    placeholder: ClassVar[str]
+    wrapping: ClassVar[tuple[str, str]] = ("", "")
+    version: ClassVar[int] = 1
 
+    settings: ImageSettings
+    patch_size: int
+    merge_size: int
+    resample: int
+    normalization: Normalization
+
+    @abstractmethod
     def layout(self, width: int, height: int) -> ImageLayout:
         """The layout of a picture of this size. Raises UsageError for a size that the family cannot take."""
 
     def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
-        """uint8 [height, width, 3] for each tile, by Pillow's resampling."""
+        """uint8 [height, width, 3] for each tile, by Pillow's resampling; here the whole picture as the only tile."""
+        (tile,), side = layout.tiles, self.patch_size
+        return (resized(picture.pixels, tile.grid_cols * side, tile.grid_rows * side, self.resample),)
 
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        """[patches of all tiles, values of a patch], normalized.
+    def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
+        """[patches of all tiles, values of a patch], normalized; here colour by colour.
 
         The patches of a block that becomes one token follow each other, row by row, and so do the blocks of a tile.
         """
+        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
 
+    @abstractmethod
     def limited(self, max_tokens: int) -> ImageProcessor:
         """The processor with at most so many tokens an image, or with the fewest that the family can take if those
         are more."""
+
+    @property
+    def max_patches(self) -> int:
+        """The patches of the largest image."""
+        layouts = [self.layout(width, height) for width, height in _PROBES]
+        return max(sum(tile.grid_rows * tile.grid_cols for tile in layout.tiles) for layout in layouts)
+
+    def square_tile(self, side: int) -> ImageTile:
+        """A tile of side x side pixels."""
+        patches = side // self.patch_size
+        return ImageTile(patches, patches, (patches // self.merge_size) ** 2)
 
 
 @cache

@@ -85,7 +85,9 @@ def image_needs(config: EngineConfig, checkpoint: Checkpoint) -> ImageNeeds | No
     with closing(vision):
         sizes = encoder_sizes(config, vision)
         tokens = vision.processor.layout(1024, 1024).num_tokens
-    return ImageNeeds(sizes.weight_bytes, sizes.workspace_bytes, config.media_cache_bytes, tokens, vision.max_patches)
+    return ImageNeeds(
+        sizes.weight_bytes, sizes.workspace_bytes, config.media_cache_bytes, tokens, vision.processor.max_patches
+    )
 
 
 def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
@@ -102,7 +104,7 @@ def load_encodings(config: EngineConfig, vision: VisionPart) -> Encodings:
 def image_limits(vision: VisionPart) -> ImageLimits:
     """The images that the encoder of a model takes."""
     return ImageLimits(
-        max_patches=vision.max_patches,
+        max_patches=vision.processor.max_patches,
         patch_size=vision.processor.patch_size,
         merge_size=vision.config.merge_size,
         position_components=vision.config.sight.components,
@@ -116,7 +118,7 @@ def encoder_sizes(config: EngineConfig, vision: VisionPart) -> Sizes:
 
 
 def _planned(config: EngineConfig, vision: VisionPart) -> tuple[ExecutorLimits, Sizes]:
-    patches = vision.max_patches
+    patches = vision.processor.max_patches
     rows = {PATCHES: patches, MERGED: patches}
     limits = ExecutorLimits(1, 1, 1, 1, further_rows=rows)
     try:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from octavo.errors import ModelLoadError
-from octavo.media.pixels import Normalization, planes, resized
-from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.pixels import Normalization, resized
+from octavo.media.processor import ImageLayout, ImageProcessor, Picture
 from octavo.media.settings import BILINEAR, HALF, ImageSettings
 
 if TYPE_CHECKING:
-    from octavo.batch import Float32
-    from octavo.media.processor import ImageProcessor, UInt8
+    from octavo.media.processor import UInt8
 
 MODEL_TYPES = ("gemma3",)
 
@@ -44,25 +43,18 @@ class CropRule:
         return [(0, start, width, min(start + step, height)) for start in starts]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gemma3Images:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Gemma3Images(ImageProcessor):
     """side: of a tile, in pixels. crops: None: pictures are never cropped."""
 
-    settings: ImageSettings
+    placeholder: ClassVar[str] = "<start_of_image>"
+
     side: int
-    patch_size: int
-    merge_size: int
-    resample: int
     crops: CropRule | None
-    normalization: Normalization
-    placeholder: str = "<start_of_image>"
-    wrapping: tuple[str, str] = ("", "")
-    version: int = 1
 
     def layout(self, width: int, height: int) -> ImageLayout:
         num_crops = len(self.crops.boxes(width, height)) if self.crops else 0
-        patches = self.side // self.patch_size
-        tile = ImageTile(patches, patches, (patches // self.merge_size) ** 2)
+        tile = self.square_tile(self.side)
         marks: tuple[str | int, ...] = (_BEGIN, tile.num_tokens, _END)
         if num_crops:
             crops = [(" " + _BEGIN if i else _BEGIN, tile.num_tokens, _END) for i in range(num_crops)]
@@ -74,10 +66,6 @@ class Gemma3Images:
         boxes = self.crops.boxes(layout.width, layout.height) if self.crops else []
         parts = [picture.pixels, *(picture.pixels[top:bottom, left:right] for left, top, right, bottom in boxes)]
         return tuple(resized(part, self.side, self.side, self.resample) for part in parts)
-
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        del layout  # the tiles have their size
-        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
 
     def limited(self, max_tokens: int) -> ImageProcessor:
         del max_tokens  # without crops the number is fixed
@@ -101,11 +89,11 @@ def read(settings: ImageSettings) -> ImageProcessor:
         settings.side("pan_and_scan_max_num_crops", 4),
     )
     return Gemma3Images(
-        settings,
-        side,
-        patch_size,
-        patches // tokens_per_side,
-        settings.resample(BILINEAR),
-        crops if settings.flag("do_pan_and_scan", False) else None,
-        Normalization.of(*settings.statistics(HALF, HALF)),
+        settings=settings,
+        side=side,
+        patch_size=patch_size,
+        merge_size=patches // tokens_per_side,
+        resample=settings.resample(BILINEAR),
+        crops=crops if settings.flag("do_pan_and_scan", False) else None,
+        normalization=Normalization.of(*settings.statistics(HALF, HALF)),
     )

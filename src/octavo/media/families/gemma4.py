@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from octavo.errors import ModelLoadError, UsageError
-from octavo.media.pixels import Normalization, patch_pixels, resized
-from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.pixels import Normalization, patch_pixels
+from octavo.media.processor import ImageLayout, ImageProcessor, ImageTile
 from octavo.media.settings import BICUBIC, HALF, ImageSettings
 
 if TYPE_CHECKING:
     from octavo.batch import Float32
-    from octavo.media.processor import ImageProcessor, UInt8
+    from octavo.media.processor import UInt8
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
 
 _BUDGETS = (70, 140, 280, 560, 1120)  # of tokens, with which the models were trained
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gemma4Images:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Gemma4Images(ImageProcessor):
     """token_side: of the square that becomes one token, in pixels. max_tokens: of an image."""
 
-    settings: ImageSettings
-    patch_size: int
-    merge_size: int
+    placeholder: ClassVar[str] = "<|image|>"
+
     max_tokens: int
-    resample: int
-    normalization: Normalization
-    placeholder: str = "<|image|>"
-    wrapping: tuple[str, str] = ("", "")
-    version: int = 1
 
     @property
     def token_side(self) -> int:
@@ -43,12 +37,7 @@ class Gemma4Images:
         tile = ImageTile(rows * self.merge_size, cols * self.merge_size, rows * cols)
         return ImageLayout(width, height, (tile,), ("<|image>", tile.num_tokens, "<image|>"))
 
-    def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
-        tile, side = layout.tiles[0], self.patch_size
-        return (resized(picture.pixels, tile.grid_cols * side, tile.grid_rows * side, self.resample),)
-
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        del layout  # the tile has its size
+    def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
         return patch_pixels(tiles, self.patch_size, self.merge_size, self.normalization)
 
     def limited(self, max_tokens: int) -> ImageProcessor:
@@ -79,10 +68,10 @@ def read(settings: ImageSettings) -> ImageProcessor:
     factor, mean, std = settings.statistics(HALF, HALF)
     is_normalized = settings.flag("do_normalize", False)
     return Gemma4Images(
-        settings,
-        patch_size * merge_size if is_whole else patch_size,
-        1 if is_whole else merge_size,
-        max_tokens,
-        settings.resample(BICUBIC),
-        Normalization.of(factor, mean if is_normalized else None, std if is_normalized else None),
+        settings=settings,
+        patch_size=patch_size * merge_size if is_whole else patch_size,
+        merge_size=1 if is_whole else merge_size,
+        max_tokens=max_tokens,
+        resample=settings.resample(BICUBIC),
+        normalization=Normalization.of(factor, mean if is_normalized else None, std if is_normalized else None),
     )

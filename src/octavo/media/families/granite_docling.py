@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from octavo.media.grids import AROUND, closest_grid, grid_marks, tiles_of_grid
-from octavo.media.pixels import Normalization, planes
-from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.grids import AROUND, closest_grid, marked_grid, tiles_of_grid
+from octavo.media.pixels import Normalization
+from octavo.media.processor import ImageLayout, ImageProcessor, Picture
 from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, ImageSettings
 
 if TYPE_CHECKING:
-    from octavo.batch import Float32
-    from octavo.media.processor import ImageProcessor, UInt8
+    from octavo.media.processor import UInt8
 
 MODEL_TYPES = ("granite_docling",)
 
@@ -44,39 +43,25 @@ class DenseRule:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DoclingPages:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DoclingPages(ImageProcessor):
     """side: of a tile, in pixels; bounds: the fewest and the most tiles of a page."""
 
-    settings: ImageSettings
+    placeholder: ClassVar[str] = "<image>"
+
     side: int
-    patch_size: int
-    merge_size: int
     bounds: tuple[int, int]
     dense: DenseRule
-    resample: int
-    normalization: Normalization
-    placeholder: str = "<image>"
-    wrapping: tuple[str, str] = ("", "")
-    version: int = 1
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        cols, rows = self._grid(width, height)
-        patches = self.side // self.patch_size
-        tile = ImageTile(patches, patches, (patches // self.merge_size) ** 2)
-        if cols * rows == 1:
-            return ImageLayout(width, height, (tile,), (f"{AROUND}<row_1_col_1>", tile.num_tokens, "\n"))
-        return ImageLayout(width, height, (tile,) * (cols * rows + 1), grid_marks(cols, rows, tile.num_tokens))
+        grid, tile = self._grid(width, height), self.square_tile(self.side)
+        return marked_grid(width, height, grid, tile, (f"{AROUND}<row_1_col_1>", "\n"))
 
     def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
         return tiles_of_grid(picture.pixels, self.side, self._grid(layout.width, layout.height), self.resample)
 
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        del layout  # the tiles have their size
-        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
-
     def limited(self, max_tokens: int) -> ImageProcessor:
-        num_tokens = (self.side // self.patch_size // self.merge_size) ** 2
+        num_tokens = self.square_tile(self.side).num_tokens
         most = max(1, min(self.bounds[1], max_tokens // num_tokens - 1))
         return read(self.settings.changed(max_patches=most, min_patches=min(self.bounds[0], most), dense_max_patches=0))
 
@@ -95,8 +80,8 @@ def read(settings: ImageSettings) -> ImageProcessor:
     most = settings.side("max_patches", 32) if settings.flag("crop_to_patches", True) else 1
     dense = settings.preprocessor.get("dense_max_patches")
     return DoclingPages(
-        settings,
-        side,
+        settings=settings,
+        side=side,
         patch_size=settings.vision("patch_size", 16),
         merge_size=settings.text_count("scale_factor", 4),
         bounds=(min(settings.side("min_patches", 1), most), most),

@@ -4,45 +4,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from octavo.media.grids import AROUND, WHOLE, cut, grid_marks
-from octavo.media.pixels import Normalization, planes, resized
-from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.grids import AROUND, WHOLE, cut, marked_grid
+from octavo.media.pixels import Normalization, resized
+from octavo.media.processor import ImageLayout, ImageProcessor, Picture
 from octavo.media.settings import HALF, LANCZOS, ImageSettings
 
 if TYPE_CHECKING:
-    from octavo.batch import Float32
-    from octavo.media.processor import ImageProcessor, UInt8
+    from octavo.media.processor import UInt8
 
 MODEL_TYPES = ("idefics3", "smolvlm")
 
 _LONGEST_SIDE = 4096
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdeficsImages:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class IdeficsImages(ImageProcessor):
     """side: of a tile, in pixels; longest_side: of a picture before it is cut. is_split: False: one tile is all."""
 
-    settings: ImageSettings
+    placeholder: ClassVar[str] = "<image>"
+
     side: int
     longest_side: int
     is_split: bool
-    patch_size: int
-    merge_size: int
-    resample: int
-    normalization: Normalization
-    placeholder: str = "<image>"
-    wrapping: tuple[str, str] = ("", "")
-    version: int = 1
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        cols, rows = self._grid(width, height)
-        patches = self.side // self.patch_size
-        tile = ImageTile(patches, patches, (patches // self.merge_size) ** 2)
-        if cols * rows == 1:
-            return ImageLayout(width, height, (tile,), (f"{AROUND}{WHOLE}", tile.num_tokens, AROUND))
-        return ImageLayout(width, height, (tile,) * (cols * rows + 1), grid_marks(cols, rows, tile.num_tokens))
+        grid, tile = self._grid(width, height), self.square_tile(self.side)
+        return marked_grid(width, height, grid, tile, (f"{AROUND}{WHOLE}", AROUND))
 
     def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
         cols, rows = self._grid(layout.width, layout.height)
@@ -52,12 +41,8 @@ class IdeficsImages:
             return (whole,)
         return (*cut(whole, self.side), resized(whole, self.side, self.side, self.resample))
 
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        del layout  # the tiles have their size
-        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
-
     def limited(self, max_tokens: int) -> ImageProcessor:
-        num_tokens = (self.side // self.patch_size // self.merge_size) ** 2
+        num_tokens = self.square_tile(self.side).num_tokens
         tiles_per_side = math.isqrt(max(0, max_tokens // num_tokens - 1))
         longest = min(self.longest_side, tiles_per_side * self.side)
         if longest <= self.side:
@@ -97,8 +82,8 @@ class IdeficsImages:
 def read(settings: ImageSettings) -> ImageProcessor:
     side = settings.size("max_image_size", {"longest_edge": settings.vision("image_size", 364)})["longest_edge"]
     return IdeficsImages(
-        settings,
-        side,
+        settings=settings,
+        side=side,
         longest_side=settings.size("size", {"longest_edge": 4 * side})["longest_edge"],
         is_split=settings.flag("do_image_splitting", True),
         patch_size=settings.vision("patch_size", 14),

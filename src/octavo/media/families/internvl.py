@@ -3,52 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from octavo.media.grids import closest_grid, tiles_of_grid
-from octavo.media.pixels import Normalization, planes
-from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.pixels import Normalization
+from octavo.media.processor import ImageLayout, ImageProcessor, Picture
 from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, ImageSettings
 
 if TYPE_CHECKING:
-    from octavo.batch import Float32
-    from octavo.media.processor import ImageProcessor, UInt8
+    from octavo.media.processor import UInt8
 
 MODEL_TYPES = ("internvl",)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InternImages:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class InternImages(ImageProcessor):
     """side: of a tile, in pixels; bounds: the fewest and the most tiles of a picture."""
 
-    settings: ImageSettings
+    placeholder: ClassVar[str] = "<IMG_CONTEXT>"
+    wrapping: ClassVar[tuple[str, str]] = ("", "\n")
+
     side: int
-    patch_size: int
-    merge_size: int
     bounds: tuple[int, int]
-    resample: int
-    normalization: Normalization
-    placeholder: str = "<IMG_CONTEXT>"
-    wrapping: tuple[str, str] = ("", "\n")
-    version: int = 1
 
     def layout(self, width: int, height: int) -> ImageLayout:
         cols, rows = closest_grid(width, height, self.side, self.bounds)
         num_tiles = cols * rows + (cols * rows > 1)
-        patches = self.side // self.patch_size
-        tile = ImageTile(patches, patches, (patches // self.merge_size) ** 2)
+        tile = self.square_tile(self.side)
         return ImageLayout(width, height, (tile,) * num_tiles, ("<img>", num_tiles * tile.num_tokens, "</img>"))
 
     def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
         grid = closest_grid(layout.width, layout.height, self.side, self.bounds)
         return tiles_of_grid(picture.pixels, self.side, grid, self.resample)
 
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        del layout  # the tiles have their size
-        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
-
     def limited(self, max_tokens: int) -> ImageProcessor:
-        num_tokens = (self.side // self.patch_size // self.merge_size) ** 2
+        num_tokens = self.square_tile(self.side).num_tokens
         most = max(1, min(self.bounds[1], max_tokens // num_tokens - 1))
         return read(self.settings.changed(max_patches=most, min_patches=min(self.bounds[0], most)))
 
@@ -58,7 +47,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
     most = settings.side("max_patches", 12)
     ratio = settings.config.get("downsample_ratio")
     return InternImages(
-        settings,
+        settings=settings,
         side=settings.size("size", {"height": side, "width": side})["height"],
         patch_size=settings.vision("patch_size", 14),
         merge_size=round(1 / ratio) if isinstance(ratio, float) and 0.01 < ratio <= 1 else 2,

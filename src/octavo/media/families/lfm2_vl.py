@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from octavo.media.grids import closest_grid, cut
 from octavo.media.pixels import Normalization, patch_pixels, resized
-from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.processor import ImageLayout, ImageProcessor, ImageTile, Picture
 from octavo.media.settings import BILINEAR, HALF, ImageSettings
 
 if TYPE_CHECKING:
     from octavo.batch import Float32
-    from octavo.media.processor import ImageProcessor, UInt8
+    from octavo.media.processor import UInt8
 
 MODEL_TYPES = ("lfm2_vl",)
 
@@ -29,24 +29,18 @@ class TileRule:
     has_whole: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lfm2Images:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Lfm2Images(ImageProcessor):
     """least_tokens, most_tokens: of a tile that is a whole picture. tiles: None: pictures are never cut.
 
     The published processor resamples with torchvision, whose rounding differs; here it is Pillow's, as everywhere.
     """
 
-    settings: ImageSettings
-    patch_size: int
-    merge_size: int
+    placeholder: ClassVar[str] = "<image>"
+
     least_tokens: int
     most_tokens: int
     tiles: TileRule | None
-    resample: int
-    normalization: Normalization
-    placeholder: str = "<image>"
-    wrapping: tuple[str, str] = ("", "")
-    version: int = 1
 
     def layout(self, width: int, height: int) -> ImageLayout:
         whole = self._whole_tile(width, height)
@@ -77,8 +71,7 @@ class Lfm2Images:
             return parts
         return (*parts, resized(picture.pixels, *size, self.resample))
 
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        del layout  # the tiles have their size
+    def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
         return patch_pixels(tiles, self.patch_size, self.merge_size, self.normalization)
 
     def limited(self, max_tokens: int) -> ImageProcessor:
@@ -126,7 +119,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
         settings.flag("use_thumbnail", True),
     )
     return Lfm2Images(
-        settings,
+        settings=settings,
         patch_size=settings.side("encoder_patch_size", settings.vision("patch_size", 16)),
         merge_size=settings.side("downsample_factor", 2),
         least_tokens=settings.side("min_image_tokens", 64),

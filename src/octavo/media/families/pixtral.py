@@ -5,33 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from octavo.errors import ModelLoadError
-from octavo.media.pixels import Normalization, planes, resized
-from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.pixels import Normalization
+from octavo.media.processor import ImageLayout, ImageProcessor, ImageTile
 from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, ImageSettings
-
-if TYPE_CHECKING:
-    from octavo.batch import Float32
-    from octavo.media.processor import ImageProcessor, UInt8
 
 MODEL_TYPES = ("mistral3", "pixtral", "llava")  # as llava with a vision part `pixtral`
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PixtralImages:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PixtralImages(ImageProcessor):
     """longest_side: of a resized picture, in pixels, before it is filled up to whole tokens."""
 
-    settings: ImageSettings
-    patch_size: int
-    merge_size: int
+    placeholder: ClassVar[str] = "[IMG]"
+
     longest_side: int
-    resample: int
-    normalization: Normalization
-    placeholder: str = "[IMG]"
-    wrapping: tuple[str, str] = ("", "")
-    version: int = 1
 
     def layout(self, width: int, height: int) -> ImageLayout:
         ratio = max(height / self.longest_side, width / self.longest_side)
@@ -44,14 +34,6 @@ class PixtralImages:
         tile = ImageTile(rows * self.merge_size, cols * self.merge_size, rows * cols)
         marks = [mark for _ in range(rows) for mark in (cols, "[IMG_BREAK]")]
         return ImageLayout(width, height, (tile,), (*marks[:-1], "[IMG_END]"))
-
-    def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
-        tile, side = layout.tiles[0], self.patch_size
-        return (resized(picture.pixels, tile.grid_cols * side, tile.grid_rows * side, self.resample),)
-
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        del layout  # the tile has its size
-        return planes(tiles, self.patch_size, self.merge_size, self.normalization)
 
     def limited(self, max_tokens: int) -> ImageProcessor:
         side = self.patch_size * self.merge_size
@@ -72,9 +54,9 @@ def read(settings: ImageSettings) -> ImageProcessor:
     patch_size = settings.vision("patch_size", stored if isinstance(stored, int) else 14 if is_merged else 16)
     merge_size = settings.text_count("spatial_merge_size", 2 if is_merged else 1)
     return PixtralImages(
-        settings,
-        patch_size,
-        merge_size,
+        settings=settings,
+        patch_size=patch_size,
+        merge_size=merge_size,
         longest_side=settings.size("size", {"longest_edge": 1540 if is_merged else 1024})["longest_edge"],
         resample=settings.resample(BICUBIC),
         normalization=Normalization.of(*settings.statistics(CLIP_MEAN, CLIP_STD)),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from octavo.errors import UsageError
-from octavo.media.pixels import Normalization, blocks, normalized, resized
-from octavo.media.processor import ImageLayout, ImageTile, Picture
+from octavo.media.pixels import Normalization, blocks, normalized
+from octavo.media.processor import ImageLayout, ImageProcessor, ImageTile
 from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, HALF, ImageSettings
 
 if TYPE_CHECKING:
     from octavo.batch import Float32
-    from octavo.media.processor import ImageProcessor, UInt8
+    from octavo.media.processor import UInt8
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
@@ -23,21 +23,20 @@ _MAX_RATIO = 200
 _NUM_FRAMES = 2  # of a still picture both are the same
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QwenImages:
-    """least_pixels, most_pixels: bounds of the resized picture."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class QwenImages(ImageProcessor):
+    """num_frames: of a patch. least_pixels, most_pixels: bounds of the resized picture."""
 
-    settings: ImageSettings
-    patch_size: int
-    merge_size: int
+    placeholder: ClassVar[str] = "<|image_pad|>"
+    wrapping: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
+
     num_frames: int
     least_pixels: int
     most_pixels: int
-    resample: int
-    normalization: Normalization
-    placeholder: str = "<|image_pad|>"
-    wrapping: tuple[str, str] = ("<|vision_start|>", "<|vision_end|>")
-    version: int = 1
+
+    @property
+    def max_patches(self) -> int:
+        return self.most_pixels // self.patch_size**2
 
     def layout(self, width: int, height: int) -> ImageLayout:
         if max(width, height) > _MAX_RATIO * min(width, height):
@@ -51,12 +50,7 @@ class QwenImages:
         tile = ImageTile(rows, cols, rows * cols // self.merge_size**2)
         return ImageLayout(width, height, (tile,), (tile.num_tokens,))
 
-    def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
-        tile, side = layout.tiles[0], self.patch_size
-        return (resized(picture.pixels, tile.grid_cols * side, tile.grid_rows * side, self.resample),)
-
-    def rows(self, tiles: tuple[UInt8, ...], layout: ImageLayout) -> Float32:
-        del layout  # the tile has its size
+    def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
         patches = normalized(blocks(tiles[0], self.patch_size, self.merge_size), self.normalization)
         frames = np.broadcast_to(patches[:, :, None], (*patches.shape[:2], self.num_frames, *patches.shape[2:]))
         return frames.reshape(len(patches), -1)
@@ -89,7 +83,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
     )
     mean, std = (CLIP_MEAN, CLIP_STD) if is_second else (HALF, HALF)
     return QwenImages(
-        settings,
+        settings=settings,
         patch_size=settings.side("patch_size", settings.vision("patch_size", 14 if is_second else 16)),
         merge_size=settings.side("merge_size", settings.vision("spatial_merge_size", 2)),
         num_frames=settings.side("temporal_patch_size", settings.vision("temporal_patch_size", _NUM_FRAMES)),
