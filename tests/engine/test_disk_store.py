@@ -94,6 +94,20 @@ def test_a_discarded_record_does_not_come_back(tmp_path: Path) -> None:
     assert check(open_store(tmp_path / "a")) == len(KEYS)
 
 
+def test_a_record_that_is_discarded_in_the_queue_is_not_written_behind_its_note(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "a")
+    with store._scanning:  # the writer waits
+        for i in range(2):
+            store.save(KEYS[i], block(i))
+        store.discard(KEYS[1])
+        assert not store.has(KEYS[1])
+        store.pin([KEYS[2]], 60)
+        store.save(KEYS[2], block(2))  # is written before those that came first
+    store.close()
+    again = open_store(tmp_path / "a")
+    assert [again.has(key) for key in KEYS[:3]] == [True, False, True]
+
+
 def test_any_byte_of_a_segment_may_be_wrong(tmp_path: Path) -> None:
     segment = fill(tmp_path / "a")
     content = segment.read_bytes()

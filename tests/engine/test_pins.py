@@ -50,10 +50,10 @@ def test_a_pin_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     book.pin("", keys[:2], 300)
     book.pin("", keys[:1], 3600)
     now += 301
-    book.pin("", [], 1)
+    book.expire()
     assert pool.pinned == {keys[0]}
     now += 3600
-    book.pin("", [], 1)
+    book.expire()
     assert not pool.pinned
     assert len(evicted(pool, 16)) == 16
 
@@ -105,6 +105,19 @@ def test_a_pinned_prompt_outlives_others(model: str) -> None:
         [found] = run(engine, PROMPT)
         assert expected is None or cached(found) == expected
         assert set(store.pinned.values()) == ({60.0} if wanted else set())
+
+
+def test_requests_without_pins_end_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(pins.time, "monotonic", lambda: now)
+    engine = make_engine("llama")
+    run_pinned(engine, PROMPT, Pin(24, 60.0))
+    pinned = engine.scheduler.kv_cache.pool.pinned
+    run(engine, PROMPT)
+    assert pinned
+    now += 61
+    run(engine, PROMPT)
+    assert not pinned
 
 
 def test_pins_beyond_the_prompt_and_without_a_cache_do_no_harm() -> None:

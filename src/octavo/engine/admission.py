@@ -253,7 +253,7 @@ class GroupAdmission:
                 return False
             self.preempt(victim, step)
         num_loaded_tokens = self._count_prefix(first, num_cached_tokens)
-        if request.pins and self.kv_cache.enable_prefix_caching:
+        if self.kv_cache.enable_prefix_caching:
             self.kv_cache.pin_prompt(first)
         if group.status is RequestStatus.WAITING and first.index == 0:
             request.num_cached_tokens, request.num_loaded_tokens = num_cached_tokens, num_loaded_tokens

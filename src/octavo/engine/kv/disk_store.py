@@ -238,7 +238,7 @@ class DiskStore:
     def discard(self, key: bytes) -> None:
         """See `BlockStore`. It does not come back after a restart, either."""
         with self._lock:
-            is_known = self._index.pop(key, None) is not None or key in self._queued
+            is_known = self._index.pop(key, None) is not None or self._unqueue(key, self._queued.get(key))
             self._used.discard(key)
         if is_known:
             self._writing.submit(self._write, key, None)
@@ -301,10 +301,20 @@ class DiskStore:
     def _write_next(self) -> None:
         """Writes one of those that are queued: the first that is pinned, if any is."""
         with self._lock:
+            if not self._queued:  # what was to be written is discarded
+                return
             key = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
             key = next(iter(self._queued)) if key is None else key
             data = self._queued[key]
         self._write(key, data)
+
+    def _unqueue(self, key: bytes, data: BlockRow | None) -> bool:
+        """Takes a record out of the queue if it has these bytes. The caller holds the lock."""
+        if data is None or self._queued.get(key) is not data:
+            return False
+        del self._queued[key]
+        self._num_queued_bytes -= data.nbytes
+        return True
 
     def _write(self, key: bytes, data: BlockRow | None) -> None:
         """Appends a record; data None: the note that those before it do not count."""
@@ -318,9 +328,7 @@ class DiskStore:
             )
         finally:
             with self._lock:
-                if data is not None:
-                    del self._queued[key]
-                    self._num_queued_bytes -= data.nbytes
+                self._unqueue(key, data)  # unless it was discarded meanwhile
 
     def _may_write(self) -> bool:
         """True: this process is the writer. Raises OSError if the folder is read-only."""

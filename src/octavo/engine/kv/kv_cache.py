@@ -204,7 +204,8 @@ class KVCacheManager:
         return keys + ([states_key(hashes[num_blocks - 1])] if num_blocks and self.states is not None else [])
 
     def pin_prompt(self, sequence: Sequence) -> None:
-        """Pins the beginnings of a prompt that its request names, here and in the store."""
+        """Pins the beginnings of a prompt that its request names, here and in the store. Older pins may end."""
+        self.pins.expire()
         request, size = sequence.request, self.block_size
         salt = request.options.cache_salt
         for num_tokens, seconds in request.pins:

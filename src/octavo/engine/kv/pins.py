@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -21,11 +22,13 @@ class Pins:
         self._pool = pool
         self._keys: dict[str, OrderedDict[bytes, float]] = {}  # by owner, with their ends
         self._count = 0
+        self._next_end = math.inf  # no pin ends before
 
     def pin(self, owner: str, keys: Iterable[bytes], seconds: float) -> None:
-        """Pins these keys, whether there are blocks of them yet or not. Pins that have ended are given up."""
+        """Pins these keys, whether there are blocks of them yet or not."""
+        self.expire()
         now = time.monotonic()
-        self._expire(now)
+        self._next_end = min(self._next_end, now + seconds)
         own = self._keys.setdefault(owner, OrderedDict())
         for key in keys:
             until = max(own.pop(key, 0.0), now + seconds)
@@ -36,12 +39,17 @@ class Pins:
         while own and (len(own) > size // _OWNERS_SHARE or self._count > size // _SHARE):
             self._end(own, next(iter(own)))
 
-    def _expire(self, now: float) -> None:
+    def expire(self) -> None:
+        """Ends the pins whose time is over."""
+        now = time.monotonic()
+        if now < self._next_end:
+            return
         for owner, own in list(self._keys.items()):
             for key in [key for key, until in own.items() if until <= now]:
                 self._end(own, key)
             if not own:
                 del self._keys[owner]
+        self._next_end = min((until for own in self._keys.values() for until in own.values()), default=math.inf)
 
     def _end(self, own: OrderedDict[bytes, float], key: bytes) -> None:
         del own[key]
