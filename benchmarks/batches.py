@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 import repository  # noqa: F401
-from report import commit, machine, table
+from report import bar, bar_table, commit, machine
 
 from octavo import LLM, SamplingParams
 from octavo.batches.journal import Journal
@@ -38,8 +38,8 @@ from octavo.batches.lines import read_lines
 from octavo.batches.runner import BatchRunner
 from octavo.config import EngineConfig
 from octavo.quality.measured_servers import ServerProcess, free_port
-from octavo.ray.batches import NoReport
 from octavo.server.line_engine import line_engine
+from octavo.server.models.model_loader import NoReport
 
 CLIENTS = 16
 PARTS = ("command", "server", "stream", "memory")
@@ -192,7 +192,7 @@ def measure_stream(server: Server, found: list[dict[str, Any]], num_tokens: int,
 
 
 def measure_memory(server: Server, num_lines: int, seconds: float) -> list[dict[str, Any]]:
-    server.finish(server.begin(bodies(64, 1)))  # what the first batch takes for good
+    server.finish(server.begin(bodies(64, 1)))  # after it the server's memory does not grow any more
     idle, most, is_over = server.resident_bytes(), 0, threading.Event()
 
     def watch() -> None:
@@ -215,12 +215,6 @@ def measure_memory(server: Server, num_lines: int, seconds: float) -> list[dict[
         watcher.join()
     name = f"MB above idle, {counts['completed']:,} of {num_lines:,} lines answered"
     return [bar(name, (most - idle) / 1e6, at_most=50.0)]
-
-
-def bar(name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
-    is_met = value >= at_least if at_least is not None else value <= (at_most or 0.0)
-    wanted = f">= {at_least}" if at_least is not None else f"<= {at_most}"
-    return {"what": name, "value": round(value, 3), "bar": wanted, "met": "yes" if is_met else "NO"}
 
 
 def main() -> int:
@@ -251,7 +245,7 @@ def main() -> int:
             finally:
                 server.close()
     print(f"{machine()}, commit {commit()}, {given.model}, {given.lines} lines of {given.tokens} tokens")
-    print(table({"": "what", "value": "value", "bar": "bar", "met": "met"}, rows))
+    print(bar_table(rows))
     return int(any(row["met"] == "NO" for row in rows))
 
 

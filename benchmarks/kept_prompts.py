@@ -11,8 +11,8 @@ Medians of turns, with the page cache warm. Every engine is loaded in a process 
 - miss: the time to the first token of prompts of 64 tokens that the filled folder does not have, over that of an
   engine without a folder in the same process, prompt by prompt; the difference is at most 1 ms.
 - off: the time between tokens of an engine without a folder after another engine of its process has written and read
-  one, over that before. Without a folder the engine only asks whether it has a store, so this is 1.00; at most 1.02
-  is let pass as noise.
+  one, over that before. Without a folder the engine only asks whether it has a store, so this is 1.00 but for noise:
+  at most 1.02.
 - llama.cpp, with --peer: the time of `llama_state_load_file` and the last token of the same prompt, in its process,
   over our time after a restart. At least 1. --model must be a GGUF file then.
 
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from compare import ahead, size_of
 from protocol import Peer
-from report import commit, machine, table
+from report import bar, bar_table, commit, machine
 
 from octavo import LLM, SamplingParams
 from octavo.loader.hub import resolve_model
@@ -68,7 +68,7 @@ def ids(seed: int, count: int) -> list[int]:
 
 
 def answer(llm: LLM, prompts: list[list[int]], *num_tokens: int) -> list[RequestOutput]:
-    """All at once, each with so many tokens."""
+    """The answers to all prompts at once. num_tokens: of each."""
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in num_tokens]
     return llm.generate(prompts, params, use_tqdm=False)
 
@@ -160,9 +160,8 @@ def measure_all(given: argparse.Namespace, root: Path) -> list[dict[str, Any]]:
         rows.append(bar("ms that a miss adds to the first token", statistics.median(found) * 1e3, at_most=1.0))
     if "off" in parts:
         found = [in_new_process(off_ratio, filled) for _ in range(turns)]
-        rows.append(
-            bar("time between tokens, switched off: after kept prompts / before", statistics.median(found), 1.02)
-        )
+        name = "time between tokens, switched off: after kept prompts / before"
+        rows.append(bar(name, statistics.median(found), at_most=1.02))
     if given.peer is not None:
         rows.append(measure_peer(given, filled, root))
     return rows
@@ -183,12 +182,6 @@ def measure_peer(given: argparse.Namespace, filled: Subject, root: Path) -> dict
     return bar(f"{name}'s restore / ours", statistics.median(ratios), at_least=1.0)
 
 
-def bar(name: str, value: float, at_most: float | None = None, at_least: float = 0.0) -> dict[str, Any]:
-    is_met = value >= at_least if at_most is None else value <= at_most
-    wanted = f">= {at_least}" if at_most is None else f"<= {at_most}"
-    return {"what": name, "value": round(value, 3), "bar": wanted, "met": "yes" if is_met else "NO"}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
@@ -201,7 +194,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="octavo-kept-") as name, ahead((), given.realtime):
         rows = measure_all(given, Path(name))  # processes inherit the priority
     print(f"{machine()}, commit {commit()}, {given.model}, a prompt of {given.tokens} tokens, {given.turns} turns")
-    print(table({"": "what", "value": "value", "bar": "bar", "met": "met"}, rows))
+    print(bar_table(rows))
     return int(any(row["met"] == "NO" for row in rows))
 
 

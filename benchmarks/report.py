@@ -19,6 +19,18 @@ def table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def bar(name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
+    """A row of `bar_table`: a figure and whether it meets its bar. Give one of the limits."""
+    is_met = value >= at_least if at_least is not None else value <= (at_most or 0.0)
+    wanted = f">= {at_least}" if at_least is not None else f"<= {at_most}"
+    return {"what": name, "value": round(value, 3), "bar": wanted, "met": "yes" if is_met else "NO"}
+
+
+def bar_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of figures and their bars."""
+    return table({"": "what", "value": "value", "bar": "bar", "met": "met"}, rows)
+
+
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
@@ -48,7 +60,7 @@ def machine() -> dict[str, Any]:
 
 
 def beginning(model: Path, text: Path | None, tokens: int) -> str:
-    """The first so many tokens of a text, or of the built-in one."""
+    """The first `tokens` tokens of a text, or of the built-in one."""
     from octavo.quality.evaluation import tokenizer_of
     from octavo.quality.texts import read_text
 

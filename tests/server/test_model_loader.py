@@ -24,7 +24,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
-from octavo.server.models.model_loader import ModelLoader, warm_up
+from octavo.server.models.model_loader import ModelLoader, NoReport, warm_up
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
@@ -34,12 +34,6 @@ from tests.support.small_device import SmallDevice
 from tests.support.tiny_gguf import tiny_gguf, wide_gguf
 
 MIB = 1 << 20
-
-
-class NoReport:
-    def progress(self, what: str, done: int, total: int) -> None: ...
-    def phase(self, name: str, seconds: float) -> None: ...
-    def ready(self, model: object) -> None: ...
 
 
 def loader(memory_bytes: int, machine_bytes: int) -> ModelLoader:

@@ -16,24 +16,11 @@ from octavo.batches.runner import BatchRunner
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
 from octavo.server.line_engine import line_engine
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.model_loader import NoReport
 
 T = TypeVar("T")
 
-_LINES_PER_BLOCK = 64  # that a run loses at most of each actor if it is killed
-
-
-class NoReport:
-    """Implements `octavo.server.models.model_loader.LoadReport`."""
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        pass
-
-    def phase(self, name: str, seconds: float) -> None:
-        pass
-
-    def ready(self, model: ServedModel) -> None:
-        pass
+_LINES_PER_BLOCK = 64  # at most these are lost of each actor if a run is killed
 
 
 class AnswerLines:
@@ -90,7 +77,7 @@ def answer_lines(
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # RAY_ADDRESS names a cluster
     nodes = [int(node["Resources"].get("CPU", 0)) for node in cast(Any, ray).nodes() if node["Alive"]]
-    cpus = num_cpus or max(min(count for count in nodes if count), 1)
+    cpus = num_cpus or min((count for count in nodes if count), default=1)
     rows = []
     for line in lines:
         if isinstance(line, LineError):

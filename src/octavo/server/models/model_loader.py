@@ -51,6 +51,19 @@ class LoadReport(Protocol):
         """The default model is loaded."""
 
 
+class NoReport:
+    """A `LoadReport` that says nothing."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        pass
+
+    def phase(self, name: str, seconds: float) -> None:
+        pass
+
+    def ready(self, model: ServedModel) -> None:
+        pass
+
+
 class ModelLoader:
     """Starts and ends the engines of models.
 
