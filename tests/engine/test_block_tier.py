@@ -104,14 +104,19 @@ def run(engine: Engine, *prompts: list[int]) -> list[OutputDelta]:
 def finish(engine: Engine) -> list[OutputDelta]:
     outputs: dict[str, OutputDelta] = {}
     while engine.has_work:
-        for output in engine.step():
-            assert isinstance(output, OutputDelta)
-            if output.request_id in outputs:
-                outputs[output.request_id].add(output)
-            else:
-                outputs[output.request_id] = output
+        take_step(engine, outputs)
     check_integrity(engine.scheduler)
     return [outputs[key] for key in sorted(outputs)]
+
+
+def take_step(engine: Engine, outputs: dict[str, OutputDelta]) -> None:
+    """Adds what a step of the engine gives to the outputs of its requests."""
+    for output in engine.step():
+        assert isinstance(output, OutputDelta)
+        if output.request_id in outputs:
+            outputs[output.request_id].add(output)
+        else:
+            outputs[output.request_id] = output
 
 
 def cached(output: OutputDelta) -> int:

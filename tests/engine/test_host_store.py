@@ -10,7 +10,17 @@ import pytest
 
 from octavo.engine.kv.host_store import HostStore
 from octavo.outputs import OutputDelta
-from tests.engine.test_block_tier import PARAMS, PROMPT, MemoryStore, bits, cached, make_engine, run, run_in_order
+from tests.engine.test_block_tier import (
+    PARAMS,
+    PROMPT,
+    MemoryStore,
+    bits,
+    cached,
+    make_engine,
+    run,
+    run_in_order,
+    take_step,
+)
 from tests.engine.test_disk_store import open_store
 from tests.support.fake_executor import create_request
 
@@ -64,18 +74,13 @@ def test_a_preempted_sequence_gets_its_blocks_back(model: str) -> None:
     for i, prompt in enumerate(prompts[:2]):
         engine.add_request(create_request(engine, f"{i:02}", prompt, PARAMS, priority=1))
     found: dict[str, OutputDelta] = {}
-    for step in itertools.count():
-        if step == 3:
+    for turn in itertools.count():
+        if turn == 3:
             for i, prompt in enumerate(prompts[2:], 2):
                 engine.add_request(create_request(engine, f"{i:02}", prompt, PARAMS))
         elif not engine.has_work:
             break
-        for output in engine.step():
-            assert isinstance(output, OutputDelta)
-            if output.request_id in found:
-                found[output.request_id].add(output)
-            else:
-                found[output.request_id] = output
+        take_step(engine, found)
     assert [bits(found[key]) for key in sorted(found)] == expected
     assert engine.metrics.num_preemptions_total > 0
     assert model == "lfm2" or engine.metrics.num_store_hits_total > 0

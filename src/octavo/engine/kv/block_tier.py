@@ -28,7 +28,7 @@ StoredRecord: TypeAlias = "bytes | BlockRow | None"
 """`sealed` bytes; or those of a block that never left the memory of this process; None: it is gone."""
 _T = TypeVar("_T")
 
-_DIGEST_BYTES = 16
+DIGEST_BYTES = 16
 
 
 class Arrival(Protocol):
@@ -321,13 +321,13 @@ def _content(loads: Sequence[LoadedBlock]) -> BlockBytes:
 def sealed(key: bytes, data: BlockRow) -> bytes:
     """The record of a block: a digest of its key and bytes, and these."""
     content = data.data
-    return b"".join((hashlib.blake2b(content, key=key, digest_size=_DIGEST_BYTES).digest(), content))
+    return b"".join((hashlib.blake2b(content, key=key, digest_size=DIGEST_BYTES).digest(), content))
 
 
 def opened(key: bytes, record: bytes, block_bytes: int) -> BlockRow | None:
     """The bytes of a block from its record; None if that is damaged, or of another block."""
-    content = memoryview(record)[_DIGEST_BYTES:]  # not a copy of it
-    digest = hashlib.blake2b(content, key=key, digest_size=_DIGEST_BYTES).digest()
-    if len(content) != block_bytes or digest != record[:_DIGEST_BYTES]:
+    content = memoryview(record)[DIGEST_BYTES:]  # not a copy of it
+    digest = hashlib.blake2b(content, key=key, digest_size=DIGEST_BYTES).digest()
+    if len(content) != block_bytes or digest != record[:DIGEST_BYTES]:
         return None
     return np.frombuffer(content, np.uint8)

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.engine.kv.block_tier import BlockRow, opened, sealed
+from octavo.engine.kv.block_tier import DIGEST_BYTES, BlockRow, opened, sealed
 from octavo.engine.kv.disk_store import RecordHead, Segment, SegmentHead
 from octavo.errors import UsageError
 
 _PROMPT_KEY = b"prompt"
 _PROMPT = struct.Struct("<?QQ")  # is it private, tokens, blocks
 _KEY_BYTES = 32
-_DIGEST_BYTES = 16
 
 
 class KeptPrompt(NamedTuple):
@@ -86,7 +85,7 @@ def _read(
             if prompt is None:
                 break
             wanted, num_bytes = is_wanted(prompt.hashes), head.num_bytes
-        elif head.key in wanted and head.num_bytes == size_of(head.key) + _DIGEST_BYTES:
+        elif head.key in wanted and head.num_bytes == size_of(head.key) + DIGEST_BYTES:
             data = opened(head.key, os.pread(file, head.num_bytes, offset), size_of(head.key))
             if data is not None:
                 prompt.data[head.key] = data
@@ -100,7 +99,7 @@ def _read(
 
 
 def _opened_prompt(head: RecordHead, record: bytes) -> KeptPrompt | None:
-    size = head.num_bytes - _DIGEST_BYTES
+    size = head.num_bytes - DIGEST_BYTES
     content = opened(_PROMPT_KEY, record, size) if head.key == _PROMPT_KEY else None
     if content is None or size < _PROMPT.size:
         return None
