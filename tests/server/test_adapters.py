@@ -292,9 +292,11 @@ def test_numbers_and_scales_of_llama_cpp(model: Path, folder: Path) -> None:
             assert (await completion()).json()["content"] == sql
             assert await text_of(http, "model") == sql
             assert (await completion(lora=[])).json()["content"] == base
-            for wrong in ('{"id": 0}', "[{}]", "[", '[{"id": 0, "scale": "x"}]'):
+            large = " " * 200_000
+            repeated = '[{"id": 0, "scale": 1, "scale": 2}]'
+            for wrong in ('{"id": 0}', "[{}]", "[", '[{"id": 0, "scale": "x"}]', repeated, "[" * 100_000, large):
                 answer = await http.post("/lora-adapters", content=wrong, headers={"content-type": "application/json"})
-                assert answer.status_code == 400, answer.text
+                assert answer.status_code == (413 if wrong is large else 400), answer.text
             await http.post("/lora-adapters", json=[])
             assert await text_of(http, "model") == base
 

@@ -420,6 +420,8 @@ def test_slots_are_saved_restored_and_erased(smollm2_tokenizer: Tokenizer, tmp_p
             ("/slots/x?action=erase", {}),
         ):
             assert fake.post(path, body).status_code in (400, 404, 422), path
+        answer = fake.post("/slots/0?action=save", {"filename": 3})
+        assert answer.json()["error"]["message"] == "filename must be a string, not 3"
         assert len(actions) == 3
 
 

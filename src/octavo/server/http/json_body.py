@@ -67,17 +67,21 @@ class RequestModel(BaseModel):
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`. Raises ApiError 400 that says what is wrong, and where."""
+    return as_object(parse_value(body))
+
+
+def parse_value(body: bytes) -> Any:
+    """The JSON value in `body`, of any type. Raises ApiError 400."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise wrong_encoding(error.object[error.start], error.start) from None
     value, is_finite = _parse(text)
-    found = as_object(value)
     if text.count("[") + text.count("{") > MAX_DEPTH:
         check_depth(text)
     if not is_finite or "\\ud" in text or "\\uD" in text:
         check_leaves(value)
-    return found
+    return value
 
 
 def as_object(value: Any) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class JsonRoute(APIRoute):
             strict = _ParsedRequest({**request.scope, "headers": headers}, request.receive)
             state = request.scope["state"]
             body = state.pop("body")  # its memory is free after this
+            if self.body_field is not None and not self.body_field.field_info.is_required() and not body.strip():
+                body = b"{}"
             state["has_large_body"] = is_large = len(body) > INLINE_BYTES
             if is_large:
                 limiter = _HUGE_BODIES if len(body) > _HUGE_BYTES else None

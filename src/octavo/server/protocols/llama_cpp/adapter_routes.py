@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from octavo.server.errors import bad_request
-from octavo.server.http.json_body import to_bad_request
+from octavo.server.errors import ApiError
+from octavo.server.http.json_body import parse_value, to_bad_request
 from octavo.server.protocols.answer_schemas import LLAMA_ADAPTERS, whole_answer
 from octavo.server.protocols.llama_cpp.errors import LLAMA_CPP
 from octavo.server.protocols.llama_cpp.request import AdapterScale
@@ -19,6 +18,7 @@ from octavo.server.server_state import check_may_change_adapters, state_of
 router = LLAMA_CPP.router()
 
 _MAX_SCALES = 1 << 10
+_MAX_BYTES = 1 << 17
 _SCALES = TypeAdapter(Annotated[list[AdapterScale], Field(max_length=_MAX_SCALES)])
 
 
@@ -44,10 +44,11 @@ async def list_adapters(request: Request) -> Response:
 async def set_scales(request: Request) -> Response:
     """Sets these scales, and 0 for all others. At most one adapter of a model may have another one."""
     check_may_change_adapters(request)
-    try:
-        given = json.loads(request.state.body)
-    except ValueError as error:
-        raise bad_request(f"the body is not JSON: {error}") from None
+    body = request.state.body
+    if len(body) > _MAX_BYTES:
+        message = f"the body has {len(body)} bytes; at most {_MAX_BYTES} are read, enough for {_MAX_SCALES} adapters"
+        raise ApiError(413, message, code="request_too_large")
+    given = parse_value(body)
     try:
         scales = _SCALES.validate_python(given, strict=True)
     except ValidationError as error:

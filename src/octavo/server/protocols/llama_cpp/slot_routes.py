@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -15,7 +15,7 @@ from octavo.engine.slots import SlotAction, SlotReport
 from octavo.generation_request import MAX_CACHE_SALT_CHARS, RequestOptions
 from octavo.server.errors import ApiError, refuse
 from octavo.server.generation.running import separated
-from octavo.server.http.json_body import Text, parse_object
+from octavo.server.http.json_body import Text
 from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.protocols.answer_schemas import LLAMA_SLOT_ACTION, whole_answer
 from octavo.server.protocols.answering import tenant_of
@@ -28,7 +28,7 @@ _FILE_NAME = re.compile(
     r"[^\x00-\x1f\x7f/\\:*?\"<>|.~ ]([^\x00-\x1f\x7f/\\:*?\"<>|]{0,253}[^\x00-\x1f\x7f/\\:*?\"<>|. ])?"
 )
 
-router = LLAMA_CPP.router({})
+router = LLAMA_CPP.router()
 
 
 class SlotBody(NullIsAbsent):
@@ -39,11 +39,15 @@ class SlotBody(NullIsAbsent):
     cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
 
 
+_NOTHING = SlotBody()  # a slot may be erased without a body
+
+
 @router.post("/slots/{id_slot}", responses=whole_answer(LLAMA_SLOT_ACTION))
 async def act_on_slot(
     request: Request,
     id_slot: int,
     action: Annotated[Literal["save", "restore", "erase"], Query()],
+    body: SlotBody = _NOTHING,
     model: str | None = None,
 ) -> Response:
     """Saves what a slot holds to a file, puts a file into a slot, or erases a slot. Needs `--slot-save-path`."""
@@ -51,7 +55,6 @@ async def act_on_slot(
     if folder is None:
         message = "this server saves no slots; start it with --slot-save-path DIR"
         raise ApiError(501, message, code="not_supported_error")
-    body = _read_body(request.scope["state"].pop("body"))
     path = "" if action == "erase" else str(Path(folder).expanduser() / _file_name(body.filename))
     salt = separated(RequestOptions(cache_salt=body.cache_salt or ""), tenant_of(request)).cache_salt
     async with state_of(request).models.use(body.model or model) as used:
@@ -62,15 +65,6 @@ async def act_on_slot(
         wanted = SlotAction(action, id_slot, path, salt)
         report = await run_unless_gone(request, used.client.act_on_slot(wanted))
     return JSONResponse({"id_slot": id_slot, **_answer(action, body.filename, report)})
-
-
-def _read_body(content: bytes) -> SlotBody:
-    try:
-        return SlotBody.model_validate(parse_object(content)) if content.strip() else SlotBody()
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise refuse(name, f"is wrong: {first['msg']}", "invalid_value") from None
 
 
 def _file_name(name: str | None) -> str:
