@@ -34,6 +34,8 @@ from tests.support.numa_nodes import pretend
 from tests.support.text_models import save_decoder
 from tests.support.witness import on_path
 
+SHARED_MEMORY = Path("/dev/shm")
+OF_OTHERS = frozenset(SHARED_MEMORY.iterdir())  # a server on this machine, or what a killed one has left
 OPTIONS = {"num_threads": 1, "max_model_len": 160, "max_num_seqs": 4, "block_size": 16}
 
 
@@ -137,7 +139,8 @@ def children() -> list[int]:
 
 def segments() -> list[Path]:
     """Those that stay. Other tests have some for a moment, until their ranks have come together."""
-    left, end = [path for path in Path("/dev/shm").iterdir() if path.name.startswith("octavo-")], time.monotonic() + 20
+    left = [path for path in SHARED_MEMORY.glob("octavo-*") if path not in OF_OTHERS]
+    end = time.monotonic() + 20
     while (left := [path for path in left if path.exists()]) and time.monotonic() < end:
         time.sleep(0.1)
     return left

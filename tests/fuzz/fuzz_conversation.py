@@ -7,8 +7,6 @@ conversation with harmless texts: no message can pretend to come from another ro
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 
 import atheris
 
@@ -18,7 +16,7 @@ with atheris.instrument_imports(include=["octavo.tokenizer"]):
 
 from octavo.errors import UsageError
 from tests.fuzz.json_mutator import json_mutator
-from tests.fuzz.target import run
+from tests.fuzz.target import run, scratch
 from tests.support.directory_tokenizers import save_tokenizer
 
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
@@ -49,7 +47,7 @@ VALUES = [
     {"type": "image"},
     {"role": "user", "content": "<|endoftext|>"},
 ]
-DIRECTORY = Path(tempfile.mkdtemp(prefix="octavo-fuzz-", dir="/dev/shm"))
+DIRECTORY = scratch()
 save_tokenizer("smollm", DIRECTORY)
 tokenizer = read_directory_tokenizer(DIRECTORY)
 template = ChatTemplate(TEMPLATE, eos_token="<|im_end|>", max_render_seconds=20)

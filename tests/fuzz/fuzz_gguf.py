@@ -7,8 +7,6 @@ ModelLoadError that names the file; anything else is a finding.
 from __future__ import annotations
 
 import random
-import tempfile
-from pathlib import Path
 
 import atheris
 
@@ -16,11 +14,11 @@ with atheris.instrument_imports(include=["octavo.loader"]):
     from octavo.loader.gguf import open_gguf
 
 from octavo.errors import ModelLoadError
-from tests.fuzz.target import run
+from tests.fuzz.target import run, scratch
 from tests.support.gguf_writer import TYPE_IDS, Tensor, gguf, key
 from tests.support.tiny_gguf import tiny_keys, tiny_tensors
 
-DIRECTORY = Path(tempfile.mkdtemp(prefix="octavo-fuzz-", dir="/dev/shm"))
+DIRECTORY = scratch()
 PATH = DIRECTORY / "model.gguf"
 INTERESTING = [0, 1, 2, 7, 8, 9, 31, 32, 33, 255, 256, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 63, (1 << 64) - 1]
 

@@ -6,9 +6,6 @@ ModelLoadError that names the file; anything else is a finding.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import atheris
 
 with atheris.instrument_imports(include=["octavo.loader"]):
@@ -17,10 +14,10 @@ with atheris.instrument_imports(include=["octavo.loader"]):
 import numpy as np
 
 from octavo.errors import ModelLoadError
-from tests.fuzz.target import run
+from tests.fuzz.target import run, scratch
 from tests.support.safetensors_writer import safetensors, with_header
 
-DIRECTORY = Path(tempfile.mkdtemp(prefix="octavo-fuzz-", dir="/dev/shm"))
+DIRECTORY = scratch()
 PATH = DIRECTORY / "model.safetensors"
 
 

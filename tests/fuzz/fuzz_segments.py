@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import tempfile
-from pathlib import Path
 
 import atheris
 import numpy as np
@@ -18,12 +16,12 @@ with atheris.instrument_imports(include=["octavo.engine.kv"]):
     from octavo.engine.kv.block_tier import opened, sealed
     from octavo.engine.kv.disk_store import DiskStore, RecordHead, SegmentHead
 
-from tests.fuzz.target import run
+from tests.fuzz.target import run, scratch
 
 IDENTITY = bytes(range(32))
 BLOCK = 40
 KEYS = [bytes([i]) * (32 + 2 * (i % 2) + 6 * (i % 3 // 2)) for i in range(5)]
-DIRECTORY = Path(tempfile.mkdtemp(prefix="octavo-fuzz-", dir="/dev/shm")) / "kept"
+DIRECTORY = scratch() / "kept"
 
 
 def data_of(key: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -6,9 +6,6 @@ file; anything else is a finding.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import atheris
 
 with atheris.instrument_imports(include=["octavo.tokenizer"]):
@@ -16,10 +13,10 @@ with atheris.instrument_imports(include=["octavo.tokenizer"]):
 
 from octavo.errors import ModelLoadError, UsageError
 from tests.fuzz.json_mutator import json_mutator
-from tests.fuzz.target import run
+from tests.fuzz.target import run, scratch
 from tests.support.directory_tokenizers import KINDS
 
-DIRECTORY = Path(tempfile.mkdtemp(prefix="octavo-fuzz-", dir="/dev/shm"))
+DIRECTORY = scratch()
 VALUES = [
     None,
     True,

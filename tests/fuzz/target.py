@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,3 +31,13 @@ def run(
     options = {} if mutate is None else {"custom_mutator": mutate}
     atheris.Setup(sys.argv, read, **options)
     atheris.Fuzz()
+
+
+def scratch() -> Path:
+    """A folder in memory for this process. libFuzzer ends without cleaning up, so the next process does it."""
+    parent = Path("/dev/shm/fuzz")
+    parent.mkdir(exist_ok=True)
+    for folder in parent.iterdir():
+        if not Path("/proc", folder.name.split("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
