@@ -15,7 +15,7 @@ _PATH = re.compile(
 
 
 def dropped_images(message: str) -> tuple[str, list[Path]]:
-    """The message without the paths of images at its end, and those files, all of which exist."""
+    """The message without the paths of images at its end, and these files, which all exist."""
     found: list[Path] = []
     while (match := _PATH.search(message)) is not None:
         name = match["single"] or match["double"] or re.sub(r"\\(.)", r"\1", match["bare"])

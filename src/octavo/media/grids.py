@@ -28,7 +28,7 @@ def closest_grid(
 ) -> tuple[int, int]:
     """(columns, rows) of the grid whose ratio of sides is closest to the picture's.
 
-    Of equally close ones it is the largest of which the picture covers more than half. side: of a tile, in pixels.
+    Among equally close grids it is the largest that the picture fills by more than half. side: of a tile, in pixels.
     bounds: the fewest and the most tiles; longest: the most on a side.
     """
     ratio, best_difference, best = width / height, float("inf"), (1, 1)

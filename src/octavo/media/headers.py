@@ -19,8 +19,8 @@ _XMP_SIGNATURE = b"http://ns.adobe.com/xap/1.0/\x00"
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """kind: Pillow's name of the format. stored_width, stored_height: of the pixels in the file. orientation: EXIF's
-    number, 1 to 8: how they are to be turned."""
+    """kind: Pillow's name of the format. stored_width, stored_height: in pixels, as in the file. orientation: EXIF's
+    number, 1 to 8, of the turn that shows the picture upright."""
 
     kind: str
     stored_width: int

@@ -1,7 +1,7 @@
 """The process that decodes and resizes images. `decoding.py` starts it and ends it.
 
-A file comes from a stranger and is read by libraries in C. Here they have no network, no files, and limits on memory
-and time. The argument is `sys.path` as JSON. Protocol: a line of JSON, and as many bytes as its `num_bytes`. It holds
+A file comes from a stranger, and libraries in C read it. Here they have no network, no files, and limits on memory and
+time. The argument is `sys.path` as JSON. Protocol: a line of JSON, and as many bytes as its `num_bytes`. It holds
 the settings of the processor, the image's header, and the limit of computing in seconds. The answer is a line of JSON:
 `{"tiles": [[height, width], ...]}` with the pixels of the tiles behind it, or `{"refusal": ...}` with the rest of a
 sentence about the image. This file runs as a script.

@@ -85,8 +85,8 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def limited(self, max_tokens: int) -> ImageProcessor:
-        """The processor with at most so many tokens an image, or with the fewest that the family can take if those
-        are more."""
+        """The processor with at most `max_tokens` tokens an image, or with the fewest that the family can take if
+        those are more."""
 
     @property
     def max_patches(self) -> int:

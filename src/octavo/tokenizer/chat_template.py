@@ -164,7 +164,7 @@ class ChatTemplate:
         """Token ids of the conversation; kwargs are those of `render`, with its errors.
 
         max_tokens: of the conversation, which otherwise raises TooManyTokensError.
-        image_marks: those in its texts, each of which becomes a placeholder.
+        image_marks: the marks in its texts; each becomes a placeholder.
         continue_final_message: the model continues the last message instead of starting a new one.
         Only the template can produce control tokens: their text in a message, a tool or a document stays text, so
         that a message cannot pretend to come from another role.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SEEING = ("qwen2vl", "qwen3vl", "qwen3vlmoe")  # no file of these is without a part that sees
-CPU_IMAGE_TOKENS = 1024  # an image of so many takes seconds there
+CPU_IMAGE_TOKENS = 1024  # an image with more takes many seconds there
 
 
 def image_tokens(config: EngineConfig) -> int | None:

@@ -20,7 +20,7 @@ def place_items(
 ) -> Prompt:
     """The prompt in which the i-th placeholder is the i-th item. encode: token ids of a mark that is a text.
 
-    The positions of a layout, which stands for an item that nobody has decoded, are only counted: they are no spans.
+    A layout stands for an item that is not decoded: its positions are counted, but they are no spans.
     Raises UsageError if there are not as many placeholders as items.
     """
     count = sum(token_id == placeholder_id for token_id in token_ids)

@@ -1,4 +1,4 @@
-"""Images of Gemma 3: one square tile, and by choice crops of long pictures ("pan and scan")."""
+"""Images of Gemma 3: one square tile and, if the settings say so, crops of long pictures ("pan and scan")."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ from octavo.models.towers._tower import TowerConfig
 
 
 class TowerConfigType(Protocol):
-    """The class `Config` of a family. Both functions raise ModelLoadError naming the key."""
+    """The class `Config` of a family. All functions raise ModelLoadError naming the key.
+
+    Families without `PROJECTORS` have only the first.
+    """
 
     def from_hf(self, reader: ConfigReader) -> TowerConfig:
         """reader: config.json."""

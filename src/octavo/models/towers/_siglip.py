@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
+from octavo.batch import Array
 from octavo.graph.builder import Graph
 from octavo.graph.ops.linear import Input
 from octavo.graph.ops.rowwise import Activation
 from octavo.graph.patches import PATCHES
 from octavo.graph.values import Value
-from octavo.models._classic import ACTIVATIONS
+from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Unfolded
-from octavo.models.towers._tower import TowerConfig, attention
+from octavo.models.towers._tower import TowerConfig, TowerInputs, attention, in_blocks, read_activation, tile_rows
 
 SiglipT = TypeVar("SiglipT", bound="SiglipConfig")
 
@@ -39,7 +42,7 @@ UNFOLDED = Unfolded("embeddings.patch_embedding")
 
 @dataclass(frozen=True, slots=True)
 class SiglipConfig(TowerConfig):
-    """table_side: of the square of learned places."""
+    """table_side: of the square of learned places, in patches. Tiles are such squares, one place a patch."""
 
     activation: str = "gelu_tanh"
     norm_eps: float = 1e-6
@@ -52,9 +55,6 @@ class SiglipConfig(TowerConfig):
         Raises ModelLoadError naming the key.
         """
         patch = vision.integer("patch_size", 16, high=1 << 10)
-        name = vision.text("hidden_act", "gelu_pytorch_tanh")
-        if name not in ACTIVATIONS:
-            raise vision.error("hidden_act", name, f"must be {', '.join(ACTIVATIONS)}")
         width, heads = vision.integer("hidden_size", 768, high=MAX_WIDTH), vision.integer("num_attention_heads", 12)
         if width % heads:
             raise vision.error("num_attention_heads", heads, f"does not divide the width {width}")
@@ -63,11 +63,16 @@ class SiglipConfig(TowerConfig):
             "hidden_size": width,
             "num_heads": heads,
             "patch_values": vision.integer("num_channels", 3, high=16) * patch * patch,
-            "activation": ACTIVATIONS[name],
+            "activation": read_activation(vision),
             "norm_eps": vision.number("layer_norm_eps", 1e-6, high=1.0),
             "host_tables": (PLACES,),
         }
         return cls(**{**given, **fields})
+
+    def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
+        grid = tables[PLACES].astype(np.float32).reshape(self.table_side, self.table_side, -1)
+        places = in_blocks(grid, self.merge_size)
+        return TowerInputs((np.tile(places, (len(tiles), 1)),), tile_rows(tiles, self.merge_size, positions=False))
 
 
 def gguf_sizes(reader: ConfigReader) -> dict[str, Any]:
@@ -82,14 +87,6 @@ def gguf_sizes(reader: ConfigReader) -> dict[str, Any]:
         "output_width": reader.integer("projection_dim", high=MAX_WIDTH),
         "host_tables": (PLACES,),
     }
-
-
-def square_side(reader: ConfigReader, key: str, count: int) -> int:
-    """The side of a square of so many. Raises ModelLoadError naming the key if it is none."""
-    side = math.isqrt(count)
-    if side * side != count:
-        raise reader.error(key, count, "must be a square")
-    return side
 
 
 def build_layers(g: Graph, cfg: SiglipConfig) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from octavo.graph.patches import BLOCKS, MERGED, PATCHES
 from octavo.graph.spans import READS_ONLY, Sight
 from octavo.graph.values import Value
 from octavo.image_layout import ImageTile
+from octavo.models._classic import ACTIVATIONS
 from octavo.models._reading import ConfigReader
 
 
@@ -57,17 +59,6 @@ class TowerConfig:
         """The rows of q, k and v."""
         return (self.hidden_size,) * 3
 
-    @classmethod
-    def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> TowerConfig:
-        """See `octavo.models.towers.TowerConfigType`."""
-        del text, shapes
-        raise reader.error("projector_type", cls.__module__.rpartition(".")[2], "is read from safetensors files only")
-
-    @classmethod
-    def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
-        """The same."""
-        raise reader.error("projector_type", cls.__module__.rpartition(".")[2], "is read from safetensors files only")
-
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
         """The arrays of a step of these tiles beside their patches. tables: the weights `host_tables`."""
         raise NotImplementedError
@@ -95,6 +86,22 @@ def block_places(tile: ImageTile, merge: int) -> Int32:
 def statistics(reader: ConfigReader) -> dict[str, Any]:
     """Mean and deviation of the colours in an mmproj file, as preprocessor_config.json has them."""
     return {key: list(reader.numbers(key, 3, low=-1e3)) for key in ("image_mean", "image_std") if reader.has(key)}
+
+
+def read_activation(vision: ConfigReader) -> str:
+    """The activation of the encoder's layers, as the graph names it. Raises ModelLoadError."""
+    name = vision.text("hidden_act", "gelu_pytorch_tanh")
+    if name not in ACTIVATIONS:
+        raise vision.error("hidden_act", name, f"must be {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def square_side(reader: ConfigReader, key: str, count: int) -> int:
+    """The side of a square of `count`, the value of `key`. Raises ModelLoadError naming the key if there is none."""
+    side = math.isqrt(count)
+    if side * side != count:
+        raise reader.error(key, count, "must be a square")
+    return side
 
 
 def in_blocks(grid: NDArray[np.generic], merge: int) -> NDArray[np.generic]:

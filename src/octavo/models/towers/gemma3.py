@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from octavo.batch import Array
 from octavo.graph.builder import Graph
 from octavo.graph.ops.rows import PoolRows
 from octavo.graph.patches import BLOCKS
 from octavo.graph.spans import Sight
 from octavo.graph.values import Value
-from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_WIDTH, ConfigReader
 from octavo.models._weights import Fold, Transpose, WeightTable
 from octavo.models._wrapped import text_section
@@ -27,9 +23,8 @@ from octavo.models.towers._siglip import (
     SiglipConfig,
     build_layers,
     gguf_sizes,
-    square_side,
 )
-from octavo.models.towers._tower import TowerInputs, in_blocks, statistics, tile_rows
+from octavo.models.towers._tower import square_side, statistics
 
 MODEL_TYPES = ("gemma3",)
 PROJECTORS = ("gemma3",)
@@ -51,7 +46,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """Tiles are squares of table_side patches."""
+    """The shared configuration."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -82,11 +77,6 @@ class Config(SiglipConfig):
         merge = reader.integer("projector.scale_factor", _MERGE, high=16)
         config = {"vision_config": {"patch_size": patch}, "mm_tokens_per_image": (side // patch // merge) ** 2}
         return "gemma3", config, {"size": {"height": side, "width": side}, **statistics(reader)}
-
-    def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
-        grid = tables[PLACES].astype(np.float32).reshape(self.table_side, self.table_side, -1)
-        places = in_blocks(grid, self.merge_size)
-        return TowerInputs((np.tile(places, (len(tiles), 1)),), tile_rows(tiles, self.merge_size, positions=False))
 
 
 def build(g: Graph, cfg: Config) -> Value:

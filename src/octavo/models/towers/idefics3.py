@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from octavo.batch import Array
 from octavo.graph.builder import Graph
 from octavo.graph.ops.rows import Gather
 from octavo.graph.patches import BLOCKS
 from octavo.graph.values import Value
-from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_WIDTH, ConfigReader
 from octavo.models._weights import WeightTable
 from octavo.models._wrapped import text_section
-from octavo.models.towers._siglip import PLACES, PREFIXES, UNFOLDED, SiglipConfig, build_layers
-from octavo.models.towers._tower import TowerInputs, in_blocks, tile_rows
+from octavo.models.towers._siglip import PREFIXES, UNFOLDED, SiglipConfig, build_layers
 
 MODEL_TYPES = ("idefics3", "smolvlm")
 PROJECTORS = ()
@@ -31,7 +25,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(SiglipConfig):
-    """Tiles are squares of table_side patches, so that each has the place of its number."""
+    """The shared configuration."""
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -42,11 +36,6 @@ class Config(SiglipConfig):
             table_side=vision.integer("image_size", 224, high=1 << 16) // vision.integer("patch_size", 32),
             output_width=text_section(reader).integer("hidden_size", 4096, high=MAX_WIDTH),
         )
-
-    def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
-        grid = tables[PLACES].astype(np.float32).reshape(self.table_side, self.table_side, -1)
-        places = in_blocks(grid, self.merge_size)
-        return TowerInputs((np.tile(places, (len(tiles), 1)),), tile_rows(tiles, self.merge_size, positions=False))
 
 
 def build(g: Graph, cfg: Config) -> Value:

@@ -19,7 +19,6 @@ from octavo.graph.patches import BLOCKS, PATCHES
 from octavo.graph.spans import Sight
 from octavo.graph.values import Value
 from octavo.image_layout import ImageTile
-from octavo.models._classic import ACTIVATIONS
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_section
 from octavo.models._weights import Split, Unfolded, WeightTable
@@ -31,6 +30,8 @@ from octavo.models.towers._tower import (
     bilinear,
     in_blocks,
     plane_rope,
+    read_activation,
+    square_side,
     statistics,
     tile_rows,
 )
@@ -90,12 +91,6 @@ class Config(TowerConfig):
         layers = [int(layer) for layer in _listed(vision, "deepstack_visual_indexes")]
         patch, frames = vision.integer("patch_size", 16), vision.integer("temporal_patch_size", 2, high=16)
         count = vision.integer("num_position_embeddings", 2304, high=MAX_WIDTH)
-        side = math.isqrt(count)
-        if side * side != count:
-            raise vision.error("num_position_embeddings", count, "must be a square")
-        name = vision.text("hidden_act", "gelu_pytorch_tanh")
-        if name not in ACTIVATIONS:
-            raise vision.error("hidden_act", name, f"must be {', '.join(ACTIVATIONS)}")
         return cls(
             num_layers=vision.integer("depth", 27, high=MAX_LAYERS),
             hidden_size=vision.integer("hidden_size", 1152, high=MAX_WIDTH),
@@ -105,8 +100,8 @@ class Config(TowerConfig):
             output_width=vision.integer("out_hidden_size", 3584, high=MAX_WIDTH) * (1 + len(layers)),
             sight=Sight(_axes_from_hf(text), len(layers)),
             host_tables=(_TABLE,),
-            activation=ACTIVATIONS[name],
-            table_side=side,
+            activation=read_activation(vision),
+            table_side=square_side(vision, "num_position_embeddings", count),
             deepstack=tuple((layer, number) for number, layer in enumerate(layers)),
         )
 

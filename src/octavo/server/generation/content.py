@@ -1,6 +1,6 @@
 """The content of messages in every protocol: an ordered row of parts, from the request to the chat template.
 
-An image becomes a mark in the text, if the model sees. All that a model cannot read is refused here.
+If the model sees, an image becomes a mark in the text. Parts that a model cannot read are refused here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MediaKind: TypeAlias = Literal["image", "audio", "video", "file"]
 class Media:
     """A part that is no text.
 
-    where: the field of the request that holds it. source: an image that can be read; None: of a form that none is.
+    where: the field of the request that holds it. source: of an image; None: it comes in a form that is not supported.
     """
 
     kind: MediaKind

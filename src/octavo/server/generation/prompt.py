@@ -279,7 +279,7 @@ async def _placed_images(model: ServedModel, sources: Sequence[ImageSource], cou
 
 
 async def _encode_with_images(model: ServedModel, spec: TextSpec) -> list[Prompt]:
-    """The prompts of texts with markers, each of which stands for the next of the media."""
+    """The prompts of texts with markers: each marker stands for the next image."""
     plan = ImagePlan(model)
     for part in spec.media:
         plan.mark(part)

@@ -46,8 +46,11 @@ def read_options(body: object, **spelled: Any) -> RequestOptions:
 
 
 class Breakpoint(NamedTuple):
-    """A place in a prompt up to which its cache is to be kept for so many seconds: the end of the prompt or, in a
-    conversation, of the last of some texts in this order. is_tool: the text is the name of a tool."""
+    """A place in a prompt: its cache is kept up to there, for `seconds`.
+
+    texts: the place is the end of the last of these texts, which a conversation has in this order; None: the end of the
+    prompt. is_tool: the last text is the name of a tool.
+    """
 
     seconds: float
     texts: tuple[str, ...] | None = None

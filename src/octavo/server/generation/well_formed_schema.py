@@ -72,10 +72,10 @@ def check_well_formed(schema: object) -> None:
 
 
 def find_schemas(root: object, check_keyword: CheckKeyword) -> dict[str, Any]:
-    """The schemas in a schema by pointer, itself included: objects and booleans, none of which is its own part.
+    """The schema and all schemas within it, by pointer: objects and booleans.
 
-    It does not recurse, because a schema is not trusted. Raises SchemaError for one of another type, and for a circle
-    of references and alternatives.
+    It does not recurse, because a schema is not trusted. Raises SchemaError for one of another type, and for a schema
+    that refers to itself in a circle.
     """
     stack: list[SchemaNode] = [(root, "")]
     schemas: dict[str, Any] = {}

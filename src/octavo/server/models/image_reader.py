@@ -62,7 +62,7 @@ class ImageReader:
         self._decoder = PictureDecoder(self._config.max_image_pixels)
 
     async def open(self, info: ModelInfo, sources: Sequence[ImageSource]) -> list[ImageFile]:
-        """The files of these images, of which only the headers are read. info: of a model that sees.
+        """The files of these images; only their headers are read. info: of a model that sees.
 
         Raises UsageError that names the field.
         """
@@ -147,7 +147,7 @@ class ImageReader:
 
 @lru_cache(maxsize=16)
 def image_processor(settings: ImageSettings, is_low: bool = False) -> ImageProcessor:
-    """The processor with these settings. is_low: with the fewest tokens that it can give an image."""
+    """The processor with these settings. is_low: it gives an image as few tokens as the family allows."""
     processor = read_processor(settings.model_type, settings.config, settings.preprocessor)
     return processor.limited(1) if is_low else processor
 

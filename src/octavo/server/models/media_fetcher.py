@@ -96,8 +96,8 @@ class MediaFetcher:
         port = parts.port or self._ports.get(scheme, 0)
         if parts.username is not None or parts.password is not None or port != self._ports.get(scheme):
             raise ValueError("a URL with credentials or of another port")
-        plain = {f"http://{host}", "http://*"} if scheme == "http" else {host, "*", f"http://{host}", "http://*"}
-        if not host or not plain & self._domains:
+        spellings = {f"http://{host}", "http://*"} if scheme == "http" else {host, "*", f"http://{host}", "http://*"}
+        if not host or not spellings & self._domains:
             raise ValueError("a domain that is not allowed")
         addresses = await self._resolve(host, port)
         if not addresses or not all(map(self._is_allowed, addresses)):
