@@ -1,17 +1,14 @@
 """Every check of tools/check_structure.py passes, and fails on a violation."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import load_script
+
 ROOT = Path(__file__).resolve().parent.parent
-spec = importlib.util.spec_from_file_location("check_structure", ROOT / "tools" / "check_structure.py")
-assert spec is not None
-assert spec.loader is not None
-structure = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(structure)
+structure = load_script(ROOT / "tools" / "check_structure.py")
 
 
 @pytest.mark.parametrize("name", list(structure.CHECKS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -22,6 +21,7 @@ from octavo.compress.source import as_source, open_source
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.tokenizer import load_tokenizer
 from tests.compress.models import write_model
+from tests.support.scripts import load_script
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "heal_pruned_model.py"
 LAYERS, WIDTH, LENGTH = 4, 128, 64
@@ -83,12 +83,7 @@ def test_a_small_model_is_pruned_and_healed(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("heal_pruned_model", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 @pytest.mark.parametrize(

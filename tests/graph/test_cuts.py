@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from octavo.models import build_graph
 from octavo.quantization.packed import DenseWeight, Weight
 from tests.graph.test_shard import assert_same, logits_of, ranks_of
 from tests.support.batches import Request, step
+from tests.support.scripts import load_script
 from tests.support.tiny_encoders import save_gguf, tiny_encoder
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_operation.md"
@@ -42,12 +42,7 @@ def bend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Op]]:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     path = tmp_path_factory.mktemp("page") / "bend_of_the_page.py"
     path.write_text(code)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.Bend
+    yield load_script(path).Bend
     del sys.modules[path.stem]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import time
 from pathlib import Path
@@ -13,18 +12,14 @@ import numpy as np
 import pytest
 
 from octavo.ray.data import Generate
+from tests.support.scripts import load_script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_batch.py"
 OPTIONS = {"kv_cache_memory": "16MiB", "sampling_params": {"max_tokens": 3, "temperature": 0.0}}
 
 
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ray_batch", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(EXAMPLE)
 
 
 def rows_of(folder: Path) -> list[dict[str, object]]:

@@ -1,6 +1,5 @@
 """Instruction sets: what is found, which kernels are taken, that none leaks, and the emulated wide ones."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.backends.cpu import _native, _native_tests
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[3]
 WIDE = """
@@ -18,12 +18,7 @@ static __attribute__((noinline, used)) void f(float* x) { _mm256_storeu_ps(x, _m
 
 
 def load_checker():
-    spec = importlib.util.spec_from_file_location("check_isa", ROOT / "tools" / "check_isa.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "tools" / "check_isa.py")
 
 
 def compile_object(folder: Path, level: str, source: str, *flags: str) -> None:
