@@ -65,8 +65,13 @@ def decoder_keys(
     return keys | _rope_keys(cfg, rope or rope_section(reader), reader.number("rope_theta", theta, low=1.0))
 
 
+def layer_norm_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
+    """The keys that decoders share, for LayerNorm."""
+    return decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
+
+
 def sectioned_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    """The same with the three sections of a rotary embedding that images read, and an empty fourth one."""
+    """The keys that decoders share, with the three sections of a rotary embedding for images and an empty fourth."""
     sections = rope_section(reader).counts("mrope_section", 3)
     return {**decoder_keys(cfg, reader), "rope.dimension_sections": np.array([*sections, 0], np.int32)}
 
@@ -86,11 +91,12 @@ def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
     return keys
 
 
-def routing_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    """The choice of experts as DeepSeek has it, the first layers without them, and the experts that all tokens take."""
+def routed_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
+    """The keys that decoders share, with DeepSeek's choice of experts, dense first layers and shared experts."""
     routing = cfg.mlp.experts
     assert routing is not None
     keys: Keys = {
+        **decoder_keys(cfg, reader),
         "leading_dense_block_count": cfg.mlp.first_experts or 0,
         "expert_shared_count": reader.integer("n_shared_experts", 0, low=0),
         "expert_gating_func": 2 if routing.scoring == "sigmoid" else 1,

@@ -1,14 +1,5 @@
 """GLM 4.5 and 4.6 as a GGUF file."""
 
-from __future__ import annotations
+from octavo.compress.forms._gguf import GGUFForm, routed_keys
 
-from octavo.compress.forms._gguf import GGUFForm, Keys, decoder_keys, routing_keys
-from octavo.models._reading import ConfigReader
-from octavo.models.glm4moe import Config
-
-
-def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    return {**decoder_keys(cfg, reader), **routing_keys(cfg, reader)}
-
-
-GGUF = GGUFForm("glm4moe", _keys)
+GGUF = GGUFForm("glm4moe", routed_keys)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from octavo.compress.forms._gguf import GGUFForm, Keys, decoder_keys
+from octavo.compress.forms._gguf import GGUFForm, Keys, layer_norm_keys
 from octavo.compress.forms._hf import HFForm, JSONObject, decoder_json
 from octavo.models._reading import ConfigReader
 from octavo.models.stablelm import Config
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    keys = decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
+    keys = layer_norm_keys(cfg, reader)
     return {**keys, "use_parallel_residual": cfg.parallel}
 
 

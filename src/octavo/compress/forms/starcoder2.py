@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from octavo.compress.forms._gguf import GGUFForm, Keys, decoder_keys
+from octavo.compress.forms._gguf import GGUFForm, layer_norm_keys
 from octavo.compress.forms._hf import HFForm, JSONObject, decoder_json
 from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
-
-
-def _keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
-    return decoder_keys(cfg, reader, norm_eps="attention.layer_norm_epsilon")
 
 
 def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
@@ -17,5 +13,5 @@ def _json(cfg: DecoderConfig, reader: ConfigReader) -> JSONObject:
     return {**keys, "hidden_act": "gelu_pytorch_tanh", "sliding_window": cfg.attention.windows[0]}
 
 
-GGUF = GGUFForm("starcoder2", _keys)
+GGUF = GGUFForm("starcoder2", layer_norm_keys)
 HF = HFForm("starcoder2", "Starcoder2ForCausalLM", _json)
