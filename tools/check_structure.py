@@ -65,7 +65,17 @@ ALLOWED: dict[str, set[str]] = {
     "async_llm": {"engine", "loader", "tokenizer", "llm"},
     "bench": {"engine", "llm", "async_llm", "loader", "backends", "graph", "distributed"},
     "compress": {"adapters", "quantization", "backends", "graph", "models", "loader", "tokenizer", "engine"},
-    "finetune": {"compress", "engine", "loader", "tokenizer", "models", "graph", "backends", "quantization"},
+    "finetune": {
+        "adapters",
+        "compress",
+        "engine",
+        "loader",
+        "tokenizer",
+        "models",
+        "graph",
+        "backends",
+        "quantization",
+    },
     "quality": {"bench", "compress", "engine", "loader", "tokenizer", "backends"},
     "cli": {
         "adapters",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -121,6 +122,10 @@ def test_long_examples(tokenizer: Tokenizer, tmp_path: Path) -> None:
         ('{"messages": [{"role": "user", "content": "a"}]}', "no message of the assistant behind another one"),
         ('{"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]}', "line 2: "),
         ('{"messages": []}', "nothing is learnt"),
+        *(
+            (json.dumps({**chat("a", "b"), "chat_template_kwargs": given}), "chat_template_kwargs is")
+            for given in ([1], "a", {"add_generation_prompt": True}, {"max_tokens": 1})
+        ),
     ],
 )
 def test_mistakes_name_file_and_line(tokenizer: Tokenizer, tmp_path: Path, line: str, expected: str) -> None:

@@ -254,6 +254,16 @@ FIELDS = {
         "chat_template_kwargs",
         "invalid_value",
     ),
+    "template argument max_tokens": (
+        '"chat_template_kwargs": {"max_tokens": 8}',
+        "chat_template_kwargs",
+        "invalid_value",
+    ),
+    "template argument image_marks": (
+        '"chat_template_kwargs": {"image_marks": null}',
+        "chat_template_kwargs",
+        "invalid_value",
+    ),
     "template argument messages": ('"chat_template_kwargs": {"messages": []}', "chat_template_kwargs", "invalid_value"),
     "tool_choice of an unknown tool": (
         '"tools": [' + json.dumps(TOOL) + '], "tool_choice": {"type": "function", "function": {"name": "x"}}',

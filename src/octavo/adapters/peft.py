@@ -26,7 +26,7 @@ CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 _MAX_NUMBER = 1e30  # of float32
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."  # of all modules
 _FACTORS = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -116,9 +116,9 @@ def _parts(path: Path, file: TensorFiles, scales: _Scales, base: AdapterBase) ->
         if _is_copy(tensor, file.tensors[tensor].shape, base):
             continue
         ending = _ENDING.search(tensor)
-        if ending is None or not tensor.startswith(_PREFIX):
+        if ending is None or not tensor.startswith(PREFIX):
             raise ModelLoadError(f"{path}: tensor {tensor!r:.120} is no low-rank factor of a weight: not supported")
-        module = tensor[len(_PREFIX) : ending.start()]
+        module = tensor[len(PREFIX) : ending.start()]
         modules.setdefault(module, {})[_FACTORS[ending[0]]] = tensor
     found: dict[str, StoredPart] = {}
     for module, tensors in modules.items():

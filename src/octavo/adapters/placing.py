@@ -128,7 +128,7 @@ def _stacked(
 
 
 def _by_heads(part: StoredPart, heads: int, transposed: bool) -> StoredPart:
-    """A product for each head: those of B's rows with all of A, turned round where the weight is."""
+    """A product for each head: those of B's rows with all of A, transposed where the weight is."""
     found = part.low_rank
     out_features, in_features = found.shape
     b = found.b.reshape(heads, out_features // heads, found.rank)

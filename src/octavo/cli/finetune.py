@@ -111,10 +111,12 @@ def finetune(model: str, data: Path, output: Path | None, **options: Any) -> Non
 
 
 def _check_adapter(adapter: Path, may_replace: bool) -> None:
+    from octavo.adapters.peft import CONFIG_NAME
+
     check_folder(adapter)
     if not adapter.exists():
         return
-    if not (adapter / "adapter_config.json").is_file():
+    if not (adapter / CONFIG_NAME).is_file():
         raise UsageError(f"{adapter}: this is no adapter; write to another name", param="output")
     if not may_replace:
         raise UsageError(f"{adapter}: exists already; --force replaces it", param="output")

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.adapters.peft import CONFIG_NAME, PREFIX, WEIGHTS_NAME
 from octavo.backends.adapted_modules import AdaptedModule
 from octavo.loader.atomic_file import write_text
 from octavo.loader.safetensors_writer import SafeTensor, write_safetensors
 
-CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 Factors = Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 """A [rank, in] and B [out, rank] by module."""
 
@@ -59,7 +59,7 @@ def write_adapter(folder: Path, description: AdapterDescription, factors: Factor
     tensors = []
     for module in description.modules:
         for letter, array in zip("AB", factors[module.name], strict=True):
-            name = f"base_model.model.{module.name}.lora_{letter}.weight"
+            name = f"{PREFIX}{module.name}.lora_{letter}.weight"
             tensors.append(tensor_of(name, array))
     write_safetensors(folder / WEIGHTS_NAME, tensors)
     write_text(folder / CONFIG_NAME, json.dumps(description.config(), indent=2) + "\n")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from octavo.backends.learned_text import LearnedText
-from octavo.engine.texts.prompt_encoder import PromptEncoder, template_eos_id
+from octavo.engine.texts.prompt_encoder import OWN_VARIABLES, PromptEncoder, template_eos_id
 from octavo.errors import ModelLoadError, UsageError
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -158,8 +158,11 @@ class _Reader:
 
     def _turn(self, messages: list[Any], record: Mapping[str, Any]) -> tuple[list[int], tuple[int, int]]:
         """The conversation up to an answer, and the span of that answer with the token that ends it."""
-        extra = {key: record[key] for key in ("tools", "documents") if record.get(key) is not None}
-        extra |= record.get("chat_template_kwargs") or {}
+        variables = record.get("chat_template_kwargs") or {}
+        if not isinstance(variables, dict) or variables.keys() & OWN_VARIABLES:
+            own = ", ".join(sorted(OWN_VARIABLES))
+            raise UsageError(f"chat_template_kwargs is {variables!r:.80}; it must be an object without {own}")
+        extra = variables | {key: record[key] for key in ("tools", "documents") if record.get(key) is not None}
         before = self._encoder.encode_chat(messages[:-1], add_generation_prompt=True, **extra)
         ids = self._encoder.encode_chat(messages, add_generation_prompt=False, **extra)
         begin = _common(before, ids)

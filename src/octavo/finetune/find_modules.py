@@ -82,14 +82,14 @@ def _of_files(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> 
     table = weight_table(load_architecture(checkpoint.architecture))
     infos = checkpoint.file.tensors
     tensors = {name: infos[name].shape for name in infos if len(infos[name].shape) == 2 and ".experts." not in name}
-    turned = {name for name in tensors if _is_turned(checkpoint_name(name, table), table)}
+    transposed = {name for name in tensors if _is_transposed(checkpoint_name(name, table), table)}
     names = list(tensors)
-    outs = [tensors[name][1 if name in turned else 0] for name in names]
+    outs = [tensors[name][1 if name in transposed else 0] for name in names]
     starts = np.cumsum([0, *outs])
     numbered = {}
     for name, start, out in zip(names, starts, outs, strict=False):
         column = np.arange(start, start + out)[:, None]
-        numbered[checkpoint_name(name, table)] = _rows_of(column.T if name in turned else column)
+        numbered[checkpoint_name(name, table)] = _rows_of(column.T if name in transposed else column)
     made = transformed(numbered, table.transforms, checkpoint.config, "safetensors")
     parts: dict[int, list[ModulePart]] = {}
     for parameter in shapes:
@@ -102,7 +102,7 @@ def _of_files(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> 
             shapes[found[0].parameter][1],
             outs[owner],
             tuple(found),
-            names[owner] in turned,
+            names[owner] in transposed,
         )
         for owner, found in parts.items()
     ]
@@ -114,7 +114,7 @@ def _module_name(tensor: str) -> str:
     return f"transformer.{name}" if name.startswith("h.") else name
 
 
-def _is_turned(name: str, table: WeightTable) -> bool:
+def _is_transposed(name: str, table: WeightTable) -> bool:
     stem = TensorName.parse(name).stem
     return any(
         isinstance(transform, Transpose) and transform.stem == stem and transform.only in (None, "safetensors")

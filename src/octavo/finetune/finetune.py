@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from octavo.adapters.peft import CONFIG_NAME, WEIGHTS_NAME
 from octavo.backends.adapted_modules import AdaptedModule
 from octavo.backends.memory import host_memory
 from octavo.engine.loading.progress_bar import size
 from octavo.errors import InsufficientMemoryError, UsageError
-from octavo.finetune.adapter_folder import CONFIG_NAME, WEIGHTS_NAME, AdapterDescription, write_adapter
+from octavo.finetune.adapter_folder import AdapterDescription, write_adapter
 from octavo.finetune.examples import Examples, read_examples
 from octavo.finetune.find_modules import ALL_LINEAR, find_modules
 from octavo.finetune.memory import StepLoad, TrainingMemory, training_memory
@@ -26,7 +27,7 @@ from octavo.models import build_graph
 from octavo.tokenizer import load_tokenizer
 
 _REMEDY = "training needs torch: pip install 'octavo[train]'"
-_LOOKS = 10  # at held-out texts in a run, where nothing else is asked for
+_EVALUATIONS = 10  # on held-out texts in a run, where nothing else is asked for
 FrozenWeights = Literal["auto", "kept", "stored"]
 
 
@@ -100,7 +101,7 @@ def open_finetuning(base: str, checkpoint: Checkpoint, data: Path, options: Fine
     for line, text in zip(examples.lines, examples.texts, strict=True):
         parts[line in held_out].append(text)
     steps = plan_steps([len(text.ids) for text in parts[0]], options.batch_tokens, options.epochs, options.seed)
-    every = options.held_out_every or max(len(steps) // _LOOKS, 1)
+    every = options.held_out_every or max(len(steps) // _EVALUATIONS, 1)
     plan = Plan(*parts, steps, options.learning_rate, options.batch_tokens, every)
     return Finetuning(base, checkpoint, graph, modules, examples, plan, options)
 
@@ -141,12 +142,14 @@ def finetune(
     memory, keeps = work.memory(product_bytes=2 if product_type == "bfloat16" else 4)
     scale = work.options.scaled_by / work.options.rank
     settings = training.LowRankOptions(work.options.rank, scale, product_type, keeps, seed=work.options.seed)
-    before = run.load()[0].steps
+    progress, state = run.load()
+    before = progress.steps
     announce(f"products in {product_type}; memory: {memory}", before)
     trainer = training.LowRankTrainer(work.graph, work.checkpoint.weights, work.modules, settings)
-    progress, is_complete = run_steps(trainer, work.plan, run, watcher)
+    if state:
+        trainer.restore(state)
     nbytes = 0
-    if is_complete:
+    if run_steps(trainer, work.plan, run, progress, watcher):
         has_experts = any(isinstance(node.op, MoE) for node in work.graph.nodes)
         description = AdapterDescription(
             work.base, work.options.rank, work.options.scaled_by, work.modules, names_are_whole=has_experts

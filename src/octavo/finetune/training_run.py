@@ -43,7 +43,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of a run. held_out_every: steps between two looks at the held-out texts."""
+    """The work of a run. held_out_every: steps between two evaluations on the held-out texts."""
 
     texts: Sequence[LearnedText]
     held_out: Sequence[LearnedText]
@@ -117,18 +117,15 @@ class Watcher:
     should_stop: Callable[[], bool] = lambda: False
 
 
-def run_steps(trainer: LowRankTrainer, plan: Plan, folder: RunFolder, watcher: Watcher) -> tuple[RunProgress, bool]:
-    """Goes on from the state in the folder to the end, and says if it got there or was stopped.
+def run_steps(trainer: LowRankTrainer, plan: Plan, folder: RunFolder, progress: RunProgress, watcher: Watcher) -> bool:
+    """Trains to the end, and returns False if the run was stopped before. progress: of the trainer; steps add to it.
 
     Raises NumericalError for a loss that is not finite.
     """
-    progress, state = folder.load()
-    if state:
-        trainer.restore(state)
     total = len(plan.steps)
     while progress.steps < total:
         if plan.held_out and progress.steps % plan.held_out_every == 0 and progress.steps not in progress.held_out:
-            _look(trainer, plan, progress, watcher)
+            _evaluate(trainer, plan, progress, watcher)
         rate = rate_at(progress.steps, total, plan.highest_rate)
         try:
             loss = trainer.step([plan.texts[i] for i in plan.steps[progress.steps]], rate)
@@ -138,15 +135,15 @@ def run_steps(trainer: LowRankTrainer, plan: Plan, folder: RunFolder, watcher: W
         watcher.on_step(progress)
         if watcher.should_stop():
             folder.save(progress, trainer.state())
-            return progress, False
+            return False
         if watcher.is_due():
             folder.save(progress, trainer.state())
     if plan.held_out and total not in progress.held_out:
-        _look(trainer, plan, progress, watcher)
-    return progress, True
+        _evaluate(trainer, plan, progress, watcher)
+    return True
 
 
-def _look(trainer: LowRankTrainer, plan: Plan, progress: RunProgress, watcher: Watcher) -> None:
+def _evaluate(trainer: LowRankTrainer, plan: Plan, progress: RunProgress, watcher: Watcher) -> None:
     """The mean loss of all learnt tokens of the held-out texts, a batch at a time."""
     total, count, texts = 0.0, 0, list(plan.held_out)
     while texts:

@@ -15,6 +15,13 @@ from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
+OWN_VARIABLES = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
+        *("tokenize", "bos_token", "eos_token", "max_tokens", "image_marks"),
+    }
+)
+"""Names that `PromptEncoder.encode_chat` or a template has a meaning for: no further variable may have one of them."""
 
 
 def plain_prompt(prompt: PromptInput) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
+from octavo.engine.texts.prompt_encoder import OWN_VARIABLES
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
 from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, in_a_row, plain
@@ -31,13 +32,6 @@ _MEDIA: dict[str, MediaKind] = {
     **dict.fromkeys(("video_url", "input_video", "video"), "video"),
     "file": "file",
 }
-# Variables of a template that the server itself sets.
-_OWN_VARIABLES = frozenset(
-    {
-        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
-        *("tokenize", "bos_token", "eos_token"),
-    }
-)
 
 
 Detail: TypeAlias = Literal["low", "high", "auto"]
@@ -144,7 +138,7 @@ class TemplateFields(NullIsAbsent):
     def template_arguments(self, messages: Sequence[Message]) -> dict[str, Any]:
         """The arguments for the template. Raises UsageError for what the server itself sets or cannot continue."""
         arguments = dict(self.chat_template_kwargs or {})
-        if wrong := sorted(_OWN_VARIABLES & arguments.keys()):
+        if wrong := sorted(OWN_VARIABLES & arguments.keys()):
             raise refuse("chat_template_kwargs", f"cannot hold {wrong[0]}, because the server sets it", "invalid_value")
         if self.continue_final_message and (self.add_generation_prompt or messages[-1].role != "assistant"):
             reason = "needs an assistant message at the end, and no add_generation_prompt"
