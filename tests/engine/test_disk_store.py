@@ -24,7 +24,8 @@ from octavo.engine.engine_thread import EngineThread
 from octavo.engine.kv import disk_store
 from octavo.engine.kv.block_tier import BlockRow, opened
 from octavo.engine.kv.cache_identity import CacheIdentity
-from octavo.engine.kv.disk_store import DiskStore, RecordHead, SegmentHead, open_disk_store
+from octavo.engine.kv.disk_store import DiskStore, open_disk_store
+from octavo.engine.kv.segment import RecordHead, SegmentHead
 from octavo.errors import UsageError
 from tests.engine.test_block_tier import CASES, PARAMS, PARTS, PROMPT, bits, cached, finish, make_engine, run
 from tests.support.fake_executor import create_request

@@ -14,7 +14,8 @@ import numpy as np
 
 with atheris.instrument_imports(include=["octavo.engine.kv"]):
     from octavo.engine.kv.block_tier import opened, sealed
-    from octavo.engine.kv.disk_store import DiskStore, RecordHead, SegmentHead
+    from octavo.engine.kv.disk_store import DiskStore
+    from octavo.engine.kv.segment import RecordHead, SegmentHead
 
 from tests.fuzz.target import run, scratch
 

@@ -1,28 +1,23 @@
 """Blocks in files: a store that outlives its process, in append-only segments that several processes read.
 
 A folder has the segments of one `CacheIdentity`. One process at a time may write there; it has the lock of the file
-`writer.lock`. A segment is a header and records; each of both ends with a digest of its header, and the content of a
-record begins with a digest of itself (`block_tier.sealed`). The index is made from the headers when the folder is
-opened. Whatever is wrong with a file costs the records in it, and nothing else.
+`writer.lock`. The index is made from the headers when the folder is opened. Whatever is wrong with a file costs the
+records in it, and nothing else.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import re
-import stat
-import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
@@ -31,101 +26,16 @@ from typing import NamedTuple
 from octavo.backends.kept_files import WrongFileError, check_private
 from octavo.engine.kv.block_tier import BlockRow, sealed
 from octavo.engine.kv.cache_identity import CacheIdentity
+from octavo.engine.kv.segment import RECORD_HEAD_BYTES, SEGMENT_HEAD_BYTES, RecordHead, Segment, SegmentHead
 
 logger = logging.getLogger(__name__)
 
-_MAGIC, _RECORD_MAGIC = b"OCTKV001", b"REC1"
-_SEGMENT_HEAD = struct.Struct("<8s32s200s")  # magic, digest of the identity, label
-_RECORD_HEAD = struct.Struct("<4sBB2x40sQ")  # magic, is it gone, bytes of the key, key, bytes of the content
-_DIGEST_BYTES = 16
-_SEGMENT_BYTES, _RECORD_BYTES = _SEGMENT_HEAD.size + _DIGEST_BYTES, _RECORD_HEAD.size + _DIGEST_BYTES
 _MAX_SEGMENT_BYTES = 256 << 20
 _SEGMENTS_AT_LIMIT = 4  # at least as many, so that the oldest is a part of what is kept
 _MAX_QUEUED_BYTES = 256 << 20  # that wait to be written; what comes then is not kept
 _REFRESH_S = 1.0  # between two looks at what another process has written
 _LOCK = "writer.lock"
 _NAME = re.compile(r"\d{8}\.octkv")
-
-
-class SegmentHead(NamedTuple):
-    """The start of a segment. label: for people."""
-
-    identity: bytes
-    label: str
-
-    @property
-    def content(self) -> bytes:
-        text = self.label.encode()[:200].decode(errors="ignore").encode()
-        return _with_digest(_SEGMENT_HEAD.pack(_MAGIC, self.identity, text))
-
-    @classmethod
-    def read(cls, content: bytes) -> SegmentHead | None:
-        """None: it is damaged, or no segment."""
-        head = _without_digest(content, _SEGMENT_BYTES)
-        if head is None or not head.startswith(_MAGIC):
-            return None
-        _, identity, label = _SEGMENT_HEAD.unpack(head)
-        return cls(identity, label.rstrip(b"\0").decode(errors="replace"))
-
-
-class RecordHead(NamedTuple):
-    """The start of a record. num_bytes: of its content. is_gone: records of this key before it do not count."""
-
-    key: bytes
-    num_bytes: int
-    is_gone: bool = False
-
-    @property
-    def content(self) -> bytes:
-        return _with_digest(_RECORD_HEAD.pack(_RECORD_MAGIC, self.is_gone, len(self.key), self.key, self.num_bytes))
-
-    @classmethod
-    def read(cls, content: bytes) -> RecordHead | None:
-        """None: it is damaged, or none."""
-        head = _without_digest(content, _RECORD_BYTES)
-        if head is None or not head.startswith(_RECORD_MAGIC):
-            return None
-        _, is_gone, key_bytes, key, num_bytes = _RECORD_HEAD.unpack(head)
-        return cls(key[:key_bytes], num_bytes, bool(is_gone))
-
-
-@dataclass(eq=False, slots=True)
-class Segment:
-    """An open segment. end: of the records that are known. is_whole: it can be read, and nothing follows them.
-
-    The file is closed with the last place in it, so that nobody reads from a closed one.
-    """
-
-    path: Path
-    file: FileIO
-    end: int = 0
-    is_whole: bool = False
-    head: SegmentHead | None = None
-
-    @classmethod
-    def open(cls, path: Path) -> Segment:
-        """Raises OSError."""
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        return cls(path, FileIO(os.open(path, flags), "rb"))
-
-    def new_records(self) -> Iterator[tuple[RecordHead, int]]:
-        """The records after `end`, each with the offset of its content. Raises OSError.
-
-        Ends before what is damaged or not complete; the latter may be complete later.
-        """
-        file, status = self.file.fileno(), os.fstat(self.file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            return
-        if self.head is None:
-            self.head = SegmentHead.read(os.pread(file, _SEGMENT_BYTES, 0))
-            self.end = _SEGMENT_BYTES
-        while self.head is not None:
-            head = RecordHead.read(os.pread(file, _RECORD_BYTES, self.end))
-            if head is None or self.end + _RECORD_BYTES + head.num_bytes > status.st_size:
-                break
-            self.end += _RECORD_BYTES + head.num_bytes
-            yield head, self.end - head.num_bytes
-        self.is_whole = self.head is not None and self.end == status.st_size
 
 
 class _Place(NamedTuple):
@@ -346,7 +256,7 @@ class DiskStore:
 
     def _append(self, key: bytes, content: bytes, *, is_gone: bool) -> None:
         record = RecordHead(key, len(content), is_gone).content + content
-        if len(record) + _SEGMENT_BYTES > self._max_segment:
+        if len(record) + SEGMENT_HEAD_BYTES > self._max_segment:
             raise OSError(errno.EFBIG, f"a block takes {len(record)} bytes; raise prompt_cache_size")
         with self._scanning:
             self._append_record(key, record, len(content), is_gone=is_gone)
@@ -366,7 +276,7 @@ class DiskStore:
             if is_gone:
                 self._index.pop(key, None)
             else:
-                self._index[key] = _Place(segment, start + _RECORD_BYTES, num_bytes)
+                self._index[key] = _Place(segment, start + RECORD_HEAD_BYTES, num_bytes)
 
     def _segment_for(self, num_bytes: int) -> Segment:
         """The one to append to: the last, if it is whole and has room, else a new one in place of the oldest."""
@@ -379,14 +289,14 @@ class DiskStore:
             if last is self._current:
                 self._make_room(num_bytes)
                 return last
-        self._make_room(num_bytes + _SEGMENT_BYTES)
+        self._make_room(num_bytes + SEGMENT_HEAD_BYTES)
         taken = [name for name in os.listdir(self._folder) if _NAME.fullmatch(name)]
         path = self._folder / f"{int(max(taken)[:8]) + 1 if taken else 0:08}.octkv"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         segment = Segment(path, FileIO(os.open(path, flags, 0o600), "r+b"), head=self._head)
         self._current = self._segments[path.name] = segment
         _write_at(segment, self._head.content)
-        segment.end = _SEGMENT_BYTES
+        segment.end = SEGMENT_HEAD_BYTES
         return segment
 
     def _move(self, old: Segment, new: Segment) -> None:
@@ -414,7 +324,7 @@ class DiskStore:
             now, keys = time.monotonic(), self._used | (self._pinned.keys() & self._index.keys())
             used = [(key, self._index[key]) for key in keys if self._index[key].segment is segment]
             used.sort(key=lambda each: self._pinned.get(each[0], 0.0) <= now)
-        sizes = accumulate(place.num_bytes + _RECORD_BYTES for _, place in used)
+        sizes = accumulate(place.num_bytes + RECORD_HEAD_BYTES for _, place in used)
         return [each for each, size in zip(used, sizes, strict=True) if size <= segment.end // 2]
 
 
@@ -449,15 +359,6 @@ def _write_at(segment: Segment, content: bytes) -> None:
         raise
 
 
-def _with_digest(head: bytes) -> bytes:
-    return head + hashlib.blake2b(head, digest_size=_DIGEST_BYTES).digest()
-
-
-def _without_digest(content: bytes, num_bytes: int) -> bytes | None:
-    head = content[:-_DIGEST_BYTES]
-    return head if len(content) == num_bytes and _with_digest(head) == content else None
-
-
 class KeptFolder(NamedTuple):
     """The segments of one identity. label: of the model, empty if no segment is readable."""
 
@@ -479,7 +380,7 @@ class KeptFolder(NamedTuple):
         for each in segments:
             with suppress(FileNotFoundError), each.open("rb") as file:  # a model that runs has removed it
                 status.append(os.fstat(file.fileno()))
-                head = SegmentHead.read(file.read(_SEGMENT_BYTES))
+                head = SegmentHead.read(file.read(SEGMENT_HEAD_BYTES))
                 label = label if head is None else head.label
         written_at = max((each.st_mtime for each in status), default=0.0)
         return cls(path, label, sum(each.st_size for each in status), written_at)

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Container, Iterable
 
 from octavo.batch import Batch
+from octavo.engine.kv.block_hashes import extend_hashes
 from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.kv.block_tier import BlockTier, LoadedBlock, SavedKeys, StoredPrefix, saving_step
-from octavo.engine.kv.cache_identity import CacheIdentity, block_key, is_states_key, states_key
+from octavo.engine.kv.cache_identity import CacheIdentity, is_states_key, states_key
 from octavo.engine.kv.pins import Pins
 from octavo.engine.kv.prefix_move import PrefixMove, end_move
 from octavo.engine.kv.state_slots import StateSlots
-from octavo.engine.request import BlockTable, Request, Sequence
+from octavo.engine.request import BlockTable, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
 from octavo.graph.cache import CacheLayout, cache_layout
 from octavo.speculative_config import MAX_DRAFTS, MAX_STATE_DRAFTS
@@ -329,17 +330,7 @@ class KVCacheManager:
         sequence.num_kept_blocks = max(sequence.num_kept_blocks, stop)
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        hashes, size, request = sequence.block_hashes, self.block_size, sequence.request
-        for start in range(len(hashes) * size, num_blocks * size, size):
-            parent = hashes[-1] if hashes else self._root(request)
-            marks = request.prompt.marks(start, start + size) + _activation(request, start, size)
-            hashes.append(block_key(parent, sequence.token_ids[start : start + size], marks))
-
-    def _root(self, request: Request) -> bytes:
-        """The content of an adapter, not its name: another one may get the name at any time."""
-        held = request.adapter if not request.adapter_start else None
-        adapter = b"" if held is None else held.adapter.digest
-        return self.identity.root(request.options.cache_salt, adapter)
+        extend_hashes(self.identity, sequence, num_blocks, self.block_size)
 
     def prepare_states(self, item: ScheduledSequence) -> None:
         """Gives a scheduled sequence a slot for its states that nobody else reads."""
@@ -503,11 +494,3 @@ class KVCacheManager:
         sequence.loads, sequence.state_load = [], None
         sequence.num_computed_tokens = 0
         sequence.num_synced_blocks = 0
-
-
-def _activation(request: Request, start: int, size: int) -> bytes:
-    """The mark of the block in which an activated adapter begins to act; those before it are the base's."""
-    if request.adapter is None or not start <= request.adapter_start < start + size or not request.adapter_start:
-        return b""
-    position = (request.adapter_start - start).to_bytes(4, "little")
-    return b"adapter" + position + request.adapter.adapter.digest

@@ -1,4 +1,4 @@
-"""One prompt in a file: its tokens, and after them its blocks as records of the format of `disk_store`."""
+"""One prompt in a file: its tokens, and after them its blocks as records of a segment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.engine.kv.block_tier import DIGEST_BYTES, BlockRow, opened, sealed
-from octavo.engine.kv.disk_store import RecordHead, Segment, SegmentHead
+from octavo.engine.kv.segment import RecordHead, Segment, SegmentHead
 from octavo.errors import UsageError
 
 _PROMPT_KEY = b"prompt"
