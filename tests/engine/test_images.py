@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -333,6 +334,68 @@ def check_beside(text: Path, problem: str, caplog: pytest.LogCaptureFixture) -> 
     with closing(open_checkpoint(text)) as checkpoint:
         config = EngineConfig(model=str(text))
         assert why_no_images(config, checkpoint, None).startswith("reads text only, as no mmproj file beside it fits")
+
+
+@pytest.fixture(scope="module")
+def gguf_folder(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gguf") / "qwen3_vl"
+    shutil.copytree(folders["qwen3_vl"], folder)
+    return tiny_vision.save_gguf(model("qwen3_vl"), folder, "qwen3_vl").parent
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def rewritten(path: Path, old: bytes, new: bytes) -> None:
+    content = path.read_bytes()
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (cut, "mmproj-tiny.gguf"),
+        (empty, "mmproj-tiny.gguf"),
+        (lambda path: rewritten(path, b"qwen3vl_merger", b"qwen9vl_merger"), "qwen9vl_merger"),
+        (lambda path: rewritten(path, b"clip.vision.block_count", b"clip.vision.block_cOunt"), "block_count"),
+        (lambda path: rewritten(path, b"v.blk.1.ln1.weight", b"v.blk.1.ln7.weight"), "ln1|norm1"),
+    ],
+)
+def test_what_is_damaged_beside_a_model_does_not_stop_its_text(
+    damage: Callable[[Path], None],
+    problem: str,
+    gguf_folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The warning names it; named by the option, it is refused."""
+    shutil.copytree(gguf_folder, tmp_path, dirs_exist_ok=True)
+    text, beside = tmp_path / "text.gguf", tmp_path / "mmproj-tiny.gguf"
+    damage(beside)
+    with loaded(text) as llm:
+        assert len(llm.generate([TEXTS[0]], PARAMS)[0].outputs[0].token_ids) == NUM_TOKENS
+        with pytest.raises(UsageError, match="reads text only"):
+            llm.generate({"prompt": "<|image_pad|>", "multi_modal_data": {"image": b""}}, PARAMS)
+    (warning,) = [record.message for record in caplog.records if "reads text only" in record.message]
+    assert str(beside) in warning
+    assert re.search(problem, warning)
+    with pytest.raises(ModelLoadError, match=problem):
+        loaded(text, mmproj=str(beside))
+    caplog.clear()
+    with loaded(text, mmproj="none") as llm:
+        assert len(llm.generate([TEXTS[0]], PARAMS)[0].outputs[0].token_ids) == NUM_TOKENS
+    assert "reads text only" not in caplog.text
+
+
+def test_a_file_that_sees_is_for_gguf_models(folders: dict[str, Path]) -> None:
+    with pytest.raises(ModelLoadError, match=r"mmproj 'x.gguf' is for GGUF models; .* leave it out"):
+        loaded(folders["qwen3_vl"], mmproj="x.gguf")
 
 
 def test_plan_and_show_count_what_sees(folders: dict[str, Path]) -> None:

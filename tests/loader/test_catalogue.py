@@ -31,6 +31,7 @@ HEADERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("catalo
         ("qwen3:latest", "Qwen/Qwen3-4B-GGUF", None),
         ("Qwen3:4B", "Qwen/Qwen3-4B-GGUF", None),
         ("qwen3-4b", "Qwen/Qwen3-4B-GGUF", None),
+        ("qwen3-vl:4b", "Qwen/Qwen3-VL-4B-Instruct-GGUF", None),
         ("qwen3:q8_0", "Qwen/Qwen3-4B-GGUF", "Q8_0"),
         ("qwen3:0.6b-q8_0", "Qwen/Qwen3-0.6B-GGUF", "Q8_0"),
         ("qwen3:0.6b:iq4_xs", "Qwen/Qwen3-0.6B-GGUF", "IQ4_XS"),
@@ -82,11 +83,12 @@ def test_every_entry_can_be_loaded(name: str) -> None:
     for tensor in ("token_embd.weight", "blk.0.attn_norm.weight", *header.get("tensors", ())):
         assert renamed(tensor, stems) is not None or header["architecture"] in ("bert", "nomic-bert"), tensor
     files = choose_files(catalogue()[name], ["README.md", ".gitattributes", *header["files"]], None)
+    seeing = [header["sees"]] if "sees" in header else []
     assert files[0] == header["chosen"]
-    assert not any("mmproj" in file for file in files)
-    quantized = [file for file in header["files"] if "q8_0" in file.lower()]
+    assert [file for file in files if "mmproj" in file] == seeing
+    quantized = [file for file in header["files"] if "q8_0" in file.lower() and "mmproj" not in file]
     if quantized:
-        assert choose_files(catalogue()[name], header["files"], "Q8_0") == quantized[:1]
+        assert choose_files(catalogue()[name], header["files"], "Q8_0")[0] == quantized[0]
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.loader.hub import choose_files, resolve_model
+from octavo.loader.hub import choose_files, files_of, resolve_model
+from octavo.loader.model_file import mmproj_files
+from octavo.loader.references import Reference
 from tests.support.fake_servers import COMMIT, Behaviour, black_hole, serve
 from tests.support.tiny_gguf import tiny_gguf
 from tests.support.waiting import wait_until
@@ -151,19 +153,37 @@ class TestChoice:
         assert choose_files("o/n", names, None) == wanted[:2]
 
     def test_usual_variant(self) -> None:
-        assert choose_files("o/n", self.GGUFS, None) == ["m-Q4_K_M.gguf"]
+        assert choose_files("o/n", self.GGUFS, None) == ["m-Q4_K_M.gguf", "mmproj-m-F16.gguf"]
         assert choose_files("o/n", ["b.gguf", "a.gguf"], None) == ["a.gguf"]
 
     @pytest.mark.parametrize("variant", ["Q8_0", "q8_0"])
     def test_variant(self, variant: str) -> None:
-        assert choose_files("o/n", self.GGUFS, variant) == ["m-Q8_0.gguf"]
+        assert choose_files("o/n", self.GGUFS, variant) == ["m-Q8_0.gguf", "mmproj-m-F16.gguf"]
 
     def test_variant_is_a_whole_word(self) -> None:
         with pytest.raises(ModelLoadError, match=r"no GGUF file for 'Q4_K'; there are: m-Q2_K.gguf, m-Q4_K_M.gguf"):
             choose_files("o/n", self.GGUFS, "Q4_K")
 
     def test_variant_beside_safetensors(self) -> None:
-        assert choose_files("o/n", [*self.SAFETENSORS, *self.GGUFS], "Q2_K") == ["m-Q2_K.gguf"]
+        assert choose_files("o/n", [*self.SAFETENSORS, *self.GGUFS], "Q2_K")[0] == "m-Q2_K.gguf"
+
+    @pytest.mark.parametrize(
+        ("seeing", "chosen"),
+        [
+            (("mmproj-m-BF16.gguf", "mmproj-m-F16.gguf", "mmproj-m-F32.gguf"), "mmproj-m-F16.gguf"),
+            (("mmproj-m-BF16.gguf", "mmproj-m-Q8_0.gguf"), "mmproj-m-BF16.gguf"),
+            (("m-mmproj-q8_0.gguf", "m.mmproj-f32.gguf"), "m-mmproj-q8_0.gguf"),
+            (("Q2_K/mmproj-F32.gguf", "mmproj-F16.gguf"), "Q2_K/mmproj-F32.gguf"),
+            (("mmproj-F16.gguf", "Q4_0/mmproj-F16.gguf"), "mmproj-F16.gguf"),
+            (("Q4_0/mmproj-F16.gguf",), None),
+        ],
+    )
+    def test_the_part_that_sees(self, seeing: tuple[str, ...], chosen: str | None) -> None:
+        parts = [f"Q2_K/m-Q2_K-0000{i}-of-00002.gguf" for i in (1, 2)]
+        wanted = parts if chosen is None else [*parts, chosen]
+        assert choose_files("o/n", [*seeing, *parts], "Q2_K") == choose_files("o/n", [*seeing, *parts], None) == wanted
+        assert files_of(Reference("o/n", file=parts[0]), [*seeing, *parts]) == wanted
+        assert files_of(Reference("o/n", file=seeing[0]), [*seeing, *parts]) == [seeing[0]]
 
     def test_split(self) -> None:
         parts = [f"Q4_K_M/m-Q4_K_M-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
@@ -208,6 +228,19 @@ class TestHub:
             assert (here.path, here.error) == (same.path, same.error) == (outcome.path, "")
             assert "org/name:Q8_0: not downloaded yet" in other_variant.error
             assert "org/other: not downloaded yet" in other.error
+
+    def test_the_part_that_sees_comes_too(self, tmp_path: Path) -> None:
+        """It is found beside the model, or above the folder of its type, with and without the network."""
+        files = ("F16/m-F16.gguf", "m-Q4_0.gguf", "mmproj-m-F16.gguf", "mmproj-m-F32.gguf")
+        hub = Behaviour({name: self.CONTENT + name.encode() for name in files})
+        with serve(hub) as endpoint:
+            outcomes = resolve_all(["org/name:F16", "org/name:Q4_0"], tmp_path, endpoint)
+        outcomes.append(resolve("org/name", tmp_path, NOWHERE, OCTAVO_OFFLINE="1"))
+        for outcome, name in zip(outcomes, ("m-F16.gguf", "m-Q4_0.gguf", "m-Q4_0.gguf"), strict=True):
+            assert outcome.path is not None, outcome.error
+            assert outcome.path.name == name
+            assert [path.name for path in mmproj_files(outcome.path)] == ["mmproj-m-F16.gguf"]
+        assert len([path for path in hub.seen("GET") if "/resolve/" in path]) == 3
 
     def test_safetensors_at_one_commit(self, tmp_path: Path) -> None:
         """Every file comes from the listed commit, even if the branch moves meanwhile."""

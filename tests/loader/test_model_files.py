@@ -8,7 +8,7 @@ import pytest
 
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
-from octavo.loader.model_file import find_model_file
+from octavo.loader.model_file import find_model_file, mmproj_files
 from tests.support.tiny_gguf import tiny_gguf
 
 PARTS = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
@@ -54,6 +54,25 @@ def test_not_found(names: list[str], reason: str, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ModelLoadError, match=reason):
         find_model_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"], ["mmproj-F16.gguf"]),
+        (["mmproj-m-q8_0.gguf", "mmproj-m-bf16.gguf"], ["mmproj-m-bf16.gguf"]),
+        (["mmproj-a-f16.gguf", "mmproj-b-f16.gguf"], ["mmproj-a-f16.gguf", "mmproj-b-f16.gguf"]),
+        (["mmproj.gguf", "other.gguf", "mmproj.txt"], ["mmproj.gguf"]),
+        ([], []),
+    ],
+)
+def test_the_part_that_sees(names: list[str], expected: list[str], tmp_path: Path) -> None:
+    """Of files that differ in their type alone it is the best; a folder named by a type belongs to the one above."""
+    for name in ["m.gguf", *names]:
+        (tmp_path / name).write_bytes(b"x")
+    for model in ("m.gguf", "UD-Q4_K_XL/m.gguf"):
+        assert [path.name for path in mmproj_files(tmp_path / model)] == expected
+    assert mmproj_files(tmp_path / "models/m.gguf") == []
 
 
 def test_first_bytes_decide_where_the_name_does_not(tmp_path: Path) -> None:

@@ -31,6 +31,13 @@ FAMILIES: dict[str, dict[str, str]] = {
         "30b": "Qwen/Qwen3-30B-A3B-GGUF",
     },
     "qwen3-instruct": {"4b": "unsloth/Qwen3-4B-Instruct-2507-GGUF"},
+    "qwen3-vl": {
+        "4b": "Qwen/Qwen3-VL-4B-Instruct-GGUF",
+        "2b": "Qwen/Qwen3-VL-2B-Instruct-GGUF",
+        "8b": "Qwen/Qwen3-VL-8B-Instruct-GGUF",
+        "32b": "Qwen/Qwen3-VL-32B-Instruct-GGUF",
+        "30b": "Qwen/Qwen3-VL-30B-A3B-Instruct-GGUF",
+    },
     "qwen3-embedding": {"0.6b": "Qwen/Qwen3-Embedding-0.6B-GGUF"},
     "qwen2.5": {
         "7b": "bartowski/Qwen2.5-7B-Instruct-GGUF",

@@ -14,7 +14,7 @@ from octavo.loader import library
 from octavo.loader.aliases import ALIASES, Alias, DownloadProgress, resolve_alias
 from octavo.loader.catalogue import nearest
 from octavo.loader.gguf import part_names
-from octavo.loader.model_file import is_mmproj
+from octavo.loader.model_file import best_mmproj, is_mmproj
 from octavo.loader.pickles import check_no_pickles
 from octavo.loader.references import Reference, parse, with_revision
 from octavo.loader.safetensors import INDEX_NAME
@@ -112,7 +112,7 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     """The files of a repository that make up the model; the one to open comes first.
 
     With a variant (`Q4_K_M`) these are the GGUF file of that name, or all its parts; otherwise the safetensors
-    files with their companions, or the most common GGUF file.
+    files with their companions, or the most common GGUF file. With a GGUF file comes its part that sees, if it has one.
     """
     names = sorted(name for name in names if _is_harmless(name))
     top = [name for name in names if "/" not in name]
@@ -126,9 +126,9 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     for wanted in [variant] if variant is not None else _PREFERRED_VARIANTS:
         pattern = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:[-./].*)?\.gguf", re.IGNORECASE)
         if chosen := [name for name in ggufs if pattern.fullmatch(name)]:
-            return part_names(chosen[0], ggufs.__contains__)
+            return _with_mmproj(part_names(chosen[0], ggufs.__contains__), names)
     if variant is None and ggufs:
-        return part_names(ggufs[0], ggufs.__contains__)
+        return _with_mmproj(part_names(ggufs[0], ggufs.__contains__), names)
     if ggufs:
         raise ModelLoadError(f"{repository}: no GGUF file for {variant!r}; there are: {', '.join(ggufs[:20])}")
     check_no_pickles(
@@ -138,6 +138,16 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
         "(option revision)",
     )
     raise ModelLoadError(f"{repository}: neither GGUF nor safetensors files in this repository")
+
+
+def _with_mmproj(parts: list[str], names: Iterable[str]) -> list[str]:
+    """The parts of a GGUF model, then the file of its part that sees: of the same folder, else of the first."""
+    found = best_mmproj(name for name in names if name.endswith(".gguf") and is_mmproj(name))
+    for folder in dict.fromkeys((parts[0].rpartition("/")[0], "")):
+        for name in found:
+            if name.rpartition("/")[0] == folder:
+                return [*parts, name]
+    return parts
 
 
 def _from_hub(wanted: Reference, offline: bool, progress: DownloadProgress | None) -> Path:
@@ -163,7 +173,8 @@ def files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
         return choose_files(wanted.repository, names, wanted.variant)
     if wanted.file not in (names := list(names)) or not _is_harmless(wanted.file):
         raise ModelLoadError(f"{wanted.repository}: no file {wanted.file!r:.200} there")
-    return part_names(wanted.file, names.__contains__)
+    parts = part_names(wanted.file, names.__contains__)
+    return _with_mmproj(parts, names) if wanted.file.endswith(".gguf") and not is_mmproj(wanted.file) else parts
 
 
 def _check_content(record: library.Record, checksums: Mapping[str, str | None]) -> None:

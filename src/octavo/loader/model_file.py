@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from octavo.errors import ModelLoadError
@@ -11,6 +13,10 @@ from octavo.loader.pickles import check_no_pickles
 from octavo.loader.safetensors import INDEX_NAME
 
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
+# Of files that see, the best first that is not twice as large as it need be.
+_MMPROJ_TYPES = ("F16", "BF16", "Q8_0", "F32")
+_MMPROJ_TYPE = re.compile(r"[-._](f16|bf16|f32|[a-z]*q[0-9]\w*)(?=\.gguf$)", re.IGNORECASE)
+_TYPE_FOLDER = re.compile(r"(?:ud-)?(?:iq|q|tq|f|bf|mxfp)[0-9]\w*", re.IGNORECASE)
 
 
 def find_model_file(path: Path) -> Path:
@@ -50,6 +56,34 @@ def find_model_file(path: Path) -> Path:
 def is_mmproj(name: str) -> bool:
     """True by the name of a GGUF file: it has the part of a model that sees, and is no model itself."""
     return "mmproj" in name.lower()
+
+
+def mmproj_files(model: Path) -> list[Path]:
+    """The files with a part that sees beside a GGUF file, or above its folder if that is named by a type, as `Q4_K_M`.
+
+    Of files that differ only in the type of their weights it is the best.
+    """
+    beside = _mmproj_in(model.parent, model)
+    if not beside and _TYPE_FOLDER.fullmatch(model.parent.name):
+        beside = _mmproj_in(model.parent.parent, model)
+    stems = {_MMPROJ_TYPE.sub("", path.name) for path in beside}
+    return beside if len(stems) > 1 else beside[:1]
+
+
+def best_mmproj(names: Iterable[str]) -> list[str]:
+    """The names of files with a part that sees, the best types first."""
+
+    def rank(name: str) -> tuple[int, str]:
+        found = _MMPROJ_TYPE.search(name)
+        kind = "" if found is None else found[1].upper()
+        return _MMPROJ_TYPES.index(kind) if kind in _MMPROJ_TYPES else len(_MMPROJ_TYPES), name
+
+    return sorted(names, key=rank)
+
+
+def _mmproj_in(folder: Path, model: Path) -> list[Path]:
+    names = [path.name for path in folder.glob("*.gguf") if is_mmproj(path.name) and path != model]
+    return [folder / name for name in best_mmproj(names)]
 
 
 def is_gguf(path: Path) -> bool:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from octavo.batch import Array
-from octavo.errors import ModelLoadError
+from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, errors_of
 from octavo.loader.gguf import open_gguf
 from octavo.loader.json_file import read_json_object
+from octavo.loader.model_file import mmproj_files
 from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.loader.tensor_names import renamed
 from octavo.loader.transforms import transformed
-from octavo.loader.vision_files import mmproj_files
 from octavo.media.processor import ImageProcessor, read_processor
 from octavo.models._reading import ConfigReader
 from octavo.models.towers import Tower, tower_of, tower_of_projector
@@ -64,6 +64,10 @@ def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: i
     smaller. Raises ModelLoadError naming file and key.
     """
     if checkpoint.format == "safetensors":
+        if mmproj is not None:
+            raise ModelLoadError(
+                f"mmproj {mmproj!r:.200} is for GGUF models; what {checkpoint.path} sees with is in it: leave it out"
+            )
         return _from_safetensors(checkpoint, max_tokens)
     if mmproj is not None:
         return _from_mmproj(checkpoint, Path(mmproj).expanduser(), max_tokens)
@@ -103,12 +107,22 @@ def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> 
                 )
             weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "gguf"), file)
             processor = read_processor(*tower.Config.processor_settings(ConfigReader(file.metadata, "clip.vision.")))
+            if max_tokens is not None:
+                processor = processor.limited(max_tokens)
+            part = VisionPart(tower, config, weights, processor, frozenset(), path, file)
+            _check_weights(part)
+            return part
     except BaseException:
         file.close()
         raise
-    if max_tokens is not None:
-        processor = processor.limited(max_tokens)
-    return VisionPart(tower, config, weights, processor, frozenset(), path, file)
+
+
+def _check_weights(part: VisionPart) -> None:
+    """Raises ModelLoadError if a weight of the encoder is missing or has another shape than the keys say."""
+    try:
+        part.graph()
+    except GraphError as error:
+        raise ModelLoadError(f"the encoder of images: {error}") from error
 
 
 def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint
 from octavo.loader.json_file import read_json_object
-from octavo.loader.model_file import is_mmproj
+from octavo.loader.model_file import mmproj_files
 
 
 def has_vision(checkpoint: Checkpoint, mmproj: str | None = None) -> bool:
@@ -19,8 +18,3 @@ def has_vision(checkpoint: Checkpoint, mmproj: str | None = None) -> bool:
         config = read_json_object(checkpoint.path.parent / "config.json", MAX_CONFIG_BYTES)
         return isinstance(config.get("vision_config"), Mapping)
     return mmproj is not None or bool(mmproj_files(checkpoint.path))
-
-
-def mmproj_files(model: Path) -> list[Path]:
-    """The files with a part that sees beside a GGUF file."""
-    return sorted(path for path in model.parent.glob("*.gguf") if is_mmproj(path.name) and path != model)

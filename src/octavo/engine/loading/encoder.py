@@ -13,7 +13,8 @@ from octavo.engine.limits import ImageLimits
 from octavo.engine.loading.devices import backend_name, threads_of_rank
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.patches import MERGED, PATCHES
-from octavo.loader.vision_files import has_vision, mmproj_files
+from octavo.loader.model_file import mmproj_files
+from octavo.loader.vision_files import has_vision
 
 if TYPE_CHECKING:
     from octavo.backends.split import Device
