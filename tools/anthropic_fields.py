@@ -25,7 +25,7 @@ from tools.field_entries import (
 CACHE_CONTROL = Entry(
     {"type": "ephemeral"},
     {"type": "forever"},
-    "`ephemeral`, `ttl` 5m or 1h; the last four count: what comes before is evicted after others",
+    "`ephemeral`, `ttl` 5m or 1h: the prompt up to here is evicted after others; of more than four the last four count",
 )
 ASKED = {
     "model": OWN_MODEL,

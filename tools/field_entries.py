@@ -71,7 +71,7 @@ USER = Entry("me", 1, "text", without_effect=SPEAKS_ONLY)
 OPTIONS = {
     "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
-    "prompt_cache_key": Entry("k", 1, "text; replicas get requests with the same one together, if they are not busy"),
+    "prompt_cache_key": Entry("k", 1, "text; requests with the same one go to the same replica, unless it is busy"),
     "id_slot": Entry(1, -2, "the slot of `/slots/{id}`, 0 and more; -1: one that is free"),
     "closed_objects": Entry(True, "yes", "true, false: see docs/structured_outputs.md"),
     "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
@@ -80,7 +80,7 @@ OPTIONS = {
 }
 MOST_DRAFTS = Entry(4, -1, "0 and more: the most guesses of a step at the next tokens; 0: none")
 LEAST_DRAFTS = Entry(2, -1, "0 and more: fewer guesses are not computed")
-LIKELY_DRAFTS = Entry(0.5, 1.5, "0 to 1: guesses with a lower probability to be right are not computed")
+LIKELY_DRAFTS = Entry(0.5, 1.5, "0 to 1: guesses that are less likely to be right are not computed")
 OPTIONS |= {
     "num_speculative_tokens": MOST_DRAFTS,
     "min_speculative_tokens": LEAST_DRAFTS,

@@ -195,7 +195,7 @@ LLAMA_CPP_BODY: dict[str, Entry] = {
     "ignore_eos": FLAG,
     "return_tokens": FLAG,
     "response_fields": Entry(["content"], [1], "names of fields of the answer"),
-    "lora": Entry([], [{"id": 0}], "adapters of `/lora-adapters` with their `scale`, of which one may not be 0"),
+    "lora": Entry([], [{"id": 0}], "adapters of `/lora-adapters` with their `scale`; at most one is not 0"),
     "samplers": Entry([], ["top_k"], "only an empty list", without_effect="there is one order of samplers"),
     **LLAMA_MACHINERY,
     **LLAMA_DRAFTS,

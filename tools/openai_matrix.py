@@ -74,8 +74,12 @@ MM_KWARGS = {"mm_processor_kwargs": Entry({"a": 1}, 1, "an object", without_effe
 MEDIA = {"media_io_kwargs": Entry({"image": {}}, 1, "an object", without_effect=NAMED), **MM_KWARGS}
 VECTORS = {"request_id": SESSION["request_id"], **MM_KWARGS}
 THOUGHTS_APART = "thoughts are always apart from the content"
-RETENTION = Entry("24h", "1y", "24h: the prompt is evicted after others, for so long; in_memory: as the others")
-CACHE_OPTIONS = Entry({"ttl": "30m"}, {"ttl": "1h"}, "`ttl` 30m: the same for so long; not with `mode` explicit")
+RETENTION = Entry("24h", "1y", "24h: for 24 hours the prompt is evicted after others; in_memory: no effect")
+CACHE_OPTIONS = Entry(
+    {"ttl": "30m"},
+    {"ttl": "1h"},
+    "`ttl` 30m: for 30 minutes the prompt is evicted after others, unless `mode` is explicit",
+)
 SAMPLING = {
     "model": OWN_MODEL,
     "stream": FLAG,

@@ -19,6 +19,7 @@ from octavo.engine.texts.text_model import TextModel
 from octavo.server.app import route_modules
 from octavo.server.config import ServerConfig
 from octavo.server.endpoints.adapters import LoadRequest, UnloadRequest
+from octavo.server.protocols.llama_cpp.slot_routes import SlotBody
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_infill
@@ -68,8 +69,8 @@ def test_the_page_is_up_to_date() -> None:
 def test_no_kind_of_request_is_missing() -> None:
     routes = [route for module in route_modules() for route in module.router.routes if isinstance(route, APIRoute)]
     bodies = {route.body_field.field_info.annotation for route in routes if route.body_field is not None}
-    of_adapters = {LoadRequest, UnloadRequest}  # they need adapters: test_adapters.py
-    assert bodies - of_adapters == {route.model for route in ROUTES if not route.nest}
+    elsewhere = {LoadRequest, UnloadRequest, SlotBody}  # they need adapters or a folder: test_adapters, test_llama_cpp
+    assert bodies - elsewhere == {route.model for route in ROUTES if not route.nest}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path + route.nest)

@@ -83,9 +83,7 @@ async def ask_endpoints(model: str, seen: list[str]) -> None:
                 assert seen == [new_option], (path, seen)
                 assert [request.options for request in client.requests] == [client.requests[0].options]
         schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
-        with_options = {
-            name: schema for name, schema in schemas.items() if "cache_salt" in schema.get("properties", ())
-        }
+        with_options = {name: schema for name, schema in schemas.items() if "priority" in schema.get("properties", ())}
         asked = {path for path, _ in BODIES} - SAME_SCHEMA | NOT_ASKED
         assert len(with_options) == len(asked), (sorted(with_options), sorted(asked))
         assert all("new_option" in schema["properties"] for schema in with_options.values())

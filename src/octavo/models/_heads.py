@@ -52,7 +52,7 @@ def has_head(cfg: DecoderConfig, weights: Mapping[str, tuple[int, ...]]) -> bool
 
 
 def head_name(name: str, num_layers: int) -> str:
-    """That of a weight of Qwen's files, which count the layers of heads by themselves, as other files have it."""
+    """The name of a weight in Qwen's files, which number the layers of heads from 0, as other files have it."""
     for prefix, own in _QWEN.items():
         if name.startswith(prefix):
             return f"layers.{num_layers}.{own}{name.removeprefix(prefix)}"

@@ -49,8 +49,8 @@ def nearest(
 ) -> str:
     """A clause about the nearest of `architectures`, which are by name: `llama, which has no key conv_width`.
 
-    Empty if none is near: all refuse the configuration or lack so many keys that naming one would mislead, and no name
-    is alike. reader: the configuration; read: makes an architecture read it, and raises ModelLoadError.
+    Empty if none is near: no name is alike, and each refuses the configuration or lacks more than `_SHOWN` of its keys.
+    reader: the configuration; read: makes an architecture read it, and raises ModelLoadError.
     """
     found: list[tuple[int, float, str, list[str]]] = []
     for known, architecture in architectures.items():

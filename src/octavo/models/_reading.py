@@ -27,9 +27,9 @@ class ConfigReader:
         return self._with_values({**{self.prefix + k: v for k, v in defaults.items()}, **self.values})
 
     def renamed(self, names: Mapping[str, str]) -> ConfigReader:
-        """The same configuration with what it has under other keys, names[key], under the keys that it lacks.
+        """The same configuration with the values of other keys under the usual ones, where it lacks these.
 
-        names: from other keys to those that are read.
+        names: from other keys to the usual ones.
         """
         return self.with_defaults({new: self.values[self.prefix + old] for old, new in names.items() if self.has(old)})
 

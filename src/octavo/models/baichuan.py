@@ -29,7 +29,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """The shared configuration, with ALiBi in place of the rotary embedding if the model has so many layers."""
+    """The shared configuration, with ALiBi in place of the rotary embedding in models of 40 layers."""
 
     def attention_params(self, layer: int) -> AttentionParams:
         params = DecoderConfig.attention_params(self, layer)

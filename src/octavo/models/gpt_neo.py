@@ -51,7 +51,7 @@ class Config(ClassicConfig):
 
 
 def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """By `attention_types`, pairs of kinds and how often they come again; if there are none, both kinds in turns."""
+    """By `attention_types`, pairs of kinds and how often they repeat; without it both kinds alternate."""
     num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("window_size", 256)
     types: Any = reader.values.get(reader.prefix + "attention_types")
     try:

@@ -17,7 +17,7 @@ Table: TypeAlias = "Mapping[str, Any]"
 
 _OPENAI: Table = {"prompt_cache_retention": Text}
 _SESSION: Table = {"request_id": Text, "session_id": Text}
-# How images are read, which there are none of.
+# How vLLM reads media. Octavo's limits are options of the server.
 _MEDIA: Table = {"media_io_kwargs": dict[str, Any], "mm_processor_kwargs": dict[str, Any]}
 _VLLM: Table = {
     **_SESSION,
