@@ -298,7 +298,7 @@ def test_a_model_that_reads_text_says_so(folders: dict[str, Path]) -> None:
         llm.generate({"prompt": TEXT, "multi_modal_data": {"image": b""}}, PARAMS)
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("name", tiny_vision.MMPROJ)
 def test_gguf_files_see_with_the_file_beside_them(
     name: str, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:

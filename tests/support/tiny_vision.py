@@ -19,6 +19,8 @@ from transformers import (
     Mistral3Config,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
     Qwen3_5Config,
     Qwen3VLConfig,
     SmolVLMConfig,
@@ -68,6 +70,11 @@ _SIGLIP = {
     "num_attention_heads": 3,
     "patch_size": 4,
 }
+_QWEN2_TEXT = {
+    **{key: value for key, value in _TEXT.items() if key != "head_dim"},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+}
+_QWEN2_VISION = {"depth": 3, "num_heads": 3, "patch_size": 4}
 _QWEN_IDS = {
     "image_token_id": SPECIALS.index("<|image_pad|>"),
     "video_token_id": SPECIALS.index("<|video_pad|>"),
@@ -76,6 +83,23 @@ _QWEN_IDS = {
 }
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "qwen2_vl": lambda: Qwen2VLConfig(
+        text_config=_QWEN2_TEXT,
+        vision_config={**_QWEN2_VISION, "embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2},
+        **_QWEN_IDS,
+    ),
+    "qwen2_5_vl": lambda: Qwen2_5_VLConfig(
+        text_config=_QWEN2_TEXT,
+        vision_config={
+            **_QWEN2_VISION,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "out_hidden_size": 64,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        **_QWEN_IDS,
+    ),
     "qwen3_vl": lambda: Qwen3VLConfig(
         text_config={
             **_TEXT,
@@ -135,6 +159,8 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
 PREPROCESSORS["gemma3"] = {"size": {"height": 32, "width": 32}, "image_seq_length": 4}
 PREPROCESSORS["smolvlm"] = {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 32}}
 PREPROCESSORS["mistral3"] = {"size": {"longest_edge": 40}, "patch_size": 4}
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+PREPROCESSORS["qwen2_vl"] = PREPROCESSORS["qwen2_5_vl"] = {**PREPROCESSORS["qwen3_vl"], **_HALF}
 PREPROCESSORS["qwen3_5"] = PREPROCESSORS["qwen3_vl"]
 
 
@@ -174,7 +200,7 @@ def save_gguf(model: PreTrainedModel, folder: Path, name: str) -> Path:
     writer.add_type("mmproj")
     vision = model.config.vision_config
     keys = {
-        "embedding_length": vision.hidden_size,
+        "embedding_length": getattr(vision, "embed_dim", 0) or vision.hidden_size,
         "block_count": getattr(vision, "depth", 0) or vision.num_hidden_layers,
         "attention.head_count": getattr(vision, "num_heads", 0) or vision.num_attention_heads,
         "patch_size": vision.patch_size,
@@ -186,12 +212,32 @@ def save_gguf(model: PreTrainedModel, folder: Path, name: str) -> Path:
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
     for key in ("image_mean", "image_std"):
         writer.add_array(f"clip.vision.{key}", [0.5, 0.5, 0.5])
-    _MMPROJ[name](writer, model)
+    MMPROJ[name](writer, model)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return text
+
+
+def _qwen2_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    is_second = model.config.model_type == "qwen2_vl"
+    writer.add_string("clip.projector_type", "qwen2vl_merger" if is_second else "qwen2.5vl_merger")
+    sizes = {"spatial_merge_size": 2, "image_min_pixels": 64, "image_max_pixels": 4096}
+    for key, value in (sizes if is_second else {**sizes, "n_wa_pattern": 2, "window_size": 16}).items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    for name, tensor in model.model.visual.state_dict().items():
+        array, stem = tensor.numpy(), name
+        for old, new in _QWEN2_MMPROJ.items():
+            stem = stem.replace(old, new)
+        if name == "patch_embed.proj.weight":
+            writer.add_tensor("v.patch_embd.weight", np.ascontiguousarray(array[:, :, 0]))
+            writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(array[:, :, 1]))
+        elif ".qkv." in name:
+            for part, rows in zip("qkv", np.split(array, 3), strict=True):
+                writer.add_tensor(stem.replace("qkv", part), np.ascontiguousarray(rows))
+        else:
+            writer.add_tensor(stem, np.ascontiguousarray(array))
 
 
 def _qwen_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
@@ -228,6 +274,11 @@ def _gemma_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_tensor("mm.soft_emb_norm.weight", projector.mm_soft_emb_norm.weight.detach().numpy() + 1)
 
 
+_QWEN2_MMPROJ = {
+    **{"blocks.": "v.blk.", "merger.ln_q": "v.post_ln", "merger.mlp.": "mm.", "norm1": "ln1", "norm2": "ln2"},
+    **{"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"},
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}
 _QWEN_MMPROJ = {
     **{"patch_embed.proj": "v.patch_embd", "pos_embed": "v.position_embd", "merger.norm": "v.post_ln"},
     **{"merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2", "norm1": "ln1", "norm2": "ln2"},
@@ -239,7 +290,13 @@ _SIGLIP_MMPROJ = {
     **{"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"},
     **{"self_attn.out_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"},
 }
-_MMPROJ = {"qwen3_vl": _qwen_mmproj, "gemma3": _gemma_mmproj}
+# The writers of mmproj files, as llama.cpp's converter writes them.
+MMPROJ = {
+    "qwen2_vl": _qwen2_mmproj,
+    "qwen2_5_vl": _qwen2_mmproj,
+    "qwen3_vl": _qwen_mmproj,
+    "gemma3": _gemma_mmproj,
+}
 
 
 def _tokenizer() -> str:

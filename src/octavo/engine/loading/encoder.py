@@ -12,7 +12,7 @@ from octavo.backends.memory import Sizes
 from octavo.engine.limits import ImageLimits
 from octavo.engine.loading.devices import backend_name, threads_of_rank
 from octavo.errors import GraphError, ModelLoadError
-from octavo.graph.patches import MERGED, PATCHES
+from octavo.graph.patches import PATCHES
 from octavo.loader.model_file import mmproj_files
 from octavo.loader.vision_files import has_vision
 
@@ -119,9 +119,7 @@ def encoder_sizes(config: EngineConfig, vision: VisionPart) -> Sizes:
 
 
 def _planned(config: EngineConfig, vision: VisionPart) -> tuple[ExecutorLimits, Sizes]:
-    patches = vision.processor.max_patches
-    rows = {PATCHES: patches, MERGED: patches}
-    limits = ExecutorLimits(1, 1, 1, 1, further_rows=rows)
+    limits = ExecutorLimits(1, 1, 1, 1, further_rows=vision.config.most_rows(vision.processor.max_patches))
     try:
         graph = vision.graph()
         return limits, _backend(config).sizes(graph, vision.weights, limits, num_threads=threads_of_rank(config))

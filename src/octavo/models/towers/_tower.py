@@ -16,7 +16,7 @@ from octavo.graph.ops.attention import Rope, RopeParams
 from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams
 from octavo.graph.patches import BLOCKS, MERGED, PATCHES
 from octavo.graph.spans import READS_ONLY, Sight
-from octavo.graph.values import Value
+from octavo.graph.values import RowDomain, Value
 from octavo.image_layout import ImageTile
 from octavo.models._classic import ACTIVATIONS
 from octavo.models._reading import ConfigReader
@@ -59,6 +59,10 @@ class TowerConfig:
         """The rows of q, k and v."""
         return (self.hidden_size,) * 3
 
+    def most_rows(self, patches: int) -> dict[RowDomain, int]:
+        """The most rows of each domain of the graph in a step of so many patches."""
+        return {PATCHES: patches, MERGED: patches}
+
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
         """The arrays of a step of these tiles beside their patches. tables: the weights `host_tables`."""
         raise NotImplementedError
@@ -88,12 +92,31 @@ def statistics(reader: ConfigReader) -> dict[str, Any]:
     return {key: list(reader.numbers(key, 3, low=-1e3)) for key in ("image_mean", "image_std") if reader.has(key)}
 
 
-def read_activation(vision: ConfigReader) -> str:
+def qwen_pixels(reader: ConfigReader, patch_size: int) -> dict[str, int]:
+    """Patches, blocks and bounds of pixels in an mmproj file of Qwen, as preprocessor_config.json has them.
+
+    patch_size: where the file has none.
+    """
+    bounds = (("min_pixels", "image_min_pixels"), ("max_pixels", "image_max_pixels"))
+    return {
+        "patch_size": reader.integer("patch_size", patch_size),
+        "merge_size": reader.integer("spatial_merge_size", 2),
+        **{name: reader.integer(key) for name, key in bounds if reader.has(key)},
+    }
+
+
+def layer_numbers(reader: ConfigReader, key: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+    """A list of layers, as long as it is. Raises ModelLoadError naming the key."""
+    stored = reader.values.get(reader.prefix + key)
+    return reader.counts(key, len(stored)) if isinstance(stored, (list, tuple)) else tuple(default)
+
+
+def read_activation(vision: ConfigReader, default: str = "gelu_pytorch_tanh") -> str:
     """The activation of the encoder's layers, as the graph names it. Raises ModelLoadError."""
-    name = vision.text("hidden_act", "gelu_pytorch_tanh")
-    if name not in ACTIVATIONS:
-        raise vision.error("hidden_act", name, f"must be {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    known, name = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}, vision.text("hidden_act", default)
+    if name not in known:
+        raise vision.error("hidden_act", name, f"must be {', '.join(known)}")
+    return known[name]
 
 
 def square_side(reader: ConfigReader, key: str, count: int) -> int:

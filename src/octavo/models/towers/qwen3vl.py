@@ -29,7 +29,9 @@ from octavo.models.towers._tower import (
     attention,
     bilinear,
     in_blocks,
+    layer_numbers,
     plane_rope,
+    qwen_pixels,
     read_activation,
     square_side,
     statistics,
@@ -88,7 +90,7 @@ class Config(TowerConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         vision, text = reader.section("vision_config"), text_section(reader)
-        layers = [int(layer) for layer in _listed(vision, "deepstack_visual_indexes")]
+        layers = layer_numbers(vision, "deepstack_visual_indexes")
         patch, frames = vision.integer("patch_size", 16), vision.integer("temporal_patch_size", 2, high=16)
         count = vision.integer("num_position_embeddings", 2304, high=MAX_WIDTH)
         return cls(
@@ -129,13 +131,7 @@ class Config(TowerConfig):
 
     @classmethod
     def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
-        sides = {"patch_size": reader.integer("patch_size", 16), "merge_size": reader.integer("spatial_merge_size", 2)}
-        bounds = {
-            name: reader.integer(key)
-            for name, key in (("min_pixels", "image_min_pixels"), ("max_pixels", "image_max_pixels"))
-            if reader.has(key)
-        }
-        return "qwen3_vl", {}, {**sides, **bounds, **statistics(reader)}
+        return "qwen3_vl", {}, {**qwen_pixels(reader, 16), **statistics(reader)}
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
         table = tables[_TABLE]
@@ -163,11 +159,6 @@ def interleaved_axes(count: int, sections: Sequence[int]) -> tuple[int, ...]:
         for i in range(axis, min(3 * sections[axis], count), 3):
             axes[i] = axis
     return tuple(axes)
-
-
-def _listed(reader: ConfigReader, key: str) -> tuple[float, ...]:
-    stored = reader.values.get(reader.prefix + key)
-    return () if not isinstance(stored, (list, tuple)) else reader.numbers(key, len(stored), low=-1.0)
 
 
 def build(g: Graph, cfg: Config) -> Value:
