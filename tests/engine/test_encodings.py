@@ -64,8 +64,8 @@ def with_image(head: list[int], image: MediaItem, tail: list[int]) -> Prompt:
     return Prompt(ids, [Span(len(head), image.num_rows, image.key, item=image)])
 
 
-def engine_of(encoder: SlowEncoder, max_bytes: int = 1 << 20, **limits: int) -> Engine:
-    executor = FakeExecutor()
+def engine_of(encoder: SlowEncoder, max_bytes: int = 1 << 20, num_stages: int = 1, **limits: int) -> Engine:
+    executor = FakeExecutor(num_stages=num_stages)
     executor.span_width = WIDTH
     engine = fake_engine(executor=executor, **limits)  # type: ignore[arg-type]
     engine._factory._limits = engine.limits = _seeing(engine.limits)
@@ -151,6 +151,44 @@ def test_an_image_that_nobody_wants_any_more_is_dropped() -> None:
     engine.add_request(create_request(engine, "b", with_image([5], item(b"b"), [8]), PARAMS))
     assert len(run(engine)["b"]) == PARAMS.max_tokens
     assert encoder.begun == [[b"a"], [b"b"]]
+
+
+def test_streams_do_not_wait_for_an_image_that_nobody_wants_any_more() -> None:
+    encoder = SlowEncoder(parts=100)
+    engine = engine_of(encoder)
+    engine.add_request(create_request(engine, "a", with_image([5], item(b"a"), [8]), PARAMS))
+    for _ in range(3):
+        engine.step()
+    engine.abort("a")
+    num_runs = len(encoder.seconds)
+    engine.add_request(create_request(engine, "text", [5, 6], PARAMS))
+    assert len(run(engine)["text"]) == PARAMS.max_tokens
+    assert len(encoder.seconds) == num_runs > 0
+
+
+def test_the_stages_of_a_pipeline_run_empty_before_the_encoder_runs() -> None:
+    """Streams in all stages end long after the image has its rows."""
+    encoder = SlowEncoder(parts=3)
+    engine = engine_of(encoder, num_stages=2)
+    run_part = encoder.run
+
+    def checked(seconds: float | None) -> list[tuple[MediaItem, Float32]]:
+        assert not engine._in_flight
+        return run_part(seconds)
+
+    encoder.run = checked  # type: ignore[method-assign]
+    for i in range(2):
+        params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+        engine.add_request(create_request(engine, f"stream {i}", [5, 6, i], params))
+    for _ in range(4):
+        engine.step()
+    assert len(engine._in_flight) == 1  # beside the step that has ended
+    engine.add_request(create_request(engine, "image", with_image([5], item(b"a"), [8]), PARAMS))
+    ended: list[str] = []
+    while engine.has_work:
+        ended += [output.request_id for output in engine.step() if getattr(output, "finished", False)]
+    assert ended[0] == "image"
+    assert len(ended) == 3
 
 
 def test_a_prompt_that_ends_with_an_image_waits_for_its_rows() -> None:

@@ -103,7 +103,7 @@ def test_a_slot_of_another_salt_is_empty(tmp_path: Path) -> None:
         assert cached(slots.answer(PROMPT, salt="mine")) == 40
         for i in range(3):
             slots.answer([i, *PROMPT[1:]])
-        assert not store.records.keys() & slots.engine.wanted_keys(slots.engine._slots.content(0, "mine").hashes)
+        assert not store.records.keys() & slots.engine.slots.wanted_keys(slots.engine.slots.content(0, "mine").hashes)
 
 
 FOREIGN = {"no segment": b"GGUF" * 100, "empty": b"", "short": b"OCTKV001"}

@@ -19,10 +19,9 @@ from octavo.engine.admission import GroupAdmission
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.consumers.row_consumer import Outcome, RowConsumer, RowKind, RowUse
 from octavo.engine.kv.block_tier import BlockStore, BlockTier, SavedKeys
-from octavo.engine.kv.cache_identity import CacheIdentity, is_states_key
+from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.kv_cache import KVCacheManager
 from octavo.engine.kv.load_rates import LoadRates
-from octavo.engine.kv.prefix_move import PrefixMove, begin_load, begin_save, forget_prefix
 from octavo.engine.limits import EngineLimits
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.overlap import as_if_done, can_be_foreseen
@@ -32,7 +31,7 @@ from octavo.engine.request_factory import RequestFactory
 from octavo.engine.row_failures import failure_of
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.slots import SlotAction, SlotContent, Slots
+from octavo.engine.slot_prompts import SlotPrompts
 from octavo.engine.speculation.draft_source import DraftSource
 from octavo.engine.speculation.model_drafter import ModelDrafter
 from octavo.engine.speculation.speculation import Speculation
@@ -46,8 +45,8 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo.adapters.registry import AdapterRegistry
+    from octavo.engine.encoder_turns import EncoderTurns
     from octavo.engine.encoding.encodings import Encodings
-    from octavo.engine.kv.prompt_file import KeptPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(num_blocks=limits.num_blocks)
         self.encodings: Encodings | None = None
-        self._has_encoded = False  # in the last round
+        self._encoder_turns: EncoderTurns | None = None
         layout = executor.cache_sizes.layout
         kv_cache = KVCacheManager(
             limits.num_blocks,
@@ -133,7 +132,7 @@ class Engine:
         self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
         self._publisher = Publisher(tokenizer, self.admission, self.metrics)
-        self._slots = Slots()
+        self.slots = SlotPrompts(kv_cache)
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[_Step] = deque()  # the oldest first
         self._last_ended_at = 0.0
@@ -165,7 +164,10 @@ class Engine:
 
     def see(self, encodings: Encodings) -> None:
         """Takes images from now on, whose rows these make."""
+        from octavo.engine.encoder_turns import EncoderTurns
+
         self.encodings = self.scheduler.encodings = encodings
+        self._encoder_turns = EncoderTurns(encodings, self.scheduler)
         self._batch_builder.rows_of = encodings.rows_of
         encodings.metrics = self.metrics
 
@@ -205,6 +207,13 @@ class Engine:
             self.executor.wake_up()
             self._is_asleep = False
 
+    # --- blocks outside of the cache ---
+
+    @property
+    def identity(self) -> CacheIdentity:
+        """Names the content of blocks."""
+        return self._kv_cache.identity
+
     @property
     def has_unsaved(self) -> bool:
         """True if the store waits for something that the last step has computed."""
@@ -212,61 +221,12 @@ class Engine:
 
     def save_computed(self) -> None:
         """Has the store keep what the last step has computed, by a step of its own. Only without requests."""
-        tier = self._kv_cache.tier
-        if tier is None or not tier.has_losses or self._is_asleep or self._in_flight or self._ended:
-            return
-        batch = self._kv_cache.saving_batch()
-        if batch is not None:
-            saved = tier.begin_step(batch, [], [])
-            self.executor.submit(batch).wait()
-            tier.end_step(batch, saved)
+        if self.has_unsaved and not (self._is_asleep or self._in_flight or self._ended):
+            self._move_alone()
             self.admission.observe_state()
 
-    # --- prompts of slots ---
-
-    @property
-    def identity(self) -> CacheIdentity:
-        """Names the content of blocks."""
-        return self._kv_cache.identity
-
-    def size_of_key(self, key: bytes) -> int:
-        """The bytes of the block with this key, or of states. Thread-safe."""
-        return self._kv_cache.moved_bytes[is_states_key(key)]
-
-    def wanted_keys(self, hashes: list[bytes]) -> set[bytes]:
-        """The keys of a prompt with these hashes, as far as the cache could hold it. Thread-safe."""
-        positions = range(min(len(hashes), self.limits.num_blocks))
-        return {key for position in positions for key in self._kv_cache.keys_at(hashes, position)}
-
-    def save_slot(self, action: SlotAction) -> tuple[SlotContent, PrefixMove]:
-        """The content of a slot, which the next step copies to memory, as far as it is in the cache."""
-        content = self._slots.content(action.slot, action.salt)
-        size, limit = self._kv_cache.block_size, action.max_tokens
-        hashes = content.hashes if limit is None else content.hashes[: limit // size]
-        move = begin_save(self._kv_cache, hashes)
-        num_blocks = move.num_tokens // size
-        kept = SlotContent(content.token_ids[: num_blocks * size], hashes[:num_blocks], content.salt)
-        return kept, move
-
-    def restore_slot(self, action: SlotAction, prompt: KeptPrompt) -> PrefixMove:
-        """Has the next step put a prompt into the cache, for the requests that begin with it. Ends a sleep."""
-        self.wake_up()
-        cache, data = self._kv_cache, prompt.data
-        move = begin_load(cache, prompt.hashes, data)
-        if cache.tier is not None and prompt.is_private and cache.tier.is_private(action.salt or "private"):
-            for key in (*move.blocks, *move.slots):
-                cache.tier.hide(key)
-        self._slots.put(action.slot, SlotContent(prompt.token_ids, prompt.hashes, action.salt))
-        return move
-
-    def erase_slot(self, action: SlotAction) -> int:
-        """Forgets what a slot holds. Returns its tokens that were in the cache."""
-        hashes = self._slots.content(action.slot, action.salt).hashes
-        self._slots.erase(action.slot)
-        return forget_prefix(self._kv_cache, hashes)
-
     def _move_alone(self) -> None:
-        """Makes the moves of prefixes in a step of their own, as nothing else is to be done."""
+        """Moves blocks between the cache and memory by a step of its own, as nothing else is to be done."""
         batch = self._kv_cache.saving_batch()
         if batch is not None:
             saved = self._kv_cache.begin_step(batch, [])
@@ -322,6 +282,8 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return None
+        if self.encodings is not None and request.prompt.spans:
+            self.encodings.begin_round()  # nobody else may want its images
         self._settle(request)
         was_finished = request.is_finished
         self._publisher.end(request, FinishReason.ABORT)
@@ -350,7 +312,10 @@ class Engine:
             self._take()
             return
         self._take()
-        has_time = not self._encode()
+        turns = self._encoder_turns
+        if turns is not None and turns.is_due and self._in_flight:  # the stages of a pipeline run empty first
+            return
+        has_time = turns is None or not turns.run()
         while len(self._in_flight) < self.executor.num_stages:
             if self.speculation is not None:
                 self._propose(self.speculation)
@@ -368,25 +333,6 @@ class Engine:
             if self.encodings is not None and self.encodings.has_work:
                 return
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
-
-    def _encode(self) -> bool:
-        """Runs the encoder for as long as streams may wait, in every other round beside them. True: it has run."""
-        encodings, budget = self.encodings, self.scheduler.step_budget
-        if encodings is None or not encodings.has_work or self._in_flight:
-            return False
-        streams = [each for each in self.admission.running if each.num_output_tokens]
-        self._has_encoded = not (self._has_encoded and streams)
-        if not self._has_encoded:  # prompts get on, too
-            return False
-        num_rows = sum(1 + len(each.draft_token_ids) for each in streams)
-        encodings.work(None if budget is None else budget.encoder_s(num_rows), self._items_to_compute)
-        return bool(streams)
-
-    def _items_to_compute(self) -> set[bytes]:
-        """The keys of the items that running sequences have to compute."""
-        pairs = ((each.request.prompt, each.num_computed_tokens) for each in self.admission.running)
-        spans = (span for prompt, start in pairs if prompt.spans for span in prompt.overlapping(start, len(prompt)))
-        return {span.item.key for span in spans if span.item is not None}
 
     def _propose(self, speculation: Speculation) -> None:
         """Gives sequences drafts for the next step. Beside prompts that wait, only for as many rows as are timed."""
@@ -569,7 +515,7 @@ class Engine:
     def _last_output(self, request: Request) -> Output | None:
         """Releases an ended request and returns its last output."""
         del self._requests[request.request_id]
-        self._slots.note(request)
+        self.slots.note(request)
         output: Output | None = self._publisher.build(request, finished=True)
         self.metrics.observe_request(request)
         self.admission.observe_state()

@@ -18,21 +18,26 @@ _LOOK_S = 0.5  # between two looks at the engine
 
 def run_action(thread: EngineThread, action: SlotAction) -> SlotReport:
     """Does what is asked for. Raises UsageError if a file cannot be written or read, and EngineDeadError."""
-    begun_at, engine = time.perf_counter(), thread.engine
+    begun_at, engine, slots = time.perf_counter(), thread.engine, thread.engine.slots
     if action.kind == "erase":
-        return SlotReport(thread.call(lambda: engine.erase_slot(action)).result())
+        return SlotReport(thread.call(lambda: slots.erase(action)).result())
     if engine.identity.is_unique or not engine.limits.enable_prefix_caching:
         why = "prefix caching is off" if not engine.limits.enable_prefix_caching else "its files are too new"
         raise UsageError(f"prompts of this model cannot be saved or restored: {why}", code="invalid_value")
     path, identity = Path(action.path), engine.identity.root()
     if action.kind == "save":
-        content, move = thread.call(lambda: engine.save_slot(action)).result()
+        content, move = thread.call(lambda: slots.save(action)).result()
         _wait(thread, move)
         prompt = KeptPrompt(content.token_ids, content.hashes, move.data, bool(content.salt))
         num_bytes = write_prompt_file(path, identity, prompt)
     else:
-        prompt, num_bytes = read_prompt_file(path, identity, engine.size_of_key, engine.wanted_keys)
-        move = thread.call(lambda: engine.restore_slot(action, prompt)).result()
+        prompt, num_bytes = read_prompt_file(path, identity, slots.size_of_key, slots.wanted_keys)
+
+        def restore() -> PrefixMove:
+            engine.wake_up()
+            return slots.restore(action, prompt)
+
+        move = thread.call(restore).result()
         _wait(thread, move)
     return SlotReport(move.num_tokens, num_bytes, time.perf_counter() - begun_at)
 

@@ -1,11 +1,9 @@
-"""The slots of llama.cpp: names of the last prompts and answers, which can be saved to a file and restored from it."""
+"""The actions on slots, which are llama.cpp's names of the last prompts and answers, and their reports."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from octavo.engine.request import Request
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,36 +28,3 @@ class SlotReport:
     num_tokens: int
     num_bytes: int = 0
     seconds: float = 0.0
-
-
-class SlotContent(NamedTuple):
-    """Prompt and answer of a request, and the keys of their full blocks."""
-
-    token_ids: list[int]
-    hashes: list[bytes]
-    salt: str
-
-
-class Slots:
-    """The contents of slots by their numbers, which are those of the rows in a step unless requests name others."""
-
-    def __init__(self) -> None:
-        self._contents: dict[int, SlotContent] = {}
-
-    def note(self, request: Request) -> None:
-        """Puts the first choice of a request that has ended into its slot."""
-        if request.slot >= 0 and request.sequences:
-            sequence = request.sequences[0]
-            salt = request.options.cache_salt
-            self._contents[request.slot] = SlotContent(sequence.token_ids, sequence.block_hashes, salt)
-
-    def put(self, slot: int, content: SlotContent) -> None:
-        self._contents[slot] = content
-
-    def content(self, slot: int, salt: str) -> SlotContent:
-        """The content of a slot; empty if it belongs to another salt."""
-        found = self._contents.get(slot)
-        return found if found is not None and found.salt == salt else SlotContent([], [], salt)
-
-    def erase(self, slot: int) -> None:
-        self._contents.pop(slot, None)

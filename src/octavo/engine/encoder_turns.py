@@ -1,0 +1,49 @@
+"""The rounds of the step loop in which the encoder of images runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.engine.encoding.encodings import Encodings
+    from octavo.engine.request import Sequence
+    from octavo.engine.scheduler import Scheduler
+
+
+class EncoderTurns:
+    """Lets the encoder run in every other round beside streams, and in every round without any.
+
+    In the rounds between, prompts are computed beside the streams.
+    """
+
+    def __init__(self, encodings: Encodings, scheduler: Scheduler) -> None:
+        self._encodings, self._scheduler = encodings, scheduler
+        self._has_run = False  # in the last round
+
+    @property
+    def is_due(self) -> bool:
+        """True if the encoder runs in this round. Then no step may be in flight, as both compute on the same device."""
+        return self._encodings.has_work and not (self._has_run and self._streams())
+
+    def run(self) -> bool:
+        """Runs the encoder for as long as streams may wait. True: they have waited, and can wait for no more."""
+        if not self._encodings.has_work:
+            return False
+        self._has_run = self.is_due
+        if not self._has_run:
+            return False
+        budget, streams = self._scheduler.step_budget, self._streams()
+        num_rows = sum(1 + len(each.draft_token_ids) for each in streams)
+        self._encodings.work(None if budget is None else budget.encoder_s(num_rows), self._needed_keys)
+        return bool(streams)
+
+    def _streams(self) -> list[Sequence]:
+        """The sequences that wait for their next tokens."""
+        return [each for each in self._scheduler.admission.running if each.num_output_tokens]
+
+    def _needed_keys(self) -> set[bytes]:
+        """The keys of the items that running sequences have to compute."""
+        running = self._scheduler.admission.running
+        pairs = ((each.request.prompt, each.num_computed_tokens) for each in running)
+        spans = (span for prompt, start in pairs if prompt.spans for span in prompt.overlapping(start, len(prompt)))
+        return {span.item.key for span in spans if span.item is not None}

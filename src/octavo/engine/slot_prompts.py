@@ -1,0 +1,79 @@
+"""The prompts and answers that slots name, and the moves of their blocks out of the cache and into it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo.engine.kv.cache_identity import is_states_key
+from octavo.engine.kv.prefix_move import PrefixMove, begin_load, begin_save, forget_prefix
+
+if TYPE_CHECKING:
+    from octavo.engine.kv.kv_cache import KVCacheManager
+    from octavo.engine.kv.prompt_file import KeptPrompt
+    from octavo.engine.request import Request
+    from octavo.engine.slots import SlotAction
+
+
+class SlotContent(NamedTuple):
+    """Prompt and answer of a request, and the keys of their full blocks."""
+
+    token_ids: list[int]
+    hashes: list[bytes]
+    salt: str
+
+
+class SlotPrompts:
+    """The contents of slots by their numbers, which are those of the rows in a step unless requests name others.
+
+    For the engine's thread, but for `size_of_key` and `wanted_keys`.
+    """
+
+    def __init__(self, kv_cache: KVCacheManager) -> None:
+        self._kv_cache = kv_cache
+        self._contents: dict[int, SlotContent] = {}
+
+    def note(self, request: Request) -> None:
+        """Puts the first choice of a request that has ended into its slot."""
+        if request.slot >= 0 and request.sequences:
+            sequence = request.sequences[0]
+            salt = request.options.cache_salt
+            self._contents[request.slot] = SlotContent(sequence.token_ids, sequence.block_hashes, salt)
+
+    def content(self, slot: int, salt: str) -> SlotContent:
+        """The content of a slot; empty if it belongs to another salt."""
+        found = self._contents.get(slot)
+        return found if found is not None and found.salt == salt else SlotContent([], [], salt)
+
+    def save(self, action: SlotAction) -> tuple[SlotContent, PrefixMove]:
+        """The content of a slot, which the next step copies to memory, as far as it is in the cache."""
+        content = self.content(action.slot, action.salt)
+        size, limit = self._kv_cache.block_size, action.max_tokens
+        hashes = content.hashes if limit is None else content.hashes[: limit // size]
+        move = begin_save(self._kv_cache, hashes)
+        num_blocks = move.num_tokens // size
+        kept = SlotContent(content.token_ids[: num_blocks * size], hashes[:num_blocks], content.salt)
+        return kept, move
+
+    def restore(self, action: SlotAction, prompt: KeptPrompt) -> PrefixMove:
+        """Has the next step put a prompt into the cache, for the requests that begin with it."""
+        move, tier = begin_load(self._kv_cache, prompt.hashes, prompt.data), self._kv_cache.tier
+        if tier is not None and prompt.is_private and tier.is_private(action.salt or "private"):
+            for key in (*move.blocks, *move.slots):
+                tier.hide(key)
+        self._contents[action.slot] = SlotContent(prompt.token_ids, prompt.hashes, action.salt)
+        return move
+
+    def erase(self, action: SlotAction) -> int:
+        """Forgets what a slot holds. Returns its tokens that were in the cache."""
+        hashes = self.content(action.slot, action.salt).hashes
+        self._contents.pop(action.slot, None)
+        return forget_prefix(self._kv_cache, hashes)
+
+    def size_of_key(self, key: bytes) -> int:
+        """The bytes of the block with this key, or of states. Thread-safe."""
+        return self._kv_cache.moved_bytes[is_states_key(key)]
+
+    def wanted_keys(self, hashes: list[bytes]) -> set[bytes]:
+        """The keys of a prompt with these hashes, as far as the cache could hold it. Thread-safe."""
+        positions = range(min(len(hashes), self._kv_cache.pool.num_blocks))
+        return {key for position in positions for key in self._kv_cache.keys_at(hashes, position)}
