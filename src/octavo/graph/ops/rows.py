@@ -32,6 +32,14 @@ class _SingleRows(Columnwise["Gather"]):
         return super().part(op, output, rank) if op.width == 1 else None
 
 
+def _indexed(op: Gather | PoolRows, step: Evaluation) -> Array:
+    """The rows of x that an output row is made of: [index.rows, width, cols]."""
+    found = domain_rows(step.batch, op.index.rows)
+    rows = found.indices.get(op.index.name, np.zeros(0, np.int32))
+    out: Array = step.values[op.x][rows].reshape(found.count, op.width, op.x.cols)
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class Gather(Op):
     """Rows of x by an index, `width` of them side by side: [rows of x, cols] -> [index.rows, width * cols].
@@ -58,9 +66,8 @@ class Gather(Op):
         return (IndexNeed(self.index, self.x.rows, self.width),)
 
     def evaluate(self, step: Evaluation) -> Array:
-        found = domain_rows(step.batch, self.index.rows)
-        rows = found.indices.get(self.index.name, np.zeros(0, np.int32))
-        out: Array = step.values[self.x][rows].reshape(found.count, self.width * self.x.cols)
+        rows = _indexed(self, step)
+        out: Array = rows.reshape(len(rows), self.width * self.x.cols)
         return out
 
 
@@ -145,7 +152,5 @@ class PoolRows(Op):
         return (IndexNeed(self.index, self.x.rows, self.width),)
 
     def evaluate(self, step: Evaluation) -> Array:
-        found = domain_rows(step.batch, self.index.rows)
-        rows = found.indices.get(self.index.name, np.zeros(0, np.int32))
-        out: Array = step.values[self.x][rows].reshape(found.count, self.width, self.x.cols).mean(axis=1)
+        out: Array = _indexed(self, step).mean(axis=1)
         return out
