@@ -47,7 +47,8 @@ TOLERANCE = 5e-3
 
 @cache
 def model(name: str) -> PreTrainedModel:
-    return tiny_vision.tiny_model(name, seed=name == "smolvlm")  # with seed 0 two tokens are equally likely
+    # With seed 0 the two likeliest tokens are equally likely, or the next token is an image's placeholder.
+    return tiny_vision.tiny_model(name, seed=name in ("smolvlm", "llava"))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,7 @@ def test_cached_prefixes_and_rows_are_used_again(name: str, folders: dict[str, P
         assert_right(second, name)
         num_cached = second.metrics.num_cached_tokens
         assert num_cached > whole.spans[0].end
-        assert llm.metrics.num_items_encoded_total - encoded == (num_cached < whole.spans[1].end)
+        assert llm.metrics.num_items_encoded_total - encoded == (num_cached < whole.spans[-1].end)
         # Another picture of the same size shares nothing from its first position on.
         other = prompt_of(llm, PARTS, "xy")
         (third,) = llm.generate([other], PARAMS)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
+    LlavaConfig,
     Mistral3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -28,7 +29,6 @@ from transformers import (
 
 from octavo.cli.quantize import convert
 from octavo.media.processor import ImageLayout, ImageProcessor, Picture, read_processor
-from octavo.media.settings import CLIP_MEAN, CLIP_STD
 from tests.support.directory_tokenizers import QWEN2, split
 
 SPECIALS = [
@@ -145,9 +145,17 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         scale_factor=2,
         image_token_id=SPECIALS.index("<image>"),
     ),
+    "llava": lambda: LlavaConfig(
+        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
+        vision_config={"model_type": "pixtral", **_SIGLIP, "head_dim": 16, "image_size": 40, "hidden_act": "silu"},
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        image_token_index=SPECIALS.index("[IMG]"),
+        tie_word_embeddings=False,
+    ),
     "mistral3": lambda: Mistral3Config(
         text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
-        vision_config={"model_type": "pixtral", **_SIGLIP, "head_dim": 16, "image_size": 64, "hidden_act": "silu"},
+        vision_config={"model_type": "pixtral", **_SIGLIP, "head_dim": 16, "image_size": 40, "hidden_act": "silu"},
         spatial_merge_size=2,
         image_token_index=SPECIALS.index("[IMG]"),
         tie_word_embeddings=False,
@@ -158,8 +166,8 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
 }
 PREPROCESSORS["gemma3"] = {"size": {"height": 32, "width": 32}, "image_seq_length": 4}
 PREPROCESSORS["smolvlm"] = {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 32}}
-PREPROCESSORS["mistral3"] = {"size": {"longest_edge": 40}, "patch_size": 4}
 _HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+PREPROCESSORS["mistral3"] = PREPROCESSORS["llava"] = {"size": {"longest_edge": 40}, "patch_size": 4, **_HALF}
 PREPROCESSORS["qwen2_vl"] = PREPROCESSORS["qwen2_5_vl"] = {**PREPROCESSORS["qwen3_vl"], **_HALF}
 PREPROCESSORS["qwen3_5"] = PREPROCESSORS["qwen3_vl"]
 
@@ -264,16 +272,56 @@ def _qwen_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 def _gemma_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_string("clip.projector_type", "gemma3")
-    for name, tensor in model.model.vision_tower.state_dict().items():
-        stem = name.removeprefix("vision_model.")
-        for old, new in _SIGLIP_MMPROJ.items():
-            stem = stem.replace(old, new)
-        writer.add_tensor(stem, np.ascontiguousarray(tensor.numpy()))
+    _add_siglip(writer, model.model.vision_tower)
     projector = model.model.multi_modal_projector
     writer.add_tensor("mm.input_projection.weight", np.ascontiguousarray(projector.mm_input_projection_weight.detach()))
     writer.add_tensor("mm.soft_emb_norm.weight", projector.mm_soft_emb_norm.weight.detach().numpy() + 1)
 
 
+def _idefics_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    writer.add_string("clip.projector_type", "idefics3")
+    writer.add_uint32("clip.vision.projector.scale_factor", 2)
+    writer.add_uint32("clip.vision.preproc_image_size", 32)
+    _add_siglip(writer, model.model.vision_model)
+    projection = model.model.connector.modality_projection.proj.weight.detach().numpy()
+    writer.add_tensor("mm.model.fc.weight", np.ascontiguousarray(projection))
+
+
+def _pixtral_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    """q and k with the two columns of a pair beside each other, as llama.cpp rotates them."""
+    writer.add_string("clip.projector_type", "pixtral")
+    merge = getattr(model.config, "spatial_merge_size", 1)
+    if merge > 1:
+        writer.add_uint32("clip.vision.spatial_merge_size", merge)
+    parts = (model.model.vision_tower, model.model.multi_modal_projector)
+    for name, tensor in (item for part in parts for item in part.state_dict().items()):
+        array, stem = tensor.numpy(), name
+        for old, new in _PIXTRAL_MMPROJ.items():
+            stem = stem.replace(old, new)
+        if name == "norm.weight":
+            stem = "mm.input_norm.weight"
+        if ".attn_q." in stem or ".attn_k." in stem:
+            heads = model.config.vision_config.num_attention_heads
+            array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        writer.add_tensor(stem, np.ascontiguousarray(array))
+    writer.add_tensor("v.token_embd.img_break", np.zeros(64, np.float32))
+
+
+def _add_siglip(writer: gguf.GGUFWriter, tower: torch.nn.Module) -> None:
+    for name, tensor in tower.state_dict().items():
+        stem = name.removeprefix("vision_model.")
+        for old, new in _SIGLIP_MMPROJ.items():
+            stem = stem.replace(old, new)
+        writer.add_tensor(stem, np.ascontiguousarray(tensor.numpy()))
+
+
+_PIXTRAL_MMPROJ = {
+    **{"patch_conv": "v.patch_embd", "ln_pre": "v.pre_ln", "transformer.layers.": "v.blk."},
+    **{"attention_norm": "ln1", "ffn_norm": "ln2", "attention.o_proj": "attn_out"},
+    **{f"attention.{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    **{"patch_merger.merging_layer": "mm.patch_merger", "linear_1": "mm.1", "linear_2": "mm.2"},
+}
 _QWEN2_MMPROJ = {
     **{"blocks.": "v.blk.", "merger.ln_q": "v.post_ln", "merger.mlp.": "mm.", "norm1": "ln1", "norm2": "ln2"},
     **{"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"},
@@ -296,6 +344,9 @@ MMPROJ = {
     "qwen2_5_vl": _qwen2_mmproj,
     "qwen3_vl": _qwen_mmproj,
     "gemma3": _gemma_mmproj,
+    "smolvlm": _idefics_mmproj,
+    "mistral3": _pixtral_mmproj,
+    "llava": _pixtral_mmproj,
 }
 
 
@@ -372,7 +423,7 @@ def _padded(processor: ImageProcessor, seen: _Seen) -> dict[str, torch.Tensor]:
     sizes = [tile.shape[:2] for tiles, _ in seen for tile in tiles]
     whole = np.zeros((len(seen), 3, *np.max(sizes, axis=0)), np.float32)
     for row, (tiles, _) in zip(whole, seen, strict=True):
-        pixels = ((tiles[0] / np.float32(255) - CLIP_MEAN) / CLIP_STD).transpose(2, 0, 1)
+        pixels = (tiles[0] / np.float32(127.5) - 1).transpose(2, 0, 1)
         row[:, : pixels.shape[1], : pixels.shape[2]] = pixels
     del processor
     return {"pixel_values": torch.from_numpy(whole), "image_sizes": torch.tensor(sizes)}
@@ -382,4 +433,5 @@ _INPUTS: dict[str, Callable[[ImageProcessor, _Seen], dict[str, torch.Tensor]]] =
     "gemma3": lambda processor, seen: {"pixel_values": _tiles(processor, seen)},
     "smolvlm": lambda processor, seen: {"pixel_values": _tiles(processor, seen)[None]},
     "mistral3": _padded,
+    "llava": _padded,
 }

@@ -111,6 +111,12 @@ def layer_numbers(reader: ConfigReader, key: str, default: Sequence[int] = ()) -
     return reader.counts(key, len(stored)) if isinstance(stored, (list, tuple)) else tuple(default)
 
 
+def last_layer_only(reader: ConfigReader, key: str) -> None:
+    """Raises ModelLoadError if the rows of an image are those of another layer than the last."""
+    if reader.has(key) and reader.values[reader.prefix + key] != -1:
+        raise reader.error(key, reader.values[reader.prefix + key], "must be -1, the last layer")
+
+
 def read_activation(vision: ConfigReader, default: str = "gelu_pytorch_tanh") -> str:
     """The activation of the encoder's layers, as the graph names it. Raises ModelLoadError."""
     known, name = {**ACTIVATIONS, "quick_gelu": "quick_gelu"}, vision.text("hidden_act", default)

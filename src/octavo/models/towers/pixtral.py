@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,12 @@ from octavo.graph.values import Value
 from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import base_frequencies
-from octavo.models._weights import Permute, Transpose, Unfolded, WeightTable
+from octavo.models._weights import Permute, Transpose, Unfolded, WeightTable, halves_of_pairs
 from octavo.models._wrapped import text_section
-from octavo.models.towers._tower import TowerConfig, TowerInputs, attention, tile_rows
+from octavo.models.towers._tower import TowerConfig, TowerInputs, attention, last_layer_only, statistics, tile_rows
 
 MODEL_TYPES = ("mistral3", "llava")
-PROJECTORS = ()
+PROJECTORS = ("pixtral",)
 
 _NORM_EPS = 1e-5
 _MERGER = "patch_merger.merging_layer"
@@ -37,12 +38,34 @@ def _by_patch(cfg: TowerConfig) -> NDArray[np.intp]:
     return order
 
 
+def _by_half(cfg: TowerConfig) -> NDArray[np.intp]:
+    return halves_of_pairs(cfg.num_heads, cfg.head_dim, cfg.head_dim)
+
+
+_LAYER = "transformer.layers.*."
 WEIGHTS = WeightTable(
     prefixes=(
         *("model.vision_tower.", "vision_tower."),
         *("model.multi_modal_projector.", "multi_modal_projector."),
     ),
-    transforms=(Unfolded("patch_conv"), Transpose(_MERGER), Permute(_MERGER, _by_patch), Transpose(_MERGER)),
+    names={
+        "v.patch_embd": "patch_conv",
+        "v.pre_ln": "ln_pre",
+        "v.blk.*.ln1": _LAYER + "attention_norm",
+        "v.blk.*.ln2": _LAYER + "ffn_norm",
+        **{f"v.blk.*.attn_{part}": f"{_LAYER}attention.{part}_proj" for part in "qkv"},
+        "v.blk.*.attn_out": _LAYER + "attention.o_proj",
+        **{f"v.blk.*.ffn_{part}": f"{_LAYER}feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        "mm.1": "linear_1",
+        "mm.2": "linear_2",
+        "mm.input_norm": "norm",
+        "mm.patch_merger": _MERGER,
+    },
+    transforms=(
+        Unfolded("patch_conv"),
+        *(Transpose(_MERGER), Permute(_MERGER, _by_patch), Transpose(_MERGER)),
+        *(Permute(f"{_LAYER}attention.{part}_proj", _by_half, "gguf") for part in "qk"),
+    ),
 )
 
 
@@ -58,6 +81,7 @@ class Config(TowerConfig):
         vision, text = reader.section("vision_config"), text_section(reader)
         is_merged = reader.values.get("model_type") == "mistral3"
         patch = vision.integer("patch_size", 16, high=1 << 10)
+        last_layer_only(reader, "vision_feature_layer")
         return cls(
             num_layers=vision.integer("num_hidden_layers", 24, high=MAX_LAYERS),
             hidden_size=vision.integer("hidden_size", 1024, high=MAX_WIDTH),
@@ -68,6 +92,26 @@ class Config(TowerConfig):
             theta=vision.section("rope_parameters").number("rope_theta", vision.number("rope_theta", 10000.0)),
             text_eps=text.number("rms_norm_eps", 1e-5, high=1.0),
         )
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        patch = reader.integer("patch_size", 16, high=1 << 10)
+        return cls(
+            num_layers=reader.integer("block_count", high=MAX_LAYERS),
+            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
+            num_heads=reader.integer("attention.head_count", high=MAX_WIDTH),
+            patch_values=3 * patch * patch,
+            merge_size=reader.integer("spatial_merge_size", 1, high=16),
+            output_width=shapes["linear_2.weight"][0],
+            text_eps=text.number("attention.layer_norm_rms_epsilon", 1e-5, high=1.0),
+        )
+
+    @classmethod
+    def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
+        vision = {"patch_size": reader.integer("patch_size", 16, high=1 << 10)}
+        config = {"vision_config": vision, "spatial_merge_size": reader.integer("spatial_merge_size", 1, high=16)}
+        longest = reader.integer("image_size", high=1 << 16)
+        return "mistral3", config, {"size": {"longest_edge": longest}, **statistics(reader)}
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
         del tables
