@@ -125,7 +125,8 @@ class ProductRun {
             const float* const out = p_.out.data + static_cast<int64_t>(block_.first) * p_.out.cols + column +
                                      static_cast<int64_t>(panel) * PANEL_COLS;
             accumulate(panel_run(i, panel, count), 0, gated() ? nullptr : out);
-            if (gated()) accumulate(panel_run(1, panel, count), 1, p_.out.is_image ? nullptr : out);
+            if (gated() && p_.num_weights > 1)
+                accumulate(panel_run(1, panel, count), 1, p_.out.is_image ? nullptr : out);
             for (int32_t r = 0; r < block_.count; r += WRITTEN_ROWS) {
                 const RowBlock part = {r, block_.count - r < WRITTEN_ROWS ? block_.count - r : WRITTEN_ROWS};
                 if (gated())
@@ -215,7 +216,8 @@ class ProductRun {
         BiasedSums gate, up;
     };
     GatedSums gated_sums(int32_t panel, int i) const {
-        return {biased_sums(0, panel, sums_of(0, i)), biased_sums(1, panel, sums_of(1, i))};
+        const int up = p_.num_weights - 1;  // a weight that is its own gate has both sums
+        return {biased_sums(0, panel, sums_of(0, i)), biased_sums(up, panel, sums_of(up, i))};
     }
 
     // The i-th panel of a run; of an image with the one after it.

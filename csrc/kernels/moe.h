@@ -25,7 +25,7 @@ struct MoeNeeds {
     bool own_orders;  // each expert has an order of columns
 
     explicit MoeNeeds(const MoeOperands& m) {
-        const ProductNeeds needs(plain_product(m.gate_up, nullptr, 2, m.x, m.out));
+        const ProductNeeds needs(plain_product(m.gate_up, nullptr, m.num_gate_up, m.x, m.out));
         images = needs.images;
         own_rows = m.routing.on_input;
         own_orders = false;
@@ -154,7 +154,7 @@ class MoeRun {
     }
 
     ExpertProduct gate_up(int32_t expert) const {
-        return {m_.gate_up, m_.gate_up_bias, 2, expert, m_.intermediate, pairs_.count(expert)};
+        return {m_.gate_up, m_.gate_up_bias, m_.num_gate_up, expert, m_.intermediate, pairs_.count(expert)};
     }
     ExpertProduct down(int32_t expert) const {
         return {&m_.down, &m_.down_bias, 1, expert, m_.out.cols, pairs_.count(expert)};
@@ -219,7 +219,7 @@ class MoeRun {
 
     // Items are panels of gate and up for a block of an expert's rows.
     void multiply_gate_up(const PairRows& x) {
-        const ProductScratch scratch(plain_product(m_.gate_up, nullptr, 2, m_.x, m_.out), s_.own_product);
+        const ProductScratch scratch(plain_product(m_.gate_up, nullptr, m_.num_gate_up, m_.x, m_.out), s_.own_product);
         int64_t cost = 0;
         each_expert({0, num_pairs_}, [&](int32_t e) { cost += expert_cost(e, gate_up(e)); });
         for (Range part;;) {
@@ -383,8 +383,9 @@ class MoeRun {
 inline ScratchSizes moe_product_scratch(const MoeOperands& m) {
     const int32_t rows = static_cast<int32_t>(chunk_rows(m));
     const View x = {nullptr, rows, m.x.cols}, hidden = {nullptr, rows, m.intermediate};
-    ScratchSizes sizes = product_scratch(plain_product(&m.router, nullptr, 1, x, m.out));
-    const int64_t own[2] = {ProductScratch::bytes(plain_product(m.gate_up, nullptr, 2, x, m.out)),
+    const View router_x = {nullptr, rows, m.router_x.cols};
+    ScratchSizes sizes = product_scratch(plain_product(&m.router, nullptr, 1, router_x, m.out));
+    const int64_t own[2] = {ProductScratch::bytes(plain_product(m.gate_up, nullptr, m.num_gate_up, x, m.out)),
                             ProductScratch::bytes(plain_product(&m.down, nullptr, 1, hidden, m.out))};
     for (const int64_t bytes : own)
         if (static_cast<size_t>(bytes) > sizes.per_worker) sizes.per_worker = static_cast<size_t>(bytes);
@@ -401,7 +402,7 @@ inline void run_moe(const MoeOperands& m, void* shared_memory, Worker& worker) {
         MoeOperands part = m;
         part.x.rows = part.router_x.rows = part.out.rows = m.x.rows - first < step ? m.x.rows - first : step;
         part.x.data += static_cast<int64_t>(first) * m.x.cols;
-        part.router_x.data += static_cast<int64_t>(first) * m.x.cols;
+        part.router_x.data += static_cast<int64_t>(first) * m.router_x.cols;
         part.out.data += static_cast<int64_t>(first) * m.out.cols;
         MoeRun(part, scratch, worker).run();
     }

@@ -20,14 +20,14 @@ bool moe_fits(const Args& args) {
     if (!router || !down || !is_like(x, out) || down->n % out.cols != 0) return false;
     const int64_t experts = router->n, held = down->n / out.cols, inner = held * down->k,
                   first = args.ints[Moe::first_expert];
-    const bool has_matrices =
-        router->k == x.cols && is_matrix(weight(Moe::gate), inner, x.cols) && is_matrix(weight(Moe::up), inner, x.cols);
+    const bool has_matrices = router->k == (is_absent(router_x) ? x : router_x).cols &&
+                              is_matrix(weight(Moe::gate), inner, x.cols) && is_matrix(weight(Moe::up), inner, x.cols);
     const bool has_vectors =
         is_vector_or_absent(weight(Moe::router_bias), experts) && is_vector_or_absent(weight(Moe::gate_bias), inner) &&
         is_vector_or_absent(weight(Moe::selection_bias), experts) && is_vector_or_absent(weight(Moe::up_bias), inner) &&
         is_vector_or_absent(weight(Moe::expert_scale), experts) &&
         is_vector_or_absent(weight(Moe::down_bias), held * out.cols);
-    return has_matrices && has_vectors && (is_absent(router_x) || is_like(router_x, x)) &&
+    return has_matrices && has_vectors && (is_absent(router_x) || has_rows_of(router_x, x)) &&
            is_within(args.ints[Moe::top_k], 1, experts) && is_within(first, 0, experts - held) &&
            args.ints[Moe::num_groups] >= 0 && is_activation(args.ints[Moe::kind]);
 }
@@ -36,6 +36,7 @@ struct MoeOperands {
     View x, router_x, out;
     Weight router, router_bias;
     Weight gate_up[2], gate_up_bias[2];
+    int num_gate_up;  // 1: up is its own gate
     Weight down, down_bias;
     int32_t experts, intermediate, top_k;
     int32_t first_expert, held;  // of the experts, those that are here: of a rank, or all
@@ -51,6 +52,7 @@ struct MoeOperands {
           router_bias(args.weights[Moe::router_bias]),
           gate_up{args.weights[Moe::gate], args.weights[Moe::up]},
           gate_up_bias{args.weights[Moe::gate_bias], args.weights[Moe::up_bias]},
+          num_gate_up(gate_up[0].packed == gate_up[1].packed && gate_up_bias[0].data == gate_up_bias[1].data ? 1 : 2),
           down(args.weights[Moe::down]),
           down_bias(args.weights[Moe::down_bias]),
           experts(router.packed->n),

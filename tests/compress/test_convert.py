@@ -88,6 +88,9 @@ CASES = {
     "cohere2": "gpt-2",
     "exaone4": "gpt-2",
     "exaone4-window": "gpt-2",
+    "nemotron-h": "gpt-2",
+    "nemotron-h-moe": "gpt-2",
+    "nemotron-h-latent": "gpt-2",
 }
 UNUSED_ROWS = 3
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}

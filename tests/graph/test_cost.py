@@ -66,7 +66,7 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     matrices = sum(w.shape[0] * w.shape[1] for n, w in weights.items() if len(w.shape) == 2 and "embed" not in n)
     # Of stacked experts, a token uses top_k.
     experts = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
-    matrices += sum(op.routing.top_k * 3 * prod(op.gate.shape[1:]) for op in experts)
+    matrices += sum(op.routing.top_k * len(op.products) * prod(op.gate.shape[1:]) for op in experts)
     matrices += sum(prod(node.op.weight.shape) for node in graph.nodes if isinstance(node.op, HeadLinear))
     if "lm_head.weight" not in weights:
         matrices += weights["embed_tokens.weight"].data.size
@@ -77,7 +77,8 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     # Clipping of q, k and v, or a norm of all their columns, lies between products and attention.
     clips = any(isinstance(node.op, Clip) for node in graph.nodes)
     norms = any("q_norm" in parameter.name for node in optimized.nodes for parameter in _norm(node.op))
-    share = 0.95 + 0.02 * clips + 0.045 * norms
+    ungated = any(op.gate == op.up for op in experts)  # experts that are a layer alone have nothing to be fused with
+    share = 0.95 + 0.02 * clips + 0.045 * norms + 0.01 * ungated
     assert fused.bytes_read + fused.bytes_written < share * (plain.bytes_read + plain.bytes_written)
 
 

@@ -30,7 +30,7 @@ from octavo.graph.ops.base import Evaluation
 from octavo.graph.ops.linear import Input
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.rowwise import Activation
-from octavo.graph.values import TOKENS, Parameter, Value
+from octavo.graph.values import LOGITS, TOKENS, Parameter, Value
 from octavo.models._layers import gated_mlp
 from tests.support.evaluation import whole_prompt
 
@@ -223,8 +223,8 @@ WRONG = {
     "too few": (lambda: MoE(X, *WEIGHTS, Routing(3, num_groups=2)), "top_k 3 of 2 experts"),
     "limit": (lambda: MoE(X, *WEIGHTS, Routing(2), limit=0.0), "limit 0.0 is not positive"),
     "router_x": (
-        lambda: MoE(X, *WEIGHTS, Routing(2), router_x=Value(1, TOKENS, 6)),
-        r"router_x \[tokens, 6\] is not as large as x \[tokens, 8\]",
+        lambda: MoE(X, *WEIGHTS, Routing(2), router_x=Value(1, LOGITS, 8)),
+        r"router_x \[logits, 8\] has other rows than x \[tokens, 8\]",
     ),
     "scale": (lambda: MoE(X, *WEIGHTS, Routing(2), expert_scale=Parameter("s", (8,))), r"s is \[8\], not \[4\]"),
     "bias": (

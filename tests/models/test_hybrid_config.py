@@ -15,9 +15,10 @@ from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import build_graph, load_architecture
 from octavo.models._reading import ConfigReader
-from tests.support import converted_gguf
-from tests.support.tiny_hybrids import CONFIGS
+from tests.support import converted_gguf, tiny_hybrids, tiny_state_spaces
 from tests.support.tiny_models import tiny_model
+
+CONFIGS = {**tiny_hybrids.CONFIGS, **tiny_state_spaces.CONFIGS}
 
 
 def from_hf(name: str, **changes: Any) -> Any:
@@ -42,6 +43,12 @@ def from_hf(name: str, **changes: Any) -> Any:
         ("granitehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         ("granitehybrid", {"mamba_d_state": 0}, "mamba_d_state is 0"),
         ("granitehybrid", {"mamba_d_head": 1 << 18}, "too wide"),
+        ("nemotron-h", {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern is 'M-X'"),
+        ("nemotron-h", {"layers_block_type": ["rnn"]}, "layers_block_type is 'rnn'"),
+        ("nemotron-h", {"layers_block_type": []}, "layers_block_type is .* must have the kinds of 1 to"),
+        ("nemotron-h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu': must be relu2"),
+        ("nemotron-h", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is .* steps are not limited"),
+        ("nemotron-h", {"n_groups": 3}, "n_groups is 3: does not divide 8 heads"),
     ],
 )
 def test_hf_refuses(name: str, changes: dict[str, Any], message: str) -> None:
@@ -108,6 +115,14 @@ def test_gguf_refuses(name: str, changes: dict[str, Any], message: str, tmp_path
     config = load_architecture(checkpoint.architecture).Config
     with pytest.raises(ModelLoadError, match=message):
         config.from_gguf(ConfigReader(metadata, f"{name}."), checkpoint.weights.shapes)
+
+
+def test_older_names_of_nemotron() -> None:
+    """Published files: a pattern or a list of older names, and older keys."""
+    changes = {"head_dim": ..., "attention_head_dim": 16, "layer_norm_epsilon": ..., "norm_eps": 1e-5}
+    kinds = ["mamba", "mlp", "mamba", "attention", "mlp"]
+    for key, value in (("hybrid_override_pattern", "M-M*-"), ("layer_types", kinds)):
+        assert from_hf("nemotron-h", layers_block_type=..., **{key: value}, **changes) == from_hf("nemotron-h")
 
 
 def test_blocks_for_further_tokens_are_left_out(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.support import tiny_classic, tiny_further, tiny_hybrids, tiny_newer
+from tests.support import tiny_classic, tiny_further, tiny_hybrids, tiny_newer, tiny_state_spaces
 from tests.support.tiny_models import stored_tensors
 
 _ARCHITECTURES = {
@@ -51,6 +51,8 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
     config = model.config
     if config.model_type in tiny_classic.GGUF_ARCHITECTURES:
         return tiny_classic.save_gguf(model, path)
+    if tiny_state_spaces.gguf_architecture(config) is not None:
+        return tiny_state_spaces.save_gguf(config, stored_tensors(model), path)
     if config.model_type == "gemma4_text":  # heads differ by layer; the general keys below are overwritten
         config.allow_global_per_layer_attribute_access = True
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)

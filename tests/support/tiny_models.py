@@ -51,7 +51,7 @@ from octavo.loader.transforms import transformed
 from octavo.models import build_graph, load_architecture, weight_table
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight, Weight
-from tests.support import tiny_classic, tiny_further, tiny_hybrids, tiny_newer
+from tests.support import tiny_classic, tiny_further, tiny_hybrids, tiny_newer, tiny_state_spaces
 from tests.support.tiny_sizes import SIZES, llama3_rope, rope
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -128,6 +128,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     **tiny_hybrids.CONFIGS,
     **tiny_newer.CONFIGS,
     **tiny_further.CONFIGS,
+    **tiny_state_spaces.CONFIGS,
 }
 
 CONFIGS |= {
@@ -271,6 +272,7 @@ CONFIGS |= {
 
 # Norms of these multiply by 1 + weight.
 _OFFSET_NORMS = ("gemma", "nemotron")
+_PLAIN_NORMS = ("gemma3n", "gemma4", "nemotron-h")
 
 # Groups of layers with block tables of their own, as many as any of these has.
 NUM_CACHE_GROUPS = 7
@@ -289,6 +291,7 @@ _NO_GGUF = {
     *tiny_hybrids.WITHOUT_GGUF,
     *tiny_newer.WITHOUT_GGUF,
     *tiny_further.WITHOUT_GGUF,
+    *tiny_state_spaces.WITHOUT_GGUF,
 }
 GGUF_CONFIGS = [name for name in CONFIGS if name not in _NO_GGUF]
 
@@ -314,10 +317,10 @@ def tiny_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
-            is_offset = name.startswith(_OFFSET_NORMS) and not name.startswith(("gemma3n", "gemma4"))
+            is_offset = name.startswith(_OFFSET_NORMS) and not name.startswith(_PLAIN_NORMS)
             if parameter.dim() == 1 and parameter_name.endswith(("weight", "scale")) and not is_offset:
                 parameter += 1.0
-            if "embed_tokens" in parameter_name:
+            if "embed_tokens" in parameter_name or parameter_name.endswith("embeddings.weight"):
                 parameter *= parameter.shape[-1] ** 0.25
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):

@@ -244,8 +244,11 @@ class Graph:
 
         The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction.bias` (or `_bias`),
         the factors of experts `expert_scale.weight`. router_x: what the router reads in place of x.
+        Experts of kind relu2 may lack a gate: then h = relu2(up x).
         """
         router, parts = f"{name}.gate", [f"{name}.experts.{part}_proj" for part in ("gate", "up", "down")]
+        if kind == "relu2" and f"{parts[0]}.weight" not in self.weights:
+            parts[0], kind = parts[1], "relu"  # up is its own gate: relu(up x) * up x is the square
         stored, renamed = f"{router}.e_score_correction_bias", f"{router}.e_score_correction.bias"
         selection, expert_scale = (
             self._parameter(n, "moe") if n in self.weights else None

@@ -96,7 +96,7 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
         case Ones():
             return {name: source for name, source in found.items() if name.stem != transform.whole}
         case Flatten(rows=rows) if rows is not None:
-            return found | {name: _as_rows(source, rows(config)) for name, source in chosen.items()}
+            return found | {n: _as_rows(s, rows(config)) for n, s in chosen.items() if n.kind == ".weight"}
     raise ModelLoadError(f"weights made by {type(transform).__name__} of {transform.stem} have no way back")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,22 @@ def test_rows_of_the_router_and_factors_of_experts(on_input, isa, run_op, numpy_
     for begin, end in ((17, 18), (6, 15)):
         part = {value: array[begin:end] for value, array in values.items()}
         assert_same_bits(run_op(op, part, weights=weights, isa=isa, threads=2), together[begin:end])
+
+
+@pytest.mark.parametrize(("type_name", "width"), [("Q4_K", 64), ("Q4_0", 24), ("F16", 40)])
+def test_experts_without_gates_and_a_router_of_wider_rows(type_name, width, isa, run_op, numpy_op):
+    """`up` in the place of the gate gives the bits of a gate with the same numbers."""
+    weights, router_x = weights_of(type_name, width), Value(1, TOKENS, 2 * HIDDEN)
+    weights["router"] = DenseWeight(gaussian(EXPERTS, 2 * HIDDEN) * np.float32(0.05))
+    weights["gate"] = random_weight(type_name, (EXPERTS, width, HIDDEN), 20)  # those of `up`
+    weights["up"] = random_weight(type_name, (EXPERTS, width, HIDDEN), 20)
+    gated = moe(weights, Routing(2), kind="relu", router_x=router_x)
+    op = replace(gated, gate=gated.up)
+    assert (op.products, op.parameters) == ((op.up, op.down), (op.router, op.up, op.down))
+    values = {X: gaussian(30, HIDDEN), router_x: gaussian(30, 2 * HIDDEN, seed=1)}
+    out = run_op(op, values, weights=weights, isa=isa, threads=3)
+    assert relative_error(out, numpy_op(op, values, weights=weights)) <= ERROR
+    assert_same_bits(out, run_op(gated, values, weights=weights, isa=isa, threads=2))
 
 
 @pytest.mark.parametrize("type_name", _native.packable_types())

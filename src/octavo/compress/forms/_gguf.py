@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
+from octavo.graph.ops.recurrence import ScanHeads
 from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import base_frequencies, rope_section, yarn_mscale
@@ -106,6 +107,17 @@ def routed_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
     if routing.num_groups > 1:
         keys |= {"expert_group_count": routing.num_groups, "expert_group_used_count": routing.top_groups}
     return keys
+
+
+def scan_keys(scan: ScanHeads, taps: int) -> Keys:
+    """The keys of Mamba 2. taps: of the convolution."""
+    return {
+        "ssm.conv_kernel": taps,
+        "ssm.state_size": scan.state_dim,
+        "ssm.group_count": scan.num_groups,
+        "ssm.inner_size": scan.num_heads * scan.head_dim,
+        "ssm.time_step_rank": scan.num_heads,
+    }
 
 
 def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:

@@ -167,7 +167,8 @@ class Op(ABC):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(o for o in self._operands() if isinstance(o, Parameter))
+        """Each once, also if two fields have it."""
+        return tuple(dict.fromkeys(o for o in self._operands() if isinstance(o, Parameter)))
 
     @abstractmethod
     def infer_shape(self) -> tuple[RowDomain, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -105,7 +106,7 @@ class MoE(Op):
 
     limit: None: neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1. The router's outputs are
     router x + router_bias, or those of router_x in place of x; selection_bias takes part in the choice of experts only,
-    expert_scale multiplies their weights (`Routing.choose`).
+    expert_scale multiplies their weights (`Routing.choose`). Experts without a gate have `up` in its place.
 
     A rank may hold some of the experts, as parts of their stacks: then the sum is over those of a row's experts that it
     holds, and the router, which is whole, chooses among all of them.
@@ -115,7 +116,7 @@ class MoE(Op):
     cut: ClassVar[Cut[Any]] = Experts()
 
     x: Value
-    router: Parameter  # [experts, hidden]
+    router: Parameter  # [experts, columns of router_x or x]
     gate: Parameter  # [experts, intermediate, hidden]
     up: Parameter
     down: Parameter  # [experts, hidden, intermediate]
@@ -143,14 +144,13 @@ class MoE(Op):
         is_part = held == experts or all(p.part is not None and p.part.begin == first for p in self.expert_parameters)
         require(is_part and first + held <= experts, f"{held} experts from {first} on are no part of {experts}")
         require(hidden == self.x.cols, f"x {describe(self.x)} does not fit {self.gate.name} {list(self.gate.shape)}")
-        require_parameter(self.router, experts, hidden)
+        other = self.router_x or self.x
+        require_parameter(self.router, experts, other.cols)
         require_parameter(self.up, *self.gate.shape)
         require_parameter(self.down, held, hidden, intermediate)
         for vector in (self.router_bias, self.selection_bias, self.expert_scale):
             require_parameter(vector, experts)
-        other = self.router_x
-        fits = other is None or (other.rows, other.cols) == (self.x.rows, self.x.cols)
-        require(fits, f"router_x {describe(other or self.x)} is not as large as x {describe(self.x)}")
+        require(other.rows is self.x.rows, f"router_x {describe(other)} has other rows than x {describe(self.x)}")
         for bias, cols in ((self.gate_bias, intermediate), (self.up_bias, intermediate), (self.down_bias, hidden)):
             require_parameter(bias, held, cols)
             require(bias is None or bias.plain, "biases of experts must be plain parameters")
@@ -159,9 +159,9 @@ class MoE(Op):
     def flops(self, sizes: StepSizes) -> int:
         held, intermediate, hidden = self.gate.shape
         experts = self.num_experts
-        per_expert = 6 * intermediate * hidden + 5 * intermediate + 2 * hidden
+        per_expert = 2 * len(self.products) * intermediate * hidden + 5 * intermediate + 2 * hidden
         here = self.routing.top_k * per_expert * held // experts  # if rows choose evenly
-        return sizes.rows(self.x.rows) * (2 * experts * hidden + 4 * experts + here)
+        return sizes.rows(self.x.rows) * (2 * math.prod(self.router.shape) + 4 * experts + here)
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
         if parameter not in self.expert_parameters:
@@ -176,7 +176,7 @@ class MoE(Op):
 
     @property
     def products(self) -> tuple[Parameter, ...]:
-        return self.gate, self.up, self.down
+        return tuple(dict.fromkeys((self.gate, self.up, self.down)))
 
     @property
     def expert_parameters(self) -> tuple[Parameter, ...]:

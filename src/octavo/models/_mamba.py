@@ -1,0 +1,133 @@
+"""Mamba 2 in a layer, as several families have it: its heads, the names and order of its weights, and its graph.
+
+Dao and Gu, arXiv 2405.21060.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops.recurrence import ScanHeads
+from octavo.graph.ops.rowwise import GatedActivation
+from octavo.graph.values import Value
+from octavo.models._reading import MAX_WIDTH, ConfigReader
+from octavo.models._weights import Flatten, NegativeExp, Split, Transform
+
+_STEM = "layers.*.mamba."
+# Of steps, as Python and as transformers write infinity.
+_NO_LIMITS = ((0.0, math.inf), [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+
+NO_HEADS = ScanHeads(1, 1, 1, 1)
+"""The heads of a configuration that no file has given yet."""
+
+
+def mamba_names(stem: str = _STEM) -> dict[str, str]:
+    """Names in GGUF files, and in safetensors files under `stem`."""
+    return {
+        "blk.*.ssm_in": _STEM + "in_proj",
+        "blk.*.ssm_conv1d": _STEM + "conv1d",
+        "blk.*.ssm_a": _STEM + "decay.weight",
+        "blk.*.ssm_d": _STEM + "skip.weight",
+        "blk.*.ssm_dt": _STEM + "dt",
+        "blk.*.ssm_norm": _STEM + "norm",
+        "blk.*.ssm_out": _STEM + "out_proj",
+        stem + "A_log": _STEM + "decay.weight",
+        stem + "D": _STEM + "skip.weight",
+        stem + "dt_bias": _STEM + "dt.bias",
+        **({} if stem == _STEM else {stem + part: _STEM + part for part in ("in_proj", "conv1d", "norm", "out_proj")}),
+    }
+
+
+def mamba_rows(scan: ScanHeads) -> tuple[int, int, int]:
+    """Rows of the gate, of x, b and c, and of the steps."""
+    inner = scan.num_heads * scan.head_dim
+    return inner, inner + 2 * scan.num_groups * scan.state_dim, scan.num_heads
+
+
+def mamba_transforms() -> tuple[Transform, ...]:
+    """Those of a configuration with the heads `scan`."""
+    parts = tuple(f"{_STEM}{part}_proj" for part in ("z", "xbc", "dt"))
+
+    def heads(cfg: Any) -> int:
+        count: int = cfg.scan.num_heads
+        return count
+
+    return (
+        Split(_STEM + "in_proj", parts, lambda c: mamba_rows(c.scan)),
+        NegativeExp(_STEM + "decay", "safetensors"),
+        Flatten(_STEM + "conv1d", rows=lambda c: mamba_rows(c.scan)[1]),
+        Flatten(_STEM + "decay", rows=heads),
+        Flatten(_STEM + "skip", rows=heads),
+        Flatten(_STEM + "norm", rows=lambda c: c.scan.num_groups),
+    )
+
+
+def scan_from_gguf(reader: ConfigReader) -> ScanHeads:
+    """The heads by the keys of GGUF files. Raises ModelLoadError naming the key."""
+    inner, heads = reader.integer("ssm.inner_size", high=MAX_WIDTH), reader.integer("ssm.time_step_rank")
+    if inner % heads:
+        raise reader.error("ssm.inner_size", inner, f"must be a multiple of {heads} heads")
+    scan = ScanHeads(
+        num_heads=heads,
+        head_dim=inner // heads,
+        num_groups=reader.integer("ssm.group_count"),
+        state_dim=reader.integer("ssm.state_size", high=MAX_WIDTH),
+    )
+    return checked_scan(reader, "ssm.group_count", scan)
+
+
+def scan_from_hf(reader: ConfigReader) -> ScanHeads:
+    """The heads by the keys of Granite, Bamba and Falcon H1, which begin with `mamba_`. Raises as `scan_from_gguf`."""
+    check_steps(reader)
+    heads = reader.integer("mamba_n_heads", 128)
+    inner = reader.integer("mamba_expand", 2) * reader.integer("hidden_size", high=MAX_WIDTH)
+    inner = reader.integer("mamba_d_ssm", inner, high=MAX_WIDTH)
+    if reader.values.get("mamba_d_head") == "auto":
+        reader = reader.replaced("mamba_d_head", inner // heads)
+    scan = ScanHeads(
+        num_heads=heads,
+        head_dim=reader.integer("mamba_d_head", inner // heads, high=MAX_WIDTH),
+        num_groups=reader.integer("mamba_n_groups", 1),
+        state_dim=reader.integer("mamba_d_state", 256, high=MAX_WIDTH),
+    )
+    return checked_scan(reader, "mamba_n_groups", scan)
+
+
+def check_steps(reader: ConfigReader) -> None:
+    """Raises ModelLoadError if config.json limits the steps."""
+    limits = reader.values.get("time_step_limit")
+    if limits is not None and limits not in _NO_LIMITS:
+        raise reader.error("time_step_limit", limits, "must be [0, infinity]: steps are not limited")
+
+
+def checked_scan(reader: ConfigReader, key: str, scan: ScanHeads) -> ScanHeads:
+    """key: of the groups. Raises ModelLoadError unless the heads share them, and are not too wide."""
+    if scan.num_heads % scan.num_groups:
+        raise reader.error(key, scan.num_groups, f"does not divide {scan.num_heads} heads")
+    if scan.num_heads * scan.head_dim > MAX_WIDTH:
+        raise reader.error(key, scan.num_groups, f"{scan.num_heads} heads of {scan.head_dim} are too wide")
+    return scan
+
+
+def has_mamba(g: Graph, layer: int) -> bool:
+    """True if the weights of a layer include those of a state space."""
+    return f"layers.{layer}.mamba.conv1d.weight" in g.weights
+
+
+def mamba2(g: Graph, x: Value, scan: ScanHeads, layer: int, eps: float) -> Value:
+    """The state space of a layer, with its convolution, gate and norm: [TOKENS, hidden].
+
+    The heads of each group are normalized by themselves.
+    """
+    stem = f"layers.{layer}.mamba."
+    z, xbc, dt = (g.linear(x, f"{stem}{part}_proj") for part in ("z", "xbc", "dt"))
+    out = g.selective_scan(g.short_conv(xbc, stem + "conv1d", "silu"), dt, stem.removesuffix("."), scan)
+    out = g.rms_norm(g.add(GatedActivation(z, out, "silu")), stem + "norm", eps, group_cols(scan))
+    return g.linear(out, stem + "out_proj")
+
+
+def group_cols(scan: ScanHeads) -> int:
+    """The columns of the heads of a group."""
+    return scan.num_heads * scan.head_dim // scan.num_groups

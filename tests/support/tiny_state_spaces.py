@@ -1,0 +1,175 @@
+"""Tiny random models of the families with Mamba's state spaces, and what converters to GGUF make of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from transformers import NemotronHConfig, PreTrainedConfig
+
+from tests.support.tiny_sizes import SIZES
+
+_SIZES = {**SIZES, "num_hidden_layers": 4}
+_NEMOTRON = {
+    **{key: value for key, value in SIZES.items() if key != "num_hidden_layers"},
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 2,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 40,
+}
+
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "nemotron-h": lambda: NemotronHConfig(**_NEMOTRON, hybrid_override_pattern="M-M*-"),
+    "nemotron-h-moe": lambda: NemotronHConfig(
+        **_NEMOTRON,
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe", "linear_attention"],
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        routed_scaling_factor=2.5,
+    ),
+    "nemotron-h-latent": lambda: NemotronHConfig(
+        **_NEMOTRON,
+        layers_block_type=["moe", "linear_attention", "mlp", "full_attention", "moe"],
+        n_routed_experts=8,
+        moe_latent_size=32,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        use_bias=True,
+        mlp_bias=True,
+        use_conv_bias=False,
+        conv_kernel=3,
+    ),
+}
+
+# GGUF files have no place for what makes these special.
+WITHOUT_GGUF: set[str] = set()
+
+Tensors = dict[str, NDArray[np.float32]]
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+def gguf_architecture(config: PreTrainedConfig) -> str | None:
+    """The name of the architecture in GGUF files; None: the model is of another file of tests."""
+    if config.model_type == "nemotron_h":
+        return "nemotron_h_moe" if "moe" in config.layers_block_type else "nemotron_h"
+    return None
+
+
+def save_gguf(config: PreTrainedConfig, tensors: Tensors, path: Path) -> Path:
+    """The model as llama.cpp's converter writes it, under the names of the gguf package, every tensor as F32."""
+    name = gguf_architecture(config)
+    assert name is not None
+    architecture = next(a for a, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
+    writer = gguf.GGUFWriter(path, name)
+    add_decoder_metadata(writer, config)
+    _add_nemotron(writer, config)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, array in _converted(config, _stacked(tensors)):
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        known = names.get_name(name, (".weight", ".bias"))
+        assert known is not None, name
+        writer.add_tensor(known, np.ascontiguousarray(array, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_decoder_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    """The keys that all have, and a tokenizer of as many tokens."""
+    eps = "layer_norm_epsilon" if hasattr(config, "layer_norm_epsilon") else "rms_norm_eps"
+    writer.add_layer_norm_rms_eps(getattr(config, eps))
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges(["t 1"])
+
+
+def _add_nemotron(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    kinds, has_experts = config.layers_block_type, "moe" in config.layers_block_type
+    _add_heads(writer, [config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds])
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    width, kind = (config.moe_intermediate_size, "moe") if has_experts else (config.intermediate_size, "mlp")
+    writer.add_feed_forward_length([width if other == kind else 0 for other in kinds])
+    _add_scan(
+        writer,
+        inner=config.mamba_num_heads * config.mamba_head_dim,
+        heads=config.mamba_num_heads,
+        groups=config.n_groups,
+        state=config.ssm_state_size,
+        taps=config.conv_kernel,
+    )
+    if has_experts:
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.moe_latent_size is not None:
+        writer.add_moe_latent_size(config.moe_latent_size)
+
+
+def _add_heads(writer: gguf.GGUFWriter, counts: list[int]) -> None:
+    writer.add_head_count_kv(counts)
+
+
+def _add_scan(writer: gguf.GGUFWriter, *, inner: int, heads: int, groups: int, state: int, taps: int) -> None:
+    writer.add_ssm_conv_kernel(taps)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_group_count(groups)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_time_step_rank(heads)
+
+
+def _stacked(tensors: Tensors) -> Tensors:
+    """Experts as stacks."""
+    whole: Tensors = {}
+    parts: dict[str, list[NDArray[np.float32]]] = {}
+    for name, array in tensors.items():
+        stack = _EXPERT.sub(".experts.", name)
+        if stack == name:
+            whole[name] = array
+        else:
+            parts.setdefault(stack, []).append(array)
+    return whole | {name: np.stack(arrays) for name, arrays in parts.items()}
+
+
+def _converted(config: PreTrainedConfig, tensors: Tensors) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """The tensors of a file, still under the names of transformers."""
+    groups = next((n for key in ("n_groups", "mamba_n_groups") if (n := getattr(config, key, None))), 1)
+    for name, array in tensors.items():
+        if name.endswith("A_log"):
+            yield name, -np.exp(array[:, None])
+        elif name.endswith(".D"):
+            yield name, array[:, None]
+        elif name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
+            yield name, array.reshape(groups, -1)
+        elif name.endswith("conv1d.weight"):
+            yield name, array[:, 0]
+        elif name.endswith("dt_bias"):
+            yield name.replace("dt_bias", "dt_proj.bias"), array
+        elif ".mixer.experts." in name:
+            yield name.replace("backbone.", "model.").replace(".mixer.", ".mlp."), array
+        else:
+            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), array
