@@ -406,6 +406,14 @@ def test_bodies_with_images_may_be_larger(server: ScriptedServer) -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (413, "the body is larger than 8388608 bytes")
 
 
+def test_bodies_are_small_where_no_model_sees(smollm2_tokenizer: Tokenizer) -> None:
+    """But for a model that was not loaded yet, of which nobody knows."""
+    with scripted_server(smollm2_tokenizer, "openai") as blind:
+        answer = blind.post("/v1/chat/completions", chat(text("a" * (9 << 20))))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        assert "larger than 8388608 bytes" in answer.json()["error"]["message"]
+
+
 def test_templates_show_images_where_they_are_applied(server: ScriptedServer) -> None:
     prompt = server.post("/apply-template", chat(text("a"), URL)).json()["prompt"]
     assert prompt.startswith(f"{USER}a<|vision_start|><|image_pad|><|vision_end|><|im_end|>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -20,6 +21,7 @@ from octavo.server.models.served_adapters import ServedAdapter
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
+from tests.support.seeing import SETTINGS
 
 SIZE = 100
 
@@ -93,6 +95,21 @@ def test_the_longest_unused_model_makes_room(run: Callable[..., None]) -> None:
         assert states(manager) == "a:loaded b:unloaded c:loaded d:unloaded"
         assert loader.num_loads == 3
         assert manager.entry("b").info is not None  # what is known of it stays known
+
+    run(test)
+
+
+def test_a_model_may_see_until_it_is_known_that_none_does(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, _loader: CountingLoader) -> None:
+        for name in "abcd":
+            assert manager.may_see  # the next one was not loaded yet
+            async with manager.use(name):
+                pass
+        assert not manager.may_see
+        entry = manager.entry("b")
+        assert entry.info is not None
+        entry.info = dataclasses.replace(entry.info, images=SETTINGS)
+        assert manager.may_see  # though it is not loaded
 
     run(test)
 

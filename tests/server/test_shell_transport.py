@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import gzip
 import itertools
+import json
 import logging
+import select
 import socket
 import ssl
 import subprocess
@@ -458,6 +460,31 @@ def test_connections_beyond_the_limit() -> None:
             sock.close()
         wait_until(lambda: shell.probe.num_closed == 4)
         assert shell.get("/v1/models").status == 200
+
+
+def test_bodies_of_one_key_leave_room_for_those_of_others() -> None:
+    """32 bodies are read at once, of which a quarter is for the other key of two."""
+    body = json.dumps(GOOD).encode().ljust(1000)
+
+    def sent(key: str, content: bytes) -> socket.socket:
+        sock = shell.connect()
+        headers = {"Content-Length": "1000", "Authorization": f"Bearer {key}"}
+        sock.sendall(request(CHAT, None, {"Content-Type": "application/json", **headers}) + content)
+        return sock
+
+    with running_shell(api_key=("first", "second"), max_body_bytes=1000) as shell:
+        socks = {sent("first", body[:-1]) for _ in range(25)}
+        refused, _, _ = select.select(socks, [], [], 20)
+        assert len(refused) == 1
+        assert read_reply(refused[0]).error == (503, "server_error", None, "server_overloaded")
+        refused[0].close()
+        other = sent("second", body)
+        assert read_reply(other).status == 200
+        for sock in socks - set(refused):
+            sock.sendall(body[-1:])
+            assert read_reply(sock).status == 200
+            sock.close()
+        other.close()
 
 
 @pytest.fixture(scope="module")

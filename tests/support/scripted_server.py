@@ -98,7 +98,7 @@ def scripted_server(
     manager = ModelManager({model.name: EngineConfig(model="fake")}, ReadyLoader(model))
     # octavo.server.protocols.FAMILY.routes, octavo.server.endpoints.FAMILY
     modules = [module for module in route_modules() if module.__name__.split(".")[3] in families]
-    app = build_app(config, modules, lambda *_: None)
+    app = build_app(config, modules, lambda *_: None, may_see=lambda: manager.may_see)
     app.state.server = ServerState(config=config, models=manager, admission=Admission(config))
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:  # without it asyncio leaves Nagle on: 40 ms an answer
         listener.bind(("127.0.0.1", 0))

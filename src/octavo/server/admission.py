@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -21,6 +20,7 @@ import anyio
 
 from octavo.errors import GenerationTimeoutError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
+from octavo.server.http.shares import Shares
 
 if TYPE_CHECKING:
     from octavo.server.config import ServerConfig
@@ -109,36 +109,11 @@ class Ticket:
 
 
 @dataclass
-class _Shares:
-    """Places in a queue, and the tenants that have them. num_tenants: those with a reserved share; 0: there is none."""
-
-    limit: int
-    num_tenants: int
-    taken: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def total(self) -> int:
-        return self.taken.total()
-
-    def add(self, tenant: str, count: int) -> None:
-        """Takes places, or gives them back."""
-        self.taken[tenant] += count
-        if not self.taken[tenant]:
-            del self.taken[tenant]
-
-    def open_to(self, tenant: str) -> int:
-        """The number of places that this tenant may take: not those that are reserved for others."""
-        share = self.limit // (2 * self.num_tenants) if self.num_tenants > 1 else 0
-        used = sum(min(count, share) for name, count in self.taken.items() if name != tenant)
-        return self.limit - self.total - max(0, share * (self.num_tenants - 1) - used)
-
-
-@dataclass
 class _Lane:
     """The requests of one model. places: of sequences. tokens: of waiting prompt tokens."""
 
-    places: _Shares
-    tokens: _Shares
+    places: Shares
+    tokens: Shares
     tickets: dict[Ticket, None] = field(default_factory=dict)  # in order of arrival; clients may repeat an id
     _mean_stay_s: float = 0.0  # of requests that were answered
     _mean_in_flight: float = 0.0  # sequences, when these ended
@@ -169,7 +144,7 @@ class _Lane:
             raise self._overloaded(message + self._reserved(self.tokens), num_sequences)
 
     @staticmethod
-    def _reserved(shares: _Shares) -> str:
+    def _reserved(shares: Shares) -> str:
         return ", and some of them are for other API keys" if shares.num_tenants > 1 else ""
 
     def _overloaded(self, message: str, num_sequences: int) -> OverloadedError:
@@ -291,7 +266,7 @@ class Admission:
         if lane is None:
             limit = model.info.max_num_seqs + self._config.max_queue
             max_tokens = self._config.max_queued_tokens or _CONTEXTS_QUEUED * model.info.max_model_len
-            places, tokens = (_Shares(number, self._num_tenants) for number in (limit, max_tokens))
+            places, tokens = (Shares(number, self._num_tenants) for number in (limit, max_tokens))
             lane = self._lanes[model.model_name] = _Lane(places, tokens)
         return lane
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves `state`, with all routes that there are."""
-    app = build_app(state.config, route_modules(), state.metrics.http_request, state.batches.salt)
+    app = build_app(
+        state.config, route_modules(), state.metrics.http_request, state.batches.salt, lambda: state.models.may_see
+    )
     if state.metrics.tracer is not None:
         app.add_middleware(trace_context)
     app.state.server = state
@@ -41,11 +43,16 @@ def create_app(state: ServerState) -> FastAPI:
 
 
 def build_app(
-    config: ServerConfig, modules: Iterable[ModuleType], count: RequestCounter, salt: bytes | None = None
+    config: ServerConfig,
+    modules: Iterable[ModuleType],
+    count: RequestCounter,
+    salt: bytes | None = None,
+    may_see: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
     """An application with the routes of these modules.
 
-    count: called with every answer. salt: of the names of API keys, None: a new one.
+    count: called with every answer. salt: of the names of API keys, None: a new one. may_see: whether a model takes
+    images at the moment.
     """
     app = _Application(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.keep_alive_s = config.keep_alive
@@ -63,7 +70,8 @@ def build_app(
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
     routes = app.state.routes = RouteTable(app.routes, public, bodiless, with_images)
-    app.add_middleware(Guard, config=config, routes=routes, count=count, salt=salt or secrets.token_bytes(16))
+    salt = salt or secrets.token_bytes(16)
+    app.add_middleware(Guard, config=config, routes=routes, count=count, salt=salt, may_see=may_see)
     return app
 
 

@@ -61,7 +61,7 @@ class ServerConfig:
     queue_timeout: float = option(60.0, "maximum time in the queue before the computation begins")
     request_timeout: float = option(600.0, "maximum time of a request")
     max_body_bytes: int | None = option(
-        None, "maximum size of a request body; default: 8 MiB, and 64 MiB for routes that take images"
+        None, "maximum size of a request body; default: 8 MiB, and 64 MiB for routes that take images if a model sees"
     )
     max_image_pixels: int = option(50_000_000, "maximum pixels of an image, as its file has them")
     max_items_per_request: int = option(16, "maximum number of images in a request")

@@ -22,9 +22,10 @@ from octavo.server.http.access_log import AccessRecord, accepted_request_id
 from octavo.server.http.in_memory import BATCH, BatchCaller
 from octavo.server.http.json_body import quote
 from octavo.server.http.route_table import Dialect, Headers, RouteTable
+from octavo.server.http.shares import Shares
 
 CLIENT_CLOSED_REQUEST = 499  # only for the log
-# The limit on all bodies that are being read, as a multiple of the largest one.
+# The limit on all bodies that are being read, as a multiple of the largest one without images.
 NUM_BUFFERED_BODIES = 32
 
 _LINGER_S = 2.0
@@ -41,15 +42,24 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, *, config: ServerConfig, routes: RouteTable, count: RequestCounter, salt: bytes
+        self,
+        app: ASGIApp,
+        *,
+        config: ServerConfig,
+        routes: RouteTable,
+        count: RequestCounter,
+        salt: bytes,
+        may_see: Callable[[], bool],
     ) -> None:
         self._app = app
         self._config = config
-        self._keys = ApiKeys(configured_keys(config), salt, admin_keys(config))
+        keys = configured_keys(config)
+        self._keys = ApiKeys(keys, salt, admin_keys(config))
+        self._may_see = may_see
         self._routes = routes
         self._count = count
         self._origins = OriginRules(config.host, bool(self._keys), config.cors_origin)
-        self._num_buffered = 0
+        self._buffered = Shares(NUM_BUFFERED_BODIES * config.body_limit(with_images=False), len(keys))  # bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, client = dict(scope["headers"]), scope.get("client")
@@ -100,14 +110,17 @@ class Guard:
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
         reads = exchange.has_more and self._routes.reads_body(route)
-        limit = self._config.body_limit(with_images=self._routes.takes_images(route))
-        state["body"] = await self._read_body(exchange, limit) if reads else b""
+        limit = self._config.body_limit(with_images=self._routes.takes_images(route) and self._may_see())
+        state["body"] = await self._read_body(exchange, limit, state["tenant"]) if reads else b""
         if scope["method"] == "HEAD":  # the same as GET; the web server drops the body (RFC 9110, section 9.3.2)
             scope = {**scope, "method": "GET"}
         await self._app(scope, exchange.receive, exchange.send)
 
-    async def _read_body(self, exchange: _Exchange, limit: int) -> bytes:
-        """Reads the whole body, of at most `limit` bytes. Raises ApiError 408, 413, 415 or 503."""
+    async def _read_body(self, exchange: _Exchange, limit: int, tenant: str) -> bytes:
+        """Reads the whole body, of at most `limit` bytes, which count for an API key until it is read.
+
+        Raises ApiError 408, 413, 415 or 503.
+        """
         _check_type(exchange.headers, self._origins)
         config = self._config
         too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large", headers=_CLOSE)
@@ -125,16 +138,16 @@ class Guard:
                     raise ClientGoneError
                 chunk = message["body"]
                 body += chunk
-                self._num_buffered += len(chunk)
+                self._buffered.add(tenant, len(chunk))
                 if len(body) > limit:
                     raise too_large
-                if self._num_buffered > NUM_BUFFERED_BODIES * config.body_limit(with_images=False):
+                if self._buffered.open_to(tenant) < 0:
                     text = "too many requests are being read at once"
                     raise ApiError(503, text, code="server_overloaded", headers={"Retry-After": "1"})
                 exchange.has_more = message["more_body"]
             return bytes(body)
         finally:
-            self._num_buffered -= len(body)
+            self._buffered.add(tenant, -len(body))
 
 
 class _Exchange:

@@ -167,6 +167,11 @@ class ModelManager:
         """True while somebody uses a model, or waits for it."""
         return any(entry.residency is not None and entry.residency.num_users for entry in self.entries)
 
+    @property
+    def may_see(self) -> bool:
+        """True if a model takes images, or was not loaded yet, so that nobody knows."""
+        return any(entry.info is None or entry.info.images is not None for entry in self._entries.values())
+
     def knows(self, name: str) -> bool:
         """True if a model or an adapter has this name."""
         return self.names.find(name) is not None or self.adapters.find(name) is not None

@@ -1,0 +1,34 @@
+"""Places that the API keys of a server share: half is reserved in equal parts, so that no key can take everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Shares:
+    """Places, such as those of a queue or bytes, and the tenants that have them.
+
+    limit: of all places. num_tenants: those with a reserved share; 0: there is none.
+    """
+
+    limit: int
+    num_tenants: int
+    taken: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        return self.taken.total()
+
+    def add(self, tenant: str, count: int) -> None:
+        """Takes places, or gives them back."""
+        self.taken[tenant] += count
+        if not self.taken[tenant]:
+            del self.taken[tenant]
+
+    def open_to(self, tenant: str) -> int:
+        """The number of places that this tenant may take: not those that are reserved for others."""
+        share = self.limit // (2 * self.num_tenants) if self.num_tenants > 1 else 0
+        used = sum(min(count, share) for name, count in self.taken.items() if name != tenant)
+        return self.limit - self.total - max(0, share * (self.num_tenants - 1) - used)
