@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from octavo.engine import engine_thread
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
 from octavo.engine.kv import disk_store
-from octavo.engine.kv.block_tier import BlockRow, opened
+from octavo.engine.kv.block_tier import BlockRow, as_one, opened
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.disk_store import DiskStore, open_disk_store
 from octavo.engine.kv.segment import RecordHead, SegmentHead
@@ -79,6 +80,18 @@ def test_records_are_there_while_they_are_written_and_after_a_restart(tmp_path: 
     assert check(open_store(fill(tmp_path / "b").parent)) == len(KEYS)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "a").iterdir())
+
+
+def test_records_of_one_load_are_an_array_without_a_copy(tmp_path: Path) -> None:
+    fill(tmp_path / "a")
+    records = open_store(tmp_path / "a").load(KEYS).wait(10)
+    rows = [opened(key, record, BLOCK) for key, record in zip(KEYS, records or (), strict=True)]  # type: ignore[arg-type]
+    wanted = np.stack([block(i) for i in range(len(KEYS))])
+    for chosen in ([0, 1, 2, 3], [0, 2, 4], [3], [1, 1], [0, 1, 3], [2, 1]):
+        array = as_one([rows[i] for i in chosen])  # type: ignore[misc]
+        assert (array == wanted[chosen]).all()
+        assert np.shares_memory(array, rows[chosen[0]]) == (chosen in ([0, 1, 2, 3], [0, 2, 4], [1, 1]))  # type: ignore[arg-type]
+    assert not np.shares_memory(as_one([block(0), block(0)]), block(0))
 
 
 def test_a_discarded_record_does_not_come_back(tmp_path: Path) -> None:
@@ -247,19 +260,19 @@ def test_a_disk_that_takes_no_more_costs_time_only(
 ) -> None:
     segment = fill(tmp_path / "a")
     content = segment.read_bytes()
-    write, opens = os.pwrite, os.open
+    write, opens = os.pwritev, os.open
 
-    def full(file: int, data: memoryview, offset: int) -> int:
-        if len(data) < 60:
+    def full(file: int, pieces: Sequence[memoryview], offset: int) -> int:
+        if sum(map(len, pieces)) < 60:
             raise OSError(code, os.strerror(code))
-        return write(file, data[:50], offset)
+        return write(file, [b"".join(pieces)[:50]], offset)
 
     def read_only(path: Path, flags: int, *args: int) -> int:
         if flags & (os.O_RDWR | os.O_WRONLY):
             raise OSError(code, os.strerror(code))
         return opens(path, flags, *args)
 
-    monkeypatch.setattr(os, "open" if code == errno.EROFS else "pwrite", read_only if code == errno.EROFS else full)
+    monkeypatch.setattr(os, "open" if code == errno.EROFS else "pwritev", read_only if code == errno.EROFS else full)
     store = open_store(tmp_path / "a")
     for i in range(6, 12):
         store.save(bytes([i]) * 32, block(i))
@@ -283,6 +296,27 @@ def test_a_folder_of_others_or_none_is_not_used(tmp_path: Path, caplog: pytest.L
     assert "others may write to it" in caplog.text
     (tmp_path / "file").write_text("")
     assert open_disk_store(tmp_path / "file", identity, 1 << 20, "tiny") is None
+
+
+def test_a_writer_pauses_beside_decoding_but_not_if_the_queue_fills_or_somebody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write takes 10 ms of a clock that the test moves, of which the writer may use a hundredth."""
+    clock, pauses = iter(i * 0.01 for i in range(1000)), []
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(disk_store, "_MAX_QUEUED_BYTES", 4 * BLOCK)
+    store, may_write = open_store(tmp_path / "a"), threading.Event()
+    store._writing.submit(may_write.wait)
+    monkeypatch.setattr(store._is_hurried, "wait", pauses.append)
+    for i in range(4):
+        assert store.save(KEYS[i], block(i))
+    may_write.set()
+    store.flush()
+    assert pauses == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    monkeypatch.undo()
+    store.save(KEYS[4], block(4))
+    store.close()  # ends the pause
+    assert len(found(open_store(tmp_path / "a"))) == 5
 
 
 def test_heads_are_what_they_were() -> None:

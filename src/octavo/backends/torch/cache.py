@@ -172,12 +172,18 @@ class PagedCache:
                 rows = array.flatten(1).view(torch.uint8)
                 end = begin + rows.shape[1]
                 if writes:
-                    given = torch.from_numpy(np.array(moved.data[:, begin:end])).to(self.device)
+                    given = self._staging(moved.data[:, begin:end].shape)
+                    given.numpy()[:] = moved.data[:, begin:end]
+                    given = given.to(self.device, non_blocking=True)
                     for row, block_id in enumerate(moved.block_ids.tolist()):  # one may come twice: the last stays
                         rows[block_id].copy_(given[row])
                 else:
-                    moved.data[:, begin:end] = rows[ids].cpu().numpy()
+                    moved.data[:, begin:end] = self._staging((len(ids), end - begin)).copy_(rows[ids]).numpy()
                 begin = end
+
+    def _staging(self, shape: tuple[int, ...]) -> Tensor:
+        """Bytes in main memory on their way to or from the cache: pinned under CUDA, which copies those faster."""
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
 
 def layer_bytes(kv: KVCache, dtype: torch.dtype) -> int:

@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from octavo.backends.checksums import checksum
 from octavo.batch import Batch, BlockBytes
 from octavo.engine.kv.block_pool import BlockPool
 from octavo.engine.kv.cache_identity import is_states_key
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BlockRow = NDArray[np.uint8]
-StoredRecord: TypeAlias = "bytes | BlockRow | None"
+StoredRecord: TypeAlias = "bytes | memoryview | BlockRow | None"
 """`sealed` bytes; or those of a block that never left the memory of this process; None: it is gone."""
 _T = TypeVar("_T")
 
@@ -315,19 +318,32 @@ def _memory(lost: dict[int, bytes], num_bytes: int) -> BlockBytes:
 
 
 def _content(loads: Sequence[LoadedBlock]) -> BlockBytes:
-    return BlockBytes(np.array([each.block_id for each in loads], np.int32), np.stack([each.data for each in loads]))
+    return BlockBytes(np.array([each.block_id for each in loads], np.int32), as_one([each.data for each in loads]))
+
+
+def as_one(rows: Sequence[BlockRow]) -> NDArray[np.uint8]:
+    """Rows of equal size as an array [B, bytes]. Those that one read of a file gave are not copied."""
+    starts = [row.__array_interface__["data"][0] for row in rows]
+    steps = {later - sooner for sooner, later in pairwise(starts)}
+    owners = [getattr(row.base, "obj", None) for row in rows]  # of the memory, if the base is a view of it
+    if len(steps) != 1 or min(steps) < 0 or owners[0] is None or any(owner is not owners[0] for owner in owners):
+        return np.stack(rows)
+    return as_strided(rows[0], (len(rows), rows[0].nbytes), (steps.pop(), 1), writeable=False)
 
 
 def sealed(key: bytes, data: BlockRow) -> bytes:
     """The record of a block: a digest of its key and bytes, and these."""
-    content = data.data
-    return b"".join((hashlib.blake2b(content, key=key, digest_size=DIGEST_BYTES).digest(), content))
+    return b"".join((digest_of(key, data.data), data.data))
 
 
-def opened(key: bytes, record: bytes, block_bytes: int) -> BlockRow | None:
+def digest_of(key: bytes, content: memoryview) -> bytes:
+    """The beginning of a record: shows damage and a record of another key, but no forgery. As fast as memory is."""
+    return hashlib.blake2b(checksum(content).to_bytes(8, "little"), key=key, digest_size=DIGEST_BYTES).digest()
+
+
+def opened(key: bytes, record: bytes | memoryview, block_bytes: int) -> BlockRow | None:
     """The bytes of a block from its record; None if that is damaged, or of another block."""
     content = memoryview(record)[DIGEST_BYTES:]  # not a copy of it
-    digest = hashlib.blake2b(content, key=key, digest_size=DIGEST_BYTES).digest()
-    if len(content) != block_bytes or digest != record[:DIGEST_BYTES]:
+    if len(content) != block_bytes or digest_of(key, content) != record[:DIGEST_BYTES]:
         return None
     return np.frombuffer(content, np.uint8)

@@ -21,10 +21,12 @@ from contextlib import suppress
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from octavo.backends.kept_files import WrongFileError, check_private
-from octavo.engine.kv.block_tier import BlockRow, sealed
+from octavo.engine.kv.block_tier import BlockRow, StoredRecord, digest_of, sealed
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.segment import RECORD_HEAD_BYTES, SEGMENT_HEAD_BYTES, RecordHead, Segment, SegmentHead
 
@@ -33,9 +35,13 @@ logger = logging.getLogger(__name__)
 _MAX_SEGMENT_BYTES = 256 << 20
 _SEGMENTS_AT_LIMIT = 4  # at least as many, so that the oldest is a part of what is kept
 _MAX_QUEUED_BYTES = 256 << 20  # that wait to be written; what comes then is not kept
+_WRITING_SHARE = 0.01  # of a core, while there is room in the queue: decoding goes on beside it
 _REFRESH_S = 1.0  # between two looks at what another process has written
 _LOCK = "writer.lock"
 _NAME = re.compile(r"\d{8}\.octkv")
+
+
+_Piece: TypeAlias = "bytes | memoryview"  # of what is written
 
 
 class _Place(NamedTuple):
@@ -45,7 +51,7 @@ class _Place(NamedTuple):
 
 
 class _ReadRecords(NamedTuple):
-    records: list[bytes | None]
+    records: list[StoredRecord]
     seconds: float
 
 
@@ -60,7 +66,7 @@ class DiskArrival:
         """See `Arrival`."""
         return self._reading.result().seconds
 
-    def wait(self, timeout_s: float) -> list[bytes | None] | None:
+    def wait(self, timeout_s: float) -> list[StoredRecord] | None:
         """See `Arrival`."""
         wait([self._reading], timeout_s)
         return self._reading.result().records if self._reading.done() else None
@@ -86,6 +92,7 @@ class DiskStore:
         self._index: dict[bytes, _Place] = {}
         self._queued: dict[bytes, BlockRow] = {}
         self._num_queued_bytes = 0
+        self._is_hurried = threading.Event()  # somebody waits until all is written
         self._used: set[bytes] = set()  # since they were written
         self._pinned: dict[bytes, float] = {}  # until a time
         self._to_append: deque[tuple[bytes, _Place]] = deque()  # again, from segments that were removed
@@ -115,8 +122,7 @@ class DiskStore:
         begun_at = time.monotonic()
 
         def read() -> _ReadRecords:
-            records = [self._read(key) for key in keys]
-            return _ReadRecords(records, time.monotonic() - begun_at)
+            return _ReadRecords(self._read(keys), time.monotonic() - begun_at)
 
         self.touch(keys)
         return DiskArrival(self._reading.submit(read))
@@ -155,10 +161,12 @@ class DiskStore:
 
     def flush(self) -> None:
         """Waits until all is written."""
-        self._writing.submit(lambda: None).result()
+        self._is_hurried.set()
+        self._writing.submit(self._is_hurried.clear).result()
 
     def close(self) -> None:
         """Writes what is queued, and lets another process write."""
+        self._is_hurried.set()
         self._writing.shutdown()
         self._reading.shutdown()
         if self._writer_lock >= 0:
@@ -201,12 +209,20 @@ class DiskStore:
             self._index = {key: place for key, place in self._index.items() if place.segment is not segment}
             self._used &= self._index.keys()
 
-    def _read(self, key: bytes) -> bytes | None:
+    def _read(self, keys: Sequence[bytes]) -> list[StoredRecord]:
+        """The records, those of files in one piece of memory. What cannot be read is an empty one."""
         with self._lock:
-            place, data = self._index.get(key), self._queued.get(key)
-        if place is None:
-            return None if data is None else sealed(key, data)
-        return os.pread(place.segment.file.fileno(), place.num_bytes, place.offset)
+            found = [(key, self._index.get(key), self._queued.get(key)) for key in keys]
+        left = np.empty(sum(place.num_bytes for _, place, _ in found if place is not None), np.uint8).data
+        records: list[StoredRecord] = []
+        for key, place, data in found:
+            if place is None:
+                records.append(None if data is None else sealed(key, data))
+                continue
+            record, left = left[: place.num_bytes], left[place.num_bytes :]
+            count = os.preadv(place.segment.file.fileno(), [record], place.offset)
+            records.append(record.toreadonly()[:count])
+        return records
 
     def _write_next(self) -> None:
         """Writes one of those that are queued: the first that is pinned, if any is."""
@@ -216,7 +232,10 @@ class DiskStore:
             key = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
             key = next(iter(self._queued)) if key is None else key
             data = self._queued[key]
+        begun_at = time.thread_time()
         self._write(key, data)
+        room = 1.0 - self._num_queued_bytes / _MAX_QUEUED_BYTES
+        self._is_hurried.wait((time.thread_time() - begun_at) / _WRITING_SHARE * room)
 
     def _unqueue(self, key: bytes, data: BlockRow | None) -> bool:
         """Takes a record out of the queue if it has these bytes. The caller holds the lock."""
@@ -230,7 +249,8 @@ class DiskStore:
         """Appends a record; data None: the note that those before it do not count."""
         try:
             if self._can_write and self._may_write():
-                self._append(key, b"" if data is None else sealed(key, data), is_gone=data is None)
+                pieces: list[_Piece] = [] if data is None else [digest_of(key, data.data), data.data]
+                self._append(key, pieces, is_gone=data is None)
         except OSError as error:
             self._can_write = False
             logger.warning(
@@ -254,23 +274,23 @@ class DiskStore:
         self._writer_lock = file
         return True
 
-    def _append(self, key: bytes, content: bytes, *, is_gone: bool) -> None:
-        record = RecordHead(key, len(content), is_gone).content + content
-        if len(record) + SEGMENT_HEAD_BYTES > self._max_segment:
-            raise OSError(errno.EFBIG, f"a block takes {len(record)} bytes; raise prompt_cache_size")
+    def _append(self, key: bytes, content: Sequence[_Piece], *, is_gone: bool) -> None:
+        size = RECORD_HEAD_BYTES + sum(map(len, content))
+        if size + SEGMENT_HEAD_BYTES > self._max_segment:
+            raise OSError(errno.EFBIG, f"a block takes {size} bytes; raise prompt_cache_size")
         with self._scanning:
-            self._append_record(key, record, len(content), is_gone=is_gone)
+            self._append_record(key, content, is_gone=is_gone)
             while self._to_append:
                 old_key, place = self._to_append.popleft()
-                content = os.pread(place.segment.file.fileno(), place.num_bytes, place.offset)
-                record = RecordHead(old_key, len(content)).content + content
-                self._append_record(old_key, record, len(content), is_gone=False)
+                record = os.pread(place.segment.file.fileno(), place.num_bytes, place.offset)
+                self._append_record(old_key, [record], is_gone=False)
 
-    def _append_record(self, key: bytes, record: bytes, num_bytes: int, *, is_gone: bool) -> None:
-        segment = self._segment_for(len(record))
+    def _append_record(self, key: bytes, content: Sequence[_Piece], *, is_gone: bool) -> None:
+        num_bytes = sum(map(len, content))
+        segment = self._segment_for(RECORD_HEAD_BYTES + num_bytes)
         start = segment.end
-        _write_at(segment, record)
-        segment.end += len(record)
+        _write_at(segment, RecordHead(key, num_bytes, is_gone).content, *content)
+        segment.end += RECORD_HEAD_BYTES + num_bytes
         with self._lock:
             self._used.discard(key)
             if is_gone:
@@ -347,13 +367,17 @@ def _writable(segment: Segment) -> Segment:
     return Segment(segment.path, file, segment.end, is_whole=True, head=segment.head)
 
 
-def _write_at(segment: Segment, content: bytes) -> None:
+def _write_at(segment: Segment, *content: _Piece) -> None:
     """Appends to a segment, or raises OSError and leaves it as it was."""
-    file, left, end = segment.file.fileno(), memoryview(content), segment.end
+    file, left, end = segment.file.fileno(), deque(memoryview(each) for each in content), segment.end
     try:
         while left:
-            count = os.pwrite(file, left, end)
-            left, end = left[count:], end + count
+            count = os.pwritev(file, left, end)
+            end += count
+            while left and count >= len(left[0]):
+                count -= len(left.popleft())
+            if count:
+                left[0] = left[0][count:]
     except OSError:
         os.ftruncate(file, segment.end)
         raise

@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-_MAGIC, _RECORD_MAGIC = b"OCTKV001", b"REC1"
+_MAGIC, _RECORD_MAGIC = b"OCTKV002", b"REC1"
 _SEGMENT_HEAD = struct.Struct("<8s32s200s")  # magic, digest of the identity, label
 _RECORD_HEAD = struct.Struct("<4sBB2x40sQ")  # magic, is it gone, bytes of the key, key, bytes of the content
 _DIGEST_BYTES = 16
