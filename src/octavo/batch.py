@@ -175,6 +175,7 @@ class StepOutput:
     logits: Float32 | None = None  # [R, vocab] if return_logits
     values: tuple[Float32, ...] = ()  # of a segment that makes no logits: its outputs, the inputs of the next one
     hidden_states: Float32 | None = None  # [H, hidden] if there are hidden_indices: the input of the output head
+    taps: Float32 | None = None  # [H, cols], the same of `Graph.tap`, for a graph that has one
 
     @classmethod
     def unsampled(cls, num_rows: int, num_top: int = 0) -> StepOutput:

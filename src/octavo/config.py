@@ -112,11 +112,13 @@ class EngineConfig:
         "the same: ngram, off, or auto (ngram on the CPU)",
     )
     draft_model: str | None = option(
-        None, "small model with the same vocabulary that guesses next tokens: a path, hub id or short name"
+        None,
+        "small model with the same vocabulary, or EAGLE-3 head, that guesses next tokens: a path, hub id or short name",
     )
     speculative_config: dict[str, Any] | str | None = option(  # noqa: RUF009 - None cannot change
         None,
-        "the same as JSON with vLLM's keys: method (ngram, draft_model), model, revision, num_speculative_tokens, "
+        "the same as JSON with vLLM's keys: method (ngram, draft_model, eagle3, mtp), model, revision, "
+        "num_speculative_tokens, "
         "prompt_lookup_min, prompt_lookup_max",
     )
     enable_lora: bool = option(False, "make room for adapters (LoRA): each request may name one")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo.config import EngineConfig
 
 SpeculationMode = Literal["auto", "off", "ngram"]
-DraftMethod = Literal["auto", "off", "ngram", "draft_model", "mtp"]
+DraftMethod = Literal["auto", "off", "ngram", "draft_model", "mtp", "eagle3"]
 
 MAX_DRAFTS = 15  # of a sequence in one step; 16 rows fill the tiles of every kernel
 # Sequences beyond which nobody guesses, not even to learn whether it would pay: a guess takes the host about 10 us, and
@@ -32,7 +32,7 @@ class SpeculativeConfig:
     """The sources of drafts and their limits.
 
     method: auto is on the CPU n-grams and the head of a model that has one, else off; mtp is both wherever the model
-    runs; draft_model uses n-grams, too. model, revision: the draft model.
+    runs; draft_model uses n-grams, too, and so does eagle3. model, revision: the draft model, or the EAGLE-3 head.
     num_speculative_tokens: the most drafts of a sequence in a step; fewer are computed wherever fewer pay.
     prompt_lookup_min, prompt_lookup_max: the tokens that must match for an n-gram, at least two, and the most that are
     compared, at most MAX_MATCH.
@@ -95,7 +95,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         method = values["method"] = "mtp"
     if method not in get_args(DraftMethod):
         raise UsageError(f"speculative_config: method is {method!r}; it must be {', '.join(get_args(DraftMethod))}")
-    if (method == "draft_model") != ("model" in values):
+    if (method in ("draft_model", "eagle3")) != ("model" in values):
         problem = "has no use for a model" if "model" in values else "needs model, the path or name of the draft model"
         raise UsageError(f"speculative_config: method {method} {problem}")
     longest = values.get("prompt_lookup_max", MAX_MATCH)

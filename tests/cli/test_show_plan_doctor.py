@@ -32,6 +32,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from tests.support import converted_gguf, tiny_models
 from tests.support.processes import octavo, octavo_here
 from tests.support.text_models import save_byte_level_tokenizer
+from tests.support.tiny_eagle import random_eagle
 from tests.support.tiny_gguf import tiny_gguf, wide_gguf
 from tests.support.tiny_heads import tiny_head
 
@@ -147,6 +148,20 @@ def test_plan_counts_the_head_of_a_model(tmp_path: Path) -> None:
     assert "the model's own head: " in text
     assert "-md" not in text
     with LLM(str(path), max_model_len=32, kv_cache_memory=1 << 20, num_threads=1) as llm:
+        loaded = llm._session.model()
+        assert loaded.draft_executor is not None
+        assert loaded.draft_executor.weight_bytes == own["weight_bytes"]
+        assert loaded.draft_executor.cache_sizes.token_bytes == own["kv_bytes_per_token"]
+
+
+def test_plan_counts_an_eagle_head(tmp_path: Path) -> None:
+    model = tiny_models.tiny_model("llama", num_hidden_layers=6, max_position_embeddings=160)
+    model.save_pretrained(tmp_path / "model")
+    path, head = save_byte_level_tokenizer(tmp_path / "model"), random_eagle(model).save(tmp_path / "head")
+    own = json.loads(octavo_here("plan", path, "-md", head, "--ctx", "32", "--json").stdout)["draft"]
+    assert own["num_parameters"] > 96 * 64
+    assert f"-md {head}: " in octavo_here("plan", path, "-md", head, "--ctx", "32").stdout
+    with LLM(str(path), draft_model=str(head), max_model_len=32, kv_cache_memory=1 << 20, num_threads=1) as llm:
         loaded = llm._session.model()
         assert loaded.draft_executor is not None
         assert loaded.draft_executor.weight_bytes == own["weight_bytes"]

@@ -144,8 +144,8 @@ def test_the_engine_goes_on_without_a_head_that_fails(tmp_path: Path, monkeypatc
 
 
 def test_heads_that_are_other_models_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="method is 'eagle3'; it must be auto, off, ngram, draft_model, mtp"):
-        LLM(str(save_decoder(tmp_path)), speculative_config={"method": "eagle3", "model": "head"}, **OPTIONS)
+    with pytest.raises(UsageError, match="method is 'medusa'; it must be auto, off, ngram, draft_model, mtp, eagle3"):
+        LLM(str(save_decoder(tmp_path)), speculative_config={"method": "medusa", "model": "head"}, **OPTIONS)
 
 
 def test_a_model_without_a_head_is_told_so(tmp_path: Path) -> None:

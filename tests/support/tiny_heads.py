@@ -19,9 +19,11 @@ from tests.support.tiny_models import stored_tensors, tiny_model
 
 Tensors = dict[str, NDArray[np.float32]]
 
-HEADS = ["deepseek3", "glm4moe", "qwen3next", "qwen35"]
+HEADS = ["deepseek3", "glm4moe", "qwen3next", "qwen35", "mimo"]
 
-_OWN = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head.norm": "norm"}
+_PARTS = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+_QWEN_PARTS = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+_MIMO_PARTS = ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,18 @@ class TinyHead:
 
     def save(self, directory: Path, **changes: Any) -> Path:
         """The directory. changes: other values of config.json."""
-        number, is_qwen = self.num_layers, self.name.startswith("qwen")
-        tensors = {}
-        for name, array in stored_tensors(self.model).items():
-            own = f"model.layers.{number}."
-            tensors[name.replace(own, "mtp.layers.0.") if is_qwen else name] = array
-        for name, array in self.parts.items():
-            tensors[f"mtp.{_OWN[name]}.weight" if is_qwen else f"model.layers.{number}.{name}.weight"] = array
+        number = self.num_layers
+        plain = f"model.layers.{number}."
+        names = {part: f"{plain}{part}" for part in _PARTS}
+        own = plain
+        if self.name.startswith("qwen"):
+            own, names = "mtp.layers.0.", dict(zip(_PARTS, _QWEN_PARTS, strict=True))
+        if self.name == "mimo":
+            own = "model.mtp_layers.0."
+            names = {part: f"{own}{name}" for part, name in zip(_PARTS, _MIMO_PARTS, strict=True)}
+        tensors = {name.replace(plain, own): array for name, array in stored_tensors(self.model).items()}
+        tensors |= {f"{names[part]}.weight": array for part, array in self.parts.items()}
+        changes = {"model_type": "mimo", **changes} if self.name == "mimo" else changes
         config = self.model.config.to_dict() | {"num_hidden_layers": number, "num_nextn_predict_layers": 1} | changes
         if config.get("layer_types") is not None:
             config["layer_types"] = config["layer_types"][:number]
@@ -61,7 +68,7 @@ class TinyHead:
         with torch.no_grad():
             embeddings = inner.embed_tokens(torch.tensor(token_ids))
             pair = [self._norm("enorm", embeddings), self._norm("hnorm", torch.tensor(hidden))]
-            x = torch.cat(pair, dim=1) @ torch.tensor(self.parts["eh_proj"]).T
+            x = torch.cat(pair[::-1] if self.name == "mimo" else pair, dim=1) @ torch.tensor(self.parts["eh_proj"]).T
             layers, norm, kinds = inner.layers, inner.norm, getattr(inner.config, "layer_types", None)
             inner.layers, inner.norm = nn.ModuleList([layers[-1]]), nn.Identity()
             inner.config.num_hidden_layers, inner.config.layer_types = 1, kinds and kinds[-1:]
@@ -80,7 +87,7 @@ class TinyHead:
 
 def tiny_head(name: str, change: Callable[[str, torch.Tensor], None] | None = None, **options: Any) -> TinyHead:
     """change: called with each parameter of the model. options: other values of its configuration."""
-    model = tiny_model(name, **options)
+    model = tiny_model("qwen2" if name == "mimo" else name, **options)
     if change is not None:
         with torch.no_grad():
             for parameter_name, parameter in model.named_parameters():
@@ -102,6 +109,6 @@ def agreeing_head(name: str, **options: Any) -> TinyHead:
     head = tiny_head(name, change, **options)
     width = head.model.config.hidden_size
     one = np.full(width, 0.0 if name.startswith("qwen") else 1.0, np.float32)
-    projection = np.eye(width, 2 * width, dtype=np.float32)
+    projection = np.eye(width, 2 * width, width if name == "mimo" else 0, dtype=np.float32)
     norm = head.model.model.norm.weight.detach().float().numpy()
     return TinyHead(name, head.model, {"eh_proj": projection, "enorm": one, "hnorm": one, "shared_head.norm": norm})

@@ -290,6 +290,7 @@ class ReferenceExecutor:
             output.logits = step.values[graph.output][:count]
         if hidden is not None:
             output.hidden_states = step.values[hidden][count:]
+            output.taps = None if graph.tap is None else step.values[graph.tap][count:]
         return output
 
     def start(self, batch: Batch) -> _RankStep:

@@ -93,17 +93,21 @@ def _headers(model: str, options: Options) -> Iterator[tuple[Checkpoint, str | N
 
 
 def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftNeeds | None:
-    """The needs of the draft model that the options name, or of the model's own head; None: there is neither.
+    """The needs of the draft model or head that the options name, or of the model's own head; None: there is none.
 
     Raises UsageError, ModelLoadError.
     """
     # Its imports are those of an engine.
     from octavo.engine.loading.draft_model import check_vocabulary
-    from octavo.engine.loading.draft_needs import draft_needs, head_needs
+    from octavo.engine.loading.draft_needs import draft_needs, eagle_needs, head_needs
+    from octavo.loader.eagle_head import is_eagle_head
     from octavo.tokenizer import load_tokenizer
 
     if config.draft_model is None:
         return head_needs(config, checkpoint, context)
+    with find_headers(config.draft_model, {}) as (path, _, _):
+        if is_eagle_head(path):
+            return eagle_needs(config, checkpoint, path, config.draft_model, context)
     with _headers(config.draft_model, {}) as (draft, _, _):
         check_vocabulary(load_tokenizer(checkpoint), load_tokenizer(draft), config.draft_model)
         return draft_needs(config, checkpoint, draft, config.draft_model, context)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from octavo.adapters.registry import AdapterRegistry
     from octavo.engine.encoder_turns import EncoderTurns
     from octavo.engine.encoding.encodings import Encodings
+    from octavo.engine.loading.draft_head import DraftHead
 
 logger = logging.getLogger(__name__)
 
@@ -171,11 +172,11 @@ class Engine:
         self._batch_builder.rows_of = encodings.rows_of
         encodings.metrics = self.metrics
 
-    def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS, *, is_head: bool = False) -> None:
+    def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS, head: DraftHead | None = None) -> None:
         """Takes drafts of a model, too, whose cache gets the blocks of this one's. Raises UsageError if it cannot.
 
-        max_drafts: of a sequence in one step. is_head: it reads the hidden states of this model, whose executor then
-        has room for those of all tokens of a step.
+        max_drafts: of a sequence in one step. head: of a draft that reads hidden states of this model, whose executor
+        then has room for those of all tokens of a step.
         """
         speculation, limits = self.speculation, self.limits
         windows = [group.window for group in self.executor.cache_sizes.layout.groups]
@@ -183,12 +184,16 @@ class Engine:
             raise UsageError("draft_model needs a model that has layers without a window; leave it out")
         draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
         most, group = min(max_drafts, speculation.limit), windows.index(None)
-        if is_head:
+        if head is None:
+            speculation.drafter = ModelDrafter(draft, self.scheduler.times, limits, most, group)
+        elif head.taps:
+            from octavo.engine.speculation.eagle_drafter import EagleDrafter
+
+            speculation.drafter = EagleDrafter(draft, self.scheduler.times, limits, most, head, group)
+        else:
             from octavo.engine.speculation.head_drafter import HeadDrafter
 
             speculation.drafter = HeadDrafter(draft, self.scheduler.times, limits, most, group)
-        else:
-            speculation.drafter = ModelDrafter(draft, self.scheduler.times, limits, most, group)
 
     # --- sleep ---
 

@@ -23,6 +23,7 @@ from octavo.engine.loading.adapters import adapter_registry
 from octavo.engine.loading.cache_plan import CachePlan, plan_cache
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_of, has_own_memory, memory_of_rank
+from octavo.engine.loading.draft_head import DraftHead
 from octavo.engine.loading.draft_model import DraftModel, beside_draft, beside_head, found_draft_model, share_threads
 from octavo.engine.loading.encoder import image_limits, load_encodings, vision_of, why_no_images
 from octavo.engine.loading.larger_than_memory import (
@@ -183,12 +184,13 @@ def _load(
     model_len = config.max_model_len or trained
     limits = executor_limits(config, model_len, graph)
     compiled, used = limits, {parameter.name for parameter in graph.parameters}
-    if is_head := draft_model is not None and draft_model.is_head:
+    computed, head = graph, None if draft_model is None else draft_model.head
+    if draft_model is not None and head is not None:
         used |= {parameter.name for parameter in draft_model.graph.parameters}
-        compiled = beside_head(limits)
+        compiled, computed = beside_head(limits), head.tapped(graph)
     warn_unused_weights(checkpoint, used, () if vision is None else vision.tensors)
     with ExitStack() as opened:
-        executor = _executor(config, checkpoint, graph, compiled, tokenizer.report)
+        executor = _executor(config, checkpoint, computed, compiled, tokenizer.report)
         opened.callback(executor.close)
         vocabulary = tokenizer.result()
         encodings = None if vision is None else _encodings(config, vision, executor, opened)
@@ -212,7 +214,7 @@ def _load(
         if encodings is not None:
             engine.see(encodings)
         engine.adapt_with(adapter_registry(config, checkpoint, graph, executor, limits))
-        _use_drafts(engine, config, graph, draft, is_head=is_head)
+        _use_drafts(engine, config, graph, draft, head)
         opened.pop_all()
     if model_len > trained:
         logger.warning("max_model_len %d exceeds the %d that the model was made for", model_len, trained)
@@ -284,13 +286,15 @@ def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore |
     return store
 
 
-def _use_drafts(engine: Engine, config: EngineConfig, graph: Graph, draft: Executor | None, *, is_head: bool) -> None:
+def _use_drafts(
+    engine: Engine, config: EngineConfig, graph: Graph, draft: Executor | None, head: DraftHead | None
+) -> None:
     sources = draft_sources(config, graph, engine.limits.num_draft_states)
     if sources or draft is not None:
         engine.speculate(sources)
     if draft is not None:
         share_threads(draft, engine.executor)
-        engine.draft_with(draft, SpeculativeConfig.of(config).num_speculative_tokens, is_head=is_head)
+        engine.draft_with(draft, SpeculativeConfig.of(config).num_speculative_tokens, head)
 
 
 def _cache_memory(config: EngineConfig, executor: Executor, model_len: int) -> int:

@@ -56,6 +56,7 @@ class Graph:
         self.weights = weights
         self.nodes: list[Node] = []
         self.outputs: tuple[Value, ...] = ()  # of a step; set once the model is complete
+        self.tap: Value | None = None  # [OUTPUTS, cols], given beside the hidden states: made before these
         self._cache_layout: CacheLayout | None = None
         self._layer = ""
 
@@ -81,6 +82,7 @@ class Graph:
                 )
             graph.nodes.append(node)
         graph.outputs = outputs
+        graph.tap = whole.tap if whole.tap in known else None
         return graph
 
     @property

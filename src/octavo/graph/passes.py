@@ -24,7 +24,7 @@ class Body(NamedTuple):
     """The nodes that passes rewrite; at the end they become a graph and are checked again."""
 
     nodes: list[Node]
-    outputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]  # of the graph, then its tap
 
 
 Pass = Callable[[Body], Body]
@@ -32,11 +32,14 @@ Pass = Callable[[Body], Body]
 
 def optimize(graph: Graph, passes: Sequence[Pass]) -> Graph:
     """The same model after `passes`, without dead values; value ids count from 0 in the order of the nodes."""
-    body = _live(Body(graph.nodes, graph.outputs))
+    kept = graph.outputs if graph.tap is None else (*graph.outputs, graph.tap)
+    body = _live(Body(graph.nodes, kept))
     for each in passes:
         body = each(body)
-    body = _renumber(body)
-    return Graph.from_nodes(graph, body.nodes, body.outputs)
+    body, count = _renumber(body), len(graph.outputs)
+    optimized = Graph.from_nodes(graph, body.nodes, body.outputs[:count])
+    optimized.tap = next(iter(body.outputs[count:]), None)
+    return optimized
 
 
 def _live(body: Body) -> Body:

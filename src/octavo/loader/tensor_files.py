@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -159,9 +159,16 @@ class Source:
 class Weights(Mapping[str, Weight]):
     """The weights by name; every look-up makes the weight again from the mapped file."""
 
-    def __init__(self, sources: Mapping[str, Source], file: TensorFiles) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        file: TensorFiles,
+        elsewhere: Mapping[str, TensorFiles] = MappingProxyType({}),
+    ) -> None:
+        """elsewhere: the files of weights, by name, that are not in `file`."""
         self._sources = sources
         self._file = file
+        self._elsewhere = elsewhere
         self.shapes = {name: source.shape for name, source in sources.items()}
 
     def __getitem__(self, name: str) -> Weight:
@@ -182,14 +189,23 @@ class Weights(Mapping[str, Weight]):
 
     def replaced(self, sources: Mapping[str, Source]) -> Weights:
         """The same weights with these in place of those of their names."""
-        return Weights({**self._sources, **sources}, self._file)
+        return Weights({**self._sources, **sources}, self._file, self._elsewhere)
+
+    def joined(self, other: Weights, names: Iterable[str]) -> Weights:
+        """The same weights and those of these names of another model, where it has them."""
+        taken = {name: other.info(name) for name in names if name in other}
+        files = {name: other._file_of(name) for name in taken}
+        return Weights({**self._sources, **taken}, self._file, {**self._elsewhere, **files})
 
     def release(self, name: str) -> None:
         """Lets the system reclaim the pages of this weight, once a backend has packed it."""
         for tensor in self._sources[name].tensors:
-            self._file.release(tensor)
+            self._file_of(name).release(tensor)
 
     def fingerprint(self, name: str) -> bytes:
         """The transforms of a weight and a sample of its stored bytes, which together identify it."""
         source = self._sources[name]
-        return b"".join([source.steps.encode(), *map(self._file.sample, source.tensors)])
+        return b"".join([source.steps.encode(), *map(self._file_of(name).sample, source.tensors)])
+
+    def _file_of(self, name: str) -> TensorFiles:
+        return self._elsewhere.get(name, self._file)

@@ -18,20 +18,27 @@ HeadConfig = TypeVar("HeadConfig", bound=DecoderConfig)
 # From a graph, the configuration, the input of a layer and its number to the layer's output.
 DraftLayer = Callable[[Graph, HeadConfig, Value, int], Value]
 
-_QWEN = {
+# Prefixes of names in the files of Qwen and of MiMo, which count the layers of heads by themselves.
+_OWN_NAMES = {
     "mtp.fc.": "eh_proj.",
     "mtp.pre_fc_norm_embedding.": "enorm.",
     "mtp.pre_fc_norm_hidden.": "hnorm.",
     "mtp.norm.": "shared_head.norm.",
     "mtp.layers.0.": "",
+    "model.mtp_layers.0.input_proj.": "eh_proj.",
+    "model.mtp_layers.0.token_layernorm.": "enorm.",
+    "model.mtp_layers.0.hidden_layernorm.": "hnorm.",
+    "model.mtp_layers.0.final_layernorm.": "shared_head.norm.",
+    "model.mtp_layers.0.": "",
 }
 
 
-def next_token_head(g: Graph, cfg: HeadConfig, layer: DraftLayer[HeadConfig]) -> Value:
+def next_token_head(g: Graph, cfg: HeadConfig, layer: DraftLayer[HeadConfig], *, hidden_first: bool = False) -> Value:
     """The logits [LOGITS, vocab] of the token after the next, from tokens and the model's last hidden states.
 
     The row of a position has as token the next one, and as `Batch.inputs[0]` [TOKENS, hidden] the input of the output
     head at that position: DeepSeek-AI et al., arXiv 2412.19437, section 2.2. `hidden_states` of the graph continue it.
+    hidden_first: the projection reads these before the embedding, not behind it.
     """
     number = cfg.num_layers
     p = f"layers.{number}."
@@ -41,7 +48,8 @@ def next_token_head(g: Graph, cfg: HeadConfig, layer: DraftLayer[HeadConfig]) ->
     tokens, hidden = (g.rms_norm(x, p + name, cfg.norm_eps) for x, name in ((tokens, "enorm"), (hidden, "hnorm")))
     windows = (*cfg.attention.windows, None)
     cfg = replace(cfg, attention=replace(cfg.attention, windows=windows))
-    h = layer(g, cfg, g.linear(g.add(SideBySide(tokens, hidden)), p + "eh_proj"), number)
+    pair = SideBySide(hidden, tokens) if hidden_first else SideBySide(tokens, hidden)
+    h = layer(g, cfg, g.linear(g.add(pair), p + "eh_proj"), number)
     h = g.rms_norm(g.select_rows(h), p + "shared_head.norm", cfg.norm_eps)
     return g.logits(h, head if f"{head}.weight" in g.weights else cfg.output_head)
 
@@ -52,8 +60,8 @@ def has_head(cfg: DecoderConfig, weights: Mapping[str, tuple[int, ...]]) -> bool
 
 
 def head_name(name: str, num_layers: int) -> str:
-    """The name of a weight in Qwen's files, which number the layers of heads from 0, as other files have it."""
-    for prefix, own in _QWEN.items():
+    """The name of a weight in Qwen's and MiMo's files, which number the layers of heads from 0, as others have it."""
+    for prefix, own in _OWN_NAMES.items():
         if name.startswith(prefix):
             return f"layers.{num_layers}.{own}{name.removeprefix(prefix)}"
     return name

@@ -41,9 +41,15 @@ def build(g: Graph, cfg: DecoderConfig, attention: LayerPart = attention, mlp: L
     """The logits [LOGITS, vocab]. attention, mlp: the two blocks of a layer."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):
-        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
-        h = h + attention(g, x, cfg, i)
-        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
-        h = h + mlp(g, x, cfg, i)
+        h = layer(g, cfg, h, i, attention, mlp)
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head)
+
+
+def layer(
+    g: Graph, cfg: DecoderConfig, h: Value, number: int, attention: LayerPart = attention, mlp: LayerPart = mlp
+) -> Value:
+    """The hidden states [TOKENS, hidden] behind a layer, from those before it. attention, mlp: its two blocks."""
+    h = h + attention(g, g.rms_norm(h, f"layers.{number}.input_layernorm", cfg.norm_eps), cfg, number)
+    x = g.rms_norm(h, f"layers.{number}.post_attention_layernorm", cfg.norm_eps)
+    return h + mlp(g, x, cfg, number)

@@ -199,6 +199,10 @@ class CpuExecutor:
             value = graph.hidden_states
             wanted.setdefault(value, _array(value, batch))
             output.hidden_states = wanted[value][count:]
+        if has_hidden and graph.tap is not None:
+            value = graph.tap
+            wanted.setdefault(value, _array(value, batch))
+            output.taps = wanted[value][count:]
         last = graph.output if count or not has_hidden else graph.hidden_states
         return self._values[last], [(self._values[value], array) for value, array in wanted.items()], inputs
 

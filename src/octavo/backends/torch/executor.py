@@ -255,6 +255,8 @@ class TorchExecutor:
         if not len(batch.hidden_indices):
             return self._finish(step, batch)
         hidden = {"hidden_states": [step.values[graph.hidden_states][count:]]}
+        if graph.tap is not None:
+            hidden["taps"] = [step.values[graph.tap][count:]]
         return self._finish(step, batch, hidden) if count else Results(0, None, hidden)
 
     def _host_arrays(self, batch: Batch, max_tokens: int = 0) -> HostArrays:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from octavo.backends import Executor, ExecutorLimits
@@ -13,13 +14,16 @@ from octavo.config import EngineConfig
 from octavo.engine.loading.cache_plan import wants_drafts
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import backend_name
+from octavo.engine.loading.draft_head import DraftHead
 from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.errors import GraphError, ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.loader.eagle_head import is_eagle_head, open_eagle_head
 from octavo.loader.hub import resolve_model
 from octavo.models import build_draft_graph
+from octavo.models._eagle3 import eagle3_graph
 from octavo.speculative_config import SpeculativeConfig
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -31,19 +35,23 @@ _MAX_PADDING = 1024  # rows of logits by which two sizes of a model may differ
 class DraftModel:
     """A draft model that fits its target, opened. config: its own options.
 
-    is_head: it is a part of the target, and reads its hidden states.
+    head: of one that reads hidden states of the target, a part of it or trained for it.
     """
 
     config: EngineConfig
     checkpoint: Checkpoint
     graph: Graph
     model_len: int
-    is_head: bool = False
+    head: DraftHead | None = None
+
+    def close(self) -> None:
+        """Closes its files."""
+        self.checkpoint.close()
 
     def load(self, target: Executor) -> Executor:
         """Compiles it. Raises ModelLoadError or InsufficientMemoryError."""
         limits = executor_limits(self.config, self.model_len, self.graph)
-        beside = target if self.is_head else None
+        beside = None if self.head is None else target
         return compile_graph(self.config, self.checkpoint, self.graph, limits, None, beside=beside)
 
 
@@ -51,7 +59,7 @@ class DraftModel:
 def found_draft_model(
     config: EngineConfig, checkpoint: Checkpoint, target: Graph, tokenizer: Callable[[], Tokenizer], model_len: int
 ) -> Iterator[DraftModel | None]:
-    """The draft model that the options name, checked before its target is loaded, or the target's own head.
+    """The draft model or head that the options name, checked before its target is loaded, or the target's own head.
 
     None: there is neither. checkpoint, target: the target and its graph. tokenizer: gives the target's.
     Raises UsageError for a model that cannot draft for the target, and ModelLoadError.
@@ -62,7 +70,14 @@ def found_draft_model(
         return
     if None not in [group.window for group in target.cache_layout.groups]:
         raise UsageError("draft_model needs a model that has layers without a window; leave it out")
-    with closing(open_checkpoint(resolve_model(options.model, revision=options.revision))) as draft:
+    path = resolve_model(options.model, revision=options.revision)
+    if is_eagle_head(path):
+        with closing(head := eagle_model(config, checkpoint, target, path, model_len)):
+            yield head
+        return
+    if options.method == "eagle3":
+        raise UsageError(f"speculative_config: method eagle3: {options.model} is no EAGLE-3 head; choose draft_model")
+    with closing(open_checkpoint(path)) as draft:
         check_vocabulary(tokenizer(), load_tokenizer(draft), options.model)
         graph = model_graph(draft, model_len)
         check_draft(draft, graph, checkpoint.config.vocab_size, options.model)
@@ -91,7 +106,31 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
     own_config = dataclasses.replace(
         draft_config(config, config.model, config.revision), quantization=config.quantization
     )
-    return DraftModel(own_config, checkpoint, graph, model_len, is_head=True)
+    return DraftModel(own_config, checkpoint, graph, model_len, DraftHead())
+
+
+def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int) -> DraftModel:
+    """The EAGLE-3 head in a folder, opened beside its target.
+
+    Raises UsageError where heads cannot draft, and ModelLoadError for one that was trained for another model.
+    """
+    if config.num_ranks > 1:
+        raise UsageError(
+            f"draft_model {path} is an EAGLE-3 head, and the model has several ranks; take a draft model, or one rank"
+        )
+    opened = open_eagle_head(path, checkpoint)
+    with ExitStack() as closed:
+        closed.callback(opened.checkpoint.close)
+        own = dataclasses.replace(opened.config, rope=opened.config.rope.for_length(model_len))
+        try:
+            graph = eagle3_graph(own, opened.checkpoint.weights.shapes, opened.output_head)
+            head = DraftHead(own.taps, tuple(value.cols for value in graph.inputs), opened.target_ids)
+            head.tapped(target)
+        except GraphError as error:
+            raise ModelLoadError(f"{path}: this EAGLE-3 head does not fit {checkpoint.path}: {error}") from error
+        own_config = draft_config(config, str(path))
+        closed.pop_all()
+    return DraftModel(own_config, opened.checkpoint, graph, model_len, head)
 
 
 def beside_head(limits: ExecutorLimits) -> ExecutorLimits:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
 from octavo.engine.loading.devices import backend_name
-from octavo.engine.loading.draft_model import beside_head, check_draft, draft_config, own_head
+from octavo.engine.loading.draft_model import DraftModel, beside_head, check_draft, draft_config, eagle_model, own_head
 from octavo.engine.loading.model_graph import executor_limits, model_graph, model_sizes
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops.base import StepSizes
@@ -22,7 +24,7 @@ _ROW_COST = 0.04  # of a further row of a step
 class DraftNeeds:
     """Sizes in bytes. cost: of a guess, in steps of the target, as the bytes that both read.
 
-    is_head: it is a part of the model, whose larger workspace counts here.
+    is_head: it is a part of the model. Of all heads, the larger workspace of the model counts here.
     gain: of the tokens per second of one user if 8 of 10 guesses are right and a row of a step costs 4 %.
     """
 
@@ -51,18 +53,32 @@ def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> Dr
     head = own_head(config, checkpoint, context)
     if head is None:
         return None
+    return replace(_needs_of_head("head", config, checkpoint, head, context), is_head=True)
+
+
+def eagle_needs(config: EngineConfig, checkpoint: Checkpoint, path: Path, name: str, context: int) -> DraftNeeds:
+    """The needs of an EAGLE-3 head. Raises as `eagle_model`."""
+    with closing(eagle_model(config, checkpoint, model_graph(checkpoint, context), path, context)) as head:
+        return _needs_of_head(name, config, checkpoint, head, context)
+
+
+def _needs_of_head(
+    name: str, config: EngineConfig, checkpoint: Checkpoint, draft: DraftModel, context: int
+) -> DraftNeeds:
+    assert draft.head is not None
     graph = model_graph(checkpoint, context)
-    wide = beside_head(executor_limits(config, context, graph))
-    target, wider = (model_sizes(checkpoint, config, context, graph, limits=each) for each in (None, wide))
-    sizes = model_sizes(checkpoint, head.config, context, head.graph)
-    count = sum(math.prod(parameter.shape) for parameter in head.graph.parameters)
-    needs = _needs("head", sizes, count, target, context)
+    tapped, wide = draft.head.tapped(graph), beside_head(executor_limits(config, context, graph))
+    target = model_sizes(checkpoint, config, context, graph)
+    wider = model_sizes(checkpoint, config, context, tapped, limits=wide)
+    sizes = model_sizes(draft.checkpoint, draft.config, context, draft.graph)
+    count = sum(math.prod(parameter.shape) for parameter in draft.graph.parameters)
+    needs = _needs(name, sizes, count, target, context)
     shared = 0
     if backend_name(config) == "cpu":  # where the model's matrices are the head's, too
         shared = sum(size for p, size in sizes.weights.items() if p.is_matrix and p in target.weights)
     more = wider.workspace_bytes - target.workspace_bytes
     weight_bytes = needs.weight_bytes - shared
-    return replace(needs, is_head=True, weight_bytes=weight_bytes, workspace_bytes=needs.workspace_bytes + more)
+    return replace(needs, weight_bytes=weight_bytes, workspace_bytes=needs.workspace_bytes + more)
 
 
 def _needs(name: str, sizes: Sizes, num_parameters: int, target: Sizes, context: int) -> DraftNeeds:

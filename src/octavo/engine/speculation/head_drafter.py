@@ -1,4 +1,4 @@
-"""Drafts from a head of the model itself, which reads the hidden states of every token that the model computes."""
+"""Drafts from a head, which reads the hidden states of every token that the model computes."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class HeadDrafter(ModelDrafter):
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
         """Takes the hidden states of all tokens of a step, which are the last ones; a large step has none."""
         first, count = 0, len(batch.token_ids)
-        has_all = output.hidden_states is not None and len(schedule.scheduled) <= MAX_DRAFTING
-        hidden_states = output.hidden_states[-count:] if has_all and output.hidden_states is not None else None
+        hidden_states = self._hidden_of(output) if len(schedule.scheduled) <= MAX_DRAFTING else None
+        hidden_states = None if hidden_states is None else hidden_states[-count:]
         for item in schedule.scheduled.values():
             sequence, end = item.sequence, first + item.num_tokens
             rows = None if hidden_states is None else hidden_states[first:end]
@@ -91,7 +91,7 @@ class HeadDrafter(ModelDrafter):
             while unread is not None and (count := self._num_readable(sequence)) > _INLINE:
                 count = min(count - 1, self._limits.max_num_batched_tokens)
                 run = self._run_of(sequence, sequence.token_ids[unread.start + 1 :][:count], unread.start)
-                self._run([run], count, (unread.rows[:count],))
+                self._run([run], count, self._inputs(unread.rows[:count], are_own=False))
                 self._note_read(sequence, count)
 
     def draft(self, wanted: list[tuple[Sequence, Guesses]], num_rows: int) -> dict[Sequence, Draft]:
@@ -139,7 +139,7 @@ class HeadDrafter(ModelDrafter):
             assert unread is not None
             runs.append(self._run_of(sequence, sequence.token_ids[unread.start + 1 :], unread.start))
             rows.append(unread.rows[: len(runs[-1].token_ids)])
-        found = self._add_guesses(chains, runs, rows)
+        found = self._add_guesses(chains, runs, self._inputs(np.concatenate(rows), are_own=False))
         for chain, run in zip(chains, runs, strict=True):
             self._note_read(chain.sequence, len(run.token_ids))
         return found
@@ -150,13 +150,25 @@ class HeadDrafter(ModelDrafter):
             self._run_of(each.sequence, each.token_ids[-1:], len(each.sequence.token_ids) + len(each.token_ids) - 2)
             for each in chains
         ]
-        return self._add_guesses(chains, runs, [hidden[each.sequence] for each in chains])
+        rows = np.concatenate([hidden[each.sequence] for each in chains])
+        return self._add_guesses(chains, runs, self._inputs(rows, are_own=True))
 
-    def _add_guesses(self, chains: list[Chain], runs: list[TokenRun], rows: list[Float32]) -> dict[Sequence, Float32]:
-        output = self._run(runs, 0, (np.concatenate(rows),))
-        assert output.hidden_states is not None
+    def _add_guesses(
+        self, chains: list[Chain], runs: list[TokenRun], inputs: tuple[Float32, ...]
+    ) -> dict[Sequence, Float32]:
+        output = self._run(runs, 0, inputs)
+        hidden = self._hidden_of(output)
+        assert hidden is not None
         self._take_guesses(chains, output)
-        return {each.sequence: output.hidden_states[i : i + 1] for i, each in enumerate(chains)}
+        return {each.sequence: hidden[i : i + 1] for i, each in enumerate(chains)}
+
+    def _hidden_of(self, output: StepOutput) -> Float32 | None:
+        """The hidden states in the results of a step, of the model or of the head; None: it gave none."""
+        return output.hidden_states
+
+    def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:  # noqa: ARG002
+        """The inputs of a step of the head. are_own: the rows are hidden states of the head itself."""
+        return (rows,)
 
     def _run_of(self, sequence: Sequence, token_ids: list[int], start: int) -> TokenRun:
         return TokenRun(token_ids, start, self._blocks(sequence), self._limits.num_blocks + sequence.row)

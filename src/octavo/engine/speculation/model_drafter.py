@@ -190,7 +190,8 @@ class ModelDrafter:
     def _take_guesses(self, chains: list[Chain], output: StepOutput) -> None:
         """Adds the token of each row to its chain."""
         rows = zip(chains, output.token_ids.tolist(), output.logprobs.tolist(), strict=True)
-        for chain, token_id, logprob in rows:
+        for chain, row, logprob in rows:
+            token_id = self._token_of(row)
             if token_id >= self._limits.vocab_size:  # rows of padding
                 chain.value = 0.0
                 continue
@@ -198,6 +199,10 @@ class ModelDrafter:
             chain.token_ids.append(token_id)
             chain.levels.append(level)
             chain.value *= chain.guesses.acceptance.odds(Draft(self, [token_id], [level]))[0]
+
+    def _token_of(self, row: int) -> int:
+        """The target's token of a row of logits."""
+        return row
 
     def _part(self, chain: Chain, token_ids: list[int], start: int) -> TokenRun:
         sequence = chain.sequence
