@@ -1,0 +1,77 @@
+"""Measured figures of the documentation are those of docs/figures, with the machine, commit and command of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import make_figures as figures
+
+ROOT = Path(__file__).resolve().parent.parent
+# First titles of the tables that hold no measured figures.
+OTHER_TABLES = {"measure", "`--peer`", "subject", "variable"}
+RECORD = {
+    "machine": "two cores",
+    "commit": "abc",
+    "date": "2026-11-28",
+    "command": "python x.py",
+    "columns": ["rows", "kind", "ms"],
+    "rows": [["1", "", "2.5"], ["", "", "**3**"]],
+}
+TABLE = """<!-- figures steps -->
+| rows | kind | ms |
+|---|---|---|
+| 1 | | 2.5 |
+| | | **3** |
+<!-- end of figures -->
+"""
+
+
+def test_the_pages_follow_the_records() -> None:
+    for page in figures.PAGES:
+        text, measured = (ROOT / page).read_text(), figures.records(page)
+        assert list(figures.problems(text, measured)) == [], page
+        assert figures.rewritten(text, measured) == text, f"{page}: run python tools/make_figures.py"
+
+
+def test_no_table_of_figures_is_written_by_hand() -> None:
+    for page in figures.PAGES:
+        rest = figures._TABLE.sub("", (ROOT / page).read_text())
+        titles = re.findall(r"^\| ([^|\n]+?) \|[^\n]*\n\|\s*---", rest, re.MULTILINE)
+        assert set(titles) <= OTHER_TABLES, page
+
+
+def test_the_readme_shows_medians_of_the_table_of_that_machine() -> None:
+    (shown,) = figures.records("README.md").values()
+    whole = figures.records("docs/performance.md")["zen3"]
+    assert whole["machine"] == shown["machine"]
+    assert whole["commit"] == shown["commit"]
+    groups = [whole["rows"][at : at + 3] for at in range(0, len(whole["rows"]), 3)]
+    medians = [[row[column].strip("*").split(" ")[0] for column in (2, 3) for row in group] for group in groups]
+    assert [row[1:] for row in shown["rows"]] == medians
+
+
+def test_a_table_is_made_from_its_record() -> None:
+    assert figures.rewritten(TABLE.replace("2.5", "7"), {"steps": RECORD}) == TABLE
+    assert list(figures.problems(TABLE, {"steps": RECORD})) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda record: record | {"commit": ""}, "steps: commit is missing"),
+        (lambda record: record | {"rows": [["1"]]}, "steps: a row has not 3 cells"),
+    ],
+)
+def test_a_record_that_lacks_something(change: Callable[[dict[str, Any]], dict[str, Any]], reason: str) -> None:
+    assert list(figures.problems(TABLE, {"steps": change(RECORD)})) == [reason]
+
+
+def test_a_table_and_a_record_need_each_other() -> None:
+    assert list(figures.problems(TABLE, {})) == ["steps: nothing is recorded"]
+    assert list(figures.problems("", {"steps": RECORD})) == ["steps: there is no such table"]
+    assert list(figures.problems(TABLE * 2, {"steps": RECORD})) == ["steps: two tables have this name"]
