@@ -129,10 +129,7 @@ def test_a_line_comes_after_a_second_without_a_report(
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
     with ProgressBar(in_bytes=True, announced=True) as progress:
         progress.update("downloading x", 0, 2 << 20)
-        said, end = "", time.monotonic() + 20
-        while not said and time.monotonic() < end:
-            time.sleep(0.01)
-            said = capsys.readouterr().err
+        said = wait_until(lambda: capsys.readouterr().err)
     assert said + capsys.readouterr().err == "octavo: downloading x, 2.0 MiB\n"
 
 

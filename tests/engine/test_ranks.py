@@ -32,6 +32,7 @@ from octavo.errors import EngineDeadError, OctavoError, UsageError
 from tests.support.engine_answers import PROMPTS, answers
 from tests.support.numa_nodes import pretend
 from tests.support.text_models import save_decoder
+from tests.support.waiting import wait_until
 from tests.support.witness import on_path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -311,8 +312,7 @@ def test_what_loading_waits_for_a_disk_is_not_counted(model: str, monkeypatch: p
     follower._inbox.put(Joining())
     serving = threading.Thread(target=serve, daemon=True)
     serving.start()
-    while serving.is_alive() and follower._executor is None:
-        time.sleep(0.001)
+    wait_until(lambda: not serving.is_alive() or follower._executor is not None)
     assert 0 < follower._state().waited_s < 0.4
     follower._inbox.put(Joining())  # not the size of the cache, which it waits for
     serving.join(10)
