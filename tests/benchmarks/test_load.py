@@ -23,6 +23,7 @@ from benchmarks.load import (
     percentiles,
     works,
 )
+from tests.support.waiting import wait_until_async
 
 LIMITS = Limits(time_to_first_token=1.0, inter_token=0.2)
 
@@ -89,8 +90,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
         nonlocal num_sent
         num_sent += 1
         sent = time.perf_counter()
-        while num_sent < 5:  # none is answered before all were sent
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: num_sent == 5)  # none is answered before all were sent
         return sample(intended, [sent])
 
     run = asyncio.run(asyncio.wait_for(open_loop(send, [Work([1], 1)] * 5, [0.0, 0.01, 0.02, 0.03, 0.04]), 20))

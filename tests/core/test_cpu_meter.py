@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from octavo.core.liveness import cpu_meter
+from tests.support.waiting import wait_until
 
 
 def test_only_what_uses_the_processor_computes() -> None:
@@ -14,7 +15,4 @@ def test_only_what_uses_the_processor_computes() -> None:
     while time.process_time() < end:
         pass
     assert meter.sample()
-    for _ in range(6):  # until the window holds nothing but sleep
-        time.sleep(0.05)
-        is_computing = meter.sample()
-    assert not is_computing
+    wait_until(lambda: not meter.sample())  # when the window holds nothing but sleep

@@ -29,7 +29,17 @@ from octavo.errors import (
 )
 from octavo.llm import LLM
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from tests.support.engine_clients import SOON_S, collect, engine_here, engine_process, request, tokens, wait_until
+from tests.support.engine_clients import (
+    SOON_S,
+    collect,
+    engine_here,
+    engine_process,
+    request,
+    tokens,
+    wait_until,
+    wait_until_idle,
+)
+from tests.support.waiting import wait_until_async
 
 PROMPTS = [[0, 2 + i % 6, 3, 2 + i % 5, *range(2, 2 + i % 6)] for i in range(24)]
 PARAMS = [
@@ -145,8 +155,7 @@ def test_grammars_are_compiled_beside_other_requests(
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.wait([gone])
-        await asyncio.sleep(0.2)
-        assert (await client.metrics()).num_running == 0
+        await wait_until_idle(client)
 
     loop.run_until_complete(run())
 
@@ -160,9 +169,7 @@ def test_a_closed_stream_frees_its_blocks_at_once(engine_loop: tuple[asyncio.Abs
             await anext(stream)
         assert (await client.metrics()).num_running == 8
         await asyncio.gather(*(stream.aclose() for stream in streams))
-        start = time.monotonic()
-        while (metrics := await client.metrics()).num_used_blocks or metrics.num_running:
-            assert time.monotonic() - start < SOON_S
+        await wait_until_idle(client)
         assert [await anext(stream, None) for stream in streams] == [None] * 8
 
     loop.run_until_complete(run())
@@ -194,7 +201,7 @@ def test_an_unread_stream_holds_one_output(engine_loop: tuple[asyncio.AbstractEv
         params = SamplingParams(max_tokens=1000, temperature=1.0, seed=3, ignore_eos=True, detokenize=False)
         slow = await client.generate(request([0, 4], params))
         quick = await collect(await client.generate(request([0, 4], params)))
-        await asyncio.sleep(0.2)
+        await wait_until_idle(client)
         merged = await collect(slow)
         assert len(merged) <= 2 < len(quick)
         assert tokens(merged) == tokens(quick)
@@ -406,12 +413,15 @@ def test_twenty_starts_leave_no_descriptor_thread_or_process(tiny_config: Engine
 
     async def run() -> None:
         await start_and_stop()
-        before = (process.num_fds(), process.num_threads(), process.children())
+
+        def held() -> tuple[Any, ...]:
+            return process.num_fds(), process.num_threads(), process.children()
+
+        before = held()
         await asyncio.gather(*(start_and_stop() for _ in range(10)))
         for _ in range(10):
             await start_and_stop()
-        await asyncio.sleep(0.1)
-        assert (process.num_fds(), process.num_threads(), process.children()) == before
+        await wait_until_async(lambda: held() == before, lambda: f"{held()} instead of {before}")
 
     asyncio.run(run())
 

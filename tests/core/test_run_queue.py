@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from octavo.core.liveness import UsageMeter, run_queue_meter
+import psutil
+
+from octavo.core.liveness import run_queue_meter
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -23,7 +25,7 @@ def spinning(count: int) -> Iterator[list[int]]:
     )
     processes = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(count)]
     try:
-        time.sleep(0.3)
+        wait_until(lambda: all(sum(psutil.Process(process.pid).cpu_times()[:2]) > 0.02 for process in processes))
         yield [process.pid for process in processes]
     finally:
         for process in processes:
@@ -31,26 +33,18 @@ def spinning(count: int) -> Iterator[list[int]]:
             process.wait()
 
 
-def samples(queue: UsageMeter, count: int) -> list[bool]:
-    found = []
-    for _ in range(count):
-        found.append(queue.sample())
-        time.sleep(0.1)
-    return found
-
-
 def test_a_process_among_many_waits_and_a_stopped_one_does_not() -> None:
     with spinning(4) as pids:
         queue = run_queue_meter(pids[0])
-        assert samples(queue, 6)[-1]
+        wait_until(queue.sample)
         os.kill(pids[0], signal.SIGSTOP)
-        assert not samples(queue, 7)[-1]
+        wait_until(lambda: not queue.sample())
 
 
 def test_what_is_forgotten_does_not_count() -> None:
     with spinning(4) as pids:
         queue = run_queue_meter(pids[0])
-        assert samples(queue, 6)[-1]
+        wait_until(queue.sample)
         queue.forget()
         assert not queue.sample()
 
@@ -58,4 +52,5 @@ def test_what_is_forgotten_does_not_count() -> None:
 def test_a_process_that_is_gone_waits_for_nothing() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
-    assert samples(run_queue_meter(process.pid), 2) == [False, False]
+    queue = run_queue_meter(process.pid)
+    assert [queue.sample(), queue.sample()] == [False, False]

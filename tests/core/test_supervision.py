@@ -22,6 +22,7 @@ from octavo.engine.client import AnswerStream, EngineState
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError
 from octavo.outputs import OutputDelta
 from octavo.sampling_params import SamplingParams
+from tests.support import waiting
 from tests.support.engine_clients import SOON_S, collect, engine_process, request, tokens, wait_for_state, wait_until
 from tests.support.tiny_gguf import tiny_gguf
 from tests.support.witness import faulty
@@ -307,10 +308,8 @@ def test_the_engine_ends_with_a_killed_server(tiny_config: EngineConfig, tempora
         if phase == "stopped":
             engine.suspend()
         server.kill()
-    deadline = time.monotonic() + SOON_S
-    while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, f"the engine outlived the server by {SOON_S} s"
-        time.sleep(0.02)
+    what = f"the engine outlived the server by {SOON_S} s"
+    waiting.wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, what, SOON_S)
     assert list(temporary_directory.iterdir()) == []
 
 

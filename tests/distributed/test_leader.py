@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 
 from octavo.distributed.connection import Connection
 from octavo.distributed.leader import Leader
 from octavo.distributed.rank_messages import Joining, RankFailed
 from octavo.errors import InsufficientMemoryError
+from tests.support.waiting import wait_until
 
 
 def test_the_reason_of_a_rank_comes_after_other_messages() -> None:
@@ -21,10 +21,7 @@ def test_the_reason_of_a_rank_comes_after_other_messages() -> None:
     theirs.close()
     leader = Leader()
     leader.admit(1, ours)
-    end = time.monotonic() + 10
-    while leader.failure is None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert isinstance(leader.failure, InsufficientMemoryError)
+    assert isinstance(wait_until(lambda: leader.failure), InsufficientMemoryError)
     assert str(leader.failure) == "no room"
     leader.close()
 

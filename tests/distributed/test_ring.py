@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from octavo.distributed.connection import Connection, ConnectionEndedError
 from octavo.distributed.rank_messages import RankFailed, StageValues, Tensor
 from octavo.distributed.ring import Ring, RingEndedError
+from tests.support.waiting import wait_until
 
 
 def ends(size: int) -> tuple[Ring, Ring]:
@@ -104,11 +106,15 @@ def test_signs_of_life_pass_a_full_ring(connections: tuple[Connection, Connectio
     array = np.random.default_rng(0).standard_normal((500, 257)).astype(np.float32)  # eight times the ring
     sender = threading.Thread(target=lambda: ours.send(StageValues(7, [Tensor.of(array)])), daemon=True)
     sender.start()
-    time.sleep(1.2)
-    assert sender.is_alive()
-    theirs._socket.setblocking(False)
-    assert len(theirs._socket.recv(1 << 16)) >= 2 * 8  # two signs, while the message waits
-    theirs._socket.setblocking(True)
+
+    def signs() -> int:
+        with suppress(BlockingIOError):
+            return len(theirs._socket.recv(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)) // 8
+        return 0
+
+    wait_until(lambda: signs() >= 2)
+    theirs._socket.recv(2 * 8)
+    assert sender.is_alive()  # the message waits
     message = theirs.receive()
     assert isinstance(message, StageValues)
     np.testing.assert_array_equal(message.arrays[0].array(), array)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from octavo.errors import EngineDeadError, UsageError
 from octavo.llm import LLM
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams
+from tests.support.waiting import wait_until
 
 SOON_S = 30.0
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -57,10 +57,9 @@ def test_a_rank_is_an_actor_with_the_same_answers(tiny_path: Path) -> None:
         assert rank.pid != os.getpid()
         (group,) = [each for each in ray.util.placement_group_table().values() if each["state"] == "CREATED"]
         assert [bundle["CPU"] for bundle in group["bundles"].values()] == [2]
-    end = time.monotonic() + SOON_S
-    while ranks_of_ray() or any(each["state"] == "CREATED" for each in ray.util.placement_group_table().values()):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(lambda: not ranks_of_ray(), seconds=SOON_S)
+    groups = ray.util.placement_group_table
+    wait_until(lambda: not any(each["state"] == "CREATED" for each in groups().values()), seconds=SOON_S)
     assert ray.is_initialized()  # it was not ours
 
 

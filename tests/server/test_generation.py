@@ -31,6 +31,7 @@ from octavo.server.server_state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import MAX_MODEL_LEN, FakeClient, Script, fake_model
 from tests.support.scripted_server import with_template
+from tests.support.waiting import wait_until_async
 
 USER = {"role": "user", "content": plain("Hi")}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -385,7 +386,7 @@ def test_cancelling_the_reader_aborts(smollm2_tokenizer: Tokenizer) -> None:
     async def work(state: ServerState) -> None:
         generation = await harness.start(state, text())
         reader = asyncio.create_task(generation.__anext__())  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
+        await wait_until_async(lambda: harness.client.streams)
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader

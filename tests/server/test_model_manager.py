@@ -22,6 +22,7 @@ from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 from tests.support.seeing import SETTINGS
+from tests.support.waiting import wait_until_async
 
 SIZE = 100
 
@@ -160,8 +161,7 @@ def test_a_model_in_use_is_finished_first(run: Callable[..., None]) -> None:
     async def test(manager: ModelManager, loader: CountingLoader) -> None:
         async with manager.use("a") as a, manager.use("b"):
             waiting = asyncio.create_task(_name_of(manager, "c"))
-            await asyncio.sleep(0.05)
-            assert states(manager) == "a:unloading b:loaded c:loading d:unloaded"
+            await wait_until_async(lambda: states(manager) == "a:unloading b:loaded c:loading d:unloaded")
             assert not a.client.is_closed  # type: ignore[attr-defined]
             again = asyncio.create_task(_name_of(manager, "a"))  # does not join the one that leaves
         assert await waiting == "c"
@@ -175,9 +175,9 @@ def test_a_long_answer_of_a_model_that_is_put_to_sleep_keeps_no_other_from_loadi
     async def test(manager: ModelManager, loader: CountingLoader) -> None:
         async with manager.use("a") as a:
             sleeping = asyncio.create_task(manager.unload("a"))
-            await asyncio.sleep(0.01)
+            await wait_until_async(lambda: manager.entry("a").state == "unloading")
             again = asyncio.create_task(_name_of(manager, "a"))  # waits for the answer, and nobody waits for it
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             assert await asyncio.wait_for(_name_of(manager, "b"), 2) == "b"
             await asyncio.wait_for(manager.unload("b"), 2)
             assert loader.loaded == ["a"]
@@ -274,7 +274,7 @@ def test_closing_waits_for_a_model_that_is_being_unloaded(run: Callable[..., Non
         await manager.load("b")
         loader.delay_s = 0.05
         waiting = asyncio.create_task(_name_of(manager, "c"))
-        await asyncio.sleep(0.01)
+        await wait_until_async(lambda: "unloading" in states(manager))
         assert "c" not in loader.loaded  # its room is not free yet
         await manager.close()
         with pytest.raises(OverloadedError, match="shutting down"):
@@ -312,7 +312,7 @@ def test_waiting_for_a_load_has_limits(run: Callable[..., None]) -> None:
     async def test(manager: ModelManager, loader: CountingLoader) -> None:
         loader.delay_s = 0.3
         waiting = [asyncio.create_task(_name_of(manager, "b")) for _ in range(2)]
-        await asyncio.sleep(0.01)
+        await wait_until_async(lambda: manager.entry("b").state == "loading")
         with pytest.raises(OverloadedError, match="wait for b") as caught:
             await _name_of(manager, "b")
         assert caught.value.code == "model_loading"
@@ -389,7 +389,7 @@ def test_close_while_a_model_is_loaded(run: Callable[..., None]) -> None:
     async def test(manager: ModelManager, loader: CountingLoader) -> None:
         loader.delay_s = 5.0
         waiting = asyncio.create_task(_name_of(manager, "b"))
-        await asyncio.sleep(0.01)
+        await wait_until_async(lambda: manager.entry("b").state == "loading")
         loader.delay_s = 0.0
         await manager.close()
         with pytest.raises(OverloadedError) as caught:

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.support.server import RunningServer, running_server
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 from tests.support.witness import Witness, checked, figures
 
 CHAT = "/v1/chat/completions"
@@ -61,19 +61,23 @@ async def post_all(server: RunningServer, bodies: list[dict[str, Any]]) -> list[
         return await asyncio.gather(*(post(item) for item in bodies))
 
 
+def shown(server: RunningServer) -> dict[str, Any]:
+    """The figures of the model on the dashboard."""
+    with server.client as client:
+        model: dict[str, Any] = client.get("/dashboard/data").json()["models"][0]
+        return model
+
+
 def check_idle(server: RunningServer) -> None:
     """Nothing runs or waits, no block is in use, and the engine is still the same."""
+
+    def used() -> list[int]:
+        now = shown(server)
+        return [now[name] for name in ("num_running", "num_waiting", "num_used_blocks")]
+
+    wait_until(lambda: used() == [0, 0, 0], used, SOON_S)
+    assert shown(server)["num_restarts"] == 0
     with server.client as client:
-
-        def model() -> dict[str, Any]:
-            return client.get("/dashboard/data").json()["models"][0]
-
-        def used() -> list[int]:
-            now = model()
-            return [now[name] for name in ("num_running", "num_waiting", "num_used_blocks")]
-
-        wait_until(lambda: used() == [0, 0, 0], used, SOON_S)
-        assert model()["num_restarts"] == 0
         assert client.post(CHAT, json=body(1)).status_code == 200
 
 
@@ -146,7 +150,7 @@ def test_official_clients_get_through_by_waiting(patient: RunningServer) -> None
 def test_who_waits_too_long_is_sent_away(narrow: RunningServer) -> None:
     async def test() -> None:
         load = asyncio.create_task(post_all(narrow, [body(5000)] * 4))
-        await asyncio.sleep(0.5)
+        await wait_until_async(lambda: shown(narrow)["num_running"] == 4)
         [(response, seconds)] = await post_all(narrow, [body(5)])
         assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_timeout")
         assert "retry-after" in response.headers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.server.test_model_manager import CountingLoader
 from tests.support.server import running_server
 from tests.support.tiny_gguf import tiny_gguf, tiny_tensors
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 
 BODY: dict[str, Any] = {
     "prompt": "ab",
@@ -114,11 +113,12 @@ def test_only_idle_time_counts(smollm2_tokenizer: Tokenizer) -> None:
                 await asyncio.sleep(0.03)
                 sleeper.watch(0)
         assert sorted(loader.loaded) == ["a", "b"]
-        began = time.monotonic()
-        while not sleeper.is_sleeping:
-            assert time.monotonic() - began < 10
+
+        def falls_asleep() -> bool:
             sleeper.watch(0)
-            await asyncio.sleep(0.01)
+            return sleeper.is_sleeping
+
+        await wait_until_async(falls_asleep)
         assert loader.loaded == []
         await sleeper.sleep(2)  # has nothing to do
         await sleeper.wake_up()
@@ -140,9 +140,12 @@ def test_a_sleep_that_fails_is_reported(smollm2_tokenizer: Tokenizer, caplog: py
         manager = ModelManager({"a": EngineConfig(model="a")}, Failing(smollm2_tokenizer))
         sleeper = Sleeper(manager, 0.01)
         await manager.load(None)
-        for _ in range(3):
+
+        def is_reported() -> bool:
             sleeper.watch(0)
-            await asyncio.sleep(0.02)
+            return "could not be put to sleep" in caplog.text
+
+        await wait_until_async(is_reported)
         await sleeper.close()
         await manager.close()
 

@@ -204,14 +204,13 @@ class Streams:
 
     def wait_until_running(self, running: int, waiting: int) -> None:
         """running: how many have had output."""
-        end = time.monotonic() + 30
         with self._server.client as client:
-            while time.monotonic() < end:
+
+            def do_they_run() -> bool:
                 model = client.get("/dashboard/data").json()["models"][0]
-                if model["num_waiting"] >= waiting and sum("data:" in text for text in self.texts) >= running:
-                    return
-                time.sleep(0.02)
-        raise AssertionError(f"they do not run: {self.statuses} {self.texts[0][-300:]!r} {model}")
+                return model["num_waiting"] >= waiting and sum("data:" in text for text in self.texts) >= running
+
+            wait_until(do_they_run, lambda: f"{self.statuses} {self.texts[0][-300:]!r}", seconds=30)
 
     def wait_until_accepted(self) -> None:
         """All of them, also those that wait: the head of an answer comes when the engine has accepted its request."""
@@ -327,14 +326,16 @@ def test_an_engine_that_dies_too_often_ends_the_server(smollm2_path: Path) -> No
     running = start_server(smollm2_path, "--kv-cache-memory", "64MiB", env=faulty("step:kill:1"))
     try:
         running.wait_ready()
-        end = time.monotonic() + 240  # a start takes 20 s on a busy machine; deaths count for 5 minutes
         with running.client as client:
-            while running.process.poll() is None and time.monotonic() < end:
+
+            def is_gone() -> bool:
                 try:
                     assert client.post(CHAT, json=body(4)).status_code in (500, 503)
                 except httpx.TransportError:
-                    break
-                time.sleep(0.1)
+                    return True
+                return running.process.poll() is not None
+
+            wait_until(is_gone, seconds=240)  # a start takes 20 s on a busy machine; deaths count for 5 minutes
         assert running.wait(20) == 5
         assert "Traceback" not in running.output
         assert "4 times within 5 minutes" in running.lines[-1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +17,7 @@ from tests.support.browser import browser, watched_page
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import scripted_app
 from tests.support.server import RunningServer
+from tests.support.waiting import wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}
 
@@ -139,9 +140,9 @@ def test_it_shows_the_last_15_minutes_at_once(chromium: Browser, smollm2_tokeniz
 
 
 def test_a_server_keeps_the_series(server: RunningServer) -> None:
-    end = time.monotonic() + 30
-    samples: list[dict[str, float]] = []
-    while len(samples) < 2 and time.monotonic() < end:
-        samples = httpx.get(server.url + "/dashboard/data?history=true").json()["history"]
-        time.sleep(0.2)
+    def two_samples() -> Any:
+        history = httpx.get(server.url + "/dashboard/data?history=true").json()["history"]
+        return history if len(history) >= 2 else None
+
+    samples = wait_until(two_samples, seconds=30)
     assert 4 < samples[1]["time_s"] - samples[0]["time_s"] < 15

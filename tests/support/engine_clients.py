@@ -16,6 +16,7 @@ from octavo.generation_request import GenerationRequest, Params, Pooling, Poolin
 from octavo.outputs import OutputDelta, PoolingOutput
 from octavo.prompt import Prompt
 from octavo.sampling_params import SamplingParams
+from tests.support.waiting import wait_until_async
 
 SOON_S = 10.0  # on a machine with other work; engines that nobody ends give up after 30
 # Runs until it is ended: the tiny model of tests/core never says that it is done.
@@ -89,10 +90,18 @@ def tokens(outputs: list[OutputDelta], index: int = 0) -> list[int]:
 async def wait_until(condition: Callable[[], bool], seconds: float) -> float:
     """Waits for a condition; returns how long it took. Fails after `seconds`."""
     start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < seconds, f"it did not happen within {seconds} s"
-        await asyncio.sleep(0.01)
+    await wait_until_async(condition, seconds=seconds)
     return time.monotonic() - start
+
+
+async def wait_until_idle(client: EngineClient) -> None:
+    """Waits until no request runs or holds a block."""
+
+    async def is_idle() -> bool:
+        now = await client.metrics()
+        return not now.num_running and not now.num_used_blocks
+
+    await wait_until_async(is_idle, seconds=SOON_S)
 
 
 async def wait_for_state(client: ProcessClient, state: EngineState, seconds: float) -> float:

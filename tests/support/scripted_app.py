@@ -31,7 +31,7 @@ from octavo.server.server_state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 from tests.support.scripted_server import ReadyLoader
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class SteppedLoader:
 
     async def load(self, name: str, _config: EngineConfig, progress: LoadProgress) -> ServedModel:
         progress("packing", 3, 8)
-        while not self.may_end.is_set():
-            await asyncio.sleep(0.01)
+        await wait_until_async(self.may_end.is_set, seconds=600)
         if self.problem is not None:
             raise self.problem
         return fake_model(self._tokenizer, self._client, name=name)

@@ -25,7 +25,7 @@ from octavo.server.http.json_body import Int, Number, RequestModel
 from octavo.server.http.json_route import JsonRoute
 from octavo.server.http.listener import bind, web_server
 from octavo.server.http.long_answer import EVENTS, EventStream, run_unless_gone
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 
 
 class Message(RequestModel):
@@ -201,8 +201,8 @@ async def _work(call: Call, probe: Probe) -> str:
     probe.num_started += 1
     try:
         await asyncio.sleep(call.pause)
-        while call.until is not None and not Path(call.until).exists():
-            await asyncio.sleep(0.01)
+        if call.until is not None:
+            await wait_until_async(Path(call.until).exists, seconds=600)
         return json.dumps({"n": call.n, "temperature": call.temperature, "content": call.messages[0].content})
     finally:
         probe.num_closed += 1

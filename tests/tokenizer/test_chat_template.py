@@ -24,6 +24,7 @@ from octavo.tokenizer.template_set import TemplateSet
 from octavo.tokenizer.template_worker import MAX_OUTPUT_CHARS
 from tests.support.forked import in_fork
 from tests.support.vocabularies import IM_END, superword_metadata
+from tests.support.waiting import wait_until
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content']"
@@ -345,8 +346,7 @@ def test_no_process_outlives_the_program() -> None:
         "t = ChatTemplate('x'); t.render([]); print(t._processes['x']._process.pid)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    time.sleep(0.1)
-    assert not Path(f"/proc/{int(result.stdout)}").exists()
+    wait_until(lambda: not Path(f"/proc/{int(result.stdout)}").exists())
     assert result.stderr == ""
 
 
