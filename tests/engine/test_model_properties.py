@@ -22,6 +22,7 @@ from tests.engine.test_model_runs import VOCAB_SIZE, exact_executor
 from tests.support.fake_executor import FakeTokenizer, create_request
 from tests.support.tiny_models import NUM_CACHE_GROUPS, tiny_graph
 
+
 class Tokenizer(FakeTokenizer):
     vocab_size = VOCAB_SIZE
 
