@@ -88,6 +88,8 @@ CASES = {
     "cohere2": "gpt-2",
     "exaone4": "gpt-2",
     "exaone4-window": "gpt-2",
+    "mamba2": "gpt-2",
+    "mamba2-biased": "gpt-2",
     "nemotron-h": "gpt-2",
     "nemotron-h-moe": "gpt-2",
     "nemotron-h-latent": "gpt-2",

@@ -80,7 +80,7 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
     return [[choice.token_ids for choice in found[str(i)].outputs] for i in range(len(prompts))]
 
 
-ARCHITECTURES = ["llama", "mistral-window", "gemma3", "llama4-short", *tiny_classic.CONFIGS, *HYBRIDS]
+ARCHITECTURES = ["llama", "mistral-window", "gemma3", "llama4-short", "mamba2", *tiny_classic.CONFIGS, *HYBRIDS]
 
 
 @pytest.mark.parametrize(("name", "backend"), with_torch(ARCHITECTURES, ("llama", "gemma3")))

@@ -49,6 +49,14 @@ def from_hf(name: str, **changes: Any) -> Any:
         ("nemotron-h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu': must be relu2"),
         ("nemotron-h", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is .* steps are not limited"),
         ("nemotron-h", {"n_groups": 3}, "n_groups is 3: does not divide 8 heads"),
+        ("bamba", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is .* steps are not limited"),
+        ("bamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu': must be silu"),
+        ("falcon-h1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers is .* must be 5 numbers"),
+        ("falcon-h1", {"mlp_multipliers": "1"}, "mlp_multipliers is .* must be 2 numbers"),
+        ("falcon-h1", {"mamba_n_groups": 3}, "mamba_n_groups is 3: does not divide 8 heads"),
+        ("mamba2", {"hidden_act": "gelu"}, "hidden_act is 'gelu': must be silu"),
+        ("mamba2", {"n_groups": 3}, "n_groups is 3: does not divide 8 heads"),
+        ("mamba2", {"time_step_limit": [0.1, 1.0]}, "time_step_limit is .* steps are not limited"),
     ],
 )
 def test_hf_refuses(name: str, changes: dict[str, Any], message: str) -> None:

@@ -29,8 +29,9 @@ ROPE_TENSORS = (
     "apertus",
     "apertus-biased",
 )
-# Value heads are in another order, and with them the columns of a projection: sums are added up in another order.
-REORDERED = ("qwen35", "qwen35moe")
+# Value heads are in another order, and with them the columns of a projection: sums are added up in another order. Or
+# the converter multiplies factors into the weights.
+REORDERED = ("qwen35", "qwen35moe", "falcon-h1", "falcon-h1-normed")
 LIMITS = ExecutorLimits(64, 4, 64, 64)
 
 

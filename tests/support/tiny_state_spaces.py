@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from transformers import NemotronHConfig, PreTrainedConfig
+from transformers import BambaConfig, FalconH1Config, Mamba2Config, NemotronHConfig, PreTrainedConfig
 
 from tests.support.tiny_sizes import SIZES
 
@@ -24,6 +24,21 @@ _NEMOTRON = {
     "moe_intermediate_size": 48,
     "moe_shared_expert_intermediate_size": 40,
 }
+
+_MAMBA = {**_SIZES, "mamba_n_heads": 8, "mamba_d_state": 24}
+_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.7, 1.6],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.6,
+    "ssm_multipliers": [0.8, 1.4, 0.6, 1.7, 0.5],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.9,
+}
+_MAMBA2 = {**{key: SIZES[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")}}
+_MAMBA2 |= {"num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "state_size": 24}
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "nemotron-h": lambda: NemotronHConfig(**_NEMOTRON, hybrid_override_pattern="M-M*-"),
@@ -47,10 +62,43 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         use_conv_bias=False,
         conv_kernel=3,
     ),
+    "bamba": lambda: BambaConfig(**_MAMBA, attn_layer_indices=[1]),
+    "bamba-biased": lambda: BambaConfig(
+        **_MAMBA,
+        attn_layer_indices=[0, 3],
+        mamba_d_head=16,
+        mamba_n_groups=2,
+        mamba_d_conv=3,
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "falcon-h1": lambda: FalconH1Config(**_MAMBA, **_FACTORS, mamba_d_ssm=96, mamba_n_groups=2),
+    "falcon-h1-normed": lambda: FalconH1Config(
+        **_MAMBA, **_FACTORS, mamba_d_ssm=None, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=2
+    ),
+    "falcon-h1-biased": lambda: FalconH1Config(
+        **_MAMBA,
+        **_FACTORS,
+        mamba_d_ssm=64,
+        mamba_rms_norm=True,
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+        projectors_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "mamba2": lambda: Mamba2Config(**_MAMBA2, n_groups=2),
+    "mamba2-biased": lambda: Mamba2Config(
+        **_MAMBA2, n_groups=1, use_bias=True, use_conv_bias=False, conv_kernel=3, tie_word_embeddings=True
+    ),
 }
 
-# GGUF files have no place for what makes these special.
-WITHOUT_GGUF: set[str] = set()
+# GGUF files have no place for what makes these special; those of Bamba have Granite's architecture.
+WITHOUT_GGUF = {"bamba", "bamba-biased", "falcon-h1-biased"}
 
 Tensors = dict[str, NDArray[np.float32]]
 
@@ -61,7 +109,7 @@ def gguf_architecture(config: PreTrainedConfig) -> str | None:
     """The name of the architecture in GGUF files; None: the model is of another file of tests."""
     if config.model_type == "nemotron_h":
         return "nemotron_h_moe" if "moe" in config.layers_block_type else "nemotron_h"
-    return None
+    return {"falcon_h1": "falcon-h1", "mamba2": "mamba2"}.get(config.model_type)
 
 
 def save_gguf(config: PreTrainedConfig, tensors: Tensors, path: Path) -> Path:
@@ -70,8 +118,8 @@ def save_gguf(config: PreTrainedConfig, tensors: Tensors, path: Path) -> Path:
     assert name is not None
     architecture = next(a for a, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
     writer = gguf.GGUFWriter(path, name)
-    add_decoder_metadata(writer, config)
-    _add_nemotron(writer, config)
+    _add_common(writer, config)
+    {"nemotron_h": _add_nemotron, "falcon_h1": _add_falcon, "mamba2": _add_mamba2}[config.model_type](writer, config)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, array in _converted(config, _stacked(tensors)):
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -86,14 +134,14 @@ def save_gguf(config: PreTrainedConfig, tensors: Tensors, path: Path) -> Path:
     return path
 
 
-def add_decoder_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+def _add_common(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     """The keys that all have, and a tokenizer of as many tokens."""
     eps = "layer_norm_epsilon" if hasattr(config, "layer_norm_epsilon") else "rms_norm_eps"
     writer.add_layer_norm_rms_eps(getattr(config, eps))
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(getattr(config, "max_position_embeddings", 1 << 20))
     writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count(getattr(config, "num_attention_heads", 0))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
@@ -103,7 +151,7 @@ def add_decoder_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> N
 
 def _add_nemotron(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     kinds, has_experts = config.layers_block_type, "moe" in config.layers_block_type
-    _add_heads(writer, [config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds])
+    writer.add_head_count_kv([config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds])
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     width, kind = (config.moe_intermediate_size, "moe") if has_experts else (config.intermediate_size, "mlp")
@@ -130,8 +178,33 @@ def _add_nemotron(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_moe_latent_size(config.moe_latent_size)
 
 
-def _add_heads(writer: gguf.GGUFWriter, counts: list[int]) -> None:
-    writer.add_head_count_kv(counts)
+def _add_falcon(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    head_dim = config.hidden_size // config.num_attention_heads
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    _add_scan(
+        writer,
+        inner=config.mamba_d_ssm or config.mamba_expand * config.hidden_size,
+        heads=config.mamba_n_heads,
+        groups=config.mamba_n_groups,
+        state=config.mamba_d_state,
+        taps=config.mamba_d_conv,
+    )
+
+
+def _add_mamba2(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_feed_forward_length(0)
+    _add_scan(
+        writer,
+        inner=config.num_heads * config.head_dim,
+        heads=config.num_heads,
+        groups=config.n_groups,
+        state=config.state_size,
+        taps=config.conv_kernel,
+    )
 
 
 def _add_scan(writer: gguf.GGUFWriter, *, inner: int, heads: int, groups: int, state: int, taps: int) -> None:
@@ -159,6 +232,8 @@ def _converted(config: PreTrainedConfig, tensors: Tensors) -> Iterator[tuple[str
     """The tensors of a file, still under the names of transformers."""
     groups = next((n for key in ("n_groups", "mamba_n_groups") if (n := getattr(config, key, None))), 1)
     for name, array in tensors.items():
+        if config.model_type == "falcon_h1" and not name.endswith("conv1d.weight"):
+            array = array * _factors(config, name)
         if name.endswith("A_log"):
             yield name, -np.exp(array[:, None])
         elif name.endswith(".D"):
@@ -173,3 +248,26 @@ def _converted(config: PreTrainedConfig, tensors: Tensors) -> Iterator[tuple[str
             yield name.replace("backbone.", "model.").replace(".mixer.", ".mlp."), array
         else:
             yield name.replace("e_score_correction_bias", "e_score_correction.bias"), array
+
+
+def _factors(config: PreTrainedConfig, name: str) -> NDArray[np.float32]:
+    """The factors of Falcon's rows, which its converter multiplies into the weights."""
+    part = name.split(".")[-2]
+    key = config.key_multiplier * config.attention_in_multiplier
+    factors = {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "q_proj": config.attention_in_multiplier,
+        "k_proj": key,
+        "v_proj": config.attention_in_multiplier,
+        "o_proj": config.attention_out_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+        "out_proj": config.ssm_out_multiplier,
+    }
+    if part != "in_proj":
+        return np.float32(factors.get(part, 1.0))
+    inner = config.mamba_d_ssm or config.mamba_expand * config.hidden_size
+    groups = config.mamba_n_groups * config.mamba_d_state
+    rows = np.repeat(config.ssm_multipliers, (inner, inner, groups, groups, config.mamba_n_heads))
+    return (config.ssm_in_multiplier * rows)[:, None].astype(np.float32)

@@ -326,6 +326,8 @@ class Graph:
 
     def times(self, a: Value, b: Value | float) -> Value:
         """a * b; a value b of one column multiplies whole rows."""
+        if b == 1.0:
+            return a
         return self.add(Mul(a, b) if isinstance(b, Value) else Scale(a, float(b)))
 
     def add(self, op: Op) -> Value:

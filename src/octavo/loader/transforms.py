@@ -25,6 +25,7 @@ from octavo.models._weights import (
     OneRow,
     Ones,
     Permute,
+    ScaledRows,
     Softplus,
     Split,
     Stack,
@@ -220,6 +221,10 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
         case Softplus():
             for name, source in group.items():
                 yield name, _softplus(source, transform.addend)
+        case ScaledRows():
+            factors = transform.factors(config)
+            for name, source in group.items():
+                yield name, _with_scaled_rows(source, factors) if name.kind == ".weight" else source
         case UnitRows():
             applies = transform.applies(config)
             for name, source in group.items():
@@ -257,6 +262,18 @@ def _two_frames(first: Source, second: Source) -> Source:
         first.tensors + second.tensors,
         make,
         f"{first.steps}; {second.steps} as two frames",
+    )
+
+
+def _with_scaled_rows(source: Source, factors: NDArray[np.float32]) -> Source:
+    _check_rows(source, len(factors), 0)
+
+    def make() -> Weight:
+        array = source.make().dequantize()
+        return DenseWeight(array * factors.reshape(-1, *(1,) * (array.ndim - 1)))
+
+    return replace(
+        source, type_name="F32", make=make, steps=f"{source.steps} rows times {zlib.crc32(factors.tobytes())}"
     )
 
 

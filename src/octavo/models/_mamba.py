@@ -16,6 +16,8 @@ from octavo.models._reading import MAX_WIDTH, ConfigReader
 from octavo.models._weights import Flatten, NegativeExp, Split, Transform
 
 _STEM = "layers.*.mamba."
+MIXER = "layers.*.mixer."
+"""The stem of the weights of families whose layers are one block."""
 # Of steps, as Python and as transformers write infinity.
 _NO_LIMITS = ((0.0, math.inf), [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 

@@ -143,6 +143,18 @@ class Softplus:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """Multiplies each row of a small dense tensor, such as the kernels of a convolution by channels, once: float32.
+
+    factors: from a configuration to that of each row.
+    """
+
+    stem: str
+    factors: Callable[[Any], NDArray[np.float32]]
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class UnitRows:
     """Divides each row of a matrix by its length, once: float32. applies: from a configuration, if it does at all."""
 
@@ -164,7 +176,7 @@ class Ones:
 
 
 Transform = (Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp) | (
-    Softplus | Unfolded | UnitRows | Ones
+    ScaledRows | Softplus | Unfolded | UnitRows | Ones
 )
 
 

@@ -12,6 +12,7 @@ from octavo.models._attention import AttentionConfig, same_windows
 from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import attention, plain_mlp
 from octavo.models._mamba import (
+    MIXER,
     NO_HEADS,
     check_steps,
     checked_scan,
@@ -28,12 +29,12 @@ from octavo.models._weights import Stack, WeightTable, shared_expert_names
 
 ALIASES = ("nemotron_h_moe",)
 
-_MIXER, _ATTENTION, _MLP = "layers.*.mixer.", "layers.*.self_attn.", "layers.*.mlp."
+_ATTENTION, _MLP = "layers.*.self_attn.", "layers.*.mlp."
 _PARTS = ("up_proj", "down_proj")
 WEIGHTS = WeightTable(
     prefixes=("backbone.", "model."),
     names={
-        **mamba_names(_MIXER),
+        **mamba_names(MIXER),
         **shared_expert_names(),
         "blk.*.ffn_latent_down": _MLP + "fc1_latent_proj",
         "blk.*.ffn_latent_up": _MLP + "fc2_latent_proj",
@@ -41,11 +42,11 @@ WEIGHTS = WeightTable(
         "embeddings": "embed_tokens",
         "norm_f": "norm",
         "layers.*.norm": "layers.*.input_layernorm",
-        **{f"{_MIXER}{part}_proj": f"{_ATTENTION}{part}_proj" for part in "qkvo"},
-        **{_MIXER + part: _MLP + part for part in (*_PARTS, "gate", "fc1_latent_proj", "fc2_latent_proj")},
-        _MIXER + "gate.e_score_correction_bias": _MLP + "gate.e_score_correction.bias",
+        **{f"{MIXER}{part}_proj": f"{_ATTENTION}{part}_proj" for part in "qkvo"},
+        **{MIXER + part: _MLP + part for part in (*_PARTS, "gate", "fc1_latent_proj", "fc2_latent_proj")},
+        MIXER + "gate.e_score_correction_bias": _MLP + "gate.e_score_correction.bias",
         **{
-            f"{_MIXER}{kind}.{part}": f"{_MLP}{kind}.{part}"
+            f"{MIXER}{kind}.{part}": f"{_MLP}{kind}.{part}"
             for kind in ("experts.*", "shared_experts")
             for part in _PARTS
         },
