@@ -161,6 +161,19 @@ def test_an_adapter_that_is_forgotten_while_it_runs(llm: LLM, adapters: list[Pat
         llm.generate([PROMPTS[1]], GREEDY, adapter="a")
 
 
+def test_a_slot_is_used_again_while_a_step_of_an_ended_request_is_under_way(model: Path, adapters: list[Path]) -> None:
+    """In a pipeline the other stage may still compute it: neither answer nor cached prefix is of both adapters."""
+    first, second = (LoRARequest(f"a{i}", i + 1, path) for i, path in enumerate(adapters[:2]))
+    options = {"enable_lora": True, "max_loras": 1, "pipeline_parallel_size": 2, **OPTIONS}
+    with LLM(str(model), **options) as llm:  # type: ignore[arg-type]
+        expected = [answers(llm, [PROMPTS[0][::-1]], [request]) for request in (first, second)]
+        for _ in range(4):
+            with llm.stream(PROMPTS[0], GREEDY, lora_request=first) as stream:
+                next(stream)
+            after = [answers(llm, [PROMPTS[0][::-1]], [request]) for request in (second, first)]
+            assert after == expected[::-1]
+
+
 def test_refusals(model: Path, adapters: list[Path], tmp_path: Path) -> None:
     with LLM(str(model), **OPTIONS) as llm, pytest.raises(UsageError, match="load it with enable_lora"):  # type: ignore[arg-type]
         llm.generate([PROMPTS[0]], GREEDY, adapter="a")

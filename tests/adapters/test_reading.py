@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from octavo.adapters.adapter import AdapterBase
+from octavo.adapters.description import describe_adapter
 from octavo.adapters.read import read_adapter
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.low_rank import LowRank
@@ -151,7 +152,22 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
         ({f"{MODULE}.lora_A.weight": A}, "q_proj.lora_A.weight' has no other factor"),
         (
             {**FACTORS, f"{MODULE}.lora_magnitude_vector": B[:, 0].copy()},
-            "lora_magnitude_vector' is no low-rank factor",
+            r"q_proj.lora_magnitude_vector' is not supported: decomposed magnitudes \(DoRA\)",
+        ),
+        ({**FACTORS, f"{MODULE}.lora_B.bias": B[:, 0].copy()}, r"q_proj.lora_B.bias' is not supported: biases"),
+        (
+            {"base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight": A},
+            r"experts.base_layer.lora_A.weight' is not supported: .*\(target_parameters\)",
+        ),
+        (
+            {"base_model.model.model.embed_tokens.lora_embedding_A": A},
+            "lora_embedding_A' is not supported: an embedding",
+        ),
+        ({f"{MODULE}.weight": A}, r"q_proj.weight' is not supported: a whole weight \(modules_to_save\)"),
+        ({**FACTORS, "base_model.model.odd": A}, "odd' is no low-rank factor of a weight"),
+        (
+            {name.replace("self_attn.q_proj", "mlp.experts.3.up_proj"): array for name, array in FACTORS.items()},
+            r"experts.3.up_proj.lora_A.weight' belongs to .*: one operation computes all routed experts",
         ),
         ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B[:, :1].copy()}, r"\[2, 64\] and \[64, 1\] do not"),
         ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B * np.inf}, "is not finite"),
@@ -172,6 +188,35 @@ def test_refused_tensors(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         read_adapter(save(tmp_path / "a", tensors), base)
+
+
+def test_a_saved_head_is_no_copy_of_the_base(base: AdapterBase, tmp_path: Path) -> None:
+    """Where modules are saved, a weight of the head's shape is another head; elsewhere it is the base's own."""
+    head = RNG.standard_normal((base.config.vocab_size, base.config.hidden_size)).astype(np.float32)
+    tensors = {**FACTORS, "base_model.model.lm_head.weight": head}
+    assert len(read_adapter(save(tmp_path / "a", tensors), base).parts) == 1
+    with pytest.raises(ModelLoadError, match=r"'base_model.model.lm_head.weight' is not supported: a whole weight"):
+        read_adapter(save(tmp_path / "b", tensors, modules_to_save=["lm_head"]), base)
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True}, {"alora_invocation_tokens": [5, 6], "use_rslora": True}])
+def test_descriptions(settings: dict[str, object], tmp_path: Path) -> None:
+    """Of both formats, without a model; what no model takes says so."""
+    folder = save(tmp_path / "sql", base_model_name_or_path="org/base", **settings)
+    found = describe_adapter(folder)
+    assert found == describe_adapter(folder / "adapter_config.json")
+    assert found is not None
+    assert (found.format, found.base, found.ranks, found.modules) == ("peft", "org/base", {2: 1}, {"q_proj": 1})
+    assert (found.alpha, found.num_parameters, found.use_rslora) == (3.0, 256, "use_rslora" in settings)
+    assert found.file_bytes == sum(each.stat().st_size for each in folder.iterdir())
+    assert found.invocation_tokens == settings.get("alora_invocation_tokens", [])
+    assert (found.problem is not None and "use_dora" in found.problem) == ("use_dora" in settings)
+    tensors = {"blk.0.attn_q.weight.lora_a": A, "blk.0.attn_q.weight.lora_b": B}
+    converted = describe_adapter(save_gguf(tmp_path / "sql.gguf", tensors))
+    assert converted is not None
+    assert (converted.format, converted.ranks, converted.modules, converted.alpha) == ("gguf", {2: 1}, {"attn_q": 1}, 3)
+    assert describe_adapter(tmp_path) is None
+    assert describe_adapter(save_gguf(tmp_path / "model.gguf", {}, kind="model")) is None
 
 
 def test_refused_files(base: AdapterBase, tmp_path: Path) -> None:

@@ -450,3 +450,18 @@ def test_plan_counts_adapters(tmp_path: Path) -> None:
     assert high["adapter_bytes"] == 2 * low["adapter_bytes"] > 0
     assert high["total_bytes"] - low["total_bytes"] == low["adapter_bytes"]
     assert "adapters" in octavo_here("plan", path, *limits, "4").stdout
+
+
+def test_show_describes_an_adapter(tmp_path: Path) -> None:
+    """With its rank and modules, and with the reason why no model takes it."""
+    from tests.adapters.test_engine import save_adapter
+    from tests.support.text_models import save_decoder
+
+    model = save_decoder(tmp_path / "model")
+    folder = save_adapter(model, tmp_path / "sql", 0, rank=5, base_model_name_or_path="org/base", use_dora=True)
+    text = octavo_here("show", folder).stdout
+    for fact in ("LoRA (peft)", "org/base", "5 (8 modules); alpha 6", "2 q_proj", "use_dora is True"):
+        assert fact in text
+    facts = json.loads(octavo_here("show", folder, "--json").stdout)
+    assert facts["ranks"] == {"5": 8}
+    assert facts["file_bytes"] > facts["num_parameters"] * 4

@@ -17,7 +17,7 @@ from octavo.loader.tensor_names import GGUF_STEMS, renamed
 
 _SUFFIXES = (".lora_a", ".lora_b")
 _TABLE = "embed_tokens.weight"
-_INVOCATION = "adapter.alora.invocation_tokens"
+ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 
 
 def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
@@ -26,17 +26,23 @@ def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
     Raises ModelLoadError naming the key or the tensor.
     """
     with closing(open_gguf(path)) as file:
-        tokens = np.asarray(file.metadata.get(_INVOCATION, ())).tolist()
-        return StoredAdapter(_parts(path, file, base), checked_invocation(f"{path}: {_INVOCATION}", tokens))
+        tokens = np.asarray(file.metadata.get(INVOCATION, ())).tolist()
+        return StoredAdapter(_parts(path, file, base), checked_invocation(f"{path}: {INVOCATION}", tokens))
+
+
+def is_adapter_file(path: Path) -> bool:
+    """False: a model. Raises ModelLoadError for what is no GGUF file."""
+    with closing(open_gguf(path)) as file:
+        return file.metadata.get("general.type") == "adapter"
 
 
 def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, StoredPart]:
     kind, form = file.metadata.get("general.type"), file.metadata.get("adapter.type")
     if kind != "adapter" or form != "lora":
         raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: no LoRA adapter")
-    alpha = file.metadata.get("adapter.lora.alpha")
+    alpha = file.metadata.get(ALPHA)
     if not isinstance(alpha, int | float) or not np.isfinite(alpha):
-        raise ModelLoadError(f"{path}: adapter.lora.alpha is {alpha!r:.40}; it must be a number")
+        raise ModelLoadError(f"{path}: {ALPHA} is {alpha!r:.40}; it must be a number")
     stems = {**GGUF_STEMS, **base.table.names}
     found: dict[str, StoredPart] = {}
     for tensor in file.tensors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,22 +27,32 @@ MAX_CONFIG_BYTES = 1 << 20
 _MAX_NUMBER = 1e30  # of float32
 
 PREFIX = "base_model.model."  # of all modules
-_FACTORS = {
-    ".lora_A.weight": "a",
-    ".lora_B.weight": "b",
-    ".lora_embedding_A": "table_a",
-    ".lora_embedding_B": "table_b",
-}
+_FACTORS = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 # Copies of the base's own embedding and head, which PEFT saves beside their factors.
 _COPIES = re.compile(r"(?:.*\.)?(?:embed_tokens|lm_head|wte|embed_in|embed_out)(?:\.base_layer)?\.weight")
 _ENDING = re.compile("|".join(re.escape(each) + r"\Z" for each in _FACTORS))
-# Settings without which an adapter would mean something else, and the values that ask for nothing.
+_DORA = "decomposed magnitudes (DoRA) divide by the norms of the rows of each changed weight"
+_BIAS = "biases of low-rank products (lora_bias)"
+_TOKENS = "trained rows of the embedding (trainable_token_indices)"
+# Settings without which an adapter would mean something else.
 _REFUSED = {
-    "use_dora": "weights of decomposed magnitude",
-    "lora_bias": "biases of low-rank products",
+    "use_dora": _DORA,
+    "lora_bias": _BIAS,
+    "modules_to_save": "whole weights",
+    "target_parameters": "stacks of routed experts",
     "layer_replication": "repeated layers",
-    "trainable_token_indices": "trained rows of the embedding",
+    "trainable_token_indices": _TOKENS,
     "use_qalora": "pooled inputs of low-rank products",
+}
+# Tensors of what is not supported, the most special first.
+_REFUSED_TENSORS = {
+    r"\.lora_magnitude_vector(?:\.weight)?": _DORA,
+    r"\.lora_B\.bias": _BIAS,
+    r"\.(?:trainable_tokens_delta|token_adapter\..*)": _TOKENS,
+    r"\.experts(?:\.base_layer)*\.lora_[AB]\.weight": "one operation computes all routed experts (target_parameters), "
+    "nothing lies beside one",
+    r"\.lora_embedding_[AB]": "an embedding looks rows up, no product lies beside it",
+    r"(?<!\.lora_[AB])\.weight": "a whole weight (modules_to_save) would be another model for each adapter",
 }
 
 
@@ -71,22 +81,38 @@ def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
         check_no_pickles(folder, sorted(each.name for each in folder.iterdir()), "Save the adapter as safetensors")
         raise ModelLoadError(f"{path}: no such file; an adapter needs it beside {CONFIG_NAME}")
     settings = read_json_object(settings_path, MAX_CONFIG_BYTES)
-    scales = _scales(settings_path, settings)
-    saved = settings.get("modules_to_save") or ()
-    if saved:
-        raise ModelLoadError(f"{settings_path}: modules_to_save is {saved!r:.80}: whole weights are not supported")
     key = "alora_invocation_tokens"
     invocation = checked_invocation(f"{settings_path}: {key}", settings.get(key) or [])
     with closing(open_safetensors(path)) as file:
-        return StoredAdapter(_parts(path, file, scales, base), invocation)
+        may_copy = not settings.get("modules_to_save")
+        names = [name for name in file.tensors if not (may_copy and _is_copy(name, file.tensors[name].shape, base))]
+        check_tensors(path, names)
+        scales = _scales(settings_path, settings)
+        return StoredAdapter(_parts(path, file, names, scales, base), invocation)
 
 
-def _scales(path: Path, settings: Mapping[str, object]) -> _Scales:
+def check_tensors(path: Path, names: Iterable[str]) -> None:
+    """Raises ModelLoadError naming a tensor that is no factor, and the reason why nothing takes it."""
+    for name in names:
+        ending = _ENDING.search(name)
+        for pattern, reason in _REFUSED_TENSORS.items():
+            if re.search(pattern + r"\Z", name):
+                raise ModelLoadError(f"{path}: tensor {name!r:.120} is not supported: {reason}")
+        if ending is None or not name.startswith(PREFIX):
+            raise ModelLoadError(f"{path}: tensor {name!r:.120} is no low-rank factor of a weight: not supported")
+
+
+def check_settings(path: Path, settings: Mapping[str, object]) -> None:
+    """Raises ModelLoadError naming a setting that nothing here takes."""
     if settings.get("peft_type") != "LORA":
         raise ModelLoadError(f"{path}: peft_type is {settings.get('peft_type')!r:.40}; LORA is supported")
     for key, what in _REFUSED.items():
         if settings.get(key):
             raise ModelLoadError(f"{path}: {key} is {settings[key]!r:.80}: {what} are not supported")
+
+
+def _scales(path: Path, settings: Mapping[str, object]) -> _Scales:
+    check_settings(path, settings)
     return _Scales(
         rank=_number(path, "r", settings.get("r", 8), low=1),
         alpha=_number(path, "lora_alpha", settings.get("lora_alpha", 8)),
@@ -110,24 +136,22 @@ def _patterns(path: Path, settings: Mapping[str, object], key: str, low: float =
     return ModulePatterns(f"{path}: {key}", numbers)
 
 
-def _parts(path: Path, file: TensorFiles, scales: _Scales, base: AdapterBase) -> dict[str, StoredPart]:
+def _parts(
+    path: Path, file: TensorFiles, names: Sequence[str], scales: _Scales, base: AdapterBase
+) -> dict[str, StoredPart]:
     modules: dict[str, dict[str, str]] = {}
-    for tensor in file.tensors:
-        if _is_copy(tensor, file.tensors[tensor].shape, base):
-            continue
+    for tensor in names:
         ending = _ENDING.search(tensor)
-        if ending is None or not tensor.startswith(PREFIX):
-            raise ModelLoadError(f"{path}: tensor {tensor!r:.120} is no low-rank factor of a weight: not supported")
+        assert ending is not None, "the names have been checked"
         module = tensor[len(PREFIX) : ending.start()]
         modules.setdefault(module, {})[_FACTORS[ending[0]]] = tensor
     found: dict[str, StoredPart] = {}
     for module, tensors in modules.items():
-        prefix = "table_" if "table_a" in tensors or "table_b" in tensors else ""
-        if tensors.keys() != {f"{prefix}a", f"{prefix}b"}:
+        if tensors.keys() != {"a", "b"}:
             tensor = next(iter(tensors.values()))
             raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has no other factor beside it")
-        a, b = (_numbers(file, tensors[prefix + each]) for each in "ab")
-        tensor, name = tensors[prefix + "a"], checkpoint_name(f"{module}.weight", base.table)
+        a, b = (_numbers(file, tensors[each]) for each in "ab")
+        tensor, name = tensors["a"], checkpoint_name(f"{module}.weight", base.table)
         found[name] = StoredPart(tensor, LowRank.checked(a, b, scales.of(module), tensor))
     return found
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,7 @@ from octavo.engine.loading.progress_bar import size
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
+    from octavo.adapters.description import AdapterFacts
     from octavo.graph.cost import ExpertCost
     from octavo.loader.checkpoint import Checkpoint
 
@@ -33,9 +35,14 @@ _ORIGIN = {"name": "name", "organization": "made by", "size_label": "size label"
 def show(*, model: str, as_json: bool, engine_options: Options) -> None:
     """Describe a model: architecture, formats, sizes, context, template, licence. Reads only its headers.
 
-    MODEL is a path, a hub id or a short name; of a model that is not downloaded yet, the headers are fetched.
+    MODEL is a path, a hub id or a short name; of a model that is not downloaded yet, the headers are fetched. It may
+    also be the path of an adapter (LoRA): its ranks, modules and size.
     """
     from octavo.loader.checkpoint import open_checkpoint
+
+    if (adapter := _adapter(model)) is not None:
+        write_json(asdict(adapter)) if as_json else _write_adapter(adapter)
+        return
 
     EngineConfig.resolve(model, engine_options)  # an error comes before a download
     with (
@@ -48,6 +55,33 @@ def show(*, model: str, as_json: bool, engine_options: Options) -> None:
         write_json(description)
     else:
         _write(description)
+
+
+def _adapter(model: str) -> AdapterFacts | None:
+    path = Path(model).expanduser()
+    if not path.exists():
+        return None
+    from octavo.adapters.description import describe_adapter
+
+    return describe_adapter(path)
+
+
+def _write_adapter(adapter: AdapterFacts) -> None:
+    ranks = ", ".join(f"{rank} ({count} modules)" for rank, count in adapter.ranks.items())
+    scaled = "" if adapter.alpha is None else f"; alpha {adapter.alpha:g}" + " (rsLoRA)" * adapter.use_rslora
+    tokens = ", ".join(map(str, adapter.invocation_tokens))
+    write_facts(
+        {
+            "path": adapter.path,
+            "adapter": f"LoRA ({adapter.format})",
+            "trained for": adapter.base or "not stated",
+            "rank": ranks + scaled,
+            "modules": ", ".join(f"{count} {name}" for name, count in adapter.modules.items()),
+            "size": f"{adapter.num_parameters:,} parameters, {size(adapter.file_bytes)}",
+            **({"acts from tokens": tokens} if tokens else {}),
+            **({"not supported": adapter.problem} if adapter.problem else {}),
+        }
+    )
 
 
 def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
