@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from octavo import LLM, SamplingParams, UsageError
 from octavo.backends.memory import MemoryBudget
@@ -28,10 +29,11 @@ from octavo.engine.loading.memory_needs import memory_needs
 from octavo.engine.texts.placing import place_items
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.vision import open_vision
 from octavo.media.processor import Picture
 from octavo.outputs import RequestOutput
 from octavo.prompt import MediaItem, Prompt
-from tests.support import tiny_vision
+from tests.support import converted_gguf, tiny_vision
 from tests.support.answers import answers_of
 from tests.support.fake_executor import create_request
 
@@ -299,7 +301,7 @@ def test_a_model_that_reads_text_says_so(folders: dict[str, Path]) -> None:
         llm.generate({"prompt": TEXT, "multi_modal_data": {"image": b""}}, PARAMS)
 
 
-@pytest.mark.parametrize("name", tiny_vision.MMPROJ)
+@pytest.mark.parametrize("name", [name for name in tiny_vision.MMPROJ if name != "lfm2_vl"])
 def test_gguf_files_see_with_the_file_beside_them(
     name: str, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -322,6 +324,32 @@ def test_gguf_files_see_with_the_file_beside_them(
             loaded(text, mmproj=wrong)
     check_beside(text, "which Octavo does not know", caplog)
     check_beside(text, "2 files may be its part that sees: name one with --mmproj", caplog)
+
+
+def test_mmproj_files_of_lfm2_have_the_same_encoder(folders: dict[str, Path], tmp_path: Path) -> None:
+    """They do not say the sizes of images, which are the published ones."""
+    name, text = "lfm2_vl", AutoModelForCausalLM.from_config(model("lfm2_vl").config.text_config)
+    tiny_vision.save_mmproj(model(name), tmp_path / "mmproj.gguf", name)
+    with (
+        closing(open_checkpoint(converted_gguf.save_gguf(text, tmp_path / "text.gguf"))) as own,
+        closing(open_checkpoint(folders[name])) as judge,
+    ):
+        found, right = open_vision(own, str(tmp_path / "mmproj.gguf")), open_vision(judge)
+        assert found is not None
+        assert right is not None
+        assert replace(found.config, norm_eps=right.config.norm_eps) == right.config  # files have float32
+        assert found.weights.shapes == right.weights.shapes
+        for weight in right.weights.shapes:
+            np.testing.assert_array_equal(found.weights[weight].dequantize(), right.weights[weight].dequantize())
+        assert (found.processor.patch_size, found.processor.layout(96, 96).num_tokens) == (4, 144)
+        found.close()
+
+
+def test_internvl_as_its_authors_publish_it(folders: dict[str, Path]) -> None:
+    own = tiny_vision.save_own_internvl(model("internvl"), folders["internvl"])
+    with loaded(own) as llm:
+        (output,) = llm.generate([prompt_of(llm, PARTS)], PARAMS)
+        assert_right(output, "internvl")
 
 
 def check_beside(text: Path, problem: str, caplog: pytest.LogCaptureFixture) -> None:

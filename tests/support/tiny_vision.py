@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ import numpy as np
 import torch
 from click.testing import CliRunner
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
+    InternVLConfig,
+    Lfm2VlConfig,
     LlavaConfig,
     Mistral3Config,
     PreTrainedConfig,
@@ -36,8 +41,10 @@ SPECIALS = [
     *("<|video_pad|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
     *("<image>", "<fake_token_around_image>", "<global-img>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     *(f"<row_{row}_col_{col}>" for row in (1, 2) for col in (1, 2)),
+    *("<img>", "</img>", "<IMG_CONTEXT>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+    *(f"<|img_row_{row}_col_{col}|>" for row in (1, 2) for col in (1, 2, 3, 4)),
 ]
-VOCAB_SIZE = 288
+VOCAB_SIZE = 320
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'image' %}\
 <|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
@@ -145,6 +152,21 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         scale_factor=2,
         image_token_id=SPECIALS.index("<image>"),
     ),
+    "lfm2_vl": lambda: Lfm2VlConfig(
+        text_config={
+            **{key: value for key, value in _TEXT.items() if key != "head_dim"},
+            "model_type": "lfm2",
+            "layer_types": ["conv", "full_attention"] * 2,
+        },
+        vision_config={**_SIGLIP, "num_patches": 36, "vision_use_head": False},
+        projector_hidden_size=40,
+        image_token_id=SPECIALS.index("<image>"),
+    ),
+    "internvl": lambda: InternVLConfig(
+        text_config={"model_type": "qwen2", **{key: value for key, value in _TEXT.items() if key != "head_dim"}},
+        vision_config={**_SIGLIP, "image_size": [16, 16], "patch_size": [4, 4], "attention_bias": True},
+        image_token_id=SPECIALS.index("<IMG_CONTEXT>"),
+    ),
     "llava": lambda: LlavaConfig(
         text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
         vision_config={"model_type": "pixtral", **_SIGLIP, "head_dim": 16, "image_size": 40, "hidden_act": "silu"},
@@ -161,12 +183,17 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         tie_word_embeddings=False,
     ),
 }
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 PREPROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}},
 }
 PREPROCESSORS["gemma3"] = {"size": {"height": 32, "width": 32}, "image_seq_length": 4}
+PREPROCESSORS["internvl"] = {"size": {"height": 16, "width": 16}, "max_patches": 4, **_HALF}
+PREPROCESSORS["lfm2_vl"] = {  # the first picture is one tile, the second has several
+    **{"encoder_patch_size": 4, "downsample_factor": 2, "tile_size": 16, "max_tiles": 4},
+    **{"min_image_tokens": 4, "max_image_tokens": 16, "max_pixels_tolerance": 1.0},
+}
 PREPROCESSORS["smolvlm"] = {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 32}}
-_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 PREPROCESSORS["mistral3"] = PREPROCESSORS["llava"] = {"size": {"longest_edge": 40}, "patch_size": 4, **_HALF}
 PREPROCESSORS["qwen2_vl"] = PREPROCESSORS["qwen2_5_vl"] = {**PREPROCESSORS["qwen3_vl"], **_HALF}
 PREPROCESSORS["qwen3_5"] = PREPROCESSORS["qwen3_vl"]
@@ -204,16 +231,21 @@ def save_gguf(model: PreTrainedModel, folder: Path, name: str) -> Path:
     text.parent.mkdir()
     result = CliRunner().invoke(convert, [str(folder), str(text), "--dtype", "f32"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    writer = gguf.GGUFWriter(text.with_name("mmproj-tiny.gguf"), "clip")
+    save_mmproj(model, text.with_name("mmproj-tiny.gguf"), name)
+    return text
+
+
+def save_mmproj(model: PreTrainedModel, path: Path, name: str) -> None:
+    writer = gguf.GGUFWriter(path, "clip")
     writer.add_type("mmproj")
     vision = model.config.vision_config
     keys = {
         "embedding_length": getattr(vision, "embed_dim", 0) or vision.hidden_size,
         "block_count": getattr(vision, "depth", 0) or vision.num_hidden_layers,
         "attention.head_count": getattr(vision, "num_heads", 0) or vision.num_attention_heads,
-        "patch_size": vision.patch_size,
+        "patch_size": _side(vision.patch_size),
         "projection_dim": 64,
-        "image_size": getattr(vision, "image_size", 24),
+        "image_size": _side(getattr(vision, "image_size", 24)),
     }
     for key, value in keys.items():
         writer.add_uint32(f"clip.vision.{key}", value)
@@ -225,7 +257,10 @@ def save_gguf(model: PreTrainedModel, folder: Path, name: str) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return text
+
+
+def _side(size: int | Sequence[int]) -> int:
+    return size if isinstance(size, int) else size[0]
 
 
 def _qwen2_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
@@ -307,14 +342,81 @@ def _pixtral_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_tensor("v.token_embd.img_break", np.zeros(64, np.float32))
 
 
+def _lfm2_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    """The linear of the patches as a convolution."""
+    writer.add_string("clip.projector_type", "lfm2")
+    writer.add_uint32("clip.vision.projector.scale_factor", 2)
+    _add_siglip(writer, model.model.vision_tower)
+    names = {"layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2"}
+    for name, tensor in model.model.multi_modal_projector.state_dict().items():
+        stem, _, kind = name.rpartition(".")
+        writer.add_tensor(f"{names[stem]}.{kind}", tensor.numpy())
+
+
+def _internvl_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    writer.add_string("clip.projector_type", "internvl")
+    for key, value in (("projector.scale_factor", 2), ("preproc_min_tiles", 1), ("preproc_max_tiles", 4)):
+        writer.add_uint32(f"clip.vision.{key}", value)
+    parts = (model.model.vision_tower, model.model.multi_modal_projector)
+    for name, tensor in (item for part in parts for item in part.state_dict().items()):
+        stem = name
+        for old, new in _INTERNVL_MMPROJ.items():
+            stem = stem.replace(old, new)
+        writer.add_tensor(stem, tensor.numpy())
+
+
+def save_own_internvl(model: PreTrainedModel, folder: Path) -> Path:
+    """The folder of a model that `save` made as InternVL's authors publish theirs."""
+    own = folder.with_name("internvl_chat")
+    shutil.copytree(folder, own)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        for old, new in _OWN_INTERNVL.items():
+            name = name.replace(old, new)
+        tensors[name] = tensor
+    for stem in [name.removesuffix("q_proj.weight") for name in tensors if ".attn.q_proj.weight" in name]:
+        for kind in ("weight", "bias"):
+            parts = [tensors.pop(f"{stem}{part}_proj.{kind}") for part in "qkv"]
+            tensors[f"{stem}qkv.{kind}"] = torch.cat(parts)
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, own / "model.safetensors")
+    config = json.loads((own / "config.json").read_text())
+    vision = {**config.pop("vision_config"), "image_size": 16, "patch_size": 4}
+    config |= {"model_type": "internvl_chat", "llm_config": config.pop("text_config"), "select_layer": -1}
+    config |= {"max_dynamic_patch": 4, "vision_config": {**vision, "model_type": "intern_vit_6b"}}
+    (own / "config.json").write_text(json.dumps(config))
+    (own / "preprocessor_config.json").write_text(json.dumps({"size": 16, "crop_size": 16, **_HALF}))
+    return own
+
+
 def _add_siglip(writer: gguf.GGUFWriter, tower: torch.nn.Module) -> None:
     for name, tensor in tower.state_dict().items():
         stem = name.removeprefix("vision_model.")
         for old, new in _SIGLIP_MMPROJ.items():
             stem = stem.replace(old, new)
-        writer.add_tensor(stem, np.ascontiguousarray(tensor.numpy()))
+        array = tensor.numpy()
+        if stem == "v.patch_embd.weight" and array.ndim == 2:
+            side = math.isqrt(array.shape[1] // 3)
+            array = array.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+        writer.add_tensor(stem, np.ascontiguousarray(array))
 
 
+_INTERNVL_MMPROJ = {
+    **{"embeddings.cls_token": "v.class_embd", "embeddings.position_embeddings": "v.position_embd.weight"},
+    **{"embeddings.patch_embeddings.projection": "v.patch_embd", "encoder.layer.": "v.blk."},
+    **{f"attention.{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{"attention.projection_layer": "attn_out", "layernorm_before": "ln1", "layernorm_after": "ln2"},
+    **{"lambda_1": "ls1.weight", "lambda_2": "ls2.weight", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"},
+    **{"layer_norm": "mm.model.mlp.0", "linear_1": "mm.model.mlp.1", "linear_2": "mm.model.mlp.3"},
+}
+_OWN_INTERNVL = {
+    **{"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+    **{"model.vision_tower.": "vision_model.", "embeddings.cls_token": "embeddings.class_embedding"},
+    **{"position_embeddings": "position_embedding", "patch_embeddings.projection": "patch_embedding"},
+    **{"encoder.layer.": "encoder.layers.", "attention.projection_layer": "attn.proj", "attention.": "attn."},
+    **{"layernorm_before": "norm1", "layernorm_after": "norm2", "lambda_": "ls"},
+    **{f"model.multi_modal_projector.{old}": f"mlp1.{i}" for old, i in (("layer_norm", 0), ("linear_1", 1))},
+    "model.multi_modal_projector.linear_2": "mlp1.3",
+}
 _PIXTRAL_MMPROJ = {
     **{"patch_conv": "v.patch_embd", "ln_pre": "v.pre_ln", "transformer.layers.": "v.blk."},
     **{"attention_norm": "ln1", "ffn_norm": "ln2", "attention.o_proj": "attn_out"},
@@ -345,6 +447,8 @@ MMPROJ = {
     "qwen3_vl": _qwen_mmproj,
     "gemma3": _gemma_mmproj,
     "smolvlm": _idefics_mmproj,
+    "lfm2_vl": _lfm2_mmproj,
+    "internvl": _internvl_mmproj,
     "mistral3": _pixtral_mmproj,
     "llava": _pixtral_mmproj,
 }
@@ -429,9 +533,24 @@ def _padded(processor: ImageProcessor, seen: _Seen) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.from_numpy(whole), "image_sizes": torch.tensor(sizes)}
 
 
+def _flat_patches(processor: ImageProcessor, seen: _Seen) -> dict[str, torch.Tensor]:
+    """Tiles of several sizes as rows of patches, row by row, with zeros behind those of smaller ones."""
+    tiles, side = [tile for parts, _ in seen for tile in parts], processor.patch_size
+    grids = [(tile.shape[0] // side, tile.shape[1] // side) for tile in tiles]
+    rows = np.zeros((len(tiles), max(rows * cols for rows, cols in grids), 3 * side * side), np.float32)
+    for row, tile, (height, width) in zip(rows, tiles, grids, strict=True):
+        patches = tile.reshape(height, side, width, side, 3).swapaxes(1, 2).reshape(height * width, -1)
+        row[: height * width] = patches / np.float32(127.5) - 1
+    mask = np.arange(rows.shape[1]) < np.prod(grids, axis=1)[:, None]
+    shapes = {"spatial_shapes": torch.tensor(grids), "pixel_attention_mask": torch.from_numpy(mask.astype(np.int32))}
+    return {"pixel_values": torch.from_numpy(rows), **shapes}
+
+
 _INPUTS: dict[str, Callable[[ImageProcessor, _Seen], dict[str, torch.Tensor]]] = {
     "gemma3": lambda processor, seen: {"pixel_values": _tiles(processor, seen)},
     "smolvlm": lambda processor, seen: {"pixel_values": _tiles(processor, seen)[None]},
+    "internvl": lambda processor, seen: {"pixel_values": _tiles(processor, seen)},
+    "lfm2_vl": _flat_patches,
     "mistral3": _padded,
     "llava": _padded,
 }

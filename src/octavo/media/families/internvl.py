@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 from octavo.media.grids import closest_grid, tiles_of_grid
 from octavo.media.pixels import Normalization
 from octavo.media.processor import ImageLayout, ImageProcessor, Picture
-from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, ImageSettings
+from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 
 if TYPE_CHECKING:
     from octavo.media.processor import UInt8
 
-MODEL_TYPES = ("internvl",)
+MODEL_TYPES = ("internvl", "internvl_chat")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -44,14 +44,18 @@ class InternImages(ImageProcessor):
 
 def read(settings: ImageSettings) -> ImageProcessor:
     side = settings.vision("image_size", 448)
-    most = settings.side("max_patches", 12)
+    is_own = settings.model_type == "internvl_chat"  # whose preprocessor knows nothing of tiles
+    most = settings.side("max_patches", settings.text_count("max_dynamic_patch", 12))
+    if is_own and settings.config.get("dynamic_image_size") is False:
+        most = 1
+    statistics = (IMAGENET_MEAN, IMAGENET_STD) if is_own else (CLIP_MEAN, CLIP_STD)
     ratio = settings.config.get("downsample_ratio")
     return InternImages(
         settings=settings,
         side=settings.size("size", {"height": side, "width": side})["height"],
         patch_size=settings.vision("patch_size", 14),
         merge_size=round(1 / ratio) if isinstance(ratio, float) and 0.01 < ratio <= 1 else 2,
-        bounds=(min(settings.side("min_patches", 1), most), most),
+        bounds=(min(settings.side("min_patches", settings.text_count("min_dynamic_patch", 1)), most), most),
         resample=settings.resample(BICUBIC),
-        normalization=Normalization.of(*settings.statistics(CLIP_MEAN, CLIP_STD)),
+        normalization=Normalization.of(*settings.statistics(*statistics)),
     )

@@ -21,6 +21,8 @@ from octavo.image_layout import ImageTile
 from octavo.models._classic import ACTIVATIONS
 from octavo.models._reading import ConfigReader
 
+_NORM_EPS = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class TowerInputs:
@@ -164,8 +166,13 @@ def plane_rope(head_dim: int, theta: float = 10000.0) -> RopeParams:
 
 
 def attention(g: Graph, x: Value, cfg: TowerConfig, stem: str, rope: RopeParams | None) -> Value:
-    """The attention of a layer whose projections are `q_proj`, `k_proj` and `v_proj` under `stem`; without the last."""
+    """The attention of a layer whose projections are `q_proj`, `k_proj` and `v_proj` under `stem`; without the last.
+
+    Rows of q and k are normed where there are weights for that.
+    """
     q, k, v = (g.linear(x, f"{stem}.{part}_proj") for part in "qkv")
+    if f"{stem}.q_norm.weight" in g.weights:
+        q, k = (g.rms_norm(y, f"{stem}.{part}_norm", _NORM_EPS) for y, part in ((q, "q"), (k, "k")))
     if rope is not None:
         q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
     heads = EncoderAttentionParams(cfg.num_heads, cfg.num_heads, cfg.head_dim, cfg.head_dim**-0.5)

@@ -1,0 +1,123 @@
+"""The encoder of LFM2-VL: SigLIP 2 for pictures of any shape, whose blocks of rows are projected. arXiv 2511.23404."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.batch import Array, Float32
+from octavo.graph.builder import Graph
+from octavo.graph.ops.rows import Gather
+from octavo.graph.ops.rowwise import Activation
+from octavo.graph.patches import BLOCKS
+from octavo.graph.values import Value
+from octavo.image_layout import ImageTile
+from octavo.models._reading import MAX_WIDTH, ConfigReader
+from octavo.models._weights import Permute, Transpose, Unfolded, WeightTable
+from octavo.models._wrapped import text_section
+from octavo.models.towers._siglip import (
+    GGUF_NAMES,
+    PLACES,
+    PREFIXES,
+    SiglipConfig,
+    build_layers,
+    gguf_sizes,
+)
+from octavo.models.towers._tower import TowerInputs, in_blocks, square_side, statistics, tile_rows
+
+MODEL_TYPES = ("lfm2_vl",)
+PROJECTORS = ("lfm2",)
+
+_NORM_EPS = 1e-5
+_PATCH = "embeddings.patch_embedding"
+
+
+def _by_pixel(cfg: SiglipConfig) -> NDArray[np.intp]:
+    """The columns of the patch's linear pixel by pixel; GGUF files have them colour by colour."""
+    order: NDArray[np.intp] = np.arange(cfg.patch_values).reshape(3, -1).T.reshape(-1)
+    return order
+
+
+_COLUMNS = "embeddings.patch_columns"  # without the bias, which has the order of the rows
+WEIGHTS = WeightTable(
+    prefixes=(*PREFIXES, "model.multi_modal_projector.", "multi_modal_projector."),
+    names={
+        **{stored: name for stored, name in GGUF_NAMES.items() if name != _PATCH},
+        "v.patch_embd.weight": _COLUMNS + ".weight",
+        "v.patch_embd.bias": _PATCH + ".bias",
+        "mm.input_norm": "layer_norm",
+        "mm.1": "linear_1",
+        "mm.2": "linear_2",
+    },
+    transforms=(
+        Unfolded(_COLUMNS),
+        Transpose(_COLUMNS),
+        Permute(_COLUMNS, _by_pixel),
+        Transpose(_COLUMNS, whole=_PATCH),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(SiglipConfig):
+    """The shared configuration, but tiles of any shape."""
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        vision = reader.section("vision_config")
+        count = vision.integer("num_patches", 256, high=MAX_WIDTH)
+        return cls.read(
+            vision,
+            merge_size=reader.integer("downsample_factor", 2, high=16),
+            table_side=square_side(vision, "num_patches", count),
+            output_width=text_section(reader).integer("hidden_size", 2560, high=MAX_WIDTH),
+        )
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        del text
+        merge = reader.integer("projector.scale_factor", 2, high=16)
+        return cls(merge_size=merge, table_side=math.isqrt(shapes[PLACES][0]), **gguf_sizes(reader))
+
+    @classmethod
+    def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
+        sides = {
+            "encoder_patch_size": reader.integer("patch_size", high=1 << 10),
+            "downsample_factor": reader.integer("projector.scale_factor", 2, high=16),
+        }
+        return "lfm2_vl", {}, {**sides, **statistics(reader)}
+
+    def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
+        grid = tables[PLACES].astype(np.float32).reshape(self.table_side, self.table_side, -1)
+        places = [in_blocks(_smooth(grid, tile.grid_rows, tile.grid_cols), self.merge_size) for tile in tiles]
+        return TowerInputs((np.concatenate(places),), tile_rows(tiles, self.merge_size, positions=False))
+
+
+def _smooth(grid: Float32, rows: int, cols: int) -> Float32:
+    """A square of learned places [side, side, width] resized to [rows, cols, width]: bilinear, with antialiasing."""
+    down, across = (_taps(len(grid), count) for count in (rows, cols))
+    resized: Float32 = np.einsum("rs,scw->rcw", down, np.einsum("ct,stw->scw", across, grid))
+    return resized
+
+
+def _taps(side: int, count: int) -> Float32:
+    """The weights [count, side] of the `side` stored places for each of `count`."""
+    scale = np.float32(side / count)
+    centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    distances = np.abs(np.arange(side, dtype=np.float32) - centres[:, None]) / max(scale, np.float32(1))
+    weights = np.maximum(1 - distances, 0)
+    shares: Float32 = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32, copy=False)
+    return shares
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The rows [MERGED, output_width]."""
+    h = g.add(Gather(build_layers(g, cfg), BLOCKS, cfg.merge_size**2))
+    if "layer_norm.weight" in g.weights:
+        h = g.layer_norm(h, "layer_norm", _NORM_EPS)
+    return g.linear(g.add(Activation(g.linear(h, "linear_1"), "gelu")), "linear_2")
