@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.backends import ExecutorLimits
-from octavo.backends.torch.adapters import AdapterTable
+from octavo.backends.torch.adapters import AdapterTable, SlotRows, rows_by_slot
 from octavo.backends.torch.attention import Queries, attend, attend_all, scaled_queries
 from octavo.backends.torch.cache import LayerPages, PagedCache
 from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere
@@ -35,7 +35,10 @@ from octavo.graph.ops.low_rank import AddLowRank
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 from octavo.graph.ops.rowwise import GatedActivation
-from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain
+from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
+
+if TYPE_CHECKING:
+    from octavo.backends.torch.kernels.experts import Sorted
 
 
 class StepKernels(Protocol):
@@ -109,6 +112,10 @@ class StepKernels(Protocol):
         repeats: bool,
     ) -> Tensor: ...
 
+    def sorted_by_slot(self, slots: Tensor, num_slots: int) -> Sorted: ...
+
+    def low_rank(self, x: Tensor, a: Tensor, b: Tensor, places: Sorted) -> Tensor: ...
+
     def advanced(
         self,
         op: ShortConv | GatedDeltaRule | SelectiveScan,
@@ -146,9 +153,21 @@ class PagedStep(TorchStep):
 
     adapters: AdapterTable | None = None  # None: the graph takes none
 
+    # The rows of each adapter, by the value that has their slots and the number of rows: for kernels, and without.
+    sorted_slots: dict[tuple[Value, int], Sorted] = field(default_factory=dict)
+    grouped_slots: dict[tuple[Value, int], list[SlotRows]] = field(default_factory=dict)
+
     def low_rank(self, op: AddLowRank, x: Tensor, slots: Tensor) -> Tensor:
         assert self.adapters is not None, "a graph with adapters has a table"
-        return self.adapters.products(op, x, slots)
+        key = op.slots, len(x)
+        if self.calls is None or op.heads > 1:
+            if key not in self.grouped_slots:
+                self.grouped_slots[key] = rows_by_slot(slots)
+            return self.adapters.products(op, x, self.grouped_slots[key])
+        if key not in self.sorted_slots:
+            self.sorted_slots[key] = self.calls.sorted_by_slot(slots, op.num_slots)
+        made = [self.calls.low_rank(x, a[0], b[0], self.sorted_slots[key]) for a, b in self.adapters.factors(op)]
+        return torch.where(slots >= 0, torch.cat(made, dim=1), 0.0)
 
     def begin(self, node: Node) -> None:
         value = node.output

@@ -19,7 +19,7 @@ from octavo.backends.torch.kernels.attention import Sequences, decode_attention,
 from octavo.backends.torch.kernels.attention import parts_shape as parts_shape
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.dequantize import dequantize
-from octavo.backends.torch.kernels.experts import Gate, expert_gate, expert_linear, sort_by_expert
+from octavo.backends.torch.kernels.experts import Gate, Sorted, expert_gate, expert_linear, sort_by_expert
 from octavo.backends.torch.kernels.gate import activated as activated
 from octavo.backends.torch.kernels.gate import coded_rows, gated
 from octavo.backends.torch.kernels.norm import layer_norm, rms_norm, rms_norm_coded
@@ -71,6 +71,22 @@ def experts(
     out = torch.where(is_here[..., None], out, 0.0) if is_part else out
     # A library's sum may take its order from the number of rows.
     return (reduce(torch.add, out.unbind(1)) if repeats else out.sum(dim=1)).to(x.dtype)
+
+
+def sorted_by_slot(slots: Tensor, num_slots: int) -> Sorted:
+    """The rows of a step by the slot of their adapter [rows, 1]; those without one, -1, are in no tile."""
+    places = sort_by_expert(torch.where(slots < 0, num_slots, slots), num_slots + 1)
+    return places._replace(expert_of=torch.where(places.expert_of < num_slots, places.expert_of, -1))
+
+
+def low_rank(x: Tensor, a: Tensor, b: Tensor, places: Sorted) -> Tensor:
+    """x [rows, in] times A [slots, rank, in] and B [slots, out, rank] of each row's slot -> float32 [rows, out].
+
+    One launch for the inner numbers of all adapters, and one back. places: `sorted_by_slot`; rows that are in no tile
+    get anything.
+    """
+    inner = expert_linear(x, a, places, 1, dtype=torch.float32)
+    return expert_linear(inner, b, places, 1, dtype=torch.float32)
 
 
 def advanced(
