@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.run import _summary
+from octavo.cli.run import _summary, _words
+from octavo.loader.aliases import ALIASES
+from octavo.loader.catalogue import FAMILIES, catalogue
 from octavo.outputs import RequestMetrics
 from tests.support.processes import COMMAND, Terminal, octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
@@ -401,3 +403,40 @@ def test_wrong_prompt_caches_are_refused(tiny: Path, tmp_path: Path, monkeypatch
     assert kept.returncode == 0
     assert "warning: " in kept.stderr
     assert "cannot be kept" in kept.stderr
+
+
+def test_every_name_of_a_model_is_a_model() -> None:
+    for name in (*ALIASES, *FAMILIES, *catalogue(), "Qwen3:0.6B", "hf.co/org/name", "org/name:Q4_K_M", "a.gguf"):
+        assert _words((name,), None, None) == (name, []), name
+    for prompt in ("hello", "why?", "1/2", "10:30", "summarize", "and so on"):
+        assert _words((prompt,), None, None) == (None, [prompt]), prompt
+
+
+@pytest.mark.parametrize("name", ["qwen9", "qwen3:5b", "llama3", "gemma", "smollm"])
+def test_a_near_miss_is_no_prompt(name: str) -> None:
+    result = octavo_here("run", name)
+    assert result.returncode == 2
+    assert f"there is no model {name}; did you mean {name[:4]}" in result.stderr
+
+
+def test_the_flags_of_others(tiny: Path) -> None:
+    words = octavo_here("run", tiny, "abcd", "--raw", *GREEDY, "--max-tokens", "5", "--max-model-len", "32")
+    flags = octavo_here("run", "-m", tiny, "-p", "abcd", "--raw", *GREEDY, "-n", "5", "-c", "32", "-t", "1")
+    assert flags.stdout == words.stdout != "\n"
+    mixed = octavo_here("run", tiny, "-p", "abcd", "--raw", *GREEDY, "--n-predict", "5", "--ctx-size", "32")
+    assert mixed.stdout == words.stdout
+    twice = octavo_here("run", "-m", tiny, "other", "abcd")
+    assert (twice.returncode, "'other' both name the model" in twice.stderr) == (2, True)
+    twice = octavo_here("run", "-p", "abcd", tiny, "more")
+    assert (twice.returncode, "'more' both give the prompt" in twice.stderr) == (2, True)
+
+
+def test_more_than_the_machine_or_the_model_has_is_told(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    octavo_here("run", tiny, "abcd", "--raw", "-n", "1", "-t", "999", "-c", "4000")
+    assert "num_threads 999 exceeds the" in caplog.text
+    assert "max_model_len 4000 exceeds the 64 tokens that the model was made for" in caplog.text
+
+
+def test_help_is_a_command() -> None:
+    assert octavo_here("help").stdout == octavo_here("--help").stdout
+    assert octavo_here("help", "run").stdout == octavo_here("run", "--help").stdout

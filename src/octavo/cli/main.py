@@ -58,7 +58,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], _COMMANDS)
+        near = difflib.get_close_matches(args[0], _COMMANDS, cutoff=0.65)
         if near and args[0] not in _COMMANDS:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
         return super().resolve_command(ctx, args)
@@ -101,6 +101,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(answer_shell(octavo, instruction))
     env.quiet_idle_blas_threads()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     is_debug = "--debug" in arguments
     if is_debug:
         arguments.remove("--debug")

@@ -57,6 +57,10 @@ _SHORT_FLAGS = {"tensor_parallel_size": ["--tp"], "pipeline_parallel_size": ["--
 # The names that users of llama.cpp and vLLM know.
 _SHORT_FLAGS |= {
     "temperature": ["--temp"],
+    "max_tokens": ["-n", "--predict", "--n-predict"],
+    "max_model_len": ["-c", "--ctx-size"],
+    "num_threads": ["-t", "--threads"],
+    "gpu_layers": ["-ngl", "--n-gpu-layers"],
     "draft_model": ["-md", "--model-draft"],
     "alias": ["-a", "--served-model-name"],
     "cors_origin": ["--cors-origins", "--cors"],

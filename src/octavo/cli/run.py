@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import sys
@@ -24,7 +23,7 @@ from octavo.cli.options import (
     with_sampling_options,
 )
 from octavo.cli.terminal import is_terminal, load_model, parts_of, say_limit, write, write_json
-from octavo.errors import UsageError
+from octavo.errors import ModelLoadError, UsageError
 from octavo.sampling_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ class _RunCommand(HeadedCommand):
 
 @click.command(cls=_RunCommand)
 @click.argument("words", shell_complete=complete_model, nargs=-1, metavar="[MODEL] PROMPT")
+@click.option("-m", "--model", shell_complete=complete_model, help="the model, as an option instead of a word")
+@click.option("-p", "--prompt", metavar="TEXT", help="the prompt, as an option instead of a word")
 @click.option("--system", help="system message before the prompt")
 @click.option(
     "-f", "--file", "files", multiple=True, metavar="FILE", help="text or image before the prompt; may be repeated"
@@ -75,6 +76,8 @@ class _RunCommand(HeadedCommand):
 def run(
     *,
     words: tuple[str, ...],
+    model: str | None,
+    prompt: str | None,
     system: str | None,
     files: tuple[str, ...],
     lora: str | None,
@@ -95,7 +98,8 @@ def run(
     cache = _PromptCache(*(constraint.pop(f"prompt_cache{name}") for name in ("", "_all", "_ro")))
     params = replace(sampling_params(sampling_options), structured_outputs=_constraint(**constraint))
     images = [file for file in files if _is_image(file)]
-    model, prompt = _model_and_prompt(list(words), tuple(file for file in files if file not in images), bool(images))
+    texts = tuple(file for file in files if file not in images)
+    model, prompt = _model_and_prompt(_words(words, model, prompt), texts, has_images=bool(images))
     if raw and system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out: use only one of the two")
     if params.logprobs is not None and not as_json:
@@ -201,22 +205,33 @@ def _with_images(llm: LLM, prompt: str, images: list[str]) -> PromptInput:
     return {"prompt": llm.image_mark * len(images) + prompt, "multi_modal_data": {"image": images}}
 
 
-def _model_and_prompt(words: list[str], files: tuple[str, ...], has_images: bool) -> tuple[str, str | None]:
+def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tuple[str | None, list[str]]:
+    """The model, if one is named, and the prompt in at most one word. Raises UsageError if either is given twice."""
+    rest = list(words)
+    if len(rest) > 2:
+        raise UsageError(f"run takes a model and a prompt, not {len(rest)} words: put quotes around the prompt")
+    if model is None and rest and (len(rest) == 2 or prompt is not None or _is_model(rest[0])):
+        model = rest.pop(0)
+    elif model is not None and len(rest) == 2:
+        raise UsageError(f"--model and the word {rest[0]!r:.80} both name the model: leave one out")
+    if prompt is not None and rest:
+        raise UsageError(f"--prompt and the word {rest[-1]!r:.80} both give the prompt: leave one out")
+    return model, rest if prompt is None else [prompt]
+
+
+def _model_and_prompt(
+    given: tuple[str | None, list[str]], files: tuple[str, ...], *, has_images: bool
+) -> tuple[str, str | None]:
     """The prompt with the texts of files and standard input before it; None: a conversation at the terminal.
 
-    has_images: they may come without a prompt.
-
-    Raises UsageError if there are too many words or no prompt.
+    given: of `_words`. has_images: they may come without a prompt.
+    Raises UsageError if there is no prompt.
     """
-    if len(words) > 2:
-        raise UsageError(f"run takes a model and a prompt, not {len(words)} words: put quotes around the prompt")
-    if len(words) == 2 or (words and _is_model(words[0])):
-        model, *rest = words
-    else:
-        model, rest = DEFAULT_MODEL, words
+    named, rest = given
+    model = DEFAULT_MODEL if named is None else named
     has_input = not is_terminal(sys.stdin)
     if not rest and not has_input and not files and not has_images:
-        if words:
+        if named is not None:
             return model, None
         raise UsageError("the prompt is missing: octavo run [MODEL] PROMPT; for a conversation: octavo chat")
     question = "" if rest in ([], ["-"]) else rest[0]
@@ -227,7 +242,7 @@ def _model_and_prompt(words: list[str], files: tuple[str, ...], has_images: bool
     prompt = "\n\n".join(text for text in (*texts, question) if text.strip())
     if not prompt and not has_images:
         raise UsageError("the prompt is empty: octavo run [MODEL] PROMPT")
-    if words == [question] and " " not in question and not any(texts) and not has_images:
+    if named is None and not any(texts) and not has_images:
         _refuse_near_miss(question)
     return model, prompt
 
@@ -245,21 +260,32 @@ def _read(file: str) -> str:
 
 
 def _is_model(word: str) -> bool:
-    """True if a single word names a model and is unlikely to be a prompt."""
-    from octavo.loader.aliases import ALIASES
-
+    """True if a single word names a model: a file, a hub id or address, or a name of `octavo list --all`."""
+    if word.endswith((".gguf", ".safetensors")):
+        return True
+    if len(word.split()) != 1 or not any(c.isalpha() for c in word):
+        return False
     with suppress(OSError, ValueError):  # a prompt can be longer than a path
-        if word.endswith((".gguf", ".safetensors")) or (Path(word) / "config.json").is_file():
+        if (Path(word) / "config.json").is_file():
             return True
-    return word.lower() in ALIASES
+    from octavo.loader.aliases import ALIASES
+    from octavo.loader.references import parse
+
+    try:
+        return word.lower() in ALIASES or parse(word) is not None
+    except ModelLoadError:  # an address of something else, which loading explains
+        return True
 
 
 def _refuse_near_miss(word: str) -> None:
     """Raises UsageError if the only word is nearly the name of a model, and so hardly a question."""
     from octavo.loader.aliases import ALIASES
+    from octavo.loader.catalogue import nearest
 
-    if near := difflib.get_close_matches(word.lower(), ALIASES, 1, 0.75):
-        raise UsageError(f"there is no model {word}; did you mean {near[0]}? As a prompt: octavo run {near[0]} {word}")
+    if len(word.split()) == 1 and (near := nearest(word, ALIASES, likeness=0.75)):
+        raise UsageError(
+            f"there is no model {word}; did you mean {near}? If it is a prompt: octavo run {DEFAULT_MODEL} {word}"
+        )
 
 
 def _messages(system: str | None, prompt: str, images: list[str]) -> list[dict[str, Any]]:

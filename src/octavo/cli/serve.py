@@ -58,11 +58,19 @@ class _ServeCommand(HeadedCommand):
 
 @click.command(cls=_ServeCommand)
 @click.argument("models", shell_complete=complete_model, nargs=-1, metavar="[MODEL | NAME=MODEL ...]")
+@click.option(
+    "-m", "--model", "more_models", multiple=True, metavar="MODEL", help="a model, as an option instead of a word"
+)
 @with_default_sampling
 @with_server_options
 @with_engine_options
 def serve(
-    *, models: tuple[str, ...], server_options: Options, engine_options: Options, default_sampling: Options
+    *,
+    models: tuple[str, ...],
+    more_models: tuple[str, ...],
+    server_options: Options,
+    engine_options: Options,
+    default_sampling: Options,
 ) -> None:
     """Serve models over HTTP, with the APIs of OpenAI, Anthropic and others.
 
@@ -74,7 +82,7 @@ def serve(
     """
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
-    words, options = list(models) or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options}
+    words, options = [*models, *more_models] or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options}
     if default_sampling.get("seed") == -1:  # llama.cpp's word for a random one
         del default_sampling["seed"]
     if default_sampling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -119,6 +120,7 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
             tokenizer = _TokenizerInMaking(background, checkpoint, progress)
             model_len = config.max_model_len or checkpoint.config.max_position_embeddings
+            _warn_excess(config, checkpoint.config.max_position_embeddings)
             vision = vision_of(config, checkpoint)
             if vision is not None:
                 checkpoint = checkpoint.with_sight(vision.config.sight)
@@ -216,8 +218,6 @@ def _load(
         engine.adapt_with(adapter_registry(config, checkpoint, graph, executor, limits))
         _use_drafts(engine, config, graph, draft, head)
         opened.pop_all()
-    if model_len > trained:
-        logger.warning("max_model_len %d exceeds the %d that the model was made for", model_len, trained)
     return LoadedModel(
         engine=engine,
         executor=executor,
@@ -323,6 +323,24 @@ def _cache_memory_of_ranks(config: EngineConfig, group: GroupExecutor) -> int:
     if has_own_memory(config):
         here -= group.workspace_bytes
     return max(min(here, group.available_bytes), 0)
+
+
+def _warn_excess(config: EngineConfig, trained: int) -> None:
+    """Warns of a context that the model was not made for, and of more threads than CPUs."""
+    if config.max_model_len is not None and config.max_model_len > trained:
+        logger.warning(
+            "max_model_len %d exceeds the %d tokens that the model was made for; leave it out to use %d",
+            config.max_model_len,
+            trained,
+            trained,
+        )
+    num_cpus = len(os.sched_getaffinity(0))
+    if config.num_threads > num_cpus:
+        logger.warning(
+            "num_threads %d exceeds the %d CPUs that this process may use, which makes every step slower; leave it out",
+            config.num_threads,
+            num_cpus,
+        )
 
 
 def _longer_context(wanted: int, fitting: int, trained: int) -> str:

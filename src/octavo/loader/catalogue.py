@@ -145,10 +145,15 @@ def find(name: str) -> tuple[str, str | None] | None:
     return repository, rest[0].upper() if rest else None
 
 
-def nearest(name: str, also: Iterable[str] = ()) -> str | None:
-    """The short name that a misspelled one may mean."""
-    found = difflib.get_close_matches(name.lower(), [*also, *FAMILIES, *catalogue()], 1, 0.6)
-    return found[0] if found else None
+def nearest(name: str, also: Iterable[str] = (), likeness: float = 0.6) -> str | None:
+    """The short name that a misspelled one may mean. likeness: of the two, from 0 to 1."""
+    matcher = difflib.SequenceMatcher(b=name.lower())
+    best, best_name = likeness, None
+    for known in (*also, *FAMILIES, *catalogue()):  # the first of equally near ones
+        matcher.set_seq1(known)
+        if matcher.quick_ratio() > best and (ratio := matcher.ratio()) > best:
+            best, best_name = ratio, known
+    return best_name
 
 
 _WITH_DASH = {name.replace(":", "-"): name for name in catalogue()}
