@@ -28,7 +28,7 @@ from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
 from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.low_rank import ADAPTERS, AdapterSlots, AddLowRank, LowRank
 from octavo.graph.ops.moe import MoE, Routing
-from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
+from octavo.graph.ops.recurrence import ChannelScan, DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
 from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
 from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
@@ -118,6 +118,12 @@ def selective_scan(g: Graph, x: Value) -> Value:
     return g.add(SelectiveScan(x, g.linear(x, "gates"), decay, skip, bias, ScanHeads(4, 8, 2, 8), 0))
 
 
+def channel_scan(g: Graph, x: Value) -> Value:
+    decay, skip = Parameter("conv.weight", (4 * WIDTH,)), Parameter("norm.weight", (WIDTH,))
+    b = g.linear(x, "gates")
+    return g.add(ChannelScan(x, x * 2.0, b, b * 0.5, decay, skip, 0))
+
+
 def streams(g: Graph, x: Value) -> Value:
     return g.add(SideBySide(x, g.add(Activation(x, "silu"))))
 
@@ -184,6 +190,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     MoE: lambda g, x: g.moe(x, "moe", Routing(2), router_x=x * 0.5),
     GatedDeltaRule: gated_delta_rule,
     SelectiveScan: selective_scan,
+    ChannelScan: channel_scan,
     ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),
     FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
     FusedAttention: fused_attention,

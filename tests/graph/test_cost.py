@@ -13,7 +13,7 @@ from octavo.graph.ops.attention import AttentionParams, FusedAttention
 from octavo.graph.ops.base import Op, StepSizes
 from octavo.graph.ops.latent_attention import HeadLinear
 from octavo.graph.ops.moe import MoE
-from octavo.graph.ops.recurrence import SelectiveScan
+from octavo.graph.ops.recurrence import ChannelScan, SelectiveScan
 from octavo.graph.ops.rowwise import Clip, RMSNorm
 from octavo.graph.passes import optimize
 from octavo.graph.values import Parameter
@@ -80,7 +80,7 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     norms = any("q_norm" in parameter.name for node in optimized.nodes for parameter in _norm(node.op))
     ungated = any(op.gate == op.up for op in experts)  # experts that are a layer alone have nothing to be fused with
     # Where every layer has a state space, its projections and Falcon's multipliers are fused with nothing.
-    scans = sum(isinstance(node.op, SelectiveScan) for node in graph.nodes)
+    scans = sum(isinstance(node.op, SelectiveScan | ChannelScan) for node in graph.nodes)
     is_state_space = scans == len({node.layer_index for node in graph.nodes if node.layer_index is not None})
     share = 0.95 + 0.02 * clips + 0.045 * norms + 0.01 * ungated + 0.06 * is_state_space
     assert fused.bytes_read + fused.bytes_written < share * (plain.bytes_read + plain.bytes_written)

@@ -49,6 +49,8 @@ def from_hf(name: str, **changes: Any) -> Any:
         ("nemotron-h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu': must be relu2"),
         ("nemotron-h", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is .* steps are not limited"),
         ("nemotron-h", {"n_groups": 3}, "n_groups is 3: does not divide 8 heads"),
+        ("mamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu': must be silu"),
+        ("jamba", {"mamba_d_state": 0}, "mamba_d_state is 0"),
         ("bamba", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is .* steps are not limited"),
         ("bamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu': must be silu"),
         ("falcon-h1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers is .* must be 5 numbers"),

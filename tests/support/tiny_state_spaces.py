@@ -9,7 +9,16 @@ from pathlib import Path
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from transformers import BambaConfig, FalconH1Config, Mamba2Config, NemotronHConfig, PreTrainedConfig
+from transformers import (
+    BambaConfig,
+    FalconH1Config,
+    FalconMambaConfig,
+    JambaConfig,
+    Mamba2Config,
+    MambaConfig,
+    NemotronHConfig,
+    PreTrainedConfig,
+)
 
 from tests.support.tiny_sizes import SIZES
 
@@ -39,6 +48,8 @@ _FACTORS = {
 }
 _MAMBA2 = {**{key: SIZES[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")}}
 _MAMBA2 |= {"num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "state_size": 24}
+_MAMBA1 = {key: SIZES[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+_JAMBA = {**_SIZES, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 12}
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "nemotron-h": lambda: NemotronHConfig(**_NEMOTRON, hybrid_override_pattern="M-M*-"),
@@ -95,6 +106,28 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mamba2-biased": lambda: Mamba2Config(
         **_MAMBA2, n_groups=1, use_bias=True, use_conv_bias=False, conv_kernel=3, tie_word_embeddings=True
     ),
+    "mamba": lambda: MambaConfig(**_MAMBA1, num_hidden_layers=3),
+    "mamba-biased": lambda: MambaConfig(
+        **_MAMBA1,
+        num_hidden_layers=3,
+        state_size=10,
+        time_step_rank=7,
+        conv_kernel=3,
+        use_bias=True,
+        use_conv_bias=False,
+        tie_word_embeddings=False,
+    ),
+    "falcon-mamba": lambda: FalconMambaConfig(**_MAMBA1, num_hidden_layers=3, mixer_rms_eps=1e-5),
+    "jamba": lambda: JambaConfig(**_JAMBA, num_experts=4, expert_layer_period=2, expert_layer_offset=0),
+    "jamba-dense": lambda: JambaConfig(
+        **_JAMBA,
+        num_experts=1,
+        mamba_dt_rank=5,
+        mamba_d_conv=3,
+        mamba_conv_bias=False,
+        mamba_proj_bias=True,
+        tie_word_embeddings=True,
+    ),
 }
 
 # GGUF files have no place for what makes these special; those of Bamba have Granite's architecture.
@@ -109,7 +142,13 @@ def gguf_architecture(config: PreTrainedConfig) -> str | None:
     """The name of the architecture in GGUF files; None: the model is of another file of tests."""
     if config.model_type == "nemotron_h":
         return "nemotron_h_moe" if "moe" in config.layers_block_type else "nemotron_h"
-    return {"falcon_h1": "falcon-h1", "mamba2": "mamba2"}.get(config.model_type)
+    return {
+        "falcon_h1": "falcon-h1",
+        "mamba2": "mamba2",
+        "mamba": "mamba",
+        "falcon_mamba": "mamba",
+        "jamba": "jamba",
+    }.get(config.model_type)
 
 
 def save_gguf(config: PreTrainedConfig, tensors: Tensors, path: Path) -> Path:
@@ -119,7 +158,8 @@ def save_gguf(config: PreTrainedConfig, tensors: Tensors, path: Path) -> Path:
     architecture = next(a for a, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
     writer = gguf.GGUFWriter(path, name)
     _add_common(writer, config)
-    {"nemotron_h": _add_nemotron, "falcon_h1": _add_falcon, "mamba2": _add_mamba2}[config.model_type](writer, config)
+    families = {"nemotron_h": _add_nemotron, "falcon_h1": _add_falcon, "mamba2": _add_mamba2, "jamba": _add_jamba}
+    families.get(config.model_type, _add_mamba)(writer, config)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, array in _converted(config, _stacked(tensors)):
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -207,6 +247,29 @@ def _add_mamba2(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     )
 
 
+def _add_mamba(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_feed_forward_length(0)
+    _add_channels(writer, config, config.state_size, config.conv_kernel, config.time_step_rank)
+    writer.add_ssm_dt_b_c_rms(config.model_type == "falcon_mamba")
+
+
+def _add_jamba(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    kinds = config.layers_block_type
+    writer.add_head_count_kv([config.num_key_value_heads if kind == "attention" else 0 for kind in kinds])
+    writer.add_feed_forward_length(config.intermediate_size)
+    _add_channels(writer, config, config.mamba_d_state, config.mamba_d_conv, config.mamba_dt_rank)
+    if config.num_experts > 1:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def _add_channels(writer: gguf.GGUFWriter, config: PreTrainedConfig, state: int, taps: int, rank: int) -> None:
+    writer.add_ssm_conv_kernel(taps)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_inner_size(2 * config.hidden_size)
+    writer.add_ssm_time_step_rank(rank)
+
+
 def _add_scan(writer: gguf.GGUFWriter, *, inner: int, heads: int, groups: int, state: int, taps: int) -> None:
     writer.add_ssm_conv_kernel(taps)
     writer.add_ssm_state_size(state)
@@ -235,7 +298,11 @@ def _converted(config: PreTrainedConfig, tensors: Tensors) -> Iterator[tuple[str
         if config.model_type == "falcon_h1" and not name.endswith("conv1d.weight"):
             array = array * _factors(config, name)
         if name.endswith("A_log"):
-            yield name, -np.exp(array[:, None])
+            yield name, -np.exp(array if array.ndim > 1 else array[:, None])
+        elif name.endswith(".D") and config.model_type in ("mamba", "falcon_mamba", "jamba"):
+            yield name, array
+        elif ".feed_forward.experts." in name:
+            yield name.replace("feed_forward", "mlp"), array
         elif name.endswith(".D"):
             yield name, array[:, None]
         elif name.endswith(("mixer.norm.weight", "mamba.norm.weight")):

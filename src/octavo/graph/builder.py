@@ -301,6 +301,13 @@ class Graph:
         decay, skip, dt_bias = (self._parameter(f"{name}.{part}", "selective_scan") for part in parts)
         return self.add(SelectiveScan(xbc, dt, decay, skip, dt_bias, heads, len(self.state_caches)))
 
+    def channel_scan(self, x: Value, dt: Value, bc: tuple[Value, Value], name: str) -> Value:
+        """The state space of the vectors `decay.weight` and `skip.weight` under `name`: see `ChannelScan`. bc: b, c."""
+        from octavo.graph.ops.recurrence import ChannelScan
+
+        decay, skip = (self._parameter(f"{name}.{part}.weight", "channel_scan") for part in ("decay", "skip"))
+        return self.add(ChannelScan(x, dt, *bc, decay, skip, len(self.state_caches)))
+
     # Operations that name weights in their own way, or rows.
 
     def scale_columns(self, x: Value, name: str) -> Value:

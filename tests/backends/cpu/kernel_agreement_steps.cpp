@@ -180,6 +180,16 @@ void compare_states(Judge& judge, Random& random) {
             compare_state(judge, random, call, {cols}, static_cast<size_t>(cols) * (taps - 1),
                           std::to_string(cols) + " columns, " + std::to_string(taps) + " taps");
         }
+    for (const int32_t cols : {48, 23}) {
+        Call call;
+        call.kernel = "channel_scan";
+        call.cols = cols;
+        call.weights = {random_vector(random, 12 * cols), random_vector(random, cols)};
+        for (int i = 0; i < 12 * cols; ++i) call.weights[0].plain->data()[i] = -1.0f - call.weights[0].plain->data()[i];
+        call.ints = {0};
+        compare_state(judge, random, call, {cols, cols, 12, 12}, static_cast<size_t>(12) * cols,
+                      std::to_string(cols) + " columns");
+    }
     for (const int32_t dim : {16, 40}) {  // three key heads, six value heads
         Call call;
         call.kernel = "gated_delta_rule";

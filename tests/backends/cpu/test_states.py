@@ -14,7 +14,7 @@ from octavo.backends.cpu import CompileOptions
 from octavo.backends.cpu import compile as compile_native
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
-from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
+from octavo.graph.ops.recurrence import ChannelScan, DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
 from octavo.graph.values import Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
@@ -76,12 +76,26 @@ def scan(heads: int, head_dim: int, groups: int, state_dim: int) -> Case:
     return Case(32, shapes, build, 2e-5)
 
 
+def channels(cols: int, state_dim: int) -> Case:
+    widths = {"x": cols, "dt": cols, "b": state_dim, "c": state_dim}
+    vectors = {"a.decay": (state_dim * cols,), "a.skip": (cols,)}
+    shapes = {**{f"{n}.weight": (w, 32) for n, w in widths.items()}, **vectors}
+
+    def build(g: Graph, x: Value) -> Value:
+        parameters = (Parameter(name, shape) for name, shape in vectors.items())
+        return g.add(ChannelScan(*(g.linear(x, name) for name in widths), *parameters, 0))
+
+    return Case(32, shapes, build, 2e-5)
+
+
 CASES = {
     "delta": delta(2, 4, 16, 32),
     "delta-odd": delta(1, 3, 5, 19),
     "delta-tiled": delta(3, 6, 16, 16),
     "scan": scan(4, 32, 2, 16),
     "scan-odd": scan(3, 7, 1, 5),
+    "channels": channels(64, 16),
+    "channels-odd": channels(23, 5),
     "conv": conv(64, 3, None, bias=False),
     "conv-silu-biased": conv(33, 4, "silu", bias=True),
     "conv-narrow": conv(1, 2, None, bias=True),

@@ -76,6 +76,20 @@ def selective_scan(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor])
     return _recur(step, cache, tokens, advance)
 
 
+def channel_scan(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], decay: Tensor) -> Tensor:
+    """tokens: x times its step [tokens, cols], b, c [tokens, state_dim], steps [tokens, cols]; decay [state_dim, cols].
+
+    See `octavo.graph.ops.ChannelScan`, without what is skipped.
+    """
+
+    def advance(token: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        x, b, c, size = token
+        state = state * torch.exp(decay * size[:, None]) + b[..., None] * x[:, None]
+        return torch.einsum("ns,nsc->nc", c, state), state
+
+    return _recur(step, cache, tokens, advance)
+
+
 def _recur(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], advance: AdvanceTokens) -> Tensor:
     """The outputs of all tokens [tokens, columns]: the first ones of all sequences together, then the second ones."""
     (states,) = step.read_states(cache)

@@ -272,6 +272,54 @@ class SelectiveScan(Op):
         return advance_states(step, self.cache, cols, advance)
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelScan(Op):
+    """A selective state space with a decay for each column and number of its state, as in Mamba 1. Gu and Dao, arXiv
+    2312.00752.
+
+    Of each token, with step = softplus(dt): state = exp(decay * step) * state + outer(b, step * x);
+    out = c @ state + skip * x.
+    """
+
+    x: Value  # [TOKENS, cols]
+    dt: Value  # [TOKENS, cols]
+    b: Value  # [TOKENS, state_dim]
+    c: Value
+    decay: Parameter  # [state_dim * cols], negative: those of all columns for the first number, then for the next one
+    skip: Parameter  # [cols]
+    index: int
+
+    @property
+    def cache(self) -> StateCache:
+        return StateCache(self.index, ((self.b.cols, self.x.cols),))
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        cols = self.x.cols
+        require_rows(self, {"x": cols, "dt": cols, "b": self.b.cols, "c": self.b.cols})
+        require_parameter(self.decay, self.b.cols * cols)
+        require_parameter(self.skip, cols)
+        return TOKENS, cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return sizes.tokens * self.x.cols * (7 * self.b.cols + 4)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x, dt, b, c = (step.values[value] for value in (self.x, self.dt, self.b, self.c))
+        decay = step.weights[self.decay].reshape(self.b.cols, self.x.cols)
+        steps, skipped = softplus(dt), step.weights[self.skip] * x
+
+        def advance(rows: slice, states: list[Array]) -> Array:
+            (state,) = states  # [state_dim, cols]
+            out = np.empty((rows.stop - rows.start, self.x.cols), state.dtype)
+            for at, t in enumerate(range(rows.start, rows.stop)):
+                state *= np.exp(decay * steps[t])
+                state += b[t][:, None] * (steps[t] * x[t])
+                out[at] = c[t] @ state + skipped[t]
+            return out
+
+        return advance_states(step, self.cache, self.x.cols, advance)
+
+
 def require_rows(op: Op, widths: Mapping[str, int]) -> None:
     """Raises GraphError unless these inputs have one row a token and so many columns."""
     for name, width in widths.items():

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from octavo.backends.torch.forms.register import form
 from octavo.backends.torch.plain import ACTIVATIONS, wide
-from octavo.backends.torch.recurrence import delta_rule, selective_scan, short_conv
+from octavo.backends.torch.recurrence import channel_scan, delta_rule, selective_scan, short_conv
 from octavo.backends.torch.step import TorchStep
-from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
+from octavo.graph.ops.recurrence import ChannelScan, GatedDeltaRule, SelectiveScan, ShortConv
 
 
 @form(ShortConv)
@@ -60,3 +60,12 @@ def _selective_scan(op: SelectiveScan, step: TorchStep) -> Tensor:
     gates = torch.exp(step.weight(op.decay) * steps)
     scanned = selective_scan(step, op.cache, (steps[..., None] * x, b, c, gates))
     return (scanned + (step.weight(op.skip)[:, None] * x).flatten(1)).to(xbc.dtype)
+
+
+@form(ChannelScan)
+def _channel_scan(op: ChannelScan, step: TorchStep) -> Tensor:
+    x, dt, b, c = (wide(step.values[value]) for value in (op.x, op.dt, op.b, op.c))
+    steps = functional.softplus(dt, threshold=60.0)
+    decay = step.weight(op.decay).reshape(op.b.cols, op.x.cols)
+    scanned = channel_scan(step, op.cache, (steps * x, b, c, steps), decay)
+    return (scanned + step.weight(op.skip) * x).to(step.values[op.x].dtype)

@@ -1,0 +1,172 @@
+"""Mamba 1 and Falcon Mamba: state spaces with a decay a number in all layers. Gu and Dao, arXiv 2312.00752."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.errors import ModelLoadError
+from octavo.graph.builder import Graph
+from octavo.graph.ops.rowwise import GatedActivation
+from octavo.graph.values import Value
+from octavo.models._decoder import ModelConfig
+from octavo.models._mamba import MIXER
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._weights import Flatten, NegativeExp, Split, Transform, Transpose, WeightTable
+
+ALIASES = ("falcon_mamba",)
+
+_STEM = "layers.*.mamba."
+_POSITIONS = 1 << 20  # tokens; nothing in the model limits them
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The columns of a state space, the numbers in the state of each, and the columns of its steps before `dt_proj`."""
+
+    inner: int = 1
+    state_dim: int = 1
+    rank: int = 1
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader) -> Channels:
+        """Raises ModelLoadError naming the key."""
+        names = ("ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
+        return cls(*(reader.integer(name, high=MAX_WIDTH) for name in names))
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader, state: str, expand: str, rank: str) -> Channels:
+        """state, expand, rank: the keys. Raises ModelLoadError naming one."""
+        hidden_size = reader.integer("hidden_size", high=MAX_WIDTH)
+        if reader.text("hidden_act", "silu") not in ("silu", "swish"):
+            raise reader.error("hidden_act", reader.text("hidden_act"), "must be silu")
+        if reader.values.get(rank) == "auto":
+            reader = reader.replaced(rank, None)
+        return cls(
+            reader.integer(expand, 2, high=64) * hidden_size,
+            reader.integer(state, 16, high=MAX_WIDTH),
+            reader.integer(rank, -(-hidden_size // 16), high=MAX_WIDTH),
+        )
+
+
+NO_CHANNELS = Channels()
+"""Those of a configuration that no file has given yet."""
+
+
+def channel_names(stem: str) -> dict[str, str]:
+    """Names in GGUF files, and in safetensors files under `stem`."""
+    parts = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
+    return {
+        "blk.*.ssm_in": _STEM + "in_proj",
+        "blk.*.ssm_conv1d": _STEM + "conv1d",
+        "blk.*.ssm_x": _STEM + "x_proj",
+        "blk.*.ssm_dt": _STEM + "dt_proj",
+        "blk.*.ssm_a": _STEM + "decay.weight",
+        "blk.*.ssm_d": _STEM + "skip.weight",
+        "blk.*.ssm_out": _STEM + "out_proj",
+        **{f"blk.*.ssm_{part}_norm": f"{_STEM}{part}_layernorm" for part in ("dt", "b", "c")},
+        stem + "A_log": _STEM + "decay.weight",
+        stem + "D": _STEM + "skip.weight",
+        **({} if stem == _STEM else {stem + part: _STEM + part for part in parts}),
+    }
+
+
+CHANNEL_TRANSFORMS: tuple[Transform, ...] = (
+    Split(_STEM + "in_proj", (_STEM + "input_proj", _STEM + "z_proj"), lambda c: (c.channels.inner,) * 2),
+    Split(
+        _STEM + "x_proj",
+        tuple(f"{_STEM}{part}_proj" for part in ("rank", "b", "c")),
+        lambda c: (c.channels.rank, c.channels.state_dim, c.channels.state_dim),
+    ),
+    NegativeExp(_STEM + "decay", "safetensors"),
+    Transpose(_STEM + "decay"),
+    Flatten(_STEM + "decay", rows=lambda c: c.channels.state_dim),
+    Flatten(_STEM + "conv1d", rows=lambda c: c.channels.inner),
+)
+WEIGHTS = WeightTable(
+    prefixes=("backbone.", "model."),
+    names={
+        **channel_names(MIXER),
+        "embeddings": "embed_tokens",
+        "norm_f": "norm",
+        "layers.*.norm": "layers.*.input_layernorm",
+    },
+    transforms=CHANNEL_TRANSFORMS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(ModelConfig):
+    """There is no attention; its sizes are 1. inner_eps: of the norms of steps, b and c; None: there are none."""
+
+    norm_eps: float
+    tie_word_embeddings: bool
+    channels: Channels = NO_CHANNELS
+    inner_eps: float | None = None
+
+    @property
+    def output_head(self) -> str:
+        """The stem of the weight that makes the logits."""
+        return "embed_tokens" if self.tie_word_embeddings else "lm_head"
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        embedding = shapes.get("embed_tokens.weight", ())
+        if len(embedding) != 2:
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+        eps = reader.number("attention.layer_norm_rms_epsilon", high=1.0)
+        return cls(
+            vocab_size=embedding[0],
+            num_layers=reader.integer("block_count", high=MAX_LAYERS),
+            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            max_position_embeddings=reader.integer("context_length", _POSITIONS),
+            norm_eps=eps,
+            tie_word_embeddings="lm_head.weight" not in shapes,
+            channels=Channels.from_gguf(reader),
+            inner_eps=eps if reader.flag("ssm.dt_b_c_rms", False) else None,
+        )
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        is_falcon = reader.text("model_type", "mamba") == "falcon_mamba"
+        return cls(
+            vocab_size=reader.integer("vocab_size"),
+            num_layers=reader.integer("num_hidden_layers", high=MAX_LAYERS),
+            hidden_size=reader.integer("hidden_size", high=MAX_WIDTH),
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            max_position_embeddings=_POSITIONS,
+            norm_eps=reader.number("layer_norm_epsilon", 1e-5, high=1.0),
+            tie_word_embeddings=reader.flag("tie_word_embeddings", True),
+            channels=Channels.from_hf(reader, "state_size", "expand", "time_step_rank"),
+            inner_eps=reader.number("mixer_rms_eps", 1e-6, high=1.0) if is_falcon else None,
+        )
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [LOGITS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        h = h + mamba1(g, g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps), i, cfg.inner_eps)
+    return g.logits(g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps), cfg.output_head)
+
+
+def mamba1(g: Graph, x: Value, layer: int, eps: float | None) -> Value:
+    """The state space of a layer, with its convolution and gate: [TOKENS, hidden].
+
+    eps: of the norms of the steps, b and c, which have weights or none; None: there are no norms.
+    """
+    stem = f"layers.{layer}.mamba"
+    x, z = g.linear(x, f"{stem}.input_proj"), g.linear(x, f"{stem}.z_proj")
+    x = g.short_conv(x, f"{stem}.conv1d", "silu")
+    dt, b, c = (g.linear(x, f"{stem}.{part}_proj") for part in ("rank", "b", "c"))
+    if eps is not None:
+        names = [f"{stem}.{part}_layernorm" for part in ("dt", "b", "c")]
+        weights = [name if f"{name}.weight" in g.weights else None for name in names]
+        dt, b, c = (g.rms_norm(y, name, eps, y.cols) for y, name in zip((dt, b, c), weights, strict=True))
+    out = g.channel_scan(x, g.linear(dt, f"{stem}.dt_proj"), (b, c), stem)
+    return g.linear(g.add(GatedActivation(z, out, "silu")), f"{stem}.out_proj")
