@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -343,6 +344,20 @@ def test_mmproj_files_of_lfm2_have_the_same_encoder(folders: dict[str, Path], tm
             np.testing.assert_array_equal(found.weights[weight].dequantize(), right.weights[weight].dequantize())
         assert (found.processor.patch_size, found.processor.layout(96, 96).num_tokens) == (4, 144)
         found.close()
+
+
+def test_a_part_that_octavo_cannot_compute_leaves_a_text_model(
+    folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clipped = shutil.copytree(folders["gemma4"], tmp_path / "clipped")
+    config = json.loads((clipped / "config.json").read_text())
+    config["vision_config"]["use_clipped_linears"] = True
+    (clipped / "config.json").write_text(json.dumps(config))
+    with loaded(clipped) as llm:
+        assert len(llm.generate([TEXTS[0]], PARAMS)[0].outputs[0].token_ids) == NUM_TOKENS
+        with pytest.raises(UsageError, match="reads text only"):
+            llm.generate({"prompt": "<|image|>", "multi_modal_data": {"image": b""}}, PARAMS)
+    assert "reads text only: vision_config.use_clipped_linears is not supported" in caplog.text
 
 
 def test_internvl_as_its_authors_publish_it(folders: dict[str, Path]) -> None:

@@ -19,6 +19,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
+    Gemma4Config,
+    Gemma4UnifiedConfig,
     InternVLConfig,
     Lfm2VlConfig,
     LlavaConfig,
@@ -42,6 +44,7 @@ SPECIALS = [
     *("<image>", "<fake_token_around_image>", "<global-img>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     *(f"<row_{row}_col_{col}>" for row in (1, 2) for col in (1, 2)),
     *("<img>", "</img>", "<IMG_CONTEXT>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+    *("<|image>", "<|image|>", "<image|>"),
     *(f"<|img_row_{row}_col_{col}|>" for row in (1, 2) for col in (1, 2, 3, 4)),
 ]
 VOCAB_SIZE = 320
@@ -89,6 +92,18 @@ _QWEN_IDS = {
     "vision_end_token_id": SPECIALS.index("<|vision_end|>"),
 }
 
+_GEMMA4_TEXT = {
+    **_TEXT,
+    **{"global_head_dim": 32, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+    **{"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "use_bidirectional_attention": "vision",
+}
+_GEMMA4_IDS = {
+    "image_token_id": SPECIALS.index("<|image|>"),
+    "boi_token_id": SPECIALS.index("<|image>"),
+    "eoi_token_id": SPECIALS.index("<image|>"),
+    **{"video_token_id": 318, "audio_token_id": 317, "audio_config": None},
+}
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen2_vl": lambda: Qwen2VLConfig(
         text_config=_QWEN2_TEXT,
@@ -152,6 +167,22 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         scale_factor=2,
         image_token_id=SPECIALS.index("<image>"),
     ),
+    "gemma4": lambda: Gemma4Config(
+        text_config=_GEMMA4_TEXT,
+        vision_config={
+            **{**_SIGLIP, "hidden_size": 48, "head_dim": 16, "num_key_value_heads": 3},
+            **{"pooling_kernel_size": 2, "position_embedding_size": 40, "standardize": True},
+        },
+        **_GEMMA4_IDS,
+    ),
+    "gemma4_unified": lambda: Gemma4UnifiedConfig(
+        text_config=_GEMMA4_TEXT,
+        vision_config={
+            **{"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 40, "mm_posemb_size": 40},
+            "output_proj_dims": 40,
+        },
+        **_GEMMA4_IDS,
+    ),
     "lfm2_vl": lambda: Lfm2VlConfig(
         text_config={
             **{key: value for key, value in _TEXT.items() if key != "head_dim"},
@@ -192,6 +223,11 @@ PREPROCESSORS["internvl"] = {"size": {"height": 16, "width": 16}, "max_patches":
 PREPROCESSORS["lfm2_vl"] = {  # the first picture is one tile, the second has several
     **{"encoder_patch_size": 4, "downsample_factor": 2, "tile_size": 16, "max_tiles": 4},
     **{"min_image_tokens": 4, "max_image_tokens": 16, "max_pixels_tolerance": 1.0},
+}
+PREPROCESSORS["gemma4"] = PREPROCESSORS["gemma4_unified"] = {
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "max_soft_tokens": 70,
 }
 PREPROCESSORS["smolvlm"] = {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 32}}
 PREPROCESSORS["mistral3"] = PREPROCESSORS["llava"] = {"size": {"longest_edge": 40}, "patch_size": 4, **_HALF}
@@ -504,7 +540,7 @@ _Seen = list[tuple[tuple[NDArray[np.uint8], ...], ImageLayout]]
 
 def _kinds(name: str, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
     """The argument that tells a model where its images are."""
-    key = {"gemma3": "token_type_ids"}.get(name, "mm_token_type_ids" if name.startswith("qwen") else None)
+    key = {"gemma3": "token_type_ids"}.get(name, "mm_token_type_ids" if name[:4] in ("qwen", "gemm") else None)
     return {} if key is None else {key: kinds}
 
 
@@ -546,11 +582,25 @@ def _flat_patches(processor: ImageProcessor, seen: _Seen) -> dict[str, torch.Ten
     return {"pixel_values": torch.from_numpy(rows), **shapes}
 
 
+def _placed_patches(processor: ImageProcessor, seen: _Seen) -> dict[str, torch.Tensor]:
+    """Rows of patches as `_flat_patches`, of values from 0 to 1, with the column and the row of each; -1: none."""
+    flat = _flat_patches(processor, seen)
+    mask = flat["pixel_attention_mask"].bool()
+    places = torch.full((*mask.shape, 2), -1)
+    for row, (_, cols) in enumerate(flat["spatial_shapes"].tolist()):
+        numbers = torch.arange(int(mask[row].sum()))
+        places[row, mask[row]] = torch.stack([numbers % cols, numbers // cols], dim=-1)
+    pixels = torch.where(mask[..., None], (flat["pixel_values"] + 1) / 2, 0.0)
+    return {"pixel_values": pixels, "image_position_ids": places}
+
+
 _INPUTS: dict[str, Callable[[ImageProcessor, _Seen], dict[str, torch.Tensor]]] = {
     "gemma3": lambda processor, seen: {"pixel_values": _tiles(processor, seen)},
     "smolvlm": lambda processor, seen: {"pixel_values": _tiles(processor, seen)[None]},
     "internvl": lambda processor, seen: {"pixel_values": _tiles(processor, seen)},
     "lfm2_vl": _flat_patches,
+    "gemma4": _placed_patches,
+    "gemma4_unified": _placed_patches,
     "mistral3": _padded,
     "llava": _padded,
 }

@@ -142,6 +142,10 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
     if not found:
         return None
     with errors_of(path):
+        reason = tower.Config.why_blind(ConfigReader(config_json))
+        if reason:
+            logger.warning("%s reads text only: %s", checkpoint.path, reason)
+            return None
         config = tower.Config.from_hf(ConfigReader(config_json))
         stored = {name: file.source(tensor) for tensor, name in found.items()}
         weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "safetensors"), file)

@@ -22,8 +22,11 @@ from octavo.models.towers._tower import TowerConfig
 class TowerConfigType(Protocol):
     """The class `Config` of a family. All functions raise ModelLoadError naming the key.
 
-    Families without `PROJECTORS` have only the first.
+    Families without `PROJECTORS` have only the first two.
     """
+
+    def why_blind(self, reader: ConfigReader) -> str:
+        """See `TowerConfig.why_blind`."""
 
     def from_hf(self, reader: ConfigReader) -> TowerConfig:
         """reader: config.json."""

@@ -61,6 +61,16 @@ class TowerConfig:
         """The rows of q, k and v."""
         return (self.hidden_size,) * 3
 
+    @classmethod
+    def why_blind(cls, reader: ConfigReader) -> str:
+        """The reason why models of the family with this config.json read text alone; empty: they see."""
+        del reader
+        return ""
+
+    def patches(self, rows: Float32) -> Float32:
+        """The first input of the graph, from the processor's rows."""
+        return rows
+
     def most_rows(self, patches: int) -> dict[RowDomain, int]:
         """The most rows of each domain of the graph in a step of so many patches."""
         return {PATCHES: patches, MERGED: patches}

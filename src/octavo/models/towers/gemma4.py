@@ -1,0 +1,156 @@
+"""The encoders of Gemma 4: layers with norms on both sides; and the unified form, which has a projection alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.batch import Array, Float32
+from octavo.graph.builder import Graph
+from octavo.graph.ops.attention import Rope, RopeParams
+from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams
+from octavo.graph.ops.linear import Input
+from octavo.graph.ops.rows import Gather, PoolRows
+from octavo.graph.ops.rowwise import GatedActivation
+from octavo.graph.patches import BLOCKS, MERGED, PATCHES
+from octavo.graph.spans import READS_ONLY, Sight
+from octavo.graph.values import Value
+from octavo.image_layout import ImageTile
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._rope import base_frequencies
+from octavo.models._weights import Permute, WeightTable
+from octavo.models._wrapped import text_section
+from octavo.models.towers._tower import TowerConfig, TowerInputs, block_places, tile_rows
+
+MODEL_TYPES = ("gemma4", "gemma4_unified")
+PROJECTORS = ()
+
+_MOST_TOKENS = 1120  # of an image, by the largest budget
+_LAYER_NORM_EPS = 1e-5
+_TABLE, _BIAS, _SCALE = "places.weight", "std.bias", "std.weight"
+_LAYER = "encoder.layers.*."
+
+
+def _by_halves(count: int, head_dim: int) -> NDArray[np.intp]:
+    """The rows of q or k, whose two halves rotate each in itself, as the halves of a whole head."""
+    quarters = np.arange(count * head_dim).reshape(count, 4, head_dim // 4)
+    return quarters[:, [0, 2, 1, 3]].reshape(-1)
+
+
+WEIGHTS = WeightTable(
+    prefixes=("model.vision_tower.", "model.embed_vision.", "model.vision_embedder."),
+    names={
+        **{f"{_LAYER}{stem}.linear": _LAYER + stem for stem in (*(f"self_attn.{part}_proj" for part in "qkvo"),)},
+        **{f"{_LAYER}mlp.{part}_proj.linear": f"{_LAYER}mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "patch_embedder.position_embedding_table": _TABLE,
+        "std_bias": _BIAS,
+        "std_scale": _SCALE,
+        "pos_embedding": _TABLE,
+        "multimodal_embedder.embedding_projection": "embedding_projection",
+    },
+    transforms=(
+        *(Permute(f"{_LAYER}self_attn.{part}_proj", lambda c: _by_halves(c.num_heads, c.head_dim)) for part in "qk"),
+        *(Permute(f"{_LAYER}self_attn.{part}_norm", lambda c: _by_halves(1, c.head_dim)) for part in "qk"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(TowerConfig):
+    """The shared configuration. num_layers: 0: the unified form. is_standard: rows are shifted and scaled."""
+
+    norm_eps: float = 1e-6
+    theta: float = 100.0
+    is_standard: bool = False
+
+    @classmethod
+    def why_blind(cls, reader: ConfigReader) -> str:
+        vision, text = reader.section("vision_config"), text_section(reader)
+        if vision.flag("use_clipped_linears", False):
+            return f"{vision.prefix}use_clipped_linears is not supported"
+        default = 0 if reader.values.get("model_type") == "gemma4_unified" else 256
+        if text.integer("hidden_size_per_layer_input", default, low=0):
+            return f"{text.prefix}hidden_size_per_layer_input is not supported with images"
+        return ""
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        vision, text = reader.section("vision_config"), text_section(reader)
+        is_unified = reader.values.get("model_type") == "gemma4_unified"
+        patch, merge = vision.integer("patch_size", 16, high=1 << 10), vision.integer("pooling_kernel_size", 3, high=16)
+        width = vision.integer("mm_embed_dim", 3840, high=MAX_WIDTH)
+        heads = 1
+        if not is_unified:
+            width = vision.integer("hidden_size", 768, high=MAX_WIDTH)
+            heads = vision.integer("num_attention_heads", 12, high=MAX_WIDTH)
+            for key, needed in (("head_dim", width // heads), ("num_key_value_heads", heads)):
+                if vision.integer(key, needed) != needed:
+                    raise vision.error(key, vision.integer(key, needed), f"must be {needed}")
+        is_standard = not is_unified and vision.flag("standardize", False)
+        both_ways = text.values.get(text.prefix + "use_bidirectional_attention") == "vision"
+        return cls(
+            num_layers=0 if is_unified else vision.integer("num_hidden_layers", 16, high=MAX_LAYERS),
+            hidden_size=width,
+            num_heads=heads,
+            patch_values=3 * (patch * merge if is_unified else patch) ** 2,
+            merge_size=1 if is_unified else merge,
+            output_width=text.integer("hidden_size", 2304, high=MAX_WIDTH),
+            sight=Sight(both_ways=_MOST_TOKENS, only_windows=True) if both_ways else READS_ONLY,
+            host_tables=(_TABLE, _BIAS, _SCALE) if is_standard else (_TABLE,),
+            norm_eps=vision.number("rms_norm_eps", 1e-6, high=1.0),
+            theta=vision.section("rope_parameters").number("rope_theta", 100.0),
+            is_standard=is_standard,
+        )
+
+    def patches(self, rows: Float32) -> Float32:
+        return 2 * (rows - np.float32(0.5)) if self.num_layers else rows
+
+    def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
+        table = tables[_TABLE].astype(np.float32)
+        if not self.num_layers:
+            table = table.swapaxes(0, 1)
+        rows, cols = np.concatenate([block_places(tile, self.merge_size) for tile in tiles], axis=1)
+        domains = tile_rows(tiles, self.merge_size)
+        inputs = [table[0][cols] + table[1][rows]]
+        if self.is_standard:
+            shift = -tables[_BIAS].astype(np.float32) * tables[_SCALE].astype(np.float32)
+            inputs.append(np.tile(shift, (domains[MERGED.name].count, 1)))
+        return TowerInputs(tuple(inputs), domains)
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The rows [MERGED, output_width]."""
+    x, places = g.add(Input(0, PATCHES, cfg.patch_values)), Input(1, PATCHES, cfg.hidden_size)
+    if not cfg.num_layers:
+        x = g.linear(g.layer_norm(x, "patch_ln1", _LAYER_NORM_EPS), "patch_dense")
+        x = g.layer_norm(x, "patch_ln2", _LAYER_NORM_EPS) + g.add(places)
+        x = g.add(Gather(g.layer_norm(x, "pos_norm", _LAYER_NORM_EPS), BLOCKS))
+        return g.linear(g.rms_norm(x, None, cfg.norm_eps, cfg.hidden_size), "embedding_projection")
+    h = g.linear(x, "patch_embedder.input_proj") + g.add(places)
+    half = base_frequencies(cfg.head_dim // 2, cfg.theta).tolist()
+    rope = RopeParams((*half, *half), axes=(1,) * len(half) + (0,) * len(half))
+    for i in range(cfg.num_layers):
+        stem = f"encoder.layers.{i}"
+        x = _attention(g, cfg, g.rms_norm(h, f"{stem}.input_layernorm", cfg.norm_eps), f"{stem}.self_attn", rope)
+        h = h + g.rms_norm(x, f"{stem}.post_attention_layernorm", cfg.norm_eps)
+        x = g.rms_norm(h, f"{stem}.pre_feedforward_layernorm", cfg.norm_eps)
+        gate, up = (g.linear(x, f"{stem}.mlp.{part}_proj") for part in ("gate", "up"))
+        x = g.linear(g.add(GatedActivation(gate, up, "gelu_tanh")), f"{stem}.mlp.down_proj")
+        h = h + g.rms_norm(x, f"{stem}.post_feedforward_layernorm", cfg.norm_eps)
+    x = g.times(g.add(PoolRows(h, BLOCKS, cfg.merge_size**2)), math.sqrt(cfg.hidden_size))
+    if cfg.is_standard:
+        x = g.scale_columns(x, "std") + g.add(Input(2, MERGED, cfg.hidden_size))
+    return g.linear(g.rms_norm(x, None, cfg.norm_eps, cfg.hidden_size), "embedding_projection")
+
+
+def _attention(g: Graph, cfg: Config, x: Value, stem: str, rope: RopeParams) -> Value:
+    q, k, v = (g.linear(x, f"{stem}.{part}_proj") for part in "qkv")
+    q, k = (g.rms_norm(y, f"{stem}.{part}_norm", cfg.norm_eps) for y, part in ((q, "q"), (k, "k")))
+    q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
+    v = g.rms_norm(v, None, cfg.norm_eps, cfg.head_dim)
+    heads = EncoderAttentionParams(cfg.num_heads, cfg.num_heads, cfg.head_dim, 1.0)
+    return g.linear(g.add(EncoderAttention(q, k, v, heads)), f"{stem}.o_proj")
