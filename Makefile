@@ -51,5 +51,5 @@ bench:
 	$(BIN)/octavo bench latency smollm2
 	$(BIN)/octavo bench throughput smollm2
 
-soak:  ## an hour of mixed requests, with crashes and looks at the memory; SOAK_MINUTES=15 for the short form
-	$(BIN)/python benchmarks/soak.py --octavo $(BIN)/python --minutes $(or $(SOAK_MINUTES),60)
+soak:  ## an hour of mixed requests, with crashes, a reload and looks at the memory; SOAK_MINUTES=15 for the short form
+	$(BIN)/python benchmarks/soak.py --octavo $(BIN)/python --minutes $(or $(SOAK_MINUTES),60) --adapter

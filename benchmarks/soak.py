@@ -1,16 +1,20 @@
-"""A soak test: an hour of mixed requests with two engine crashes, and a check of the idle processes every minute.
+"""A soak test: an hour of mixed requests with crashes and reloads, and a check of the idle processes every minute.
 
-    python benchmarks/soak.py --octavo PYTHON [--model smollm2] [--minutes 60] [--json FILE]
+    python benchmarks/soak.py --octavo PYTHON [--model smollm2] [--minutes 60] [--adapter] [--images] [--json FILE]
 
-Starts `octavo serve`, and `--users` send a seeded mix: 60 % short chats, 15 % long prompts with shared prefixes, 10 %
-structured output with a new schema each, 5 % `n=4`, 5 % aborted at a random moment, 5 % invalid with a known status.
-The engine's process is killed at one third and at two thirds of the time. Every minute the users pause. Then greedy
-answers to fixed prompts must be the same as at the start, no block of the KV cache may be in use, and the numbers of
-open files, threads and children must be those of the first check; resident memory is recorded. Every engine first fills
-its caches, of keys and values and of schemas, so that filling them is not taken for a leak.
+Starts `octavo serve`, and `--users` send a seeded mix: chats, long prompts with shared prefixes, structured output
+with a new schema each, tools, embeddings, `n=4`, requests that are aborted at a random moment or cancelled by their
+id, invalid ones with a known status; with `--adapter` chats with a random adapter, with `--images` (of a model that
+sees) pictures. The engine's process is killed at one third and at two thirds of the time, and the model is reloaded
+at half of it. Every minute the users pause. Then greedy answers to fixed prompts must be the same as at the start,
+no block of the KV cache may be in use, and the numbers of open files, threads and children must be those of the
+first check; resident memory is recorded. Every engine first fills its caches, of keys and values and of schemas, so
+that filling them is not taken for a leak.
 
-Exit code 1 if a limit of `soak_record` is broken: an answer with a wrong status or form, memory of either process that
-grows by more than 0.5 MiB a minute over the last two thirds (and by 1 MiB in all), an engine that does not come back.
+Exit code 1 if a limit of `soak_record` is broken: an answer with a wrong status or form, or another one than
+before; memory of either process that grows by more than 0.1 MiB a minute over the last two thirds (0.5 in runs of
+less than an hour; and by 1 MiB in all); a 99th percentile of short chats that is half as long again in the last
+third as in the first; an engine that does not come back.
 """
 
 from __future__ import annotations
@@ -19,42 +23,29 @@ import argparse
 import asyncio
 import contextlib
 import json
-import random
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 from report import commit, machine, table
+from soak_mix import ADAPTER, CHAT, Known, Mix, WrongAnswerError
 from soak_record import Look, Record
 
+from octavo.finetune.adapter_folder import tensor_of
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.hub import resolve_model
+from octavo.loader.safetensors_writer import write_safetensors
 from octavo.quality.measured_servers import ServerProcess, free_port
 
-CHAT = "/v1/chat/completions"
 RECOVERY_S = 60.0
 WARMUP_SCHEMAS = 160  # more than the engine keeps compiled: what grows after these is not that cache
 SETTLE_S = 10.0  # after a recovery: what the crash has done to requests has been counted by then
 REST_S = 15.0
-WORDS = [
-    "river",
-    "stone",
-    "letter",
-    "window",
-    "garden",
-    "engine",
-    "copper",
-    "morning",
-    "signal",
-    "harbour",
-    "bread",
-    "winter",
-    "paper",
-    "music",
-]
 GOLDEN = [
     "Name three colours.",
     "What is the capital of France?",
@@ -63,118 +54,6 @@ GOLDEN = [
     "Why is the sky blue?",
     "List the days of the week.",
 ]
-INVALID: list[tuple[str | dict[str, Any], int]] = [
-    ("{broken", 400),
-    ({"messages": []}, 400),
-    ({"messages": [{"role": "user", "content": "x"}], "temperature": -1}, 400),
-    ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, 400),
-    ({"messages": [{"role": "user", "content": "x"}], "nonsense": 1}, 400),
-    ({"messages": [{"role": "robot", "content": "x"}]}, 400),
-    ({"messages": [{"role": "user", "content": "x"}], "model": "nobody"}, 404),
-    ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400),
-]
-
-
-class WrongAnswerError(Exception):
-    """An answer differs from the required one."""
-
-
-class Mix:
-    """The requests of one user, the same for the same seed."""
-
-    def __init__(self, client: httpx.AsyncClient, seed: int) -> None:
-        self._client = client
-        self._rng = random.Random(seed)
-        beginnings = random.Random(0)
-        self._beginnings = [" ".join(beginnings.choices(WORDS, k=400)) for _ in range(4)]
-        self._kinds: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
-            "short": (60, self._short),
-            "long": (15, self.long),
-            "structured": (10, self.structured),
-            "n=4": (5, self.several),
-            "aborted": (5, self._aborted),
-            "invalid": (5, self._invalid),
-        }
-
-    def draw(self) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """The next kind of request, and a function that sends one. It raises WrongAnswerError or httpx.HTTPError."""
-        weights = [weight for weight, _ in self._kinds.values()]
-        kind = self._rng.choices(list(self._kinds), weights)[0]
-        return kind, self._kinds[kind][1]
-
-    async def _short(self) -> None:
-        body = self._body(self._words(12), self._rng.randrange(4, 48))
-        if self._rng.random() < 0.5:
-            await self._whole(body, 1)
-        else:
-            await self._streamed(body)
-
-    async def long(self) -> None:
-        prompt = f"{self._rng.choice(self._beginnings)}. {self._words(20)}"
-        await self._whole(self._body(prompt, self._rng.randrange(4, 24)), 1)
-
-    async def several(self) -> None:
-        await self._whole(self._body(self._words(8), 16) | {"n": 4}, 4)
-
-    async def structured(self) -> None:
-        """A request with a new schema."""
-        names = [f"{self._rng.choice(WORDS)}_{self._rng.randrange(10**6)}" for _ in range(self._rng.randrange(1, 4))]
-        kinds: list[dict[str, Any]] = [{"type": "boolean"}, {"type": "integer"}, {"enum": WORDS[:5]}]
-        schema = {
-            "type": "object",
-            "properties": {name: self._rng.choice(kinds) for name in names},
-            "required": names,
-            "additionalProperties": False,
-        }
-        form = {"type": "json_schema", "json_schema": {"name": "fresh", "schema": schema, "strict": True}}
-        answer = await self._whole(self._body("Fill in the form.", 96) | {"response_format": form}, 1)
-        choice = answer["choices"][0]
-        if choice["finish_reason"] == "stop" and set(json.loads(choice["message"]["content"])) != set(names):
-            raise WrongAnswerError(f"structured output is {choice['message']['content']!r}")
-
-    async def _aborted(self) -> None:
-        body = self._body(self._words(30), 200) | {"stream": self._rng.random() < 0.7}
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._client.post(CHAT, json=body), self._rng.uniform(0.0, 1.0))
-
-    async def _invalid(self) -> None:
-        body, status = self._rng.choice(INVALID)
-        content = body if isinstance(body, str) else json.dumps(body)
-        answer = await self._client.post(CHAT, content=content, headers={"content-type": "application/json"})
-        _check_status(answer, status)
-        if not answer.json()["error"]["message"]:
-            raise WrongAnswerError("an error without a message")
-
-    async def _whole(self, body: dict[str, Any], num_choices: int) -> dict[str, Any]:
-        answer = await self._client.post(CHAT, json=body)
-        _check_status(answer, 200)
-        content: dict[str, Any] = answer.json()
-        if len(content["choices"]) != num_choices or not content["usage"]["completion_tokens"]:
-            raise WrongAnswerError(f"{len(content['choices'])} choices, usage {content['usage']}")
-        return content
-
-    async def _streamed(self, body: dict[str, Any]) -> None:
-        async with self._client.stream("POST", CHAT, json=body | {"stream": True}) as answer:
-            if answer.status_code != 200:
-                await answer.aread()
-            _check_status(answer, 200)
-            lines = [line async for line in answer.aiter_lines() if line.startswith("data:")]
-        if any('"error"' in line[:20] for line in lines):
-            raise WrongAnswerError(f"an error in the stream: {lines[-2:]}")
-        if not lines or lines[-1] != "data: [DONE]":
-            raise WrongAnswerError("a stream without its end")
-
-    def _body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
-        message = {"role": "user", "content": prompt}
-        return {"messages": [message], "max_tokens": max_tokens, "seed": self._rng.randrange(10**6)}
-
-    def _words(self, count: int) -> str:
-        return " ".join(self._rng.choices(WORDS, k=count))
-
-
-def _check_status(answer: httpx.Response, status: int) -> None:
-    if answer.status_code != status:
-        raise WrongAnswerError(f"status {answer.status_code}, not {status}: {answer.text[:200]}")
 
 
 class Soak:
@@ -191,6 +70,8 @@ class Soak:
         self._open = asyncio.Event()
         self._num_busy = 0
         self._is_crashed = False
+        self._is_disturbed = False  # by a crash or a reload and the warm-up after it
+        self._known = Known(options.adapter, options.images)
         self._golden: list[str] = []
         self._began = 0.0
 
@@ -200,15 +81,15 @@ class Soak:
         await self._warm_up()
         self._began = time.monotonic()
         users = [asyncio.create_task(self._user(self._options.seed + number)) for number in range(self._options.users)]
-        crashes = [self._seconds / 3, self._seconds * 2 / 3]
+        shares = ((1 / 3, self._crash), (1 / 2, self._reload), (2 / 3, self._crash))
+        events = [(self._seconds * share, event) for share, event in shares]
         check_at = self._options.check_every
         self._open.set()
         try:
             while self._now < self._seconds:
                 await asyncio.sleep(0.5)
-                if crashes and self._now >= crashes[0]:
-                    crashes.pop(0)
-                    await self._crash()
+                if events and self._now >= events[0][0]:
+                    await self._disturb(events.pop(0)[1])
                 if self._now >= check_at:
                     await self._check()
                     check_at = self._now + self._options.check_every
@@ -229,7 +110,9 @@ class Soak:
 
         It completes answers, because a cached grammar grows by half once an answer has used it.
         """
-        mixes = [Mix(self._client, -1 - number - 100 * len(self.record.recoveries_s)) for number in range(8)]
+        mixes = [
+            Mix(self._client, -1 - number - 100 * len(self.record.recoveries_s), self._known) for number in range(8)
+        ]
 
         async def fill(mix: Mix) -> None:
             for _ in range(WARMUP_SCHEMAS // len(mixes)):
@@ -246,15 +129,17 @@ class Soak:
                 raise error
 
     async def _user(self, seed: int) -> None:
-        mix = Mix(self._client, seed)
+        mix = Mix(self._client, seed, self._known)
         while True:
             await self._open.wait()
             self._num_busy += 1
             kind, send = mix.draw()
-            saw_crash = self._is_crashed
+            saw_crash, is_calm, began = self._is_crashed, not self._is_disturbed, self._now
             try:
                 await send()
                 outcome = "ok"
+                if kind == "short" and is_calm and not self._is_disturbed:
+                    self.record.times.append((began, self._now - began))
             except (WrongAnswerError, httpx.HTTPError, ValueError, KeyError) as error:
                 # What a crash does to requests is an error of status 500 or 503, or an error event; never silence.
                 is_excused = (saw_crash or self._is_crashed) and isinstance(error, WrongAnswerError)
@@ -266,9 +151,17 @@ class Soak:
                 self._num_busy -= 1
             self.record.answers[kind, outcome] += 1
 
+    async def _disturb(self, event: Callable[[], Awaitable[None]]) -> None:
+        """A crash or a reload, what it does to requests, and the warm-up of the new engine."""
+        self._is_crashed = self._is_disturbed = True
+        await event()
+        await asyncio.sleep(SETTLE_S)
+        self._is_crashed = False
+        await self._warm_up()
+        self._is_disturbed = False
+
     async def _crash(self) -> None:
         """Kills the engine and waits until a new one serves."""
-        self._is_crashed = True
         died = self._engine()
         began = time.monotonic()
         died.kill()
@@ -277,12 +170,17 @@ class Soak:
             engines = self._engines()
             if engines and engines[0].pid != died.pid and (await self._client.get("/health")).status_code == 200:
                 self.record.recoveries_s.append(time.monotonic() - began)
-                break
-        else:
-            self.record.broken.append(f"the engine did not come back within {RECOVERY_S:g} s")
-        await asyncio.sleep(SETTLE_S)
-        self._is_crashed = False
-        await self._warm_up()
+                return
+        self.record.broken.append(f"the engine did not come back within {RECOVERY_S:g} s")
+
+    async def _reload(self) -> None:
+        """Unloads the model after its requests and loads it again, adapters included."""
+        began = time.monotonic()
+        for action in ("unload", "load"):
+            answer = await self._client.post(f"/v1/models/{self._options.model}/{action}")
+            if answer.status_code != 200:
+                self.record.broken.append(f"{action}: {answer.status_code} {answer.text}"[:300])
+        self.record.recoveries_s.append(time.monotonic() - began)
 
     async def _check(self) -> None:
         """Checks everything that must hold while no request runs."""
@@ -369,15 +267,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--check-every", type=float, default=60, metavar="S")
     parser.add_argument("--users", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--adapter", action="store_true", help="requests with a random adapter, too")
+    parser.add_argument("--images", action="store_true", help="pictures, too; the model must see")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     return parser.parse_args()
 
 
 def main() -> int:
     options = arguments()
-    log = Path(tempfile.mkdtemp(prefix="octavo-soak-")) / "server.log"
-    port = free_port()
+    folder = Path(tempfile.mkdtemp(prefix="octavo-soak-"))
+    log, port = folder / "server.log", free_port()
     command = [options.octavo, "-m", "octavo", "serve", options.model, "--port", str(port)]
+    if options.adapter:
+        write_random_adapter(options.model, folder / "adapter")
+        command += ["--lora-modules", f"{ADAPTER}={folder / 'adapter'}"]
     # A small cache is full before the memory is compared, and makes evictions part of the mix.
     server = ServerProcess("octavo", [*command, "--kv-cache-memory", "64MiB"], port, log)
     print(f"seed {options.seed}; the server's log is {log}", file=sys.stderr)
@@ -395,6 +298,22 @@ def main() -> int:
         f"log: {line}" for line in log.read_text().splitlines() if "Traceback" in line or "leaked" in line
     ]
     return report(record, options)
+
+
+def write_random_adapter(model: str, folder: Path) -> None:
+    """An adapter of rank 4 for the queries of all layers, as PEFT writes it."""
+    rng, tensors = np.random.default_rng(0), []
+    checkpoint = open_checkpoint(resolve_model(model))
+    for name in sorted(name for name in checkpoint.weights if name.endswith("q_proj.weight")):
+        (rows, columns), module = checkpoint.weights.info(name).shape, name.removesuffix(".weight")
+        for letter, shape in (("A", (4, columns)), ("B", (rows, 4))):
+            factor = rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
+            tensors.append(tensor_of(f"base_model.model.model.{module}.lora_{letter}.weight", factor))
+    checkpoint.close()
+    folder.mkdir()
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def report(record: Record, options: argparse.Namespace) -> int:

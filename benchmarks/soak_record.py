@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_SLOPE_MIB = 0.5  # a minute, of each process
+MAX_SLOPE_MIB = 0.1  # a minute, of each process
+MAX_SHORT_SLOPE_MIB = 0.5  # in runs of less than an hour, over which noise is a larger part
+MAX_P99_GROWTH = 1.5  # of the last third of the time over the first
+MIN_TIMES = 200  # of a third: of fewer the 99th percentile is the largest
 NOISE_MIB = 1.0  # what a process at rest goes up and down: over a few seconds any slope comes of it
 MAX_GROWTH = 1.15  # of the last look, over the one a quarter into the run, in the same life of a process
 # Around the first look. The web server's pool of worker threads comes and goes with the load.
@@ -40,6 +43,7 @@ class Record:
     broken: list[str] = field(default_factory=list)
     recoveries_s: list[float] = field(default_factory=list)
     num_checks: int = 0
+    times: list[tuple[float, float]] = field(default_factory=list)  # of short chats: when each began, how long it took
 
     def of(self, process: str) -> list[Look]:
         return [look for look in self.looks if look.process == process]
@@ -47,6 +51,17 @@ class Record:
     def slope(self, process: str) -> float | None:
         """MiB a minute over the last two thirds, without the warm-up of each process; None with too few samples."""
         return slope(self._warm(process))
+
+    @property
+    def max_slope(self) -> float:
+        return MAX_SLOPE_MIB if self.seconds >= 3600 else MAX_SHORT_SLOPE_MIB
+
+    def p99_s(self) -> list[float | None]:
+        """The 99th percentile of the times of each third; None of one with too few."""
+        thirds: list[list[float]] = [[], [], []]
+        for began, took in self.times:
+            thirds[min(int(3 * began / self.seconds), 2)].append(took)
+        return [statistics.quantiles(third, n=100)[98] if len(third) >= MIN_TIMES else None for third in thirds]
 
     def _warm(self, process: str) -> list[Look]:
         return [look for look in self.of(process) if look.seconds >= self.seconds / 3 and look.age_s > _WARMUP_S]
@@ -59,13 +74,18 @@ class Record:
             rise = self.slope(process)
             if rise is None:
                 found.append(f"{process}: too few looks to see whether its memory grows")
-            elif rise > MAX_SLOPE_MIB and rise * _minutes(self._warm(process)) > NOISE_MIB:
-                found.append(f"{process}: memory grows by {rise:.2f} MiB a minute; at most {MAX_SLOPE_MIB} are allowed")
+            elif rise > self.max_slope and rise * _minutes(self._warm(process)) > NOISE_MIB:
+                found.append(
+                    f"{process}: memory grows by {rise:.2f} MiB a minute; at most {self.max_slope} are allowed"
+                )
             found += _growth(process, looks, self.seconds / 4)
             for name, allowed in MAX_DRIFT.items():
                 values = [getattr(look, name) for look in looks]
                 if values and max(abs(value - values[0]) for value in values) > allowed:
                     found.append(f"{process}: {name} went from {values[0]} to between {min(values)} and {max(values)}")
+        first, _, last = self.p99_s()
+        if first is not None and last is not None and last > MAX_P99_GROWTH * first:
+            found.append(f"short chats: p99 went from {first:.2f} to {last:.2f} s; at most {MAX_P99_GROWTH} times")
         return found
 
     def summary(self) -> dict[str, Any]:
@@ -81,6 +101,7 @@ class Record:
             "checks": self.num_checks,
             "recoveries_s": self.recoveries_s,
             "slope_mib_per_minute": {name: self.slope(name) for name in ("server", "engine")},
+            "short_p99_s_by_third": self.p99_s(),
             "broken": self.verdict(),
         }
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import io
 
+import pytest
+from PIL import Image
+
+from benchmarks.soak_mix import Known, WrongAnswerError, grey_png
 from benchmarks.soak_record import Look, Record, slope
 
 
@@ -74,3 +79,39 @@ def test_a_slope_of_seconds_is_no_growth() -> None:
     assert soak.verdict() == []
     soak.looks.append(look(3.8, 120.1))
     assert [line.split()[:3] for line in soak.verdict()] == [["server:", "memory", "grows"]]
+
+
+def test_an_hour_has_the_narrower_limit() -> None:
+    soak = record(server_rise=0.3)
+    assert soak.verdict() == []
+    for at, sample in enumerate(soak.looks):
+        soak.looks[at] = dataclasses.replace(sample, seconds=4 * sample.seconds, age_s=4 * sample.age_s)
+    soak.seconds = 3600
+    soak.looks = [dataclasses.replace(s, resident_mib=100 + s.seconds / 400) for s in soak.of("server")] + soak.of(
+        "engine"
+    )
+    assert soak.verdict() == ["server: memory grows by 0.15 MiB a minute; at most 0.1 are allowed"]
+
+
+def test_answers_that_become_slower_are_named() -> None:
+    soak = record()
+    soak.times = [(second, 1.0 if second < 600 else 1.4) for second in range(900)]
+    assert soak.verdict() == []
+    soak.times += [(800, 2.0)] * 10
+    assert soak.verdict() == ["short chats: p99 went from 1.00 to 2.00 s; at most 1.5 times"]
+    soak.times = soak.times[::10]
+    assert soak.p99_s() == [None] * 3
+    assert soak.verdict() == []
+
+
+def test_another_answer_than_before_is_wrong() -> None:
+    known = Known()
+    known.check("a", [1.0])
+    known.check("a", [1.0])
+    with pytest.raises(WrongAnswerError, match=r"a: \[2.0\] instead of \[1.0\]"):
+        known.check("a", [2.0])
+
+
+def test_pictures_are_png_files() -> None:
+    picture = Image.open(io.BytesIO(grey_png(32, 64)))
+    assert (picture.size, picture.getpixel((31, 31))) == ((32, 32), 64)
