@@ -78,7 +78,8 @@ RETENTION = Entry("24h", "1y", "24h: for 24 hours the prompt is evicted after ot
 CACHE_OPTIONS = Entry(
     {"ttl": "30m"},
     {"ttl": "1h"},
-    "`ttl` 30m: for 30 minutes the prompt is evicted after others, unless `mode` is explicit",
+    "`ttl` 30m: for 30 minutes the prompt is evicted after others, with `mode` explicit not all of it: a "
+    "conversation up to the parts that have a `prompt_cache_breakpoint`, which count without this field, too",
 )
 SAMPLING = {
     "model": OWN_MODEL,

@@ -130,3 +130,62 @@ def test_openais_options_pin_the_whole_prompt(
         written = answer.json()["usage"][details].get("cache_write_tokens", 0)
         assert written == (0 if seconds is None else num_tokens - 16)
         assert "x-octavo-ignored-fields" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("of_result", [False, True])
+def test_openais_breakpoints_pin_the_prompt_up_to_their_parts(fake: ScriptedServer, path: str, of_result: bool) -> None:
+    is_chat = path == "/v1/chat/completions"
+
+    def part(number: int, **fields: Any) -> dict[str, Any]:
+        return {**text(number, **fields), "type": "text" if is_chat else "input_text"}
+
+    fake.script = Script(["Hi"], num_cached_tokens=16)
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    first = {"role": "system", "content": [part(0), part(1, **mark), part(2)]}
+    last = {"role": "user", "content": [part(3, **mark), part(4)]}
+    if of_result and not is_chat:
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        last = {"type": "function_call_output", "call_id": "c", "output": last["content"]}
+        messages = [first, call, last]
+    elif of_result:
+        calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+        messages = [first, {"role": "assistant", "tool_calls": calls}, {**last, "role": "tool", "tool_call_id": "c"}]
+    else:
+        messages = [first, last]
+    body = {"messages" if is_chat else "input": messages, "prompt_cache_options": {"mode": "explicit"}}
+    answer = fake.post(path, body)
+    assert answer.status_code == 200, answer.text
+    token_ids, kept = fake.last_request.prompt.token_ids, []
+    for num_tokens, seconds in pins(fake):
+        assert (num_tokens % 16, seconds) == (0, 1800.0)
+        kept.append(fake.client.tokenizer.decode(token_ids[:num_tokens]))
+    assert [("1 is a" in each, "2 is a" in each, "3 is a" in each, "4 is a" in each) for each in kept] == [
+        (True, False, False, False),
+        (True, True, True, False),
+    ]
+    details = answer.json()["usage"]["prompt_tokens_details" if is_chat else "input_tokens_details"]
+    assert details["cache_write_tokens"] == pins(fake)[-1].num_tokens - 16
+    assert "x-octavo-ignored-fields" not in answer.headers
+
+
+def test_openais_breakpoints_beside_the_whole_prompt(fake: ScriptedServer) -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    whole = {"prompt_cache_options": {}}
+    found = {}
+    for count in (2, 5):
+        body = {"messages": [{"role": "user", "content": [text(i, **mark) for i in range(count)] + [text(9)]}]}
+        for name, fields in (("marked", {}), ("all", whole)):
+            fake.script = Script(["Hi"])
+            assert fake.post("/v1/chat/completions", {**body, **fields}).status_code == 200
+            found[name, count] = pins(fake)
+    assert [len(found[key]) for key in (("marked", 2), ("all", 2), ("marked", 5), ("all", 5))] == [2, 3, 4, 4]
+    assert found["all", 5][:3] == found["marked", 5][1:]
+    assert found["all", 5][3].num_tokens == len(fake.last_request.prompt) // 16 * 16
+    body = {"messages": [{"role": "user", "content": [text(1, **mark)]}]}
+    assert fake.post("/v1/chat/completions", body).status_code == 200
+    assert pins(fake) == (Pin(len(fake.last_request.prompt) // 16 * 16, 1800.0),)
+    body["messages"][0]["content"] = [text(1, prompt_cache_breakpoint={"mode": "implicit"})]
+    answer = fake.post("/v1/chat/completions", body)
+    assert answer.status_code == 400
+    assert "prompt_cache_breakpoint" in answer.text

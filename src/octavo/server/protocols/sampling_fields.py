@@ -17,8 +17,9 @@ from octavo.errors import UsageError
 from octavo.sampling_params import MAX_LOGIT_BIAS, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.spec import Breakpoint, constraint_named, given
+from octavo.server.generation.spec import constraint_named, given
 from octavo.server.http.json_body import Int, Number, Text
+from octavo.server.protocols.cache_breakpoints import PromptCacheOptions
 from octavo.server.protocols.llama_sampling import LlamaDrafts, OtherSamplers
 from octavo.server.protocols.protocol import rename_fields
 from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields, NullIsAbsent, with_parameters
@@ -111,25 +112,6 @@ class StreamOptions(NullIsAbsent):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-
-
-class PromptCacheOptions(NullIsAbsent):
-    """implicit: the whole prompt stays in the cache longer than others, for `ttl`; explicit: nothing of it does."""
-
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m"] | None = None
-
-
-_RETENTION_S = {"24h": 24 * 3600.0}
-_IMPLICIT_S = 1800.0
-
-
-def whole_prompt_pinned(options: PromptCacheOptions | None, retention: str | None) -> tuple[Breakpoint, ...]:
-    """The end of the prompt as a breakpoint, if a request wants one."""
-    seconds = _RETENTION_S.get(retention or "", 0.0)
-    if options is not None and options.mode != "explicit":
-        seconds = max(seconds, _IMPLICIT_S)
-    return (Breakpoint(seconds),) if seconds else ()
 
 
 class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penalty"), OtherSamplers, LlamaDrafts):  # type: ignore[misc]

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from octavo.server.generation.spec import Breakpoint
+from octavo.server.protocols.cache_breakpoints import MAX_BREAKPOINTS, marked_breakpoints
 
 if TYPE_CHECKING:
     from octavo.server.protocols.anthropic.request import AnyBlock, CacheControl, CountTokensRequest
 
-MAX_BREAKPOINTS = 4
 SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 
@@ -24,14 +24,9 @@ def read_breakpoints(body: CountTokensRequest) -> tuple[Breakpoint, ...]:
         for tool in body.tools or ()
         if (control := getattr(tool, "cache_control", None)) is not None
     ]
-    texts: list[str] = []
-    for text, control in _texts(body):
-        texts += [text] if text.strip() else []
-        if control is not None:
-            found.append(Breakpoint(_seconds(control), tuple(texts)))
-    last = body.messages[-1].content
-    if isinstance(last, list) and last and getattr(last[-1], "cache_control", None) is not None:
-        found[-1] = found[-1]._replace(texts=None)
+    found += marked_breakpoints(
+        (text, None if control is None else _seconds(control)) for text, control in _texts(body)
+    )
     if body.cache_control is not None:
         found.append(Breakpoint(_seconds(body.cache_control)))
     return tuple(found[-MAX_BREAKPOINTS:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
@@ -14,10 +14,11 @@ from octavo.server.generation.content import Media, MediaKind, MessageContent, M
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Text, quote
 from octavo.server.models.image_reader import ImageSource, names_image
+from octavo.server.protocols.cache_breakpoints import PromptCacheBreakpoint, openai_breakpoints
 from octavo.server.protocols.conversation import chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import CHAT, with_ignored
 from octavo.server.protocols.protocol_fields import ByType, Historic, NullIsAbsent, NumLogprobs
-from octavo.server.protocols.sampling_fields import SamplingFields, whole_prompt_pinned
+from octavo.server.protocols.sampling_fields import SamplingFields
 
 MAX_MESSAGES = 4096
 # Fields of a message that only one role has.
@@ -66,6 +67,7 @@ class ContentPart(Historic):
     detail: Detail | None = None
     uuid: Text | None = None
     file: FileData | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class CalledFunction(Historic):
@@ -210,7 +212,9 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
             options=read_options(self, **self.draft_options()),
             constraint_field=constraint_field,
             tenant=tenant,
-            breakpoints=whole_prompt_pinned(self.prompt_cache_options, self.prompt_cache_retention),
+            breakpoints=openai_breakpoints(
+                self.prompt_cache_options, self.prompt_cache_retention, _marked_texts(self.messages)
+            ),
             is_followed=self.is_followed,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
@@ -222,6 +226,15 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
             thinking=_thinking(self),
             reasoning_effort=self.reasoning_effort,
         )
+
+
+def _marked_texts(messages: Sequence[Message]) -> Iterator[tuple[str, PromptCacheBreakpoint | None]]:
+    """The texts of messages in their order, each with its mark."""
+    for message in messages:
+        if isinstance(message.content, list):
+            yield from ((part.text or "", part.prompt_cache_breakpoint) for part in message.content)
+        else:
+            yield message.content or "", None
 
 
 def _thinking(body: ChatCompletionRequest) -> Literal["enabled", "disabled", "adaptive"]:

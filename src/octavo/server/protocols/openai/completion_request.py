@@ -12,9 +12,10 @@ from octavo.server.errors import refuse
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextSpec, read_options
 from octavo.server.http.json_body import WHOLE, WHOLE_NUMBERS, Int, Text
+from octavo.server.protocols.cache_breakpoints import openai_breakpoints
 from octavo.server.protocols.ignored_fields import COMPLETIONS, with_ignored
 from octavo.server.protocols.protocol_fields import NumLogprobs, kind_of_inputs
-from octavo.server.protocols.sampling_fields import SamplingFields, whole_prompt_pinned
+from octavo.server.protocols.sampling_fields import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -77,7 +78,7 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
             options=read_options(self, **self.draft_options()),
             constraint_field=constraint_field,
             tenant=tenant,
-            breakpoints=whole_prompt_pinned(self.prompt_cache_options, self.prompt_cache_retention),
+            breakpoints=openai_breakpoints(self.prompt_cache_options, self.prompt_cache_retention),
             is_followed=self.is_followed,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",

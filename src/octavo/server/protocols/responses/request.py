@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, PrivateAttr
@@ -14,6 +14,7 @@ from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.models.image_reader import ImageSource, names_image
+from octavo.server.protocols.cache_breakpoints import PromptCacheBreakpoint, PromptCacheOptions, openai_breakpoints
 from octavo.server.protocols.conversation import Conversation, chat_tools
 from octavo.server.protocols.ignored_fields import RESPONSES, with_ignored
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NumLogprobs
@@ -26,7 +27,6 @@ from octavo.server.protocols.responses.tools import (
     tool_choice_of,
     wire_name,
 )
-from octavo.server.protocols.sampling_fields import PromptCacheOptions, whole_prompt_pinned
 from octavo.server.protocols.sealed_text import unseal
 
 MAX_ITEMS = 4096
@@ -61,6 +61,7 @@ class TextPart(Historic):
 
     type: Literal["input_text", "output_text"]
     text: Text
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class RefusalPart(Historic):
@@ -78,6 +79,7 @@ class MediaPart(Historic):
     file_url: Text | None = None
     file_id: Text | None = None
     filename: Text | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 AnyPart: TypeAlias = TextPart | RefusalPart | MediaPart
@@ -326,7 +328,7 @@ class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[mis
             ),
             given=frozenset(named),
             tenant=tenant,
-            breakpoints=whole_prompt_pinned(self.prompt_cache_options, self.prompt_cache_retention),
+            breakpoints=openai_breakpoints(self.prompt_cache_options, self.prompt_cache_retention, _marked_texts(self)),
             options=read_options(self),
             truncate_prompt_tokens=-1 if self.truncation == "auto" else None,
             truncation_side="turns",
@@ -336,6 +338,17 @@ class ResponsesRequest(with_ignored(ItemFields, RESPONSES)):  # type: ignore[mis
             parallel_tool_calls=self.parallel_tool_calls is not False,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
         )
+
+
+def _marked_texts(body: ItemFields) -> Iterator[tuple[str, PromptCacheBreakpoint | None]]:
+    """The texts of instructions and items in their order, each with its mark."""
+    yield body.instructions or "", None
+    for item in body.all_items:
+        content = getattr(item, "output" if isinstance(item, CallOutputItem) else "content", None)
+        if isinstance(content, list) and not isinstance(item, ReasoningItem):
+            yield from ((getattr(part, "text", ""), getattr(part, "prompt_cache_breakpoint", None)) for part in content)
+        else:
+            yield content if isinstance(content, str) else "", None
 
 
 def _refuse_unsupported(body: ResponsesRequest) -> None:
