@@ -125,6 +125,7 @@ def test_the_words_of_vllm(tiny: Path, tmp_path: Path) -> None:
         ([LINES[0], LINES[1], LINES[0]], (), "lines 1 and 3 have the custom_id 'chat'"),
         (LINES[:1], ("--column", "text"), "has no columns"),
         (LINES[:1], ("--url", "http://localhost:1", "-m", "x"), "leave out one"),
+        (LINES[:1], ("--url", "http://127.0.0.1:1"), "no server answers"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_the_model_is_loaded(

@@ -211,6 +211,8 @@ def test_wrong_uploads_and_batches_are_refused_by_name(server: RunningServer) ->
         ({"input_file_id": "../../etc/passwd"}, "there is no file"),
         ({"input_file_id": other}, "purpose"),
         ({"completion_window": "8d"}, "completion_window"),
+        ({"completion_window": "99d"}, "completion_window"),
+        ({"completion_window": "²d"}, "completion_window"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": {"x" * 65: "y"}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after"),

@@ -239,6 +239,11 @@ async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
     except (ValueError, httpx.InvalidURL) as error:
         raise UsageError(f"--url {url}: {error}") from None
     async with client:
+        try:
+            await client.get("/health")  # a server that ends later is waited for
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise UsageError(f"--url {url}: no server answers: {reason}; start it, or give another address") from None
 
         async def call(line: BatchLine) -> LineAnswer:
             try:

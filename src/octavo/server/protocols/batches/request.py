@@ -63,9 +63,10 @@ class BatchRequest(RequestModel):
 
     def _window_s(self) -> float:
         text = self.completion_window
-        if text.endswith("d") and text[:-1].isdigit():
-            text = f"{24 * int(text[:-1])}h" if len(text) < 4 else "0s"
-        seconds = parse_duration("completion_window", text)
+        if text.endswith("d") and text[:-1].isdecimal():
+            seconds = 86400.0 * int(text[:-1]) if len(text) < 4 else 0.0
+        else:
+            seconds = parse_duration("completion_window", text)
         if not 60.0 <= seconds <= _MAX_WINDOW_S:
             raise refuse("completion_window", f"is {self.completion_window!r:.20}; it may be from 1m to 7d")
         return seconds
