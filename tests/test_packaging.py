@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from octavo.cli.serve import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tools" / "build_wheels.sh"
@@ -148,3 +151,26 @@ def test_a_wheel_needs_no_compiler_and_answers_at_once(wheel: Path, tmp_path: Pa
     )
     assert "scatter" in answer.stdout
     assert seconds < INSTALL_SECONDS
+
+
+def test_a_pull_request_runs_the_gate_on_both_architectures() -> None:
+    workflow = yaml.safe_load(WORKFLOW.with_name("pull_request.yml").read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    gate = workflow["jobs"]["gate"]
+    assert set(gate["strategy"]["matrix"]["runner"]) == {"ubuntu-24.04", "ubuntu-24.04-arm"}
+    assert [step["run"] for step in gate["steps"] if "run" in step] == [".ci/run gate"]
+
+
+def test_the_container_serves_what_its_files_say() -> None:
+    """Its context has all that a wheel is built from, and its arguments are those of `octavo serve`."""
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {"CMakeLists.txt", "cmake", "csrc", "pyproject.toml", "src", "README.md", "LICENSE"} == kept
+    assert all((ROOT / name).exists() for name in kept)
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    entry = json.loads(next(line for line in lines if line.startswith("ENTRYPOINT")).removeprefix("ENTRYPOINT "))
+    service = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["octavo"]
+    assert entry[:2] == ["octavo", "serve"]
+    values = [re.sub(r"\$\{(\w+)[^}]*\}", r"\1", word) for word in service["command"]]
+    context = serve.make_context("serve", [*entry[2:], *values], resilient_parsing=False)
+    assert (context.params["host"], context.params["models"]) == ("0.0.0.0", ("MODEL",))
+    assert list(context.params["api_key"]) == ["OCTAVO_API_KEY"]
