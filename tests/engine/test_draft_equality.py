@@ -13,7 +13,7 @@ from octavo.engine.request import Sequence
 from octavo.outputs import RequestOutput
 from octavo.server.tool_parsers.tool_format import tool_formats
 from tests.support.drafting import AnyPolicy, ScriptedGuesser, ScriptedSource, with_drafts
-from tests.support.text_models import save_decoder
+from tests.support.text_models import save_decoder, save_hybrid
 from tests.support.tool_outputs import TOOLS
 
 BASE = SamplingParams(temperature=0.7, seed=4, max_tokens=24, ignore_eos=True, logprobs=2)
@@ -45,6 +45,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "tensor ranks": {"tensor_parallel_size": 2},
     "pipeline ranks": {"pipeline_parallel_size": 2},
     "torch": {"backend": "torch:cpu"},
+    "hybrids": {"kv_cache_memory": 8 << 20, "speculation": "auto"},  # which has slots for the states before drafts
 }
 # Engines whose log-probabilities may differ in the last bit with the rows of a step, whatever these are.
 NEARLY_EQUAL = ("torch", "tensor ranks")
@@ -94,8 +95,10 @@ def shown(outputs: list[RequestOutput], *, has_same_bits: bool) -> list[Any]:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    model = str(save_decoder(tmp_path_factory.mktemp("decoder")))
+    save = save_hybrid if request.param == "hybrids" else save_decoder
+    model = str(save(tmp_path_factory.mktemp("model")))
     with LLM(model, **{"speculation": "off", **ROOM, **ENGINES[request.param]}) as llm:
+        llm._session.model().engine.speculation = None
         outputs = answers(llm)
         if request.param != "preemption":  # which evicts prompts
             assert outputs[-1].num_cached_tokens
