@@ -2,9 +2,11 @@
 
     python benchmarks/speculation_peers.py MODEL.gguf [--draft SMALL.gguf] [--llama-cpp PYTHON] [--octavo PYTHON]
 
-PYTHON of llama.cpp has llama-cpp-python. Both answer greedily: without drafts, with drafts from the prompt (n-grams
-here, `LlamaPromptLookupDecoding` there) and, with --draft, with a draft model (there a `LlamaDraftModel` whose tokens
-are its most likely ones). Each engine is a process of its own, and only one computes at a time. The figures are tokens
+PYTHON of llama.cpp has llama-cpp-python or, if it has not, xllamacpp, which is llama.cpp's server in a wheel: its
+speculation is llama.cpp's own, but its kernels are those of the wheel, AVX2 without VNNI where it says so. Both answer
+greedily: without drafts, with drafts from the prompt (n-grams here, `LlamaPromptLookupDecoding` or `ngram-simple`
+there) and, with --draft, with a draft model (there a `LlamaDraftModel` whose tokens are its most likely ones, or
+`draft-simple`). Each engine is a process of its own, and only one computes at a time. The figures are tokens
 per second after the first token, medians over the turns, and the ratio of the best of both. The bar is 1.2 as the
 geometric mean; the exit code is 1 below it.
 """
@@ -12,6 +14,7 @@ geometric mean; the exit code is 1 below it.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import statistics
@@ -79,7 +82,42 @@ def serve_llama_cpp(options: dict[str, Any]) -> Callable[[str, list[int], int], 
             tokens.append(int(token))
             if len(tokens) == count:
                 break
-        return {"seconds": time.perf_counter() - began - first, "tokens": tokens}
+        return {"seconds": time.perf_counter() - began - first, "num_tokens": len(tokens)}
+
+    return answer
+
+
+def serve_llama_server(options: dict[str, Any]) -> Callable[[str, list[int], int], dict[str, Any]]:
+    """The same of xllamacpp."""
+    import xllamacpp
+
+    print(xllamacpp.get_system_info(), file=sys.stderr)
+    kinds = xllamacpp.common_speculative_type
+    made: dict[str, Any] = {}
+
+    def load(way: str) -> Any:
+        params = xllamacpp.CommonParams()
+        params.model.path = options["model"]
+        params.n_ctx, params.n_parallel, params.verbosity, params.warmup = options["context"], 1, -1, False
+        drafting = params.speculative
+        for own in (params.cpuparams, params.cpuparams_batch, drafting.draft.cpuparams, drafting.draft.cpuparams_batch):
+            own.n_threads = options["threads"]
+        if way == "lookup":
+            drafting.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        if way == "model":
+            drafting.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            drafting.draft.mparams.path, drafting.draft.n_max = options["draft"], options["num_drafts"]
+        return xllamacpp.Server(params)
+
+    def answer(way: str, prompt: list[int], count: int) -> dict[str, Any]:
+        if way not in made:
+            made[way] = load(way)
+        asked = {"prompt": prompt, "n_predict": count, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
+        found = made[way].handle_completions({**asked, "max_tokens": count})
+        if "timings" not in found:
+            raise RuntimeError(f"llama.cpp: {found}")
+        timings = found["timings"]
+        return {"seconds": timings["predicted_ms"] / 1e3, "num_tokens": timings["predicted_n"]}
 
     return answer
 
@@ -102,7 +140,7 @@ def serve_octavo(options: dict[str, Any]) -> Callable[[str, list[int], int], dic
             )
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
         output = llms[way].generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0]
-        return {"seconds": output.metrics.decode_s, "tokens": list(output.outputs[0].token_ids)}
+        return {"seconds": output.metrics.decode_s, "num_tokens": len(output.outputs[0].token_ids)}
 
     return answer
 
@@ -110,7 +148,9 @@ def serve_octavo(options: dict[str, Any]) -> Callable[[str, list[int], int], dic
 def serve(name: str, options: dict[str, Any]) -> None:
     """Answers until standard input ends. What the engine prints goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
-    answer = {"octavo": serve_octavo, "llama.cpp": serve_llama_cpp}[name](options)
+    has_binding = importlib.util.find_spec("llama_cpp") is not None
+    peer = serve_llama_cpp if has_binding else serve_llama_server
+    answer = {"octavo": serve_octavo, "llama.cpp": peer}[name](options)
     for line in sys.stdin:
         print(json.dumps(answer(**json.loads(line))), file=out, flush=True)
 
@@ -136,7 +176,7 @@ class Engine:
         if not line:
             raise RuntimeError(f"{self.name} ended with {self._process.wait()}")
         found = json.loads(line)
-        return (len(found["tokens"]) - 1) / max(found["seconds"], 1e-9)
+        return (found["num_tokens"] - 1) / max(found["seconds"], 1e-9)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -167,7 +207,7 @@ def main() -> int:
     parser.add_argument("model", help="a GGUF file")
     parser.add_argument("--draft", help="a GGUF file of a small model with the same vocabulary")
     parser.add_argument("--octavo", metavar="PYTHON", default=sys.executable, help="a Python with octavo")
-    parser.add_argument("--llama-cpp", metavar="PYTHON", help="a Python with llama-cpp-python")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="a Python with llama-cpp-python or xllamacpp")
     parser.add_argument("--kind", action="append", help="only this kind of text; may be given several times")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=300, help="of each answer")
