@@ -174,6 +174,7 @@ class PyPendingStep {
                                            [&](const auto& copy) { return copy.value == pending_.result; });
         if (is_copied || needs_all_logits(batch, pending_.step.num_logits, *ranks->exchange)) {
             if (ranks->exchange->rank > 0) pending_.finale = nullptr;  // the first rank samples
+            task_.exchange = ranks->exchange;
             return;
         }
         parts_ = {task_,         program.values().at(ranks->part).cols, ranks->first, ranks->exchange,
@@ -198,8 +199,8 @@ class PyPendingStep {
         const int32_t rows = pending_.step.num_logits;
         sampling_.emplace(sampling, rows, value.cols);
         kernel_ = sampling_kernel(program.isa(), false);
-        task_ = {program.value_data(pending_.result),     0, rows, value.cols, sampling_->batch(),
-                 read_step_output(output_, errors_, rows)};
+        task_ = {program.value_data(pending_.result),      0,      rows, value.cols, sampling_->batch(),
+                 read_step_output(output_, errors_, rows), nullptr};
         for (int32_t r = 0; r < rows; ++r)
             if (task_.batch.rows[r].num_logprobs > task_.output.num_top)
                 throw nb::value_error("num_logprobs exceeds the columns of top_ids");

@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t MAGIC = 0x4f435456;  // "OCTV"
-constexpr int32_t MAX_RANKS = 64;       // all_reduce holds a pointer to each
+constexpr int32_t MAX_RANKS = Exchange::MAX_RANKS;
 constexpr int BEAT_MS = 100, NAP_MS = 20;
 constexpr size_t PAGE = 4096;
 

@@ -19,6 +19,8 @@ struct Exchange {
     uint64_t given_bytes;  // that this rank has written for the others so far
     bool (*barrier)(Exchange&);
     void* group;
+    static constexpr int32_t MAX_RANKS = 64;
+    int32_t columns[MAX_RANKS];  // of each rank in the values that AllGather has put together last
     __attribute__((always_inline)) char* half(int32_t of_rank, uint32_t at) const {
         return halves[at % 2 * static_cast<uint32_t>(size) + static_cast<uint32_t>(of_rank)];
     }

@@ -68,6 +68,8 @@ struct StepOutput {
     int32_t* errors;      // [R]; the ROW_* codes of sampling.py, for its raise_row_errors
 };
 
+struct Exchange;
+
 // Rows of one step, whose logits lie together.
 struct SamplingTask {
     const float* logits;  // [end_row - first_row, vocab], not changed
@@ -76,9 +78,8 @@ struct SamplingTask {
     int32_t vocab;
     SamplingBatch batch;
     StepOutput output;
+    const Exchange* exchange;  // of the ranks whose logits these are; null: of one
 };
-
-struct Exchange;
 
 // The same on one of several ranks, which have a part of the logits each. The first rank samples, from the best
 // candidates of each (sample_plan.h), and of rows for which these do not suffice from all logits.

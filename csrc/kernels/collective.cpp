@@ -19,7 +19,7 @@ inline void copy(float* to, const float* from, int64_t count, const Worker& work
 
 // out[i] = the sum over the ranks, in their order, of element begin + i; this rank's are at `own`.
 inline void add_ranks(const Exchange& e, uint32_t turn, int64_t begin, Range range, const float* own, float* out) {
-    const float* parts[64];
+    const float* parts[Exchange::MAX_RANKS];
     for (int32_t r = 0; r < e.size; ++r) parts[r] = r == e.rank ? own : numbers(e, r, turn) + begin;
     for (int64_t i = range.begin; i < range.end; i += 16) {
         const int n = range.end - i < 16 ? static_cast<int>(range.end - i) : 16;
@@ -75,6 +75,9 @@ void all_gather(const Args& args, const Step&, Worker& worker) {
         copy(numbers(e, e.rank, turn), x.data + at * x.cols, rows * x.cols, worker);
         if (!meet(e, turn, worker, sizeof(float) * rows * x.cols)) return;
         const Range mine = share(rows, worker);
+        if (worker.index == 0)
+            for (int32_t r = 0; r < e.size; ++r)
+                e.columns[r] = static_cast<int32_t>(*reinterpret_cast<const int64_t*>(e.half(r, turn - 1)));
         int64_t column = 0;
         for (int32_t r = 0; r < e.size; ++r) {
             const int64_t cols = *reinterpret_cast<const int64_t*>(e.half(r, turn - 1));

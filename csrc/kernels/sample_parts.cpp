@@ -200,6 +200,7 @@ inline void sample_open(const PartsTask& parts, const Piece& piece, PartBuffers&
     if (e.rank != 0) return;
     SamplingTask whole = task;
     whole.logits = parts.gathered;
+    whole.exchange = &e;
     for (int32_t row = piece.first + worker.index; row < piece.end; row += worker.count)
         if (parts.is_open[row]) task.output.errors[row] = sample_row(whole, row, buffers.row);
 }

@@ -48,6 +48,23 @@ inline bool ids_are_known(const SamplingBatch& b, int32_t row, int32_t vocab) {
            ids_in_range(b.bias_ids, b.bias_start[row], b.bias_start[row + 1], vocab);
 }
 
+// `mass_of` at temperature 1, summed as from the offers of ranks, so that a row's log-probabilities have the same bits
+// whether its logits were gathered or not. Changes the maxima that `raw` does not have.
+inline double whole_mass(const Logits& raw, const Exchange* exchange, RowBuffers& buffers) {
+    if (!exchange) return mass_of(raw, 1.0f, buffers);
+    float* const maxima = raw.panel_max == buffers.raw_max ? buffers.changed_max : buffers.raw_max;
+    double sum = 0;
+    for (int32_t rank = 0, begin = 0; rank < exchange->size; ++rank) {
+        Logits part{raw.data + begin, exchange->columns[rank], 0, 0, maxima};
+        if (part.size < 0 || part.size > raw.size - begin) break;  // another program's
+        scan(part);
+        const double own = mass_of(part, 1.0f, buffers);
+        if (own > 0) sum += own * __builtin_exp(static_cast<double>(part.max - raw.max) / 1.0f);
+        begin += part.size;
+    }
+    return sum;
+}
+
 inline RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& buffers) {
     const SamplingBatch& b = task.batch;
     const int32_t vocab = task.vocab;
@@ -73,8 +90,8 @@ inline RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& bu
     }
     if (!changes) token = b.rows[row].target < 0 ? choose(raw, b, row, buffers) : b.rows[row].target;
     if (reports)
-        report_logprobs(raw, nullptr, token, mass_of(raw, 1.0f, buffers), b.rows[row].num_logprobs, row, buffers,
-                        task.output);
+        report_logprobs(raw, nullptr, token, whole_mass(raw, task.exchange, buffers), b.rows[row].num_logprobs, row,
+                        buffers, task.output);
     return ROW_OK;
 }
 

@@ -28,7 +28,8 @@ void sample_batch(const std::string& isa, Array<float, 2> logits, nb::handle sam
     const int32_t vocab = static_cast<int32_t>(logits.shape(1));
     const SamplingArrays arrays(sampling, rows, vocab);
     const SamplingTask task{
-        logits.data(), 0, static_cast<int32_t>(rows), vocab, arrays.batch(), read_step_output(output, errors, rows)};
+        logits.data(), 0, static_cast<int32_t>(rows), vocab, arrays.batch(), read_step_output(output, errors, rows),
+        nullptr};
     const KernelFn kernel = find_kernel("sample", parse_isa(isa))->run;
     const size_t bytes = sampling_scratch_bytes(vocab);
     if (scratch && (scratch->shape(0) < bytes || reinterpret_cast<uintptr_t>(scratch->data()) % 64 != 0))
@@ -69,7 +70,8 @@ void sample_part(CollectiveGroup& group, const std::string& isa, Array<float, 2>
         throw std::invalid_argument("a row of logits is larger than the group's buffer");
     const SamplingArrays arrays(sampling, rows, vocab);
     const SamplingTask task{
-        logits.data(), 0, static_cast<int32_t>(rows), vocab, arrays.batch(), read_step_output(output, errors, rows)};
+        logits.data(), 0, static_cast<int32_t>(rows), vocab, arrays.batch(), read_step_output(output, errors, rows),
+        nullptr};
     const Isa level = parse_isa(isa);
     std::vector<float> gathered(rows * static_cast<size_t>(vocab));
     std::vector<uint8_t> is_open(rows);
