@@ -77,6 +77,25 @@ class LlamaCpp:
             tokens.append(self._run(tokens[-1:]))
         return Generated(first - start, time.perf_counter() - first, [tokens])
 
+    def adapted(self, prompts: list[list[int]], adapters: list[str], count: int) -> float:
+        """Seconds of the answers to prompts with an adapter each, one after another; all adapters are in memory."""
+        model, context = self._llama._model.model, self._llama._ctx.ctx
+        loaded = [llama_cpp.llama_adapter_lora_init(model, path.encode()) for path in adapters]
+        if not all(loaded):
+            raise RuntimeError(f"llama.cpp could not read {adapters}")
+        scales = (ctypes.c_float * 1)(1.0)
+        start = time.perf_counter()
+        for prompt, adapter in zip(prompts, loaded, strict=True):
+            one = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+            if llama_cpp.llama_set_adapters_lora(context, one, 1, scales):
+                raise RuntimeError("llama.cpp could not set an adapter")
+            self.decode(prompt, count)
+        seconds = time.perf_counter() - start
+        llama_cpp.llama_set_adapters_lora(context, None, 0, None)
+        for adapter in loaded:
+            llama_cpp.llama_adapter_lora_free(adapter)
+        return seconds
+
     def restored(self, prompt: list[int], path: str) -> float:
         """Seconds to the first token of a prompt, all but the last token of which a file has: read, and one step."""
         self._llama.reset()
