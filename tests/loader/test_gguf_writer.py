@@ -13,7 +13,7 @@ import pytest
 from gguf import GGUFReader
 
 from octavo.errors import ModelLoadError, ModelWriteError
-from octavo.loader.gguf import open_gguf
+from octavo.loader.gguf import MAX_PARTS, open_gguf
 from octavo.loader.gguf_writer import MetadataValue, OutputTensor, typed_metadata, write_gguf
 
 METADATA: dict[str, MetadataValue] = {
@@ -119,6 +119,35 @@ def test_a_wrong_tensor_is_refused_and_leaves_nothing(tmp_path: Path, tensor: Ou
 def test_a_value_that_the_format_lacks_is_refused_by_its_key(tmp_path: Path, value: MetadataValue) -> None:
     with pytest.raises(ModelWriteError, match=r"key 'some\.key' cannot be written"):
         write_gguf(tmp_path / "m.gguf", {"some.key": value}, [])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("alignment", [0, 4, 24, -32, "32"])
+def test_an_alignment_that_readers_cannot_follow_is_refused(tmp_path: Path, alignment: MetadataValue) -> None:
+    with pytest.raises(ModelWriteError, match=r"general\.alignment is .* a power of two of at least 8"):
+        write_gguf(tmp_path / "m.gguf", {"general.alignment": alignment}, some_tensors())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_is_written_once(tmp_path: Path) -> None:
+    with pytest.raises(ModelWriteError, match=r"tensor 'output_norm\.weight' appears twice"):
+        write_gguf(tmp_path / "m.gguf", {}, [*some_tensors(), some_tensors()[1]])
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_part_has_the_alignment(tmp_path: Path) -> None:
+    paths = write_gguf(tmp_path / "m.gguf", {"general.alignment": 64}, some_tensors(), max_part_bytes=64)
+    assert len(paths) > 1
+    for path in paths:
+        reader = GGUFReader(path)
+        assert (reader.alignment, reader.data_offset % 64) == (64, 0)
+        assert all(tensor.data_offset % 64 == 0 for tensor in reader.tensors)
+
+
+def test_as_many_parts_as_the_format_has_numbers_for(tmp_path: Path) -> None:
+    tensors = [OutputTensor(f"t{i}", "F32", (1,), lambda: [bytes(4)]) for i in range(MAX_PARTS + 1)]
+    with pytest.raises(ModelWriteError, match=f"parts of 4 bytes make {MAX_PARTS + 1} files; the limit is {MAX_PARTS}"):
+        write_gguf(tmp_path / "m.gguf", {}, tensors, max_part_bytes=4)
     assert not list(tmp_path.iterdir())
 
 

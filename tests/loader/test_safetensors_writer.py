@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from octavo.errors import ModelWriteError
-from octavo.loader.safetensors import INDEX_NAME, open_safetensors
+from octavo.loader.safetensors import INDEX_NAME, MAX_HEADER_BYTES, MAX_SHARDS, open_safetensors
 from octavo.loader.safetensors_writer import SafeTensor, write_model, write_safetensors
 
 ARRAYS = {
@@ -66,3 +66,17 @@ def test_a_tensor_of_the_wrong_size_leaves_no_file(tmp_path: Path) -> None:
 def test_a_name_that_appears_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelWriteError, match="appears twice"):
         write_safetensors(tmp_path / "m.safetensors", tensors()[:1] * 2)
+
+
+def test_a_header_that_readers_refuse_is_not_written(tmp_path: Path) -> None:
+    name = "a" * MAX_HEADER_BYTES
+    with pytest.raises(ModelWriteError, match=r"1 tensors take a header of [\d,]+ bytes, too long a one"):
+        write_safetensors(tmp_path / "m.safetensors", [SafeTensor(name, "U8", (1,), lambda: [bytes(1)])])
+    assert not list(tmp_path.iterdir())
+
+
+def test_as_many_shards_as_their_names_can_count(tmp_path: Path) -> None:
+    many = [SafeTensor(f"t{i}", "U8", (1,), lambda: [bytes(1)]) for i in range(MAX_SHARDS + 1)]
+    with pytest.raises(ModelWriteError, match=f"{MAX_SHARDS + 1} shards; the limit is {MAX_SHARDS}"):
+        write_model(tmp_path, many, max_shard_bytes=1)
+    assert not list(tmp_path.iterdir())
