@@ -26,7 +26,7 @@ from octavo.loader.generation_config import sampling_defaults
 from octavo.loader.gguf import open_gguf
 from octavo.loader.transforms import restored
 from octavo.models import known_architectures, load_architecture, weight_table
-from octavo.models._weights import OneRow, Ones, Permute, Split
+from octavo.models._weights import OneRow, Ones, Permute, Split, Transpose
 from octavo.tokenizer import load_tokenizer
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.support import converted_gguf
@@ -88,6 +88,11 @@ CASES = {
     "cohere2": "gpt-2",
     "exaone4": "gpt-2",
     "exaone4-window": "gpt-2",
+    "jamba": "gpt-2",
+    "jamba-dense": "gpt-2",
+    "mamba": "gpt-2",
+    "mamba-biased": "gpt-2",
+    "falcon-mamba": "gpt-2",
     "mamba2": "gpt-2",
     "mamba2-biased": "gpt-2",
     "nemotron-h": "gpt-2",
@@ -301,7 +306,7 @@ def test_every_declared_form_has_a_way_back() -> None:
         back = [
             t
             for t in transforms
-            if isinstance(t, Permute | Split | OneRow | Ones) or getattr(t, "rows", None) is not None
+            if isinstance(t, Permute | Split | OneRow | Ones | Transpose) or getattr(t, "rows", None) is not None
         ]
         assert all(t in back or t.only == "safetensors" or getattr(t, "is_old", False) for t in transforms), name
     with pytest.raises(ModelLoadError, match="have no way back"):

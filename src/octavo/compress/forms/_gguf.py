@@ -18,6 +18,9 @@ from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import base_frequencies, rope_section, yarn_mscale
 from octavo.models._sizes import EXPERT_COUNTS
+from octavo.models.mamba import Channels
+from octavo.models.mamba import Config as MambaConfig
+from octavo.models.mamba2 import Config as Mamba2Config
 
 Keys = dict[str, bool | int | float | str | NDArray[Any]]
 
@@ -117,6 +120,29 @@ def scan_keys(scan: ScanHeads, taps: int) -> Keys:
         "ssm.group_count": scan.num_groups,
         "ssm.inner_size": scan.num_heads * scan.head_dim,
         "ssm.time_step_rank": scan.num_heads,
+    }
+
+
+def channel_keys(channels: Channels, taps: int) -> Keys:
+    """The keys of Mamba 1. taps: of the convolution."""
+    return {
+        "ssm.conv_kernel": taps,
+        "ssm.inner_size": channels.inner,
+        "ssm.state_size": channels.state_dim,
+        "ssm.time_step_rank": channels.rank,
+    }
+
+
+def stateful_keys(cfg: Mamba2Config | MambaConfig) -> Keys:
+    """The keys of models that have state spaces alone."""
+    return {
+        "block_count": cfg.num_layers,
+        "context_length": cfg.max_position_embeddings,
+        "embedding_length": cfg.hidden_size,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": cfg.norm_eps,
+        "vocab_size": cfg.vocab_size,
     }
 
 
