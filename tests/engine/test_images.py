@@ -30,6 +30,7 @@ from octavo.engine.loading.memory_needs import memory_needs
 from octavo.engine.texts.placing import place_items
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.gguf import open_gguf
 from octavo.loader.vision import open_vision
 from octavo.media.processor import Picture
 from octavo.outputs import RequestOutput
@@ -385,6 +386,12 @@ def gguf_folder(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("gguf") / "qwen3_vl"
     shutil.copytree(folders["qwen3_vl"], folder)
     return tiny_vision.save_gguf(model("qwen3_vl"), folder, "qwen3_vl").parent
+
+
+def test_a_gguf_file_says_how_many_features_of_images_are_added(gguf_folder: Path) -> None:
+    """Without it llama.cpp takes the part that sees for another model's."""
+    with closing(open_gguf(gguf_folder / "text.gguf")) as file:
+        assert file.metadata["qwen3vl.n_deepstack_layers"] == 2
 
 
 def cut(path: Path) -> None:

@@ -283,6 +283,10 @@ def save_mmproj(model: PreTrainedModel, path: Path, name: str) -> None:
         "projection_dim": 64,
         "image_size": _side(getattr(vision, "image_size", 24)),
     }
+    width = getattr(vision, "intermediate_size", 0) or vision.embed_dim * vision.mlp_ratio
+    keys["feed_forward_length"] = width  # which llama.cpp reads, as it does the two below
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_bool("clip.use_gelu", True)
     for key, value in keys.items():
         writer.add_uint32(f"clip.vision.{key}", value)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)

@@ -46,7 +46,7 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
     text = text_section(text_part(reader))
     is_part = bool(text.prefix)
     name = form.name_of(checkpoint.config)
-    keys = form.keys(checkpoint.config, text)
+    keys = {**form.keys(checkpoint.config, text), **form.whole(reader)}
     weights = _weights(checkpoint, is_part=is_part)
     shapes = {name: source.shape for name, source in weights.items()}
     _check_config(checkpoint, _prefixed(name, keys), name, shapes)

@@ -6,7 +6,7 @@ Source: the GGUF specification, and the keys that llama.cpp reads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,12 @@ class GGUFForm:
 
     name: `general.architecture`, from a configuration if it decides. keys: from a configuration and the part of its
     config.json about text to the keys, without the prefix; the tensor of rotary factors is among them under its own
-    name. They are read back and compared.
+    name. They are read back and compared. whole: from the whole config.json to further keys.
     """
 
     name: str | Callable[[Any], str]
     keys: Callable[[Any, ConfigReader], Keys]
+    whole: Callable[[ConfigReader], Keys] = field(default=lambda _reader: {})
 
     def name_of(self, cfg: Any) -> str:
         """The name of a model with this configuration."""
@@ -78,6 +79,12 @@ def sectioned_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
     """The keys that decoders share, with the three sections of a rotary embedding for images and an empty fourth."""
     sections = rope_section(reader).counts("mrope_section", 3)
     return {**decoder_keys(cfg, reader), "rope.dimension_sections": np.array([*sections, 0], np.int32)}
+
+
+def deepstack_keys(reader: ConfigReader) -> Keys:
+    """The number of layers behind which features of an image are added, without which llama.cpp takes no images."""
+    layers = reader.section("vision_config").values.get("vision_config.deepstack_visual_indexes")
+    return {"n_deepstack_layers": len(layers)} if isinstance(layers, list) else {}
 
 
 def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:

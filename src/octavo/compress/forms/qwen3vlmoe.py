@@ -1,5 +1,5 @@
 """Qwen 3 VL with experts, text, as a GGUF file."""
 
-from octavo.compress.forms._gguf import GGUFForm, sectioned_keys
+from octavo.compress.forms._gguf import GGUFForm, deepstack_keys, sectioned_keys
 
-GGUF = GGUFForm("qwen3vlmoe", sectioned_keys)
+GGUF = GGUFForm("qwen3vlmoe", sectioned_keys, deepstack_keys)
