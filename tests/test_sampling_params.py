@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import math
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -274,3 +275,17 @@ def test_a_changed_copy_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) ->
     assert (beams.sampling.max_tokens, beams.sampling.is_greedy) == (7, True)
     with pytest.raises(TypeError, match="no fields"):
         changed(params, temprature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "advice"),
+    [
+        (SamplingParams, "temprature", "did you mean temperature?"),
+        (SamplingParams, "max_new_tokens", "use max_tokens"),
+        (BeamSearchParams, "beam_widht", "did you mean beam_width?"),
+        (StructuredOutputsParams, "zebra", "the options are json, regex"),
+    ],
+)
+def test_an_unknown_argument_gets_advice(kind: type[Any], name: str, advice: str) -> None:
+    with pytest.raises(TypeError, match=f"{kind.__name__} has no '{name}'; {re.escape(advice)}"):
+        kind(**{name: 1})

@@ -32,6 +32,7 @@ LEAVES = {
     "prompt",
     "generation_request",
     "lora_request",
+    "unknown_options",
     "__version__",
 }
 # room -> rooms it may import, beside itself and the leaves.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         OctavoError,
         UsageError,
     )
-    from octavo.generation_request import TextPrompt, TokensPrompt
+    from octavo.generation_request import PoolingParams, TextPrompt, TokensPrompt
     from octavo.llm import LLM
     from octavo.lora_request import LoRARequest
     from octavo.outputs import (
@@ -59,6 +59,7 @@ __all__ = [
     "ModelLoadError",
     "NumericalError",
     "OctavoError",
+    "PoolingParams",
     "Prompt",
     "RejectedPromptsError",
     "RequestMetrics",

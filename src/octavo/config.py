@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from octavo.errors import UsageError
 from octavo.speculative_config import SpeculationMode, SpeculativeConfig
+from octavo.unknown_options import advice_on
 
 KVDtype = Literal["float16", "int8", "fp8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
@@ -315,9 +315,7 @@ class EngineConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]}?" if near else f"; the options are {', '.join(known)}"
-                raise UsageError(f"there is no option {name!r}{hint}")
+                raise UsageError(f"there is no option {name!r}; {advice_on(name, known)}")
         return cls(model=model, **options)
 
 

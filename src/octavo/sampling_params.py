@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar, get_origin
 
 from octavo.errors import UsageError
+from octavo.unknown_options import advises
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -83,6 +84,7 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = "final_only"
 
 
+@advises
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """A constraint on the text of an answer; exactly one of these, with vLLM's names.
@@ -112,6 +114,7 @@ class StructuredOutputsParams:
             raise _refusal(f"structured_outputs.{given[0]}", "is empty", "invalid_grammar")
 
 
+@advises
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """The sampling of one request. Every field is checked; an invalid one raises `UsageError`.
@@ -215,6 +218,7 @@ class SamplingParams:
         return self.temperature < GREEDY_TEMPERATURE
 
 
+@advises
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """Beam search: the `beam_width` best sequences by log-probability / length ** length_penalty.

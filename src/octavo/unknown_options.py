@@ -1,0 +1,65 @@
+"""Advice on an argument that does not exist: the nearest one, or ours for one of another library."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+# Arguments of vLLM's and llama-cpp-python's classes.
+_OF_OTHERS = {
+    "gpu_memory_utilization": "gpu_memory takes the same fraction, or a size such as '20GiB'",
+    "swap_space": "host_cache_memory keeps evicted blocks in main memory",
+    "cpu_offload_gb": "gpu_layers sets how many layers the GPU computes",
+    "trust_remote_code": "leave it out, Octavo runs no code from models",
+    "load_format": "leave it out, Octavo recognizes the format",
+    "tokenizer_mode": "leave it out",
+    "enforce_eager": "leave it out",
+    "kv_cache_dtype": "use kv_dtype",
+    "model_path": "pass the model as the first argument",
+    "n_ctx": "use max_model_len",
+    "n_batch": "use max_num_batched_tokens",
+    "n_threads": "use num_threads",
+    "n_gpu_layers": "use gpu_layers",
+    "logits_all": "leave it out, SamplingParams(prompt_logprobs=0) returns them",
+    "embedding": "leave it out",
+    "verbose": "leave it out",
+    "best_of": "use n",
+    "use_beam_search": "use LLM.beam_search",
+    "truncate_prompt_tokens": "shorten the prompt yourself",
+    "guided_decoding": "use structured_outputs",
+    "repeat_penalty": "use repetition_penalty",
+    "max_new_tokens": "use max_tokens",
+    "do_sample": "use temperature, which is greedy at 0",
+}
+
+_Class = TypeVar("_Class", bound=type[Any])
+
+
+def advice_on(name: str, known: Sequence[str]) -> str:
+    """The rest of an error about an unknown argument."""
+    if name in _OF_OTHERS:
+        return _OF_OTHERS[name]
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
+
+
+def advises(cls: _Class) -> _Class:
+    """Has the constructor of a dataclass give advice on unknown arguments, in its TypeError."""
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def constructor(self: Any, *args: Any, **values: Any) -> None:
+        try:
+            construct(self, *args, **values)
+        except TypeError:
+            known = [field.name for field in fields(cls)]
+            for name in values:
+                if name not in known:
+                    raise TypeError(f"{cls.__name__} has no {name!r}; {advice_on(name, known)}") from None
+            raise
+
+    cls.__init__ = constructor
+    return cls
