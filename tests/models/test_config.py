@@ -71,8 +71,8 @@ def test_architectures_are_found_by_file_and_alias() -> None:
     assert {"llama", "mistral", "qwen2", "qwen3", "gemma3", "gemma3_text"} <= set(known)
     assert known["ministral3"] == "mistral"
     assert load_architecture("gemma3_text").__name__ == "octavo.models.gemma3"
-    with pytest.raises(ModelLoadError, match=r"'mamba' is not supported \(docs/models\.md"):
-        load_architecture("mamba")
+    with pytest.raises(ModelLoadError, match=r"'rwkv4' is not supported \(docs/models\.md"):
+        load_architecture("rwkv4")
 
 
 def test_names_and_variants_are_those_that_the_modules_declare() -> None:
