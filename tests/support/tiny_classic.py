@@ -156,7 +156,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(getattr(config, positions))
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(4 * config.hidden_size)
+    widths = [getattr(config, key, None) for key in ("n_inner", "intermediate_size", "ffn_hidden_size")]
+    writer.add_feed_forward_length(next((width for width in widths if width), 4 * config.hidden_size))
     writer.add_head_count(heads)
     writer.add_layer_norm_eps(getattr(config, "layer_norm_epsilon", None) or config.layer_norm_eps)
     if kind == "falcon":

@@ -169,6 +169,10 @@ def add_metadata(writer: gguf.GGUFWriter, architecture: str, config: PreTrainedC
         heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
         writer.add_head_count_kv(heads)
     if architecture == "granitehybrid":
+        if config.num_local_experts == 0:
+            writer.add_feed_forward_length(config.shared_intermediate_size)
+        else:
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
         writer.add_ssm_conv_kernel(config.mamba_d_conv)
         writer.add_ssm_state_size(config.mamba_d_state)
         writer.add_ssm_group_count(config.mamba_n_groups)

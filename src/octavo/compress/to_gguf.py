@@ -29,6 +29,8 @@ from octavo.tokenizer.gguf_export import gguf_tokenizer
 
 logger = logging.getLogger(__name__)
 
+# Of names in GGUF files that tables of weights have beside names in checkpoints.
+_GGUF_PREFIXES = ("blk.", "position_embd", "token_embd", "per_layer_", "altup_")
 _TOLERANCE = 1e-6  # relative: GGUF files have float32 numbers
 
 
@@ -58,7 +60,7 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
         **_sampling(checkpoint),
         **gguf_tokenizer(path.parent, shapes["embed_tokens.weight"][0]),
     }
-    return metadata, _factors(keys) | tensors_in_gguf(checkpoint, name, weights)
+    return metadata, _factors(keys) | tensors_in_gguf(checkpoint, name, weights, form.stems_of(checkpoint.config))
 
 
 def _model_name(path: Path) -> str:
@@ -72,13 +74,17 @@ def _prefixed(name: str, keys: Keys) -> Keys:
 
 
 def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
-    """Those of the model. is_part: of one that also sees or hears; those of its graph, which reads text, are taken."""
+    """Those of the model. is_part: of one that also sees or hears; those of its layers that read text are taken.
+
+    Some of these no graph uses: Gemma 3n has keys and values in layers that share others', and llama.cpp asks for them.
+    """
     found = {name: checkpoint.weights.info(name) for name in checkpoint.weights}
     further = [name for name in found if is_part or _is_further(name, checkpoint.config.num_layers)]
     if further:
         graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
         used = {parameter.name for parameter in graph.parameters}
-        if left_out := [name for name in further if name not in used]:
+        last = checkpoint.config.num_layers
+        if left_out := [name for name in further if name not in used and not _is_of_layer(name, last)]:
             shown, kind = ", ".join(left_out[:3]), "do not read text" if is_part else "predict further tokens"
             logger.info("%s: %d tensors that %s are left out: %s", checkpoint.path, len(left_out), kind, shown)
         found = {name: source for name, source in found.items() if name not in left_out}
@@ -91,16 +97,27 @@ def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
     return found
 
 
+def _is_of_layer(name: str, num_layers: int) -> bool:
+    stem = TensorName.parse(name)
+    return stem.stem.startswith("layers.*.") and stem.numbers[0] < num_layers
+
+
 def _is_further(name: str, num_layers: int) -> bool:
     """True for tensors that predict further tokens: of layers after the last, or under a name of their own."""
     stem = TensorName.parse(name)
     return stem.stem.startswith("mtp") or (stem.stem.startswith("layers.*.") and stem.numbers[0] >= num_layers)
 
 
-def tensors_in_gguf(checkpoint: Checkpoint, name: str, weights: Mapping[str, Source]) -> dict[str, Source]:
-    """The tensors by GGUF name: the embedding, the layers, and what comes after them. name: the architecture there."""
+def tensors_in_gguf(
+    checkpoint: Checkpoint, name: str, weights: Mapping[str, Source], own: Mapping[str, str] | None = None
+) -> dict[str, Source]:
+    """The tensors by GGUF name: the embedding, the layers, and what comes after them.
+
+    name: the architecture there. own: stems of the graph -> stems of this model's file, where its table has several.
+    """
     table = weight_table(load_architecture(name))
-    stems = {stem: known for known, stem in {**GGUF_STEMS, **table.names}.items() if _is_gguf_stem(known)}
+    known = {**GGUF_STEMS, **table.names}
+    stems = {stem: name for name, stem in known.items() if _is_gguf_stem(name)} | dict(own or {})
     found = {}
     for name, source in restored(weights, table.transforms, checkpoint.config).items():
         if (new := renamed(name, stems)) is None:
@@ -117,7 +134,7 @@ def _float_vector(source: Source) -> Source:
 
 
 def _is_gguf_stem(name: str) -> bool:
-    return name.startswith(("blk.", "position_embd")) or name in GGUF_STEMS
+    return name.startswith(_GGUF_PREFIXES) or name in GGUF_STEMS
 
 
 def _order(name: str) -> tuple[float, str]:

@@ -80,6 +80,8 @@ def restored(
 
 def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
     chosen = {name: source for name, source in found.items() if name.stem == transform.stem}
+    if getattr(transform, "one_way", False):
+        return found
     match transform:
         case Permute():
             order = np.argsort(transform.order(config))
@@ -91,9 +93,9 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
         case Transpose():
             return _turned_back(found, transform)
         case Split():
-            return _rejoined(found, transform)
+            return _rejoined(found, transform) if transform.rows(config) else found
         case Stack():
-            return found if transform.is_old else _unstacked(found, transform)
+            return _unstacked(found, transform)
         case Ones():
             return {name: source for name, source in found.items() if name.stem != transform.whole}
         case Flatten(rows=rows) if rows is not None:

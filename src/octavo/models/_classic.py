@@ -190,12 +190,14 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> tuple[float, ...]:
     return tuple(2.0 ** (-max_bias * exponent / (2 * n)) for exponent in exponents)
 
 
-def split_qkv(*, fused: Literal["apart", "by_head"], gguf: bool = True) -> tuple[Permute | Split, ...]:
+def split_qkv(
+    *, fused: Literal["apart", "by_head"], gguf: bool = True, one_way: bool = False
+) -> tuple[Permute | Split, ...]:
     """The transforms of a fused q, k and v. by_head: the rows of a kv head lie together in safetensors files: its
-    queries, its key, its value."""
+    queries, its key, its value. one_way: as in `Split`."""
     stem = "layers.*.self_attn.qkv_proj"
     parts = tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv")
-    split = Split(stem, parts, lambda cfg: cfg.attention_params(0).widths, None if gguf else "safetensors")
+    split = Split(stem, parts, lambda cfg: cfg.attention_params(0).widths, None if gguf else "safetensors", one_way)
     return (split,) if fused == "apart" else (Permute(stem, _heads_apart, "safetensors"), split)
 
 

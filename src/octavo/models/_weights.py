@@ -22,11 +22,13 @@ class Permute:
     """Puts the output rows of weight and bias in another order. A table of biases, one row an expert, counts as biases.
 
     order: from a configuration to the stored row of each row, [out_features]. only: the files that need it.
+    one_way: only some files need it, so the way back leaves the rows.
     """
 
     stem: str
     order: Callable[[Any], NDArray[np.intp]]
     only: FileFormat | None = None
+    one_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +36,27 @@ class Split:
     """Cuts a fused weight, with its bias or table of biases, into parts by output rows.
 
     parts: their stems, in the order of the rows. rows: from a configuration to the rows of each part; none: the file
-    has the parts already.
+    has the parts already. one_way: only some files have them joined, so the way back leaves the parts.
     """
 
     stem: str
     parts: tuple[str, ...]
     rows: Callable[[Any], tuple[int, ...]]
     only: FileFormat | None = None
+    one_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
     """Joins tensors that differ in the last `*` of their stem, the expert, to one: [experts, out, in].
 
-    is_old: only older files have them apart, so the way back leaves the whole.
+    one_way: only some files have them apart, so the way back leaves the whole.
     """
 
     stem: str
     whole: str
     only: FileFormat | None = None
-    is_old: bool = False
+    one_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Heads:
     """Cuts a matrix into those of its heads, one below the other: [heads, out, in].
 
     heads: from a configuration to their number. transposed: each becomes [in, out]; quantized numbers become float32.
+    one_way: only some files have one matrix, so the way back leaves those of the heads.
     """
 
     stem: str
@@ -68,6 +72,7 @@ class Heads:
     heads: Callable[[Any], int]
     transposed: bool = False
     only: FileFormat | None = None
+    one_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +244,10 @@ def rotary_pairs(only: FileFormat | None = None, *, norms: bool = False) -> tupl
     )
 
 
-def stacked_experts(only: FileFormat = "safetensors", *, is_old: bool = False) -> tuple[Transform, ...]:
+def stacked_experts(only: FileFormat = "safetensors", *, one_way: bool = False) -> tuple[Transform, ...]:
     """One tensor per expert in safetensors files; GGUF files have had them stacked since April 2024."""
     return tuple(
-        Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", only, is_old)
+        Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", only, one_way)
         for part in ("gate", "up", "down")
     )
 

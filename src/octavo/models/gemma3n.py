@@ -49,7 +49,7 @@ WEIGHTS = WeightTable(
 )
 
 # Values that published files leave out.
-_DEFAULTS: dict[str, object] = {
+DEFAULTS: dict[str, object] = {
     "vocab_size": 262_400,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
@@ -95,7 +95,7 @@ class Config(_per_layer.Config):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        reader = _per_layer.text_section(reader, _DEFAULTS)
+        reader = _per_layer.text_section(reader, DEFAULTS)
         reader = _per_layer.with_widest_mlp(reader, "intermediate_size", "num_hidden_layers")
         windows = windows_from_hf(reader, _PATTERN, 512)
         plain = cls.read_hf(

@@ -21,6 +21,7 @@ from octavo.models._weights import Permute, Split, Transpose, WeightTable
 
 ALIASES = ("gpt-oss",)
 
+PATTERN = 2  # every second layer has no window
 _ALPHA = 1.702  # of quick_gelu
 _EXPERTS = "layers.*.mlp.experts."
 _GATE_UP = _EXPERTS + "gate_up_proj"
@@ -64,7 +65,7 @@ class Config(DecoderConfig):
 def _alternate(reader: ConfigReader, num_layers: int, window: int) -> Windows:
     if reader.has("layer_types"):
         return windows_of_types(reader, num_layers, window)
-    return windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, 2, window)
+    return windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, PATTERN, window)
 
 
 def _gate_then_up(cfg: Config) -> NDArray[np.intp]:
@@ -84,13 +85,14 @@ WEIGHTS = WeightTable(
         _EXPERTS + "down_proj_bias": _EXPERTS + "down_proj.bias",
     },
     transforms=(
-        Transpose(_EXPERTS + "gate_up_columns", whole=_GATE_UP),
-        Transpose(_EXPERTS + "down_columns", whole=_EXPERTS + "down_proj"),
-        Permute(_GATE_UP, _gate_then_up),
+        Transpose(_EXPERTS + "gate_up_columns", "safetensors", whole=_GATE_UP),
+        Transpose(_EXPERTS + "down_columns", "safetensors", whole=_EXPERTS + "down_proj"),
+        Permute(_GATE_UP, _gate_then_up, "safetensors"),
         Split(
             _GATE_UP,
             (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"),
             lambda c: (c.mlp.intermediate_size,) * 2,
+            "safetensors",
         ),
     ),
 )

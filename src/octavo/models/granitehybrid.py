@@ -27,15 +27,13 @@ from octavo.models._weights import Split, WeightTable, rotary_pairs
 
 ALIASES = ("granitemoehybrid",)
 
-_EXPERTS, _SHARED = "layers.*.mlp.experts.", "layers.*.shared_mlp."
+_EXPERTS, SHARED = "layers.*.mlp.experts.", "layers.*.shared_mlp."
 _NAMES = {
     **mamba_names(),
     # GGUF; without experts the shared MLP has the names of a plain one
-    **{
-        f"blk.*.ffn_{part}{kind}": f"{_SHARED}{part}_proj" for part in ("gate", "up", "down") for kind in ("", "_shexp")
-    },
+    **{f"blk.*.ffn_{part}{kind}": f"{SHARED}{part}_proj" for part in ("gate", "up", "down") for kind in ("", "_shexp")},
     # safetensors
-    _SHARED + "output_linear": _SHARED + "down_proj",
+    SHARED + "output_linear": SHARED + "down_proj",
     "layers.*.block_sparse_moe.router.layer": "layers.*.mlp.gate",
     "layers.*.block_sparse_moe.input_linear": _EXPERTS + "input_linear",
     "layers.*.block_sparse_moe.output_linear": _EXPERTS + "down_proj",
@@ -45,8 +43,8 @@ WEIGHTS = WeightTable(
     transforms=(
         *rotary_pairs("gguf"),
         Split(
-            _SHARED + "input_linear",
-            (_SHARED + "gate_proj", _SHARED + "up_proj"),
+            SHARED + "input_linear",
+            (SHARED + "gate_proj", SHARED + "up_proj"),
             lambda c: (c.shared_size,) * 2,
             only="safetensors",
         ),
@@ -76,8 +74,10 @@ class Config(granite.Config):
             mlp=MLPConfig.from_gguf(reader, experts_from_gguf(reader, normalize=True)),
         )
         rotates = reader.flag("rope.scaling.finetuned", True)  # the converter's name for it
+        shared = "feed_forward_length" if config.mlp.experts is None else "expert_shared_feed_forward_length"
         return replace(
             granite.scaled_gguf(config, reader),
+            shared_size=reader.integer(shared, 0, low=0, high=MAX_WIDTH),
             rope=replace(config.rope, rotates=(rotates,) * config.num_layers),
             scan=scan_from_gguf(reader),
         )
@@ -93,15 +93,18 @@ class Config(granite.Config):
         if positions not in (None, "rope", "nope"):
             raise reader.error("position_embedding_type", positions, "must be rope, nope or null")
         has_experts = reader.integer("num_local_experts", 8, low=0) > 0
+        shared = reader.integer("shared_intermediate_size", 1024, high=MAX_WIDTH)
+        mlp = MLPConfig.from_hf(reader, experts_from_hf(reader, normalize=True) if has_experts else None)
         config = cls.read_hf(
             reader,
             attention=AttentionConfig(same_windows(reader)),
             rope=replace(hf_rope(reader), rotates=(positions == "rope",) * num_layers),
-            mlp=MLPConfig.from_hf(reader, experts_from_hf(reader, normalize=True) if has_experts else None),
+            # Without experts there is the shared MLP alone.
+            mlp=mlp if has_experts else replace(mlp, intermediate_size=shared),
         )
         return replace(
             granite.scaled_hf(config, reader),
-            shared_size=reader.integer("shared_intermediate_size", 1024, high=MAX_WIDTH),
+            shared_size=shared,
             scan=scan_from_hf(reader),
         )
 

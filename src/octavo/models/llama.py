@@ -17,7 +17,7 @@ from octavo.models._weights import WeightTable, rotary_pairs, stacked_experts
 
 ALIASES = ("internlm3",)
 # The converter to GGUF permutes q and k so that the two columns of a rotated pair lie side by side.
-WEIGHTS = WeightTable(transforms=(*rotary_pairs("gguf"), *stacked_experts("gguf", is_old=True)))
+WEIGHTS = WeightTable(transforms=(*rotary_pairs("gguf"), *stacked_experts("gguf", one_way=True)))
 
 # From a graph, the normed input [TOKENS, hidden], the configuration and the layer's number to [TOKENS, hidden].
 LayerPart = Callable[[Graph, Value, Any, int], Value]

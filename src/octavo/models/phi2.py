@@ -18,7 +18,7 @@ WEIGHTS = WeightTable(
         "layers.*.mlp.fc2": "layers.*.mlp.down_proj",
         "final_layernorm": "norm",
     },
-    transforms=split_qkv(fused="apart"),  # of older GGUF files
+    transforms=split_qkv(fused="apart", one_way=True),  # of older GGUF files
 )
 
 

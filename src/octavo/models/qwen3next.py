@@ -160,9 +160,10 @@ WEIGHTS = WeightTable(
             _EXPERTS + "gate_up_proj",
             (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"),
             lambda c: (c.mlp.intermediate_size,) * 2,
+            one_way=True,
         ),
-        Permute(_DELTA + "in_proj_qkvz", _qkvz_order),
-        Split(_DELTA + "in_proj_qkvz", (_DELTA + "in_proj_qkv", _DELTA + "in_proj_z"), _qkvz_parts),
+        Permute(_DELTA + "in_proj_qkvz", _qkvz_order, one_way=True),
+        Split(_DELTA + "in_proj_qkvz", (_DELTA + "in_proj_qkv", _DELTA + "in_proj_z"), _qkvz_parts, one_way=True),
         Permute(_DELTA + "in_proj_ba", _ba_order),
         Split(
             _DELTA + "in_proj_ba", (_DELTA + "in_proj_b", _DELTA + "in_proj_a"), lambda c: (c.delta.num_v_heads,) * 2
@@ -173,7 +174,7 @@ WEIGHTS = WeightTable(
             (_ATTENTION + "q_proj", _ATTENTION + "gate_proj"),
             lambda c: (c.num_heads * c.head_dim,) * 2,
         ),
-        Flatten(_DELTA + "conv1d"),
+        Flatten(_DELTA + "conv1d", rows=lambda c: _qkvz_parts(c)[0]),
         NegativeExp(_DELTA + "decay", "safetensors"),
         *(Fold(stem, 1.0, "safetensors") for stem in _NORMS),
     ),

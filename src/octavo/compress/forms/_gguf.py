@@ -5,7 +5,7 @@ Source: the GGUF specification, and the keys that llama.cpp reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
+from octavo.graph.ops.attention import RopeParams
 from octavo.graph.ops.recurrence import ScanHeads
+from octavo.models._classic import ClassicConfig
 from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import base_frequencies, rope_section, yarn_mscale
@@ -21,6 +23,9 @@ from octavo.models._sizes import EXPERT_COUNTS
 from octavo.models.mamba import Channels
 from octavo.models.mamba import Config as MambaConfig
 from octavo.models.mamba2 import Config as Mamba2Config
+
+# The MLP's width in config.json of the models of `_classic`; four times the hidden size if it has none of them.
+_WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size")
 
 Keys = dict[str, bool | int | float | str | NDArray[Any]]
 
@@ -31,16 +36,22 @@ class GGUFForm:
 
     name: `general.architecture`, from a configuration if it decides. keys: from a configuration and the part of its
     config.json about text to the keys, without the prefix; the tensor of rotary factors is among them under its own
-    name. They are read back and compared. whole: from the whole config.json to further keys.
+    name. They are read back and compared. whole: from the whole config.json to further keys. stems: from a
+    configuration to stems of the graph and those of its files, for parts of which the table of weights has several.
     """
 
     name: str | Callable[[Any], str]
     keys: Callable[[Any, ConfigReader], Keys]
     whole: Callable[[ConfigReader], Keys] = field(default=lambda _reader: {})
+    stems: Callable[[Any], Mapping[str, str]] | None = None
 
     def name_of(self, cfg: Any) -> str:
         """The name of a model with this configuration."""
         return self.name if isinstance(self.name, str) else self.name(cfg)
+
+    def stems_of(self, cfg: Any) -> Mapping[str, str]:
+        """`stems` of a model with this configuration."""
+        return {} if self.stems is None else self.stems(cfg)
 
 
 def decoder_keys(
@@ -67,7 +78,27 @@ def decoder_keys(
     if len(set(cfg.attention.windows)) == 1 and (window := cfg.attention.windows[0]) is not None:
         keys["attention.sliding_window"] = window
     keys |= _expert_keys(cfg, reader)
-    return keys | _rope_keys(cfg, rope or rope_section(reader), reader.number("rope_theta", theta, low=1.0))
+    theta = reader.number("rope_theta", theta, low=1.0)
+    return keys | rope_keys(cfg.rope.params, cfg.max_position_embeddings, rope or rope_section(reader), theta)
+
+
+def classic_keys(cfg: ClassicConfig, reader: ConfigReader) -> Keys:
+    """The keys of a model of `_classic`, with those of its rotary embedding if it has one."""
+    width = next((key for key in _WIDTHS if reader.has(key)), None)
+    keys: Keys = {
+        "block_count": cfg.num_layers,
+        "context_length": cfg.max_position_embeddings,
+        "embedding_length": cfg.hidden_size,
+        "feed_forward_length": 4 * cfg.hidden_size if width is None else reader.integer(width),
+        "attention.head_count": cfg.num_heads,
+        "attention.layer_norm_epsilon": cfg.norm_eps,
+    }
+    if cfg.num_kv_heads != cfg.num_heads:
+        keys["attention.head_count_kv"] = cfg.num_kv_heads
+    if cfg.rope is None:
+        return keys
+    theta = reader.number("rotary_emb_base" if reader.has("rotary_emb_base") else "rope_theta", 10000.0, low=1.0)
+    return keys | rope_keys(cfg.rope, cfg.max_position_embeddings, rope_section(reader), theta)
 
 
 def layer_norm_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
@@ -164,28 +195,32 @@ def gguf_pattern(cfg: DecoderConfig, pattern: int) -> Keys:
     return keys
 
 
-def _rope_keys(cfg: DecoderConfig, section: ConfigReader, theta: float) -> Keys:
-    """The rotary embedding. A kind without keys of its own is found when the keys are read back."""
+def rope_keys(params: RopeParams, positions: int, section: ConfigReader, theta: float) -> Keys:
+    """The rotary embedding. A kind without keys of its own is found when the keys are read back.
+
+    positions: the context length in tokens. section, theta: as in `hf_rope`.
+    """
+    rotary_dim = 2 * len(params.frequencies)
     theta = section.number("rope_theta", theta, low=1.0)
     kind = section.text("rope_type", section.text("type", "default"))
-    keys: Keys = {"rope.freq_base": theta, "rope.dimension_count": cfg.rope.rotary_dim}
+    keys: Keys = {"rope.freq_base": theta, "rope.dimension_count": rotary_dim}
     if kind == "llama3":
-        divisors = base_frequencies(cfg.rope.rotary_dim, theta) / np.array(cfg.rope.params.frequencies)
+        divisors = base_frequencies(rotary_dim, theta) / np.array(params.frequencies)
         keys["rope_freqs.weight"] = divisors.astype(np.float32)
     if kind in ("longrope", "su"):
-        original = section.integer("original_max_position_embeddings", cfg.max_position_embeddings)
+        original = section.integer("original_max_position_embeddings", positions)
         keys |= {
             "rope.scaling.original_context_length": original,
-            "rope.scaling.attn_factor": cfg.rope.params.attention_factor,
+            "rope.scaling.attn_factor": params.attention_factor,
         }
         for name in ("long", "short"):
-            factors = section.numbers(f"{name}_factor", cfg.rope.rotary_dim // 2, low=0.0, high=float("inf"))
+            factors = section.numbers(f"{name}_factor", rotary_dim // 2, low=0.0, high=float("inf"))
             keys[f"rope_factors_{name}.weight"] = np.array(factors, np.float32)
     if kind == "linear":
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": section.number("factor")}
     if kind == "yarn":
-        original = section.integer("original_max_position_embeddings", cfg.max_position_embeddings)
-        factor = section.number("factor", cfg.max_position_embeddings / original)
+        original = section.integer("original_max_position_embeddings", positions)
+        factor = section.number("factor", positions / original)
         keys |= {
             "rope.scaling.type": kind,
             "rope.scaling.factor": factor,
@@ -193,6 +228,6 @@ def _rope_keys(cfg: DecoderConfig, section: ConfigReader, theta: float) -> Keys:
         }
         turns = (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"))
         keys |= {f"rope.scaling.{key}": section.number(name) for name, key in turns if section.has(name)}
-        if (extra := cfg.rope.params.attention_factor / yarn_mscale(factor, 1.0)) != 1.0:
+        if (extra := params.attention_factor / yarn_mscale(factor, 1.0)) != 1.0:
             keys["rope.scaling.attn_factor"] = extra
     return keys

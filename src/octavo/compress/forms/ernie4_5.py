@@ -14,11 +14,14 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
     for key, value in (("moe_layer_interval", 1), ("moe_layer_end_index", cfg.num_layers - 1)):
         if (found := reader.values.get(reader.prefix + key, value)) not in (value, -1):
             raise reader.error(key, found, f"must be {value} in a GGUF file")
+    shared = reader.integer("moe_num_shared_experts", 2, low=0)
+    if shared:
+        keys["expert_shared_feed_forward_length"] = shared * reader.integer("moe_intermediate_size")
     return {
         **keys,
         "interleave_moe_layer_step": 1,
         "leading_dense_block_count": reader.integer("moe_layer_start_index", 1, low=0),
-        "expert_shared_count": reader.integer("moe_num_shared_experts", 2, low=0),
+        "expert_shared_count": shared,
     }
 
 

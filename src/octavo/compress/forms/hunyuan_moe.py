@@ -9,7 +9,9 @@ from octavo.models.hunyuan_moe import Config
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    return {**hunyuan_keys(cfg, reader), "expert_shared_feed_forward_length": cfg.mlp.intermediate_size}
+    width = cfg.mlp.intermediate_size
+    lengths = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
+    return {**hunyuan_keys(cfg, reader), **dict.fromkeys(lengths, width)}
 
 
 GGUF = GGUFForm("hunyuan-moe", _keys)

@@ -18,6 +18,7 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
     keys = {
         **shared_keys(cfg, reader),
         **scan_keys(cfg.scan, reader.integer("conv_kernel", 4)),
+        "attention.layer_norm_epsilon": cfg.norm_eps,  # llama.cpp asks for both
         "attention.head_count_kv": np.array([cfg.num_kv_heads * (kind == "*") for kind in kinds], np.int32),
         "feed_forward_length": np.array([cfg.mlp.intermediate_size * (kind == wide) for kind in kinds], np.int32),
     }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.compress.forms._gguf import GGUFForm, Keys
-from octavo.compress.forms.gpt2 import classic_keys
+from octavo.compress.forms._gguf import GGUFForm, Keys, classic_keys
 from octavo.models._classic import ClassicConfig
 from octavo.models._reading import ConfigReader
 

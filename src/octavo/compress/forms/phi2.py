@@ -1,0 +1,7 @@
+"""Phi 1, 1.5 and 2 as a GGUF file."""
+
+from __future__ import annotations
+
+from octavo.compress.forms._gguf import GGUFForm, classic_keys
+
+GGUF = GGUFForm("phi2", classic_keys)

@@ -1,0 +1,137 @@
+"""GGUF files of `octavo convert` in llama.cpp itself, through the server of xllamacpp: its logits and tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from tests.compress import test_convert
+from tests.models.test_parity import TOKENS, logits_of
+from tests.support.tiny_models import tiny_model
+
+llama = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed", exc_type=ImportError)
+pytestmark = pytest.mark.slow
+
+EXACT, WITH_TABLES = 2e-5, 1e-3  # relative to the largest logit; llama.cpp takes GELU from a table of float16 numbers
+AMPLIFIED = 5e-3  # the same after the sparse gates of thirty layers
+GEMMA3N_WIDTH = 96
+LENGTHS = (1, 7, len(TOKENS))  # of the prompts
+
+_LOCAL_AND_GLOBAL = (["sliding_attention"] * 4 + ["full_attention"]) * 6
+# llama.cpp knows some sizes and numbers of layers only.
+CHANGES: dict[str, dict[str, Any]] = {
+    "deepseek2": {"num_hidden_layers": 27},  # the number by which it knows those without a latent of queries
+    "deepseek2-groups": {"attention_bias": False, "topk_method": "greedy"},  # it has V3's choice of groups alone
+    "dots1": {"num_key_value_heads": 4},
+    "exaone4-window": {"num_hidden_layers": 64, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16},
+    "gemma3n": {
+        "num_hidden_layers": 30,
+        "num_kv_shared_layers": 10,
+        "layer_types": _LOCAL_AND_GLOBAL,
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
+        "intermediate_size": [GEMMA3N_WIDTH] * 30,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "laurel_rank": 64,
+    },
+    "qwen3next": {"linear_value_head_dim": 16},  # that of keys
+}
+# What llama.cpp reads otherwise or refuses: docs/quantization.md says why.
+UNLIKE = {"phi3", "mistral-window", "cohere-normed", "olmo-clipped", "olmoe-clipped", "gpt-neox-sequential"}
+UNLIKE |= {"granitehybrid-rope", "mamba2-biased", "nemotron-h-latent"}
+GELU = ("gemma", "starcoder2", "gpt2", "gpt-bigcode", "phi", "gpt-neox", "falcon", "bloom", "mpt")
+
+
+@contextmanager
+def served(path: Path) -> Iterator[Any]:
+    """llama.cpp's server over a file, on one thread, with a float32 cache."""
+    params = llama.CommonParams()
+    params.model.path = str(path)
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = 256, 1, 0
+    params.cpuparams.n_threads = 1
+    params.warmup, params.verbosity = False, -1
+    params.cache_type_k = params.cache_type_v = llama.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    server = llama.Server(params)
+    yield server
+    del server
+
+
+def post(server: Any, path: str, body: dict[str, object]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        server.listening_address + path, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def logprobs(server: Any, tokens: list[int], vocab_size: int) -> dict[int, float]:
+    """Those of the token after a prompt by id, before all sampling; the sampled one is text by itself."""
+    letter = post(server, "/tokenize", {"content": "a"})["tokens"][-1]
+    body = {"prompt": tokens, "n_predict": 1, "n_probs": vocab_size, "temperature": 0, "cache_prompt": False}
+    answer = post(server, "/completion", {**body, "logit_bias": [[letter, 1000.0]]})
+    return {entry["id"]: entry["logprob"] for entry in answer["completion_probabilities"][0]["top_logprobs"]}
+
+
+def add_unused_keys(path: Path) -> None:
+    """Those of the layers that share keys and values, which published models have and llama.cpp asks for."""
+    tensors = load_file(path)
+    kinds = {name.split(".self_attn.")[1] for name in tensors if ".0.self_attn." in name}
+    for kind in kinds:
+        for layer in range(20, 30):
+            tensors.setdefault(f"model.layers.{layer}.self_attn.{kind}", tensors[f"model.layers.0.self_attn.{kind}"])
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+def with_sample_deviations(checkpoint: Checkpoint) -> Checkpoint:
+    """llama.cpp divides the squares of sparse gates by one less than their number, which counts in narrow models."""
+    factor = math.sqrt(GEMMA3N_WIDTH / (GEMMA3N_WIDTH - 1))
+    config: Any = checkpoint.config
+    deviations = tuple(None if value is None else value * factor for value in config.deviations)
+    return replace(checkpoint, config=replace(config, deviations=deviations))
+
+
+def normalized(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    values = logits.astype(np.float64) - logits.max()
+    return values - np.log(np.exp(values).sum())
+
+
+@pytest.mark.parametrize("name", [name for name in test_convert.CASES if name not in UNLIKE])
+def test_llama_cpp_has_the_same_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = CHANGES.get(name, {})
+
+    def changed(case: str, vocab_size: int) -> Any:
+        own = {"vocab_size_per_layer_input": vocab_size} if case == "gemma3n" else {}
+        return tiny_model(case, vocab_size=vocab_size, **changes, **own)
+
+    monkeypatch.setattr(test_convert, "tiny_model", changed)
+    source, path = test_convert.save(name, tmp_path / "model"), tmp_path / "m.gguf"
+    if name == "gemma3n":
+        add_unused_keys(source / "model.safetensors")
+    code, _, error = test_convert.run(source, path, "--to", "gguf")
+    assert code == 0, error
+    with closing(open_checkpoint(path)) as checkpoint:
+        if name == "gemma3n":
+            checkpoint = with_sample_deviations(checkpoint)
+        logits = logits_of(checkpoint)
+    tolerance = AMPLIFIED if name == "gemma3n" else WITH_TABLES if name.startswith(GELU) else EXACT
+    with served(path) as server:
+        for length in LENGTHS:
+            found, own = logprobs(server, TOKENS[:length], logits.shape[1]), normalized(logits[length - 1])
+            assert len(found) == len(own)
+            errors = [abs(own[token] - value) for token, value in found.items()]
+            assert max(errors) < tolerance * np.abs(logits[length - 1]).max()
+            assert max(found, key=lambda token: found[token]) == own.argmax()
