@@ -95,7 +95,9 @@ def blocks() -> list[Block]:
         Block("What is on the disk, and what is in the file?", (Line("octavo list"), Line("octavo show smollm2"))),
         Block("From Python.", script),
         Block("A server, in a second terminal.", (Line(f"octavo serve --port {PORT}", "OPENAI_BASE_URL"),), terminal=1),
-        Block("Any client of OpenAI's protocol can talk to it.", (Line(CURL), Line("octavo ps"), Line("octavo stop"))),
+        Block(
+            "Any client of OpenAI's protocol can talk to it.", (Line(CURL), Line("octavo ps"), Line("octavo stop 8123"))
+        ),
     ]
 
 

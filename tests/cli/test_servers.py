@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.server.registry import registered, running_servers
-from tests.support.processes import octavo
+from tests.support.processes import Terminal, octavo
 from tests.support.server import START_S, running_server, start_server
 from tests.support.witness import faulty
 
@@ -31,6 +31,12 @@ def test_ps_and_stop(smollm2_path: Path, tmp_path: Path) -> None:
         assert (facts["models"], facts["requests"]) == ([smollm2_path.stem], 0)
         assert server.url in octavo("ps", env=env).stdout
         assert "no server of this user matches 'other'" in octavo("stop", "other", env=env).stderr
+        unnamed = octavo("stop", env=env)
+        assert (unnamed.returncode, f"running: {server.process.pid} at" in unnamed.stderr) == (2, True)
+        with Terminal("stop", env=env) as terminal:
+            terminal.wait_for(f"Stop {server.process.pid} at {server.url}")
+            terminal.type("n\r")
+            assert terminal.wait() == 130
         stopped = octavo("stop", server.url.rpartition(":")[2], env=env)  # its port
         assert stopped.stdout.startswith(f"stopped {server.process.pid} ")
         assert server.wait() == 0

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import ssl
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from octavo.cli.terminal import write, write_json, write_table
+from octavo.cli.terminal import is_terminal, write, write_json, write_table
 from octavo.engine.loading.progress_bar import ProgressBar
 from octavo.errors import UsageError
 from octavo.server.models.model_names import served_name
@@ -45,7 +46,10 @@ def ps(*, as_json: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="stop every server of this user")
 @click.option("--now", is_flag=True, help="do not wait for running requests")
 def stop(*, target: str | None, every: bool, now: bool) -> None:
-    """Stop a server, after its running requests have finished (see `octavo serve --drain`)."""
+    """Stop a server, after its running requests have finished (see `octavo serve --drain`).
+
+    Without a server's name it asks, as another shell may have started it.
+    """
     chosen = _chosen(running_servers(), target, every)
     for server in chosen:
         for _ in range(1 + now):  # the second signal ends the wait
@@ -71,6 +75,9 @@ def _chosen(servers: list[RunningServer], target: str | None, every: bool) -> li
     if target is None:
         if len(servers) > 1:
             raise UsageError(f"{len(servers)} servers are running: name one, or give --all: {listed}")
+        if not is_terminal(sys.stdin):
+            raise UsageError(f"say which server to stop, or give --all; running: {listed}")
+        click.confirm(f"Stop {listed}?", abort=True, err=True)
         return servers
     words = {target.rstrip("/"), served_name(target)}
     named = [server for server in servers if words.intersection(_names(server))]
