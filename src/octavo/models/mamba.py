@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
@@ -132,6 +132,8 @@ class Config(ModelConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         is_falcon = reader.text("model_type", "mamba") == "falcon_mamba"
+        channels = Channels.from_hf(reader, "state_size", "expand", "time_step_rank")
+        channels = replace(channels, inner=reader.integer("intermediate_size", channels.inner, high=MAX_WIDTH))
         return cls(
             vocab_size=reader.integer("vocab_size"),
             num_layers=reader.integer("num_hidden_layers", high=MAX_LAYERS),
@@ -142,7 +144,7 @@ class Config(ModelConfig):
             max_position_embeddings=_POSITIONS,
             norm_eps=reader.number("layer_norm_epsilon", 1e-5, high=1.0),
             tie_word_embeddings=reader.flag("tie_word_embeddings", True),
-            channels=Channels.from_hf(reader, "state_size", "expand", "time_step_rank"),
+            channels=channels,
             inner_eps=reader.number("mixer_rms_eps", 1e-6, high=1.0) if is_falcon else None,
         )
 
