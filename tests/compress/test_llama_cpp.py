@@ -50,7 +50,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 # What llama.cpp reads otherwise or refuses: docs/quantization.md says why.
 UNLIKE = {"phi3", "mistral-window", "cohere-normed", "olmo-clipped", "olmoe-clipped", "gpt-neox-sequential"}
-UNLIKE |= {"granitehybrid-rope", "mamba2-biased", "nemotron-h-latent"}
+UNLIKE |= {"granitehybrid-rope", "mamba-biased", "mamba2-biased", "jamba-dense", "nemotron-h-latent"}
 GELU = ("gemma", "starcoder2", "gpt2", "gpt-bigcode", "phi", "gpt-neox", "falcon", "bloom", "mpt")
 
 
