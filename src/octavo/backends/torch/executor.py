@@ -41,7 +41,7 @@ from octavo.graph.memory_plan import MemoryPlan
 from octavo.graph.ops.attention import RopeParams
 from octavo.graph.ops.collective import AllGather
 from octavo.graph.ops.low_rank import LowRank
-from octavo.graph.values import LOGITS, OUTPUTS, RowDomain
+from octavo.graph.values import LOGITS, RowDomain
 
 logger = logging.getLogger(__name__)
 
@@ -343,9 +343,7 @@ class TorchExecutor:
         offers = self._offers(batch)
         for begin in range(0, max(count, 1), at_once):
             rows = slice(begin, min(begin + at_once, count))
-            for value, tensor in whole.items():
-                step.values[value] = tensor[rows] if value.rows is OUTPUTS else tensor
-            step.num_outputs = rows.stop - begin
+            step.take_outputs(whole, rows)
             parts.append(self._of_head(step, batch, rows, offers))
         return self._results(parts, batch, hidden)
 

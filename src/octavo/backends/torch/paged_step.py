@@ -169,6 +169,15 @@ class PagedStep(TorchStep):
         made = [self.calls.low_rank(x, a[0], b[0], self.sorted_slots[key]) for a, b in self.adapters.factors(op)]
         return torch.where(slots >= 0, torch.cat(made, dim=1), 0.0)
 
+    def take_outputs(self, whole: Mapping[Value, Tensor], rows: slice) -> None:
+        """Goes on with these of the outputs alone. whole: the values of the step with all of them."""
+        for value, tensor in whole.items():
+            self.values[value] = tensor[rows] if value.rows is OUTPUTS else tensor
+        self.num_outputs = rows.stop - rows.start
+        if rows.start > 0:  # what is known of as many slots is of other outputs
+            self.sorted_slots.clear()
+            self.grouped_slots.clear()
+
     def begin(self, node: Node) -> None:
         value = node.output
         self.workspace.begin(node)

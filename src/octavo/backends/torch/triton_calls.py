@@ -83,7 +83,7 @@ def low_rank(x: Tensor, a: Tensor, b: Tensor, places: Sorted) -> Tensor:
     """x [rows, in] times A [slots, rank, in] and B [slots, out, rank] of each row's slot -> float32 [rows, out].
 
     One launch for the inner numbers of all adapters, and one back. places: `sorted_by_slot`; rows that are in no tile
-    get anything.
+    are not written.
     """
     inner = expert_linear(x, a, places, 1, dtype=torch.float32)
     return expert_linear(inner, b, places, 1, dtype=torch.float32)
