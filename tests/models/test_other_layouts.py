@@ -224,6 +224,16 @@ def test_the_authors_keys_of_mimo_v2_flash(tmp_path: Path) -> None:
     assert_close(logits_of(open_checkpoint(tmp_path)), tiny_models.expected_logits(model, TOKENS))
 
 
+def test_the_latent_of_queries_is_found_by_its_weights(tmp_path: Path) -> None:
+    """Also if config.json leaves out its rank."""
+    path = tiny_models.save_safetensors(tiny_models.tiny_model("deepseek3"), tmp_path) / "config.json"
+    expected = logits_of(open_checkpoint(tmp_path))
+    keys = json.loads(path.read_text())
+    del keys["q_lora_rank"]
+    path.write_text(json.dumps(keys))
+    np.testing.assert_array_equal(logits_of(open_checkpoint(tmp_path)), expected)
+
+
 def test_qwen_ends_where_its_training_did(tmp_path: Path) -> None:
     """Beyond it the authors stretch positions and scale logarithmically, which is not supported."""
     assert open_checkpoint(written("qwen", tmp_path)[0]).config.max_position_embeddings == 48

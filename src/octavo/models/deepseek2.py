@@ -49,7 +49,6 @@ class Config(DecoderConfig):
 
     nope_dim: int = 0  # columns of a head that do not
     head_value_dim: int = 0  # columns of a head's output
-    query_latent: int | None = None  # columns of the latent of queries; None: they are projected at once
     is_interleaved: bool = True  # the file keeps the two columns of a rotated pair together
     index_topk: int | None = None  # tokens that the indexer chooses; None: there is no indexer
 
@@ -99,7 +98,6 @@ class Config(DecoderConfig):
             scale=mscale**2 * head_dim**-0.5,
             nope_dim=head_dim - rope_dim,
             head_value_dim=_columns(reader, f"attention.{value}", plain.num_heads),
-            query_latent=query_latent(reader, "attention.q_lora_rank"),
         )._indexed(reader.integer("attention.indexer.top_k") if reader.has("attention.indexer.top_k") else None)
 
     @classmethod
@@ -136,7 +134,6 @@ class Config(DecoderConfig):
             scale=mscale**2 * (nope_dim + rope_dim) ** -0.5,
             nope_dim=nope_dim,
             head_value_dim=_columns(reader, "v_head_dim", num_heads),
-            query_latent=query_latent(reader, "q_lora_rank"),
         )._indexed(_index_topk(reader))
 
     def _indexed(self, topk: int | None) -> Config:
@@ -152,7 +149,6 @@ class Config(DecoderConfig):
         scale: float,
         nope_dim: int,
         head_value_dim: int,
-        query_latent: int | None,
     ) -> Config:
         return replace(
             self,
@@ -163,17 +159,11 @@ class Config(DecoderConfig):
             rope=replace(self.rope, params=rope),
             nope_dim=nope_dim,
             head_value_dim=head_value_dim,
-            query_latent=query_latent,
         )
 
 
 def _index_topk(reader: ConfigReader) -> int | None:
     return reader.integer("index_topk", _INDEX_TOPK) if reader.text("model_type", "") in _INDEXED else None
-
-
-def query_latent(reader: ConfigReader, key: str) -> int | None:
-    """The columns of the latent of queries; None: there is none."""
-    return reader.integer(key, high=MAX_WIDTH) if reader.has(key) else None
 
 
 def _columns(reader: ConfigReader, key: str, heads: int, low: int = 1) -> int:
@@ -227,18 +217,12 @@ def _q_rows(cfg: Config) -> tuple[int, int]:
     return cfg.num_heads * cfg.nope_dim, cfg.num_heads * cfg.rope_dim
 
 
-def _q_parts(cfg: Config, *, of_latent: bool) -> tuple[int, ...]:
-    """The rows of the parts of `q_proj` or, of_latent, of `q_b_proj`; none: the model has the other one."""
-    return _q_rows(cfg) if (cfg.query_latent is not None) == of_latent else ()
-
-
 def _kv_b_rows(cfg: Config) -> tuple[int, int]:
     return cfg.num_heads * cfg.nope_dim, cfg.num_heads * cfg.head_value_dim
 
 
 _ATTENTION = "layers.*.self_attn."
-_Q = ("q_proj", "q_b_proj")
-_Q_PARTS = (_ATTENTION + "q_nope_proj", _ATTENTION + "q_rope_proj")
+_QUERIES = ("q_", "q_b_")  # from the input, and from the latent of queries
 _K_PARTS = (_ATTENTION + "kv_a_proj", _ATTENTION + "k_rope_proj")
 _B_PARTS = (_ATTENTION + "k_b_rows", _ATTENTION + "v_b_rows")
 
@@ -255,9 +239,16 @@ WEIGHTS = WeightTable(
         **shared_expert_names(),
     },
     transforms=(
-        *(Permute(_ATTENTION + s, lambda c: _apart(c.num_heads, c.nope_dim, c.rope_dim, c.is_interleaved)) for s in _Q),
-        Split(_ATTENTION + _Q[0], _Q_PARTS, lambda c: _q_parts(c, of_latent=False)),
-        Split(_ATTENTION + _Q[1], _Q_PARTS, lambda c: _q_parts(c, of_latent=True)),
+        *(
+            step
+            for q in _QUERIES
+            for step in (
+                Permute(
+                    f"{_ATTENTION}{q}proj", lambda c: _apart(c.num_heads, c.nope_dim, c.rope_dim, c.is_interleaved)
+                ),
+                Split(f"{_ATTENTION}{q}proj", (f"{_ATTENTION}{q}nope_proj", f"{_ATTENTION}{q}rope_proj"), _q_rows),
+            )
+        ),
         Permute(_ATTENTION + "kv_a_proj_with_mqa", lambda c: _apart(1, c.latent_dim, c.rope_dim, c.is_interleaved)),
         Split(_ATTENTION + "kv_a_proj_with_mqa", _K_PARTS, lambda c: (c.latent_dim, c.rope_dim)),
         # GGUF files have had the two halves since April 2025.
@@ -297,11 +288,11 @@ def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
 def latent_attention(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
     """The heads' own products with keys are absorbed into queries, those with values come after the attention."""
     p = f"layers.{layer}.self_attn."
-    q = x
+    q, stem = x, p + _QUERIES[0]
     if p + "q_a_proj.weight" in g.weights:
-        q = g.rms_norm(g.linear(x, p + "q_a_proj"), p + "q_a_layernorm", _LATENT_EPS)
-    q_rope = g.add(Rope(g.linear(q, p + "q_rope_proj"), cfg.rope_dim, cfg.rope.params))
-    q_latent = g.head_linear(g.linear(q, p + "q_nope_proj"), p + "k_b_proj")
+        q, stem = g.rms_norm(g.linear(x, p + "q_a_proj"), p + "q_a_layernorm", _LATENT_EPS), p + _QUERIES[1]
+    q_rope = g.add(Rope(g.linear(q, stem + "rope_proj"), cfg.rope_dim, cfg.rope.params))
+    q_latent = g.head_linear(g.linear(q, stem + "nope_proj"), p + "k_b_proj")
     latent = g.rms_norm(g.linear(x, p + "kv_a_proj"), p + "kv_a_layernorm", _LATENT_EPS)
     k_rope = g.add(Rope(g.linear(x, p + "k_rope_proj"), cfg.rope_dim, cfg.rope.params))
     mixed = g.add(LatentAttention(q_latent, q_rope, latent, k_rope, cfg.attention_params(layer)))

@@ -13,7 +13,7 @@ from octavo.models._decoder import gguf_rope, hf_rope
 from octavo.models._layers import mlp
 from octavo.models._reading import MAX_WIDTH, ConfigReader
 from octavo.models._rope import RopeConfig
-from octavo.models.deepseek2 import WEIGHTS, latent_attention, query_latent
+from octavo.models.deepseek2 import WEIGHTS, latent_attention
 
 __all__ = ["WEIGHTS", "Config", "build"]
 
@@ -38,7 +38,6 @@ class Config(deepseek2.Config):
         # The factors of long-rope belong to the rotary columns alone.
         rope = gguf_rope(reader.replaced("attention.key_length", rope_dim))
         latent = reader.integer("attention.kv_lora_rank", high=MAX_WIDTH)
-        plain = replace(plain, query_latent=query_latent(reader, "attention.q_lora_rank"))
         return plain._of_heads(latent, rope, head_dim - rope_dim, value_dim)._scaled(_EMBEDDING, _DEPTH, _BASE)
 
     @classmethod
@@ -53,7 +52,6 @@ class Config(deepseek2.Config):
         latent = reader.integer("kv_lora_rank", 256, high=MAX_WIDTH)
         nope_dim = reader.integer("qk_nope_head_dim", 64, high=MAX_WIDTH)
         depth = reader.number("scale_depth", plain.num_layers**0.5)
-        plain = replace(plain, query_latent=query_latent(reader, "q_lora_rank"))
         config = plain._of_heads(latent, plain.rope, nope_dim, value_dim)
         base = reader.integer("dim_model_base", plain.hidden_size, high=MAX_WIDTH)
         return config._scaled(reader.number("scale_emb", _EMBEDDING), depth, base)
@@ -65,7 +63,6 @@ class Config(deepseek2.Config):
             scale=(nope_dim + rope.rotary_dim) ** -0.5,
             nope_dim=nope_dim,
             head_value_dim=value_dim,
-            query_latent=self.query_latent,
         )
         return replace(config, rope=rope, is_interleaved=False)  # type: ignore[return-value]
 
