@@ -33,6 +33,8 @@ from transformers import (
 from octavo.cli.quantize import convert
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
+from octavo.models import load_architecture
+from octavo.models._reading import ConfigReader
 from octavo.models._wrapped import TEXT_DEFAULTS
 from octavo.tokenizer.directory_vocab import configured_eos
 from tests.models.test_parity import TOKENS, assert_close, logits_of
@@ -173,6 +175,44 @@ def test_text_parts_are_converted(name: str, tmp_path: Path) -> None:
     if architecture != "qwen2":
         sections = converted.file.metadata[gguf.Keys.Rope.DIMENSION_SECTIONS.format(arch=architecture)]
         assert list(np.asarray(sections)) == [2, 3, 3, 0]
+
+
+# Switches of published files that transformers leaves out of those that it writes, or writes otherwise.
+_SWITCHES: list[tuple[str, dict[str, object]]] = [
+    ("mistral-window", {"sliding_window": None}),
+    ("gemma2", {"attn_logit_softcapping": None}),
+    ("exaone4-window", {"layer_types": None, "sliding_window_pattern": "LLG"}),
+    ("granitehybrid-dense", {"position_embedding_type": "rope", "mamba_d_head": "auto"}),
+    ("nemotron-h", {"layers_block_type": None, "layer_types": ["mamba", "mlp", "mamba", "attention", "mlp"]}),
+    ("jamba", {"mamba_dt_rank": "auto"}),
+]
+
+
+@pytest.mark.parametrize(("name", "switches"), [*((name, {}) for name in tiny_models.CONFIGS), *_SWITCHES])
+def test_a_section_is_read_like_a_file(name: str, switches: dict[str, object]) -> None:
+    values = tiny_models.config_values(name) | switches
+    config = load_architecture(values["model_type"]).Config
+    section = ConfigReader({f"text_config.{key}": value for key, value in values.items()}, "text_config.")
+    assert config.from_hf(section) == config.from_hf(ConfigReader(values))
+
+
+def test_limits_of_a_section_are_refused() -> None:
+    values = tiny_models.config_values("mamba2") | {"time_step_limit": [0.1, 1.0]}
+    section = ConfigReader({f"text_config.{key}": value for key, value in values.items()}, "text_config.")
+    with pytest.raises(ModelLoadError, match=r"text_config\.time_step_limit is .* steps are not limited"):
+        load_architecture("mamba2").Config.from_hf(section)
+
+
+def test_layers_without_experts_are_not_converted(tmp_path: Path) -> None:
+    """GGUF files cannot say which these are."""
+    tiny_models.save_safetensors(tiny("qwen3_vl_moe", save_tokenizer("qwen2", tmp_path)), tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    values["text_config"]["mlp_only_layers"] = [0]
+    path.write_text(json.dumps(values))
+    arguments = [str(tmp_path), str(tmp_path / "m.gguf"), "--to", "gguf"]
+    with pytest.raises(ModelLoadError, match="some layers have no experts"):
+        CliRunner().invoke(convert, arguments, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("kind", TEXT_DEFAULTS)

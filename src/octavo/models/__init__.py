@@ -82,7 +82,7 @@ def architecture_name(name: str, reader: ConfigReader) -> str:
     """The name of the module for an architecture name of GGUF or config.json and this configuration."""
     known = known_architectures()[name]
     for variant, other, key, value in _variants():
-        if known == other and reader.values.get(reader.prefix + key) == value:
+        if known == other and reader.value(key) == value:
             return variant
     return known
 

@@ -70,7 +70,7 @@ def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) 
 
 def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default: int, window: int | None) -> Windows:
     """The windows of layers if every n-th has none. key: of n, or of a list that has true for layers with a window."""
-    if isinstance(reader.values.get(reader.prefix + key), (list, tuple, np.ndarray)):
+    if isinstance(reader.value(key), (list, tuple, np.ndarray)):
         return tuple(window if local else None for local in reader.flags(key, num_layers))
     pattern = reader.integer(key, default)
     return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))

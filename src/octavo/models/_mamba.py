@@ -86,7 +86,7 @@ def scan_from_hf(reader: ConfigReader) -> ScanHeads:
     heads = reader.integer("mamba_n_heads", 128)
     inner = reader.integer("mamba_expand", 2) * reader.integer("hidden_size", high=MAX_WIDTH)
     inner = reader.integer("mamba_d_ssm", inner, high=MAX_WIDTH)
-    if reader.values.get("mamba_d_head") == "auto":
+    if reader.value("mamba_d_head") == "auto":
         reader = reader.replaced("mamba_d_head", inner // heads)
     scan = ScanHeads(
         num_heads=heads,
@@ -99,7 +99,7 @@ def scan_from_hf(reader: ConfigReader) -> ScanHeads:
 
 def check_steps(reader: ConfigReader) -> None:
     """Raises ModelLoadError if config.json limits the steps."""
-    limits = reader.values.get("time_step_limit")
+    limits = reader.value("time_step_limit")
     if limits is not None and limits not in _NO_LIMITS:
         raise reader.error("time_step_limit", limits, "must be [0, infinity]: steps are not limited")
 

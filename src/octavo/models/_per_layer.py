@@ -78,13 +78,13 @@ def text_section(reader: ConfigReader, defaults: dict[str, object]) -> ConfigRea
     """The part of config.json about text, with defaults; refuses attention to later tokens."""
     reader = (reader.section("text_config") if reader.has("text_config") else reader).with_defaults(defaults)
     key = "use_bidirectional_attention"
-    if reader.values.get(reader.prefix + key) not in (None, False, "vision"):
-        raise reader.error(key, reader.values[reader.prefix + key], "attention to later tokens is not supported")
+    if reader.value(key) not in (None, False, "vision"):
+        raise reader.error(key, reader.value(key), "attention to later tokens is not supported")
     return reader
 
 
 def with_widest_mlp(reader: ConfigReader, key: str, layers: str) -> ConfigReader:
     """Some files have a width of the MLP for each layer. The weights have them, too."""
-    if isinstance(reader.values.get(reader.prefix + key), (list, tuple, np.ndarray)):
+    if isinstance(reader.value(key), (list, tuple, np.ndarray)):
         return reader.with_largest(key, reader.integer(layers, high=MAX_LAYERS))
     return reader

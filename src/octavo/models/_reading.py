@@ -46,10 +46,18 @@ class ConfigReader:
         reader.keys_read = self.keys_read
         return reader
 
+    def value(self, key: str) -> object:
+        """The value as the configuration has it, unchecked; None if the key is missing or null."""
+        self.keys_read.add(self.prefix + key)
+        return self.values.get(self.prefix + key)
+
     def has(self, key: str) -> bool:
         """True if the key exists and is not null."""
-        self.keys_read.add(self.prefix + key)
-        return self.values.get(self.prefix + key) is not None
+        return self.value(key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """True if the key exists and is null."""
+        return self.prefix + key in self.values and not self.has(key)
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INT) -> int:
         """An integer from low to high."""
@@ -135,8 +143,7 @@ class ConfigReader:
 
     def _get(self, key: str, default: object) -> object:
         """The value. A missing key or null gives the default, or an error if the default is None."""
-        self.keys_read.add(self.prefix + key)
-        value = self.values.get(self.prefix + key)
+        value = self.value(key)
         if value is None:
             value = default
         if value is None:
@@ -152,5 +159,5 @@ def max_positions(reader: ConfigReader) -> int:
 
 def is_classifier(reader: ConfigReader) -> bool:
     """True if config.json names a model with a head of sequence classification."""
-    names = reader.values.get("architectures")
+    names = reader.value("architectures")
     return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)

@@ -50,7 +50,7 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 
 def text_section(reader: ConfigReader) -> ConfigReader:
     """The section of config.json about text; the whole file if it has none."""
-    key = next((key for key in _SECTIONS if isinstance(reader.values.get(reader.prefix + key), Mapping)), None)
+    key = next((key for key in _SECTIONS if isinstance(reader.value(key), Mapping)), None)
     return reader if key is None else reader.section(key)
 
 
@@ -59,11 +59,11 @@ def text_part(reader: ConfigReader, known: Container[object]) -> ConfigReader:
 
     That section gets its defaults. The output head is the embedding if either says so.
     """
-    outer = reader.values.get("model_type")
+    outer = reader.value("model_type")
     if not isinstance(outer, str) or outer in known:
         return reader
     part = text_section(reader)
-    kind = part.values.get(part.prefix + "model_type")
+    kind = part.value("model_type")
     if part is reader or not isinstance(kind, str):
         return reader
     part = part.with_defaults(TEXT_DEFAULTS.get(kind, {}))

@@ -67,8 +67,8 @@ def as_glm(reader: ConfigReader) -> ConfigReader:
     for key, value in wanted.items():
         if reader.flag(key, value) is not value:
             raise reader.error(key, not value, f"must be {value}")
-    if reader.values.get(reader.prefix + "pre_seq_len") is not None:
-        raise reader.error("pre_seq_len", reader.values[reader.prefix + "pre_seq_len"], "prefixes are not supported")
+    if reader.value("pre_seq_len") is not None:
+        raise reader.error("pre_seq_len", reader.value("pre_seq_len"), "prefixes are not supported")
     multi_query = reader.flag("multi_query_attention", False)
     heads = reader.integer("num_attention_heads")
     reader = reader.renamed(_KEYS).with_defaults(

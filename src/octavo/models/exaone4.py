@@ -67,7 +67,7 @@ def _hf_windows(reader: ConfigReader) -> Windows:
     window = reader.integer("sliding_window")
     if reader.has("layer_types"):
         return windows_of_types(reader, num_layers, window)
-    key, pattern = "sliding_window_pattern", reader.values.get("sliding_window_pattern")
+    key, pattern = "sliding_window_pattern", reader.value("sliding_window_pattern")
     if not isinstance(pattern, str):
         return windows_of_pattern(reader, key, num_layers, PATTERN, window)
     # "LLLG", repeated; the last layer is global in any case.

@@ -61,7 +61,7 @@ class Config(ClassicConfig):
         kv_heads = "num_kv_heads" if reader.has("num_kv_heads") else "n_head_kv"
         if not grouped:
             count = 1 if reader.flag("multi_query", True) else num_heads
-            reader, kv_heads = ConfigReader({**reader.values, "num_kv_heads": count}), "num_kv_heads"
+            reader, kv_heads = reader.replaced("num_kv_heads", count), "num_kv_heads"
         alibi = reader.flag("alibi", False)
         head_dim = reader.integer(hf_key(reader, "width"), high=MAX_WIDTH) // num_heads
         return cls.read_hf(

@@ -66,7 +66,7 @@ class Config(DecoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         caps = ("attn_logit_softcapping", "final_logit_softcapping")
-        null = [key for key in caps if key in reader.values and not reader.has(key)]  # null: no cap
+        null = [key for key in caps if reader.is_null(key)]  # no cap
         reader = reader.with_defaults(_DEFAULTS)
         if reader.flag("use_bidirectional_attention", False):
             raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")

@@ -139,7 +139,7 @@ def _deviations_of_gguf(reader: ConfigReader, num_layers: int) -> tuple[float | 
     key = "activation_sparsity_scale"
     if not reader.has(key):
         return _deviations_of_hf(ConfigReader({}), num_layers)
-    values = reader.values[reader.prefix + key]
+    values = reader.value(key)
     if not isinstance(values, (list, tuple, np.ndarray)) or len(values) != num_layers:
         raise reader.error(key, values, f"must be {num_layers} numbers")
     # The converter writes minus infinity for a layer that is not sparse.

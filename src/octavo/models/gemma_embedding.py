@@ -45,7 +45,7 @@ class Config(EncoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         if is_classifier(reader):
-            names = reader.values["architectures"]
+            names = reader.value("architectures")
             raise reader.error("architectures", names, "a head of classification needs attention to earlier tokens")
         key = reader.prefix + "use_bidirectional_attention"
         return cls._of(gemma3.Config.from_hf(ConfigReader({**reader.values, key: False}, reader.prefix)))

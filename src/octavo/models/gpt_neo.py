@@ -41,7 +41,7 @@ class Config(ClassicConfig):
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:  # noqa: ARG003
         """Raises ModelLoadError: llama.cpp has no form of it."""
-        raise reader.error("block_count", reader.values.get(reader.prefix + "block_count"), "GPT-Neo has no GGUF form")
+        raise reader.error("block_count", reader.value("block_count"), "GPT-Neo has no GGUF form")
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -53,7 +53,7 @@ class Config(ClassicConfig):
 def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """By `attention_types`, pairs of kinds and how often they repeat; without it both kinds alternate."""
     num_layers, window = reader.integer("num_hidden_layers", high=MAX_LAYERS), reader.integer("window_size", 256)
-    types: Any = reader.values.get(reader.prefix + "attention_types")
+    types: Any = reader.value("attention_types")
     try:
         pairs: Any = [[["global", "local"], -(-num_layers // 2)]] if types is None else types
         kinds = [kind for part, count in pairs for kind in list(part) * min(int(count), MAX_LAYERS)][:num_layers]

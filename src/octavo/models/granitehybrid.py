@@ -89,7 +89,7 @@ class Config(granite.Config):
             for kind in reader.texts("layer_types", num_layers):
                 if kind not in ("mamba", "attention", "linear_attention", "full_attention"):
                     raise reader.error("layer_types", kind, "must be mamba, attention or their newer names")
-        positions = reader.values.get("position_embedding_type")
+        positions = reader.value("position_embedding_type")
         if positions not in (None, "rope", "nope"):
             raise reader.error("position_embedding_type", positions, "must be rope, nope or null")
         has_experts = reader.integer("num_local_experts", 8, low=0) > 0

@@ -67,7 +67,7 @@ class Config(DecoderConfig):
         reader = reader.with_defaults({"rms_norm_eps": 1e-5})
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         rotates = rotating_layers(num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
-        if reader.has("no_rope_layers") and reader.values[reader.prefix + "no_rope_layers"] != []:
+        if reader.has("no_rope_layers") and reader.value("no_rope_layers") != []:
             rotates = reader.flags("no_rope_layers", num_layers)  # 1: rotates, in spite of the name
         reader.integer("intermediate_size_mlp", 16384, high=MAX_WIDTH)  # of plain layers: their weights have it
         section = rope_section(reader)
@@ -94,7 +94,7 @@ def _on_input(routing: Routing | None) -> Routing | None:
 def _growth(reader: ConfigReader) -> QueryGrowth | None:
     """Older files have a number in place of true."""
     key = "attn_temperature_tuning"
-    value = reader.values.get(reader.prefix + key)
+    value = reader.value(key)
     factor = reader.number("attn_scale", _GROWTH, high=_MAX_GROWTH)
     floor = reader.integer("floor_scale", _FLOOR, low=_MIN_FLOOR)
     is_tuned = reader.integer(key, low=0) > 0 if type(value) is int else reader.flag(key, True)

@@ -40,7 +40,7 @@ class Channels:
         hidden_size = reader.integer("hidden_size", high=MAX_WIDTH)
         if reader.text("hidden_act", "silu") not in ("silu", "swish"):
             raise reader.error("hidden_act", reader.text("hidden_act"), "must be silu")
-        if reader.values.get(rank) == "auto":
+        if reader.value(rank) == "auto":
             reader = reader.replaced(rank, None)
         return cls(
             reader.integer(expand, 2, high=64) * hidden_size,

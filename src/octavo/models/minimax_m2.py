@@ -48,7 +48,7 @@ class Config(DecoderConfig):
             if reader.text(key, value) != value:
                 raise reader.error(key, reader.text(key), f"must be {value}")
         if reader.has("attn_type_list") and reader.integer("attn_type_list") != 1:
-            raise reader.error("attn_type_list", reader.values["attn_type_list"], "must be 1 in all layers")
+            raise reader.error("attn_type_list", reader.value("attn_type_list"), "must be 1 in all layers")
         if not reader.flag("use_qk_norm", True):
             raise reader.error("use_qk_norm", False, "must be true")
         reader = reader.with_defaults({"head_dim": 128})

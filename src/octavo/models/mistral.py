@@ -45,8 +45,8 @@ class Config(DecoderConfig):
         reader = reader.section("text_config") if reader.has("text_config") else reader
         # The first Mistral had a window and left the key out; null means none.
         default = None if reader.text("model_type", "mistral") == "ministral3" else 4096
-        window = reader.values.get("sliding_window", default)
-        window = None if window is None else reader.integer("sliding_window", default)
+        reader = reader.with_defaults({"sliding_window": default})
+        window = reader.integer("sliding_window") if reader.has("sliding_window") else None
         windows = same_windows(reader, window)
         if reader.has("layer_types"):
             windows = windows_of_types(reader, len(windows), window)

@@ -51,7 +51,7 @@ class Config(ClassicConfig):
         if attention.text("attn_type", "multihead_attention") != "multihead_attention":
             raise attention.error("attn_type", attention.text("attn_type"), "must be multihead_attention")
         if reader.has("logit_scale"):
-            raise reader.error("logit_scale", reader.values["logit_scale"], "must be null")
+            raise reader.error("logit_scale", reader.value("logit_scale"), "must be null")
         config = cls.read_hf(
             reader,
             tied=True,

@@ -114,7 +114,7 @@ def layer_kinds(reader: ConfigReader) -> str:
             raise reader.error("hybrid_override_pattern", pattern, "must have the letters M, *, - and E")
         return pattern
     key = "layers_block_type" if reader.has("layers_block_type") else "layer_types"
-    kinds = reader.values.get(key)
+    kinds = reader.value(key)
     count = len(kinds) if isinstance(kinds, list) else 0
     if not 0 < count <= MAX_LAYERS:
         raise reader.error(key, kinds, f"must have the kinds of 1 to {MAX_LAYERS} layers")

@@ -61,8 +61,8 @@ class Config(EncoderConfig):
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         for key, value in _FIXED.items():
-            if reader.has(key) and reader.values[key] != value:
-                raise reader.error(key, reader.values[key], f"must be {value!r}")
+            if reader.has(key) and reader.value(key) != value:
+                raise reader.error(key, reader.value(key), f"must be {value!r}")
         reader = reader.renamed(_OLDER)
         if (kind := reader.text("hidden_act", "silu")) != "silu":
             raise reader.error("hidden_act", kind, "must be silu")

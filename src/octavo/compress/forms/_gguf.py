@@ -114,7 +114,7 @@ def sectioned_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
 
 def deepstack_keys(reader: ConfigReader) -> Keys:
     """The number of layers behind which features of an image are added, without which llama.cpp takes no images."""
-    layers = reader.section("vision_config").values.get("vision_config.deepstack_visual_indexes")
+    layers = reader.section("vision_config").value("deepstack_visual_indexes")
     return {"n_deepstack_layers": len(layers)} if isinstance(layers, list) else {}
 
 
@@ -122,7 +122,7 @@ def _expert_keys(cfg: DecoderConfig, reader: ConfigReader) -> Keys:
     """The experts. Raises ModelLoadError if some layers have none, which GGUF files cannot say."""
     if cfg.mlp.experts is None:
         return {}
-    if reader.values.get("mlp_only_layers") or reader.integer("decoder_sparse_step", 1) != 1:
+    if reader.value("mlp_only_layers") or reader.integer("decoder_sparse_step", 1) != 1:
         raise ModelLoadError("GGUF files cannot say that some layers have no experts (mlp_only_layers)")
     count = reader.integer(next((key for key in EXPERT_COUNTS if reader.has(key)), "num_experts"))
     keys: Keys = {"expert_count": count, "expert_used_count": cfg.mlp.experts.top_k}

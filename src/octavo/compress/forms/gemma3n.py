@@ -15,7 +15,7 @@ from octavo.models.gemma3n import DEFAULTS, Config
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
     reader = text_section(reader, DEFAULTS)
-    widths = reader.values.get(reader.prefix + "intermediate_size")
+    widths = reader.value("intermediate_size")
     reader = with_widest_mlp(reader, "intermediate_size", "num_hidden_layers")
     windows = cfg.attention.windows
     local = reader.section("rope_parameters").section("sliding_attention")
