@@ -1,28 +1,96 @@
 """Mamba 2 in a layer, as several families have it: its heads, the names and order of its weights, and its graph.
 
-Dao and Gu, arXiv 2405.21060.
+Dao and Gu, arXiv 2405.21060. With it the configuration of models that have state spaces alone, Mamba 1 included.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.recurrence import ScanHeads
 from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import Value
-from octavo.models._reading import MAX_WIDTH, ConfigReader
+from octavo.models._decoder import ModelConfig
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Flatten, NegativeExp, Split, Transform
 
 _STEM = "layers.*.mamba."
 MIXER = "layers.*.mixer."
 """The stem of the weights of families whose layers are one block."""
+MIXER_NAMES = {"embeddings": "embed_tokens", "norm_f": "norm", "layers.*.norm": "layers.*.input_layernorm"}
+"""Names in safetensors files of these families."""
+_POSITIONS = 1 << 20  # tokens; nothing in a state space limits them
 # Of steps, as Python and as transformers write infinity.
 _NO_LIMITS = ((0.0, math.inf), [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 NO_HEADS = ScanHeads(1, 1, 1, 1)
 """The heads of a configuration that no file has given yet."""
+
+StateSpaceT = TypeVar("StateSpaceT", bound="StateSpaceConfig")
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpaceConfig(ModelConfig):
+    """Base of the `Config` of models with state spaces in all layers: there is no attention."""
+
+    norm_eps: float
+    tie_word_embeddings: bool
+
+    @property
+    def output_head(self) -> str:
+        """The stem of the weight that makes the logits."""
+        return "embed_tokens" if self.tie_word_embeddings else "lm_head"
+
+    @classmethod
+    def read_gguf(
+        cls: type[StateSpaceT],
+        reader: ConfigReader,
+        shapes: Mapping[str, tuple[int, ...]],
+        heads: ScanHeads = NO_HEADS,
+        **fields: Any,
+    ) -> StateSpaceT:
+        """heads: in place of those of attention; shapes, fields: as in `DecoderConfig`.
+
+        Raises ModelLoadError naming the key.
+        """
+        embedding = shapes.get("embed_tokens.weight", ())
+        if len(embedding) != 2:
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+        return cls(
+            vocab_size=embedding[0],
+            num_layers=reader.integer("block_count", high=MAX_LAYERS),
+            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_groups,
+            head_dim=heads.head_dim,
+            max_position_embeddings=reader.integer("context_length", _POSITIONS),
+            norm_eps=reader.number("attention.layer_norm_rms_epsilon", high=1.0),
+            tie_word_embeddings="lm_head.weight" not in shapes,
+            **fields,
+        )
+
+    @classmethod
+    def read_hf(
+        cls: type[StateSpaceT], reader: ConfigReader, *, tied: bool, heads: ScanHeads = NO_HEADS, **fields: Any
+    ) -> StateSpaceT:
+        """tied: the head is the embedding if config.json does not say; the rest as in `read_gguf`."""
+        return cls(
+            vocab_size=reader.integer("vocab_size"),
+            num_layers=reader.integer("num_hidden_layers", high=MAX_LAYERS),
+            hidden_size=reader.integer("hidden_size", high=MAX_WIDTH),
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_groups,
+            head_dim=heads.head_dim,
+            max_position_embeddings=_POSITIONS,
+            norm_eps=reader.number("layer_norm_epsilon", 1e-5, high=1.0),
+            tie_word_embeddings=reader.flag("tie_word_embeddings", tied),
+            **fields,
+        )
 
 
 def mamba_names(stem: str = _STEM) -> dict[str, str]:
@@ -102,6 +170,12 @@ def check_steps(reader: ConfigReader) -> None:
     limits = reader.value("time_step_limit")
     if limits is not None and limits not in _NO_LIMITS:
         raise reader.error("time_step_limit", limits, "must be [0, infinity]: steps are not limited")
+
+
+def check_silu(reader: ConfigReader) -> None:
+    """Raises ModelLoadError if the activation of config.json is another one."""
+    if (kind := reader.text("hidden_act", "silu")) not in ("silu", "swish"):
+        raise reader.error("hidden_act", kind, "must be silu")
 
 
 def checked_scan(reader: ConfigReader, key: str, scan: ScanHeads) -> ScanHeads:

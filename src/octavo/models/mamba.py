@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import Value
-from octavo.models._decoder import ModelConfig
-from octavo.models._mamba import MIXER
-from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._mamba import MIXER, MIXER_NAMES, StateSpaceConfig, check_silu
+from octavo.models._reading import MAX_WIDTH, ConfigReader
 from octavo.models._weights import Flatten, NegativeExp, Split, Transform, Transpose, WeightTable
 
 ALIASES = ("falcon_mamba",)
 
 _STEM = "layers.*.mamba."
-_POSITIONS = 1 << 20  # tokens; nothing in the model limits them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +35,7 @@ class Channels:
     def from_hf(cls, reader: ConfigReader, state: str, expand: str, rank: str) -> Channels:
         """state, expand, rank: the keys. Raises ModelLoadError naming one."""
         hidden_size = reader.integer("hidden_size", high=MAX_WIDTH)
-        if reader.text("hidden_act", "silu") not in ("silu", "swish"):
-            raise reader.error("hidden_act", reader.text("hidden_act"), "must be silu")
+        check_silu(reader)
         if reader.value(rank) == "auto":
             reader = reader.replaced(rank, None)
         return cls(
@@ -85,68 +81,30 @@ CHANNEL_TRANSFORMS: tuple[Transform, ...] = (
 )
 WEIGHTS = WeightTable(
     prefixes=("backbone.", "model."),
-    names={
-        **channel_names(MIXER),
-        "embeddings": "embed_tokens",
-        "norm_f": "norm",
-        "layers.*.norm": "layers.*.input_layernorm",
-    },
+    names={**channel_names(MIXER), **MIXER_NAMES},
     transforms=CHANNEL_TRANSFORMS,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Config(ModelConfig):
-    """There is no attention; its sizes are 1. inner_eps: of the norms of steps, b and c; None: there are none."""
+class Config(StateSpaceConfig):
+    """The sizes of attention are 1. inner_eps: of the norms of steps, b and c; None: there are none."""
 
-    norm_eps: float
-    tie_word_embeddings: bool
     channels: Channels = NO_CHANNELS
     inner_eps: float | None = None
 
-    @property
-    def output_head(self) -> str:
-        """The stem of the weight that makes the logits."""
-        return "embed_tokens" if self.tie_word_embeddings else "lm_head"
-
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        embedding = shapes.get("embed_tokens.weight", ())
-        if len(embedding) != 2:
-            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
-        eps = reader.number("attention.layer_norm_rms_epsilon", high=1.0)
-        return cls(
-            vocab_size=embedding[0],
-            num_layers=reader.integer("block_count", high=MAX_LAYERS),
-            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=1,
-            max_position_embeddings=reader.integer("context_length", _POSITIONS),
-            norm_eps=eps,
-            tie_word_embeddings="lm_head.weight" not in shapes,
-            channels=Channels.from_gguf(reader),
-            inner_eps=eps if reader.flag("ssm.dt_b_c_rms", False) else None,
-        )
+        config = cls.read_gguf(reader, shapes, channels=Channels.from_gguf(reader))
+        return replace(config, inner_eps=config.norm_eps if reader.flag("ssm.dt_b_c_rms", False) else None)
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         is_falcon = reader.text("model_type", "mamba") == "falcon_mamba"
         channels = Channels.from_hf(reader, "state_size", "expand", "time_step_rank")
         channels = replace(channels, inner=reader.integer("intermediate_size", channels.inner, high=MAX_WIDTH))
-        return cls(
-            vocab_size=reader.integer("vocab_size"),
-            num_layers=reader.integer("num_hidden_layers", high=MAX_LAYERS),
-            hidden_size=reader.integer("hidden_size", high=MAX_WIDTH),
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=1,
-            max_position_embeddings=_POSITIONS,
-            norm_eps=reader.number("layer_norm_epsilon", 1e-5, high=1.0),
-            tie_word_embeddings=reader.flag("tie_word_embeddings", True),
-            channels=channels,
-            inner_eps=reader.number("mixer_rms_eps", 1e-6, high=1.0) if is_falcon else None,
-        )
+        inner_eps = reader.number("mixer_rms_eps", 1e-6, high=1.0) if is_falcon else None
+        return cls.read_hf(reader, tied=True, channels=channels, inner_eps=inner_eps)
 
 
 def build(g: Graph, cfg: Config) -> Value:

@@ -13,6 +13,7 @@ from octavo.models._decoder import DecoderConfig
 from octavo.models._layers import attention, plain_mlp
 from octavo.models._mamba import (
     MIXER,
+    MIXER_NAMES,
     NO_HEADS,
     check_steps,
     checked_scan,
@@ -39,9 +40,7 @@ WEIGHTS = WeightTable(
         "blk.*.ffn_latent_down": _MLP + "fc1_latent_proj",
         "blk.*.ffn_latent_up": _MLP + "fc2_latent_proj",
         # safetensors
-        "embeddings": "embed_tokens",
-        "norm_f": "norm",
-        "layers.*.norm": "layers.*.input_layernorm",
+        **MIXER_NAMES,
         **{f"{MIXER}{part}_proj": f"{_ATTENTION}{part}_proj" for part in "qkvo"},
         **{MIXER + part: _MLP + part for part in (*_PARTS, "gate", "fc1_latent_proj", "fc2_latent_proj")},
         MIXER + "gate.e_score_correction_bias": _MLP + "gate.e_score_correction.bias",

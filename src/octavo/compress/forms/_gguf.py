@@ -17,12 +17,11 @@ from octavo.graph.ops.attention import RopeParams
 from octavo.graph.ops.recurrence import ScanHeads
 from octavo.models._classic import ClassicConfig
 from octavo.models._decoder import DecoderConfig
+from octavo.models._mamba import StateSpaceConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import base_frequencies, rope_section, yarn_mscale
 from octavo.models._sizes import EXPERT_COUNTS
 from octavo.models.mamba import Channels
-from octavo.models.mamba import Config as MambaConfig
-from octavo.models.mamba2 import Config as Mamba2Config
 
 # The MLP's width in config.json of the models of `_classic`; four times the hidden size if it has none of them.
 _WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size")
@@ -171,7 +170,7 @@ def channel_keys(channels: Channels, taps: int) -> Keys:
     }
 
 
-def stateful_keys(cfg: Mamba2Config | MambaConfig) -> Keys:
+def stateful_keys(cfg: StateSpaceConfig) -> Keys:
     """The keys of models that have state spaces alone."""
     return {
         "block_count": cfg.num_layers,
