@@ -29,7 +29,7 @@ from octavo.tokenizer.gguf_export import gguf_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Of names in GGUF files that tables of weights have beside names in checkpoints.
+# Tables of weights name the tensors of GGUF files and of checkpoints; by these one tells the former.
 _GGUF_PREFIXES = ("blk.", "position_embd", "token_embd", "per_layer_", "altup_")
 _TOLERANCE = 1e-6  # relative: GGUF files have float32 numbers
 
