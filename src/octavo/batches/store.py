@@ -9,8 +9,11 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +29,7 @@ MAX_ACTIVE_BATCHES = 64
 MAX_ENDED_BATCHES = 1000  # of a key; the oldest go with their results
 FILE_S = 30 * 24 * 3600  # a file of this purpose is kept so long unless its upload says otherwise
 ENDED_S = 30 * 24 * 3600  # a batch and its results, after its end
+_TEMPORARY, _MIN_AGE_S = "octavo-batches-", 60.0
 _APPLICATION_ID = 0x0C7A51
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (
@@ -97,6 +101,22 @@ class StoredBatch:
 
 class StoreFullError(UsageError):
     """A key has as much in the store as it may."""
+
+
+def temporary_folder() -> Path:
+    """A new folder for a store. Those that killed processes of this user have left are removed."""
+    for folder in Path(tempfile.gettempdir()).glob(_TEMPORARY + "*"):
+        with suppress(OSError):
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                status = os.fstat(lock)
+                # A new one is made before it is locked.
+                if status.st_uid == os.getuid() and time.time() - status.st_mtime > _MIN_AGE_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+    return Path(tempfile.mkdtemp(prefix=_TEMPORARY))
 
 
 class BatchStore:

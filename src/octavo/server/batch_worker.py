@@ -8,7 +8,6 @@ import logging
 import secrets
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp
 from octavo.batches.journal import Journal
 from octavo.batches.lines import BatchLine, LineError, LineResult, failed, read_lines, with_seed
 from octavo.batches.runner import SPARE_LINES, BatchRunner, LineAnswer
-from octavo.batches.store import MAX_LINES, BatchStore, StoredBatch
+from octavo.batches.store import MAX_LINES, BatchStore, StoredBatch, temporary_folder
 from octavo.errors import OctavoError
 from octavo.generation_request import BATCH_PRIORITY
 from octavo.private_database import reason_of
@@ -138,7 +137,7 @@ class BatchWorker:
 
     def _opened(self) -> BatchStore:
         if self._store is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="octavo-batches-"))
+            self._temporary = temporary_folder()
             self._store = BatchStore(self._temporary, self.salt)
         return self._store
 
