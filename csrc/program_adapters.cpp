@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "packed_weight.h"
 #include "program.h"
 
 namespace octavo {
