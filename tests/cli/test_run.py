@@ -412,11 +412,22 @@ def test_every_name_of_a_model_is_a_model() -> None:
         assert _words((prompt,), None, None) == (None, [prompt]), prompt
 
 
+def test_a_folder_of_a_model_has_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "my model", "135"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "config.json").touch()
+        assert _words((name,), None, None) == (name, [])
+    assert _words(("",), None, None) == (None, [""])
+
+
 @pytest.mark.parametrize("name", ["qwen9", "qwen3:5b", "llama3", "gemma", "smollm"])
 def test_a_near_miss_is_no_prompt(name: str) -> None:
     result = octavo_here("run", name)
     assert result.returncode == 2
     assert f"there is no model {name}; did you mean {name[:4]}" in result.stderr
+    marked = octavo_here("run", "-p", name, "--raw", "--system", "x")
+    assert "--system needs the chat template" in marked.stderr
 
 
 def test_the_flags_of_others(tiny: Path) -> None:

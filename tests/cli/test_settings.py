@@ -60,6 +60,18 @@ def test_the_server_reads_it(settings: Path, smollm2_path: Path) -> None:
         server.kill()
 
 
+def test_the_model_of_the_file_is_a_default(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text(f'[run]\nmodel = "{tiny}"\n')
+    run = ("--raw", "--json", "--max-tokens", "1", "--config", file)
+    assert json.loads(octavo_here("run", "ab", *run).stdout)["prompt"] == "ab"
+    file.write_text('[run]\nmodel = "other.gguf"\n[serve]\nmodel = "other.gguf"\n')
+    for named in ((tiny, "ab"), ("-m", tiny, "ab"), (tiny, "-p", "ab")):
+        assert json.loads(octavo_here("run", *named, *run).stdout)["prompt"] == "ab"
+    refused = octavo_here("serve", "-m", tiny, "--data-parallel-size", "2", "--in-process", "--config", file)
+    assert "beside --in-process, which runs one engine" in refused.stderr
+
+
 def test_words_behind_two_dashes_are_no_options(tiny: Path) -> None:
     answer = octavo_here("run", "--raw", "--json", "--max-tokens", "2", tiny, "--", "--config")
     assert json.loads(answer.stdout)["prompt"] == "--config"

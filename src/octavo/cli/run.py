@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
@@ -99,7 +100,9 @@ def run(
     params = replace(sampling_params(sampling_options), structured_outputs=_constraint(**constraint))
     images = [file for file in files if _is_image(file)]
     texts = tuple(file for file in files if file not in images)
-    model, prompt = _model_and_prompt(_words(words, model, prompt), texts, has_images=bool(images))
+    default, model = _default_and_named(model)
+    given, is_marked = _words(words, model, prompt), prompt is not None
+    model, prompt = _model_and_prompt(given, default, texts, has_images=bool(images), is_marked=is_marked)
     if raw and system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out: use only one of the two")
     if params.logprobs is not None and not as_json:
@@ -115,11 +118,11 @@ def run(
     with load_model(model, engine_options, will_chat=not raw) as llm:
         load_s = time.monotonic() - started
         llm.check_generates()
-        given = _with_images(llm, prompt, images) if raw else llm.chat_prompt(_messages(system, prompt, images))
+        asked = _with_images(llm, prompt, images) if raw else llm.chat_prompt(_messages(system, prompt, images))
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
         options = {"closed_objects": closed_objects, "id_slot": 0, **({} if lora is None else {"adapter": _ADAPTER})}
         cache.restore(llm)
-        parts = _stream(llm, given, params, options, show=not as_json)
+        parts = _stream(llm, asked, params, options, show=not as_json)
         cache.save(llm, parts[-1])
     report = _report(model, prompt, parts, load_s, time.monotonic() - started)
     if as_json:
@@ -205,6 +208,14 @@ def _with_images(llm: LLM, prompt: str, images: list[str]) -> PromptInput:
     return {"prompt": llm.image_mark * len(images) + prompt, "multi_modal_data": {"image": images}}
 
 
+def _default_and_named(model: str | None) -> tuple[str, str | None]:
+    """The model without a name, and the one that the command line names; the configuration file sets the first."""
+    source = click.get_current_context().get_parameter_source("model")
+    if model is not None and source is ParameterSource.DEFAULT_MAP:
+        return model, None
+    return DEFAULT_MODEL, model
+
+
 def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tuple[str | None, list[str]]:
     """The model, if one is named, and the prompt in at most one word. Raises UsageError if either is given twice."""
     rest = list(words)
@@ -220,15 +231,15 @@ def _words(words: tuple[str, ...], model: str | None, prompt: str | None) -> tup
 
 
 def _model_and_prompt(
-    given: tuple[str | None, list[str]], files: tuple[str, ...], *, has_images: bool
+    given: tuple[str | None, list[str]], default: str, files: tuple[str, ...], *, has_images: bool, is_marked: bool
 ) -> tuple[str, str | None]:
     """The prompt with the texts of files and standard input before it; None: a conversation at the terminal.
 
-    given: of `_words`. has_images: they may come without a prompt.
+    given: of `_words`. has_images: they may come without a prompt. is_marked: the word is that of --prompt.
     Raises UsageError if there is no prompt.
     """
     named, rest = given
-    model = DEFAULT_MODEL if named is None else named
+    model = default if named is None else named
     has_input = not is_terminal(sys.stdin)
     if not rest and not has_input and not files and not has_images:
         if named is not None:
@@ -242,8 +253,8 @@ def _model_and_prompt(
     prompt = "\n\n".join(text for text in (*texts, question) if text.strip())
     if not prompt and not has_images:
         raise UsageError("the prompt is empty: octavo run [MODEL] PROMPT")
-    if named is None and not any(texts) and not has_images:
-        _refuse_near_miss(question)
+    if named is None and not (is_marked or any(texts) or has_images):
+        _refuse_near_miss(question, default)
     return model, prompt
 
 
@@ -263,11 +274,11 @@ def _is_model(word: str) -> bool:
     """True if a single word names a model: a file, a hub id or address, or a name of `octavo list --all`."""
     if word.endswith((".gguf", ".safetensors")):
         return True
+    with suppress(OSError, ValueError):  # a prompt can be longer than a path
+        if word and (Path(word) / "config.json").is_file():
+            return True
     if len(word.split()) != 1 or not any(c.isalpha() for c in word):
         return False
-    with suppress(OSError, ValueError):  # a prompt can be longer than a path
-        if (Path(word) / "config.json").is_file():
-            return True
     from octavo.loader.aliases import ALIASES
     from octavo.loader.references import parse
 
@@ -277,14 +288,14 @@ def _is_model(word: str) -> bool:
         return True
 
 
-def _refuse_near_miss(word: str) -> None:
+def _refuse_near_miss(word: str, default: str) -> None:
     """Raises UsageError if the only word is nearly the name of a model, and so hardly a question."""
     from octavo.loader.aliases import ALIASES
     from octavo.loader.catalogue import nearest
 
     if len(word.split()) == 1 and (near := nearest(word, ALIASES, likeness=0.75)):
         raise UsageError(
-            f"there is no model {word}; did you mean {near}? If it is a prompt: octavo run {DEFAULT_MODEL} {word}"
+            f"there is no model {word}; did you mean {near}? If it is a prompt: octavo run {default} {word}"
         )
 
 

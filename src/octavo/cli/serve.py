@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from octavo import __version__, env
 from octavo.cli.command import HeadedCommand
@@ -82,6 +83,8 @@ def serve(
     """
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
+    if more_models and click.get_current_context().get_parameter_source("models") is ParameterSource.DEFAULT_MAP:
+        models = ()  # those of the configuration file
     words, options = [*models, *more_models] or [DEFAULT_MODEL], {**_launched(engine_options), **engine_options}
     if default_sampling.get("seed") == -1:  # llama.cpp's word for a random one
         del default_sampling["seed"]
