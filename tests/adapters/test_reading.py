@@ -215,8 +215,31 @@ def test_descriptions(settings: dict[str, object], tmp_path: Path) -> None:
     converted = describe_adapter(save_gguf(tmp_path / "sql.gguf", tensors))
     assert converted is not None
     assert (converted.format, converted.ranks, converted.modules, converted.alpha) == ("gguf", {2: 1}, {"attn_q": 1}, 3)
+    unscaled = describe_adapter(save_gguf(tmp_path / "unscaled.gguf", tensors, alpha=None))
+    assert unscaled is not None
+    assert "adapter.lora.alpha is None; it must be a number" in str(unscaled.problem)
     assert describe_adapter(tmp_path) is None
     assert describe_adapter(save_gguf(tmp_path / "model.gguf", {}, kind="model")) is None
+
+
+def test_descriptions_agree_with_reading(tmp_path: Path) -> None:
+    tensors = {**FACTORS, "base_model.model.lm_head.weight": RNG.standard_normal((8, 4), np.float32)}
+    plain, copied = (describe_adapter(save(tmp_path / "a", each)) for each in (FACTORS, tensors))
+    assert plain is not None
+    assert copied is not None
+    assert (copied.problem, copied.num_parameters) == (None, plain.num_parameters)
+    unscaled = describe_adapter(save(tmp_path / "a", lora_alpha="much"))
+    assert unscaled is not None
+    assert "lora_alpha is 'much'; it must be a number" in str(unscaled.problem)
+    saved = describe_adapter(save(tmp_path / "a", tensors, modules_to_save=["lm_head"]))
+    assert saved is not None
+    assert "a whole weight (modules_to_save)" in str(saved.problem)
+
+
+def test_a_pickle_is_not_described(tmp_path: Path) -> None:
+    (save(tmp_path / "a") / "adapter_model.safetensors").rename(tmp_path / "a" / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"adapter_model.bin is a pickle.*Save the adapter as safetensors"):
+        describe_adapter(tmp_path / "a")
 
 
 def test_refused_files(base: AdapterBase, tmp_path: Path) -> None:

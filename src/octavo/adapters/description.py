@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from octavo.adapters.gguf import ALPHA, INVOCATION, is_adapter_file
-from octavo.adapters.peft import CONFIG_NAME, MAX_CONFIG_BYTES, WEIGHTS_NAME, check_settings, check_tensors
+from octavo.adapters.gguf import INVOCATION, checked_alpha
+from octavo.adapters.peft import (
+    CONFIG_NAME,
+    MAX_CONFIG_BYTES,
+    WEIGHTS_NAME,
+    check_tensors,
+    checked_scales,
+    copies_of,
+    weights_file,
+)
 from octavo.adapters.read import files_of
 from octavo.errors import ModelLoadError
 from octavo.loader.gguf import open_gguf
 from octavo.loader.json_file import read_json_object
 from octavo.loader.safetensors import open_safetensors
-from octavo.loader.tensor_files import TensorFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +56,19 @@ def describe_adapter(path: Path) -> AdapterFacts | None:
         return _of_folder(path) if (path / CONFIG_NAME).is_file() else None
     if path.name in (CONFIG_NAME, WEIGHTS_NAME):
         return describe_adapter(path.parent)
-    return _of_gguf(path) if path.suffix == ".gguf" and is_adapter_file(path) else None
+    return _of_gguf(path) if path.suffix == ".gguf" else None
 
 
 def _of_folder(folder: Path) -> AdapterFacts:
     path = folder / CONFIG_NAME
     settings = read_json_object(path, MAX_CONFIG_BYTES)
-    problem = None
-    with closing(open_safetensors(folder / WEIGHTS_NAME)) as file:
+    problem, weights = None, weights_file(folder)
+    with closing(open_safetensors(weights)) as file:
+        copies = copies_of(file.tensors, settings)
+        shapes = {name: info.shape for name, info in file.tensors.items() if name not in copies}
         try:
-            check_tensors(folder / WEIGHTS_NAME, file.tensors)
-            check_settings(path, settings)
+            check_tensors(weights, shapes)
+            checked_scales(path, settings)
         except ModelLoadError as error:
             problem = str(error)
         return AdapterFacts(
@@ -69,36 +79,44 @@ def _of_folder(folder: Path) -> AdapterFacts:
             use_rslora=bool(settings.get("use_rslora")),
             invocation_tokens=_tokens(settings.get("alora_invocation_tokens")),
             problem=problem,
-            **_of_tensors(file, folder, (".lora_A.weight", ".lora_B.weight")),
+            **_of_tensors(shapes, folder, ".lora_A.weight"),
         )
 
 
-def _of_gguf(path: Path) -> AdapterFacts:
+def _of_gguf(path: Path) -> AdapterFacts | None:
     with closing(open_gguf(path)) as file:
-        metadata = file.metadata
+        metadata, shapes = file.metadata, {name: info.shape for name, info in file.tensors.items()}
+        if metadata.get("general.type") != "adapter":
+            return None
+        alpha = problem = None
+        try:
+            alpha = checked_alpha(path, metadata)
+        except ModelLoadError as error:
+            problem = str(error)
         return AdapterFacts(
             path=str(path),
             format="gguf",
             base=_text(metadata.get("general.base_model.0.name")),
-            alpha=_number(metadata.get(ALPHA)),
+            alpha=alpha,
             use_rslora=False,
             invocation_tokens=_tokens(np.asarray(metadata.get(INVOCATION, ())).tolist()),
-            problem=None,
-            **_of_tensors(file, path, (".weight.lora_a", ".weight.lora_b")),
+            problem=problem,
+            **_of_tensors(shapes, path, ".weight.lora_a"),
         )
 
 
-def _of_tensors(file: TensorFiles, path: Path, endings: tuple[str, str]) -> dict[str, Any]:
+def _of_tensors(shapes: Mapping[str, tuple[int, ...]], path: Path, ending: str) -> dict[str, Any]:
+    """shapes: of the adapter's tensors. ending: of the names of A's."""
     ranks: Counter[int] = Counter()
     modules: Counter[str] = Counter()
-    for name, info in file.tensors.items():
-        if name.endswith(endings[0]) and len(info.shape) == 2:
-            ranks[info.shape[0]] += 1
-            modules[name.removesuffix(endings[0]).rpartition(".")[2]] += 1
+    for name, shape in shapes.items():
+        if name.endswith(ending) and len(shape) == 2:
+            ranks[shape[0]] += 1
+            modules[name.removesuffix(ending).rpartition(".")[2]] += 1
     return {
         "ranks": dict(sorted(ranks.items())),
         "modules": dict(modules.most_common()),
-        "num_parameters": sum(math.prod(info.shape) for info in file.tensors.values()),
+        "num_parameters": sum(map(math.prod, shapes.values())),
         "file_bytes": sum(each.stat().st_size for each in files_of(path)),
     }
 

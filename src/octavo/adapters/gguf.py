@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from octavo.loader.tensor_names import GGUF_STEMS, renamed
 
 _SUFFIXES = (".lora_a", ".lora_b")
 _TABLE = "embed_tokens.weight"
-ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
+_ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 
 
 def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
@@ -30,19 +32,19 @@ def read_gguf(path: Path, base: AdapterBase) -> StoredAdapter:
         return StoredAdapter(_parts(path, file, base), checked_invocation(f"{path}: {INVOCATION}", tokens))
 
 
-def is_adapter_file(path: Path) -> bool:
-    """False: a model. Raises ModelLoadError for what is no GGUF file."""
-    with closing(open_gguf(path)) as file:
-        return file.metadata.get("general.type") == "adapter"
+def checked_alpha(path: Path, metadata: Mapping[str, Any]) -> float:
+    """The alpha of a LoRA adapter. Raises ModelLoadError if it has none, or the file has something else."""
+    kind, form = metadata.get("general.type"), metadata.get("adapter.type")
+    if kind != "adapter" or form != "lora":
+        raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: no LoRA adapter")
+    alpha = metadata.get(_ALPHA)
+    if not isinstance(alpha, int | float) or not np.isfinite(alpha):
+        raise ModelLoadError(f"{path}: {_ALPHA} is {alpha!r:.40}; it must be a number")
+    return float(alpha)
 
 
 def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, StoredPart]:
-    kind, form = file.metadata.get("general.type"), file.metadata.get("adapter.type")
-    if kind != "adapter" or form != "lora":
-        raise ModelLoadError(f"{path}: general.type is {kind!r:.40} and adapter.type {form!r:.40}: no LoRA adapter")
-    alpha = file.metadata.get(ALPHA)
-    if not isinstance(alpha, int | float) or not np.isfinite(alpha):
-        raise ModelLoadError(f"{path}: {ALPHA} is {alpha!r:.40}; it must be a number")
+    alpha = checked_alpha(path, file.metadata)
     stems = {**GGUF_STEMS, **base.table.names}
     found: dict[str, StoredPart] = {}
     for tensor in file.tensors:

@@ -28,7 +28,6 @@ _MAX_NUMBER = 1e30  # of float32
 
 PREFIX = "base_model.model."  # of all modules
 _FACTORS = {".lora_A.weight": "a", ".lora_B.weight": "b"}
-# Copies of the base's own embedding and head, which PEFT saves beside their factors.
 _COPIES = re.compile(r"(?:.*\.)?(?:embed_tokens|lm_head|wte|embed_in|embed_out)(?:\.base_layer)?\.weight")
 _ENDING = re.compile("|".join(re.escape(each) + r"\Z" for each in _FACTORS))
 _DORA = "decomposed magnitudes (DoRA) divide by the norms of the rows of each changed weight"
@@ -76,19 +75,31 @@ def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
 
     Raises ModelLoadError naming the key or the tensor.
     """
-    settings_path, path = folder / CONFIG_NAME, folder / WEIGHTS_NAME
-    if not path.is_file():
-        check_no_pickles(folder, sorted(each.name for each in folder.iterdir()), "Save the adapter as safetensors")
-        raise ModelLoadError(f"{path}: no such file; an adapter needs it beside {CONFIG_NAME}")
+    settings_path, path = folder / CONFIG_NAME, weights_file(folder)
     settings = read_json_object(settings_path, MAX_CONFIG_BYTES)
     key = "alora_invocation_tokens"
     invocation = checked_invocation(f"{settings_path}: {key}", settings.get(key) or [])
     with closing(open_safetensors(path)) as file:
-        may_copy = not settings.get("modules_to_save")
-        names = [name for name in file.tensors if not (may_copy and _is_copy(name, file.tensors[name].shape, base))]
+        own = base.config.vocab_size, base.config.hidden_size
+        copies = {name for name in copies_of(file.tensors, settings) if file.tensors[name].shape == own}
+        names = [name for name in file.tensors if name not in copies]
         check_tensors(path, names)
-        scales = _scales(settings_path, settings)
+        scales = checked_scales(settings_path, settings)
         return StoredAdapter(_parts(path, file, names, scales, base), invocation)
+
+
+def weights_file(folder: Path) -> Path:
+    """The file with the factors. Raises ModelLoadError if the folder has none."""
+    path = folder / WEIGHTS_NAME
+    if not path.is_file():
+        check_no_pickles(folder, sorted(each.name for each in folder.iterdir()), "Save the adapter as safetensors")
+        raise ModelLoadError(f"{path}: no such file; an adapter needs it beside {CONFIG_NAME}")
+    return path
+
+
+def copies_of(names: Iterable[str], settings: Mapping[str, object]) -> set[str]:
+    """The tensors that PEFT saves as copies of the base's own embedding and head; none if modules are saved."""
+    return set() if settings.get("modules_to_save") else {name for name in names if _COPIES.fullmatch(name)}
 
 
 def check_tensors(path: Path, names: Iterable[str]) -> None:
@@ -102,17 +113,13 @@ def check_tensors(path: Path, names: Iterable[str]) -> None:
             raise ModelLoadError(f"{path}: tensor {name!r:.120} is no low-rank factor of a weight: not supported")
 
 
-def check_settings(path: Path, settings: Mapping[str, object]) -> None:
-    """Raises ModelLoadError naming a setting that nothing here takes."""
+def checked_scales(path: Path, settings: Mapping[str, object]) -> _Scales:
+    """The scale of each module. Raises ModelLoadError naming a setting that is wrong, or that nothing here takes."""
     if settings.get("peft_type") != "LORA":
         raise ModelLoadError(f"{path}: peft_type is {settings.get('peft_type')!r:.40}; LORA is supported")
     for key, what in _REFUSED.items():
         if settings.get(key):
             raise ModelLoadError(f"{path}: {key} is {settings[key]!r:.80}: {what} are not supported")
-
-
-def _scales(path: Path, settings: Mapping[str, object]) -> _Scales:
-    check_settings(path, settings)
     return _Scales(
         rank=_number(path, "r", settings.get("r", 8), low=1),
         alpha=_number(path, "lora_alpha", settings.get("lora_alpha", 8)),
@@ -154,10 +161,6 @@ def _parts(
         tensor, name = tensors["a"], checkpoint_name(f"{module}.weight", base.table)
         found[name] = StoredPart(tensor, LowRank.checked(a, b, scales.of(module), tensor))
     return found
-
-
-def _is_copy(tensor: str, shape: tuple[int, ...], base: AdapterBase) -> bool:
-    return bool(_COPIES.fullmatch(tensor)) and shape == (base.config.vocab_size, base.config.hidden_size)
 
 
 def _numbers(file: TensorFiles, tensor: str) -> Float32:

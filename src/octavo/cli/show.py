@@ -67,7 +67,7 @@ def _adapter(model: str) -> AdapterFacts | None:
 
 
 def _write_adapter(adapter: AdapterFacts) -> None:
-    ranks = ", ".join(f"{rank} ({count} modules)" for rank, count in adapter.ranks.items())
+    ranks = ", ".join(f"{rank} ({count} modules)" for rank, count in adapter.ranks.items()) or "none"
     scaled = "" if adapter.alpha is None else f"; alpha {adapter.alpha:g}" + " (rsLoRA)" * adapter.use_rslora
     tokens = ", ".join(map(str, adapter.invocation_tokens))
     write_facts(
