@@ -30,6 +30,7 @@ def test_what_is_no_size_is_refused_by_name(value: object) -> None:
         ({"max_num_seq": 4}, "there is no option 'max_num_seq'; did you mean max_num_seqs"),
         ({"gpu_memory_utilization": 0.9}, "there is no option 'gpu_memory_utilization'; gpu_memory takes the same"),
         ({"n_ctx": 4096}, "there is no option 'n_ctx'; use max_model_len"),
+        ({"max_new_tokens": 8}, "there is no option 'max_new_tokens'; use max_tokens of SamplingParams"),
         ({"zebra": 4}, "there is no option 'zebra'; the options are model, revision"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be from 1 to 4096"),
         ({"max_num_seqs": "4"}, "max_num_seqs must be an integer, not '4'"),

@@ -8,8 +8,23 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-# Arguments of vLLM's and llama-cpp-python's classes.
-_OF_OTHERS = {
+# Arguments of vLLM's, llama-cpp-python's and transformers' classes, and those of ours that take their place.
+_RENAMED = {
+    "LLM": {
+        "kv_cache_dtype": "kv_dtype",
+        "n_ctx": "max_model_len",
+        "n_batch": "max_num_batched_tokens",
+        "n_threads": "num_threads",
+        "n_gpu_layers": "gpu_layers",
+    },
+    "SamplingParams": {
+        "best_of": "n",
+        "guided_decoding": "structured_outputs",
+        "repeat_penalty": "repetition_penalty",
+        "max_new_tokens": "max_tokens",
+    },
+}
+_ADVICE = {
     "gpu_memory_utilization": "gpu_memory takes the same fraction, or a size such as '20GiB'",
     "swap_space": "host_cache_memory keeps evicted blocks in main memory",
     "cpu_offload_gb": "gpu_layers sets how many layers the GPU computes",
@@ -17,21 +32,12 @@ _OF_OTHERS = {
     "load_format": "leave it out, Octavo recognizes the format",
     "tokenizer_mode": "leave it out",
     "enforce_eager": "leave it out",
-    "kv_cache_dtype": "use kv_dtype",
     "model_path": "pass the model as the first argument",
-    "n_ctx": "use max_model_len",
-    "n_batch": "use max_num_batched_tokens",
-    "n_threads": "use num_threads",
-    "n_gpu_layers": "use gpu_layers",
     "logits_all": "leave it out, SamplingParams(prompt_logprobs=0) returns them",
     "embedding": "leave it out",
     "verbose": "leave it out",
-    "best_of": "use n",
     "use_beam_search": "use LLM.beam_search",
     "truncate_prompt_tokens": "shorten the prompt yourself",
-    "guided_decoding": "use structured_outputs",
-    "repeat_penalty": "use repetition_penalty",
-    "max_new_tokens": "use max_tokens",
     "do_sample": "use temperature, which is greedy at 0",
 }
 
@@ -40,8 +46,11 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 def advice_on(name: str, known: Sequence[str]) -> str:
     """The rest of an error about an unknown argument."""
-    if name in _OF_OTHERS:
-        return _OF_OTHERS[name]
+    for owner, names in _RENAMED.items():
+        if (ours := names.get(name)) is not None:
+            return f"use {ours}" if ours in known else f"use {ours} of {owner}"
+    if name in _ADVICE:
+        return _ADVICE[name]
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
 
