@@ -114,7 +114,7 @@ class Measurement:
     def rows(self) -> list[dict[str, Any]]:
         found = []
         for count, name, limit in ((1, "one row", 1.08), (USERS, "four rows of four adapters", 1.2)):
-            ratio = self._in_turns(
+            ratio = self.in_turns(
                 lambda n=count: self._token_s(self.adapted, n, self.requests[:n]),  # type: ignore[misc]
                 lambda n=count: self._token_s(self.plain, n, None),  # type: ignore[misc]
             )
@@ -122,11 +122,11 @@ class Measurement:
         return found
 
     def users(self) -> list[dict[str, Any]]:
-        ratio = self._in_turns(lambda: self.users_s(at_once=False), lambda: self.users_s(at_once=True))
+        ratio = self.in_turns(lambda: self.users_s(at_once=False), lambda: self.users_s(at_once=True))
         return [bar("tokens/s of four users of four adapters at once / one after another", ratio, at_least=3.0)]
 
     def prompts(self) -> list[dict[str, Any]]:
-        ratio = self._in_turns(
+        ratio = self.in_turns(
             lambda: self._first_s(self.adapted, self.requests[:1]), lambda: self._first_s(self.plain, None)
         )
         return [bar(f"time of a prompt of {PROMPT_TOKENS} tokens with an adapter / the base", ratio, at_most=1.12)]
@@ -169,7 +169,7 @@ class Measurement:
         thread.join()
         return max(np.diff(times[TOKENS // 4 - 1 :]).tolist())
 
-    def _in_turns(self, numerator: Callable[[], float], denominator: Callable[[], float]) -> float:
+    def in_turns(self, numerator: Callable[[], float], denominator: Callable[[], float]) -> float:
         """The ratio of the medians of two measurements; each first in every second turn."""
         pair: tuple[tuple[Callable[[], float], list[float]], ...] = ((numerator, []), (denominator, []))
         for turn in range(self._turns):
@@ -202,23 +202,24 @@ def _ms(seconds: Sequence[float]) -> float:
 
 
 def measure_peer(given: argparse.Namespace, ours: Measurement, root: Path) -> dict[str, Any]:
-    """Four users of four adapters, each first in every second turn."""
+    """Four users of four adapters."""
     name, _, python = given.peer.partition("=")
     model, paths = resolve_model(given.model), []
     for user in range(USERS):
         path = root / f"a{user}.gguf"
         save_gguf(model, path, user)
         paths.append(str(path))
-    peer, ratios = Peer(name, python, root / "peer.log"), []
+    prompts, peer = [ids(user, 8) for user in range(USERS)], Peer(name, python, root / "peer.log")
+
+    def peer_s() -> float:
+        return float(peer.ask("adapted", prompts=prompts, adapters=paths, count=TOKENS - 1)["result"])
+
     try:
         peer.ask("load", model=str(model), threads=machine()["cores"], context=1024, sequences=1)
-        for _ in range(given.turns):
-            prompts = [ids(user, 8) for user in range(USERS)]
-            theirs = peer.ask("adapted", prompts=prompts, adapters=paths, count=TOKENS - 1)["result"]
-            ratios.append(theirs / ours.users_s(at_once=True))
+        ratio = ours.in_turns(peer_s, lambda: ours.users_s(at_once=True))
     finally:
         peer.close()
-    return bar(f"tokens/s of four users of four adapters / {name}", statistics.median(ratios), at_least=2.5)
+    return bar(f"tokens/s of four users of four adapters / {name}", ratio, at_least=2.5)
 
 
 def save_gguf(model: Path, path: Path, seed: int) -> None:

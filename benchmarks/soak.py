@@ -97,7 +97,9 @@ class Soak:
         finally:
             for user in users:
                 user.cancel()
-            await asyncio.gather(*users, return_exceptions=True)
+            for error in await asyncio.gather(*users, return_exceptions=True):
+                if not isinstance(error, asyncio.CancelledError):
+                    self.record.broken.append(f"a user stopped: {error!r}"[:300])
             await self._client.aclose()
         return self.record
 

@@ -178,7 +178,7 @@ class Mix:
                 await answer.aread()
             _check_status(answer, 200)
             lines = answer.aiter_lines()
-            await anext(lines)
+            await anext(lines, None)  # a crash may end the stream before
             cancelled = await self._client.post(f"/v1/requests/{request_id}/cancel")
             rest = [line async for line in lines if line.startswith("data:")]
         if cancelled.status_code not in (200, 404):

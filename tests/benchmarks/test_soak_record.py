@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 
+import httpx
 import pytest
 from PIL import Image
 
-from benchmarks.soak_mix import Known, WrongAnswerError, grey_png
+from benchmarks.soak_mix import Known, Mix, WrongAnswerError, grey_png
 from benchmarks.soak_record import Look, Record, slope
 
 
@@ -110,6 +112,24 @@ def test_another_answer_than_before_is_wrong() -> None:
     known.check("a", [1.0])
     with pytest.raises(WrongAnswerError, match=r"a: \[2.0\] instead of \[1.0\]"):
         known.check("a", [2.0])
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_stream_without_a_line(status: int) -> None:
+    """A request that a crash ended before its cancellation; one that was cancelled says so."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status if request.url.path.endswith("/cancel") else 200)
+
+    async def cancel() -> None:
+        async with httpx.AsyncClient(base_url="http://soak", transport=httpx.MockTransport(answer)) as client:
+            await Mix(client, 0, Known())._cancelled()
+
+    if status == 404:
+        asyncio.run(cancel())
+    else:
+        with pytest.raises(WrongAnswerError, match="a cancelled request went on"):
+            asyncio.run(cancel())
 
 
 def test_pictures_are_png_files() -> None:
