@@ -319,6 +319,24 @@ def test_a_writer_pauses_beside_decoding_but_not_if_the_queue_fills_or_somebody_
     assert len(found(open_store(tmp_path / "a"))) == 5
 
 
+_ENDING = """
+import sys
+import numpy as np
+from pathlib import Path
+from octavo.engine.kv import disk_store
+disk_store._WRITING_SHARE = 1e-9
+store = disk_store.DiskStore(Path(sys.argv[1]), bytes(range(32)), 1 << 30)
+for i in range(20):
+    store.save(i.to_bytes(32, "big"), np.full(20_000, i, np.uint8))
+"""
+
+
+def test_a_program_that_ends_without_close_writes_all_without_pauses(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _ENDING, tmp_path / "a"], check=True, timeout=60)
+    store = open_store(tmp_path / "a", 1 << 30)
+    assert all(store.has(i.to_bytes(32, "big")) for i in range(20))
+
+
 def test_heads_are_what_they_were() -> None:
     head = SegmentHead(IDENTITY, "é" * 200)
     assert SegmentHead.read(head.content) == SegmentHead(IDENTITY, "é" * 100)

@@ -103,6 +103,8 @@ class DiskStore:
         self._current: Segment | None = None  # that this process appends to
         self._writing = ThreadPoolExecutor(1, "octavo-kept-writer")
         self._reading = ThreadPoolExecutor(1, "octavo-kept-reader")
+        # Without `close`, the end of the program waits for the threads of executors before anything else is called.
+        threading._register_atexit(self._is_hurried.set)  # type: ignore[attr-defined]
         self.refresh()
 
     # --- the engine's thread: nothing waits for the disk ---
@@ -210,7 +212,7 @@ class DiskStore:
             self._used &= self._index.keys()
 
     def _read(self, keys: Sequence[bytes]) -> list[StoredRecord]:
-        """The records, those of files in one piece of memory. What cannot be read is an empty one."""
+        """The records, those of files in one piece of memory. A file that ends early gives a short one."""
         with self._lock:
             found = [(key, self._index.get(key), self._queued.get(key)) for key in keys]
         left = np.empty(sum(place.num_bytes for _, place, _ in found if place is not None), np.uint8).data
