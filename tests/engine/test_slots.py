@@ -106,7 +106,7 @@ def test_a_slot_of_another_salt_is_empty(tmp_path: Path) -> None:
         assert not store.records.keys() & slots.engine.slots.wanted_keys(slots.engine.slots.content(0, "mine").hashes)
 
 
-FOREIGN = {"no segment": b"GGUF" * 100, "empty": b"", "short": b"OCTKV001"}
+FOREIGN = {"no segment": b"GGUF" * 100, "empty": b"", "short": b"OCTKV002"}
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=list(FOREIGN))
@@ -114,7 +114,7 @@ def test_a_foreign_file_is_refused_and_leaves_nothing(tmp_path: Path, content: b
     (tmp_path / "a").write_bytes(content)
     with Slotted(make_engine("llama")) as slots:
         expected = bits(slots.answer(PROMPT))
-        with pytest.raises(UsageError, match="is no file of a prompt"):
+        with pytest.raises(UsageError, match="is no file of a prompt, or of another version"):
             slots.act("restore", tmp_path / "a")
         assert bits(slots.answer(PROMPT)) == expected
         with pytest.raises(UsageError, match="No such file"):

@@ -91,7 +91,9 @@ def _read(
                 prompt.data[head.key] = data
                 num_bytes += head.num_bytes
     if segment.head is None or segment.head.identity != identity:
-        what = "is no file of a prompt" if segment.head is None else "was made with another model, setting or version"
+        what = "was made with another model, setting or version"
+        if segment.head is None:
+            what = "is no file of a prompt, or of another version"
         raise UsageError(f"{path}: {what}; delete it, or give another file", code="invalid_value")
     if prompt is None:
         raise UsageError(f"{path}: the tokens are damaged; delete it", code="invalid_value")
