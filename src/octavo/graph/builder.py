@@ -86,6 +86,11 @@ class Graph:
         return graph
 
     @property
+    def results(self) -> tuple[Value, ...]:
+        """The values that outlive a step: the outputs, then the tap if there is one."""
+        return self.outputs if self.tap is None else (*self.outputs, self.tap)
+
+    @property
     def output(self) -> Value:
         """The only output; for a whole model the logits [LOGITS, vocab]."""
         if len(self.outputs) != 1:

@@ -15,7 +15,7 @@ def fed_products(graph: Graph) -> Mapping[Op, tuple[Parameter, ...]]:
     for node in graph.nodes:
         for value in node.op.inputs:
             readers.setdefault(value, []).append(node.op)
-    kept = {*graph.outputs, *([graph.hidden_states] if graph.makes_logits else []), graph.tap}
+    kept = {*graph.results, *([graph.hidden_states] if graph.makes_logits else [])}
     found: dict[Op, tuple[Parameter, ...]] = {}
     for node in graph.nodes:
         op, value = node.op, node.output

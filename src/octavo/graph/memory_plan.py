@@ -97,10 +97,7 @@ def _last_uses(graph: Graph, views: Collection[Value]) -> dict[Value, int]:
         if node.output.rows is LOGITS:  # made in turns: what it reads is needed in the next one, too
             again = [value for value in node.op.inputs if value.rows is not LOGITS]
             last_use.update(dict.fromkeys(again, len(graph.nodes)))
-    # They outlive the step's last operation.
-    last_use.update(
-        dict.fromkeys(graph.outputs if graph.tap is None else (*graph.outputs, graph.tap), len(graph.nodes))
-    )
+    last_use.update(dict.fromkeys(graph.results, len(graph.nodes)))  # they outlive the step's last operation
     for node in reversed(graph.nodes):
         if node.output in views:
             viewed = node.op.inputs[0]

@@ -24,7 +24,7 @@ class Body(NamedTuple):
     """The nodes that passes rewrite; at the end they become a graph and are checked again."""
 
     nodes: list[Node]
-    outputs: tuple[Value, ...]  # of the graph, then its tap
+    outputs: tuple[Value, ...]  # `Graph.results`
 
 
 Pass = Callable[[Body], Body]
@@ -32,8 +32,7 @@ Pass = Callable[[Body], Body]
 
 def optimize(graph: Graph, passes: Sequence[Pass]) -> Graph:
     """The same model after `passes`, without dead values; value ids count from 0 in the order of the nodes."""
-    kept = graph.outputs if graph.tap is None else (*graph.outputs, graph.tap)
-    body = _live(Body(graph.nodes, kept))
+    body = _live(Body(graph.nodes, graph.results))
     for each in passes:
         body = each(body)
     body, count = _renumber(body), len(graph.outputs)

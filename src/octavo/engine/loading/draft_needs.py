@@ -24,7 +24,7 @@ _ROW_COST = 0.04  # of a further row of a step
 class DraftNeeds:
     """Sizes in bytes. cost: of a guess, in steps of the target, as the bytes that both read.
 
-    is_head: it is a part of the model. Of all heads, the larger workspace of the model counts here.
+    is_head: it is a part of the model. workspace_bytes: of a head, with what the model's own workspace grows by.
     gain: of the tokens per second of one user if 8 of 10 guesses are right and a row of a step costs 4 %.
     """
 
