@@ -436,6 +436,7 @@ def test_the_flags_of_others(tiny: Path) -> None:
     assert flags.stdout == words.stdout != "\n"
     mixed = octavo_here("run", tiny, "-p", "abcd", "--raw", *GREEDY, "--n-predict", "5", "--ctx-size", "32")
     assert mixed.stdout == words.stdout
+    assert "'-ngl' requires an argument" in octavo_here("run", tiny, "abcd", "-ngl").stderr
     twice = octavo_here("run", "-m", tiny, "other", "abcd")
     assert (twice.returncode, "'other' both name the model" in twice.stderr) == (2, True)
     twice = octavo_here("run", "-p", "abcd", tiny, "more")
@@ -451,3 +452,4 @@ def test_more_than_the_machine_or_the_model_has_is_told(tiny: Path, caplog: pyte
 def test_help_is_a_command() -> None:
     assert octavo_here("help").stdout == octavo_here("--help").stdout
     assert octavo_here("help", "run").stdout == octavo_here("run", "--help").stdout
+    assert octavo_here("--debug", "help", "run").stdout == octavo_here("run", "--help").stdout

@@ -101,11 +101,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(answer_shell(octavo, instruction))
     env.quiet_idle_blas_threads()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:2], "--help"]
     is_debug = "--debug" in arguments
     if is_debug:
         arguments.remove("--debug")
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--config" in options[:-1]:  # before the command or after it
         at = options.index("--config")

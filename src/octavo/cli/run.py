@@ -48,8 +48,8 @@ class _RunCommand(HeadedCommand):
             for before, word in zip(["", *args], args[:end], strict=False)
         ]
         options = [word for word, moves in zip(args, is_prompt, strict=False) if not moves]
-        prompts = [word for word, moves in zip(args, is_prompt, strict=False) if moves]
-        return super().parse_args(ctx, [*options, "--", *prompts, *args[end + 1 :]])
+        words = [word for word, moves in zip(args, is_prompt, strict=False) if moves] + args[end + 1 :]
+        return super().parse_args(ctx, [*options, "--", *words] if words else options)
 
 
 @click.command(cls=_RunCommand)
