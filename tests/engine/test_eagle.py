@@ -256,6 +256,18 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             LLM(target, draft_model=str(folder), **OPTIONS)
 
 
+def test_tensors_of_a_head_that_are_not_used_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = six_layers()
+    target, head = str(save(model, tmp_path / "model")), random_eagle(model)
+    more = {"midlayer.self_attn.q_norm.weight": np.ones(16, np.float32)}
+    for tensors, expected in (({}, []), (more, ["layers.6.self_attn.q_norm.weight"])):
+        caplog.clear()
+        folder = replace(head, tensors=head.tensors | tensors).save(tmp_path / f"head{len(tensors)}")
+        LLM(target, draft_model=str(folder), **OPTIONS).close()
+        found = [record.message for record in caplog.records if "not used" in record.message]
+        assert found == [f"{folder}: {len(expected)} tensors are not used: {name}" for name in expected]
+
+
 def test_what_is_no_head_and_models_of_ranks_are_refused(tmp_path: Path) -> None:
     model = six_layers()
     target, folder = str(save(model, tmp_path / "model")), str(random_eagle(model).save(tmp_path / "head"))

@@ -110,7 +110,9 @@ def warn_unused_weights(checkpoint: Checkpoint, used: Container[str], others: It
     """
     table = weight_table(models.load_architecture(checkpoint.architecture))
     known = {checkpoint_name(tensor, table) for tensor in others}
-    _warn_unused(checkpoint.path, [name for name in checkpoint.weights if name not in used and name not in known])
+    warn_unused_tensors(
+        checkpoint.path, [name for name in checkpoint.weights if name not in used and name not in known]
+    )
 
 
 def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
@@ -126,7 +128,7 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
     table = weight_table(module)
     stems = {**GGUF_STEMS, **table.names}
     names = {tensor: renamed(tensor, stems) for tensor in file.tensors if tensor not in ROPE_FACTORS}
-    _warn_unused(path, [tensor for tensor, name in names.items() if name is None])
+    warn_unused_tensors(path, [tensor for tensor, name in names.items() if name is None])
     _check_vectors(file)
     stored = {name: file.source(tensor) for tensor, name in names.items() if name is not None}
     shapes = MappingProxyType({name: source.shape for name, source in stored.items()})
@@ -271,7 +273,8 @@ def checkpoint_name(name: str, table: WeightTable) -> str:
     return renamed(name, table.names) or name
 
 
-def _warn_unused(path: Path, names: list[str]) -> None:
+def warn_unused_tensors(path: Path, names: list[str]) -> None:
+    """Warns of these tensors of a file, if there are any."""
     if names:
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         logger.warning("%s: %d tensors are not used: %s", path, len(names), shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.models._decoder import DecoderConfig
 from octavo.models._eagle3 import Eagle3Config, check_taps, eagle3_config, eagle3_name, is_eagle3
 from octavo.models._reading import ConfigReader
-
-logger = logging.getLogger(__name__)
 
 _MAPS, _BUFFERS = ("d2t", "t2d"), ("rotary_emb.inv_freq",)
 _EMBEDDING = "embed_tokens.weight"

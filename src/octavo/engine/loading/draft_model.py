@@ -19,7 +19,7 @@ from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.errors import GraphError, ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
-from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_tensors
 from octavo.loader.eagle_head import is_eagle_head, open_eagle_head
 from octavo.loader.hub import resolve_model
 from octavo.models import build_draft_graph
@@ -128,6 +128,9 @@ def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, pat
             head.tapped(target)
         except GraphError as error:
             raise ModelLoadError(f"{path}: this EAGLE-3 head does not fit {checkpoint.path}: {error}") from error
+        used = {parameter.name for parameter in graph.parameters}
+        names = opened.checkpoint.weights  # with what it takes from its target
+        warn_unused_tensors(path, [n for n in names if n.startswith(f"layers.{own.layer}.") and n not in used])
         own_config = draft_config(config, str(path))
         closed.pop_all()
     return DraftModel(own_config, opened.checkpoint, graph, model_len, head)
