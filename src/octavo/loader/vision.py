@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from octavo.batch import Array
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
+from octavo.graph.patches import MERGED
 from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, errors_of
 from octavo.loader.gguf import open_gguf
 from octavo.loader.json_file import read_json_object
@@ -26,6 +29,8 @@ from octavo.models.towers._tower import TowerConfig
 logger = logging.getLogger(__name__)
 
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+_PROBE_SIDE = 64  # pixels of a picture that is laid out to check that all parts fit
+_MOST_PATCHES = 1 << 16  # of a tile; the largest of the published models has 10,080
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: i
     if checkpoint.format == "safetensors":
         if mmproj is not None:
             raise ModelLoadError(
-                f"mmproj {mmproj!r:.200} is for GGUF models; what {checkpoint.path} sees with is in it: leave it out"
+                f"mmproj {mmproj!r:.200} is for GGUF models; {checkpoint.path} has its encoder of images in its own "
+                "files, if it has one: leave it out"
             )
         return _from_safetensors(checkpoint, max_tokens)
     if mmproj is not None:
@@ -107,22 +113,44 @@ def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> 
                 )
             weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "gguf"), file)
             processor = read_processor(*tower.Config.processor_settings(ConfigReader(file.metadata, "clip.vision.")))
-            if max_tokens is not None:
-                processor = processor.limited(max_tokens)
-            part = VisionPart(tower, config, weights, processor, frozenset(), path, file)
-            _check_weights(part)
+            part = VisionPart(tower, config, weights, _limited(processor, max_tokens), frozenset(), path, file)
+            _check(part)
             return part
     except BaseException:
         file.close()
         raise
 
 
-def _check_weights(part: VisionPart) -> None:
-    """Raises ModelLoadError if a weight of the encoder is missing or has another shape than the keys say."""
+def _limited(processor: ImageProcessor, max_tokens: int | None) -> ImageProcessor:
+    return processor if max_tokens is None else processor.limited(max_tokens)
+
+
+def _check(part: VisionPart) -> None:
+    """Raises ModelLoadError, or ValueError about an array, if weights, configuration and processor do not fit.
+
+    Otherwise the first image would end the engine. No weight is read.
+    """
     try:
-        part.graph()
+        inputs = part.graph().inputs
     except GraphError as error:
         raise ModelLoadError(f"the encoder of images: {error}") from error
+    config, processor, shapes = part.config, part.processor, part.weights.shapes
+    if missing := [name for name in config.host_tables if name not in shapes]:
+        raise ModelLoadError(f"the encoder of images: weight {missing[0]!r} is missing")
+    tile = processor.layout(_PROBE_SIDE, _PROBE_SIDE).tiles[0]
+    rows, cols = tile.grid_rows, tile.grid_cols
+    if rows * cols > _MOST_PATCHES:
+        raise ModelLoadError(f"the encoder of images: a tile has {rows} x {cols} patches; the limit is {_MOST_PATCHES}")
+    further = config.inputs([tile], {name: np.broadcast_to(np.float32(0), shapes[name]) for name in config.host_tables})
+    block = np.zeros((processor.patch_size * processor.merge_size,) * 2 + (3,), np.uint8)
+    patches = (rows * cols, processor.rows((block,)).shape[1])
+    found = [patches, *(array.shape for array in further.inputs), tile.num_tokens]
+    counts = {name: domain.count for name, domain in further.domains.items()}
+    wanted = [*((counts[value.rows.name], value.cols) for value in inputs), counts[MERGED.name]]
+    if found != wanted:
+        raise ModelLoadError(
+            f"the encoder of images takes patches, tables and tokens of shapes {wanted}; those of a tile are {found}"
+        )
 
 
 def _gguf_name(tensor: str, names: Mapping[str, str]) -> str | None:
@@ -151,9 +179,11 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
         weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "safetensors"), file)
     with errors_of(folder / _PREPROCESSOR):
         processor = read_processor(str(config_json["model_type"]), config_json, _preprocessor(folder))
-    if max_tokens is not None:
-        processor = processor.limited(max_tokens)
-    return VisionPart(tower, config, weights, processor, frozenset(found), checkpoint.path)
+        processor = _limited(processor, max_tokens)
+    part = VisionPart(tower, config, weights, processor, frozenset(found), checkpoint.path)
+    with errors_of(checkpoint.path):
+        _check(part)
+    return part
 
 
 def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
