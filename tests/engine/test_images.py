@@ -444,9 +444,14 @@ def test_what_is_damaged_beside_a_model_does_not_stop_its_text(
     assert "reads text only" not in caplog.text
 
 
-def test_a_file_that_sees_is_for_gguf_models(folders: dict[str, Path]) -> None:
-    with pytest.raises(ModelLoadError, match=r"mmproj 'x.gguf' is for GGUF models; .* leave it out"):
-        loaded(folders["qwen3_vl"], mmproj="x.gguf")
+def test_a_file_that_sees_is_for_gguf_models(folders: dict[str, Path], tmp_path: Path) -> None:
+    text = shutil.copytree(folders["qwen3_vl"], tmp_path / "text")
+    config = json.loads((text / "config.json").read_text())
+    del config["vision_config"]
+    (text / "config.json").write_text(json.dumps(config))
+    for folder in (folders["qwen3_vl"], text):
+        with pytest.raises(ModelLoadError, match=r"mmproj 'x.gguf' is for GGUF models; .* leave it out"):
+            loaded(folder, mmproj="x.gguf")
 
 
 def test_plan_and_show_count_what_sees(folders: dict[str, Path]) -> None:

@@ -10,11 +10,13 @@ from octavo.loader.model_file import mmproj_files
 
 
 def has_vision(checkpoint: Checkpoint, mmproj: str | None = None) -> bool:
-    """True if a part that sees is there or named, which Octavo may not know. Raises ModelLoadError.
+    """True if a part that sees is there or named: Octavo may not know it. Raises ModelLoadError.
 
-    mmproj: its file, of a GGUF model; None: those beside it.
+    mmproj: its file, right or wrong; None: the model's own, or those beside it.
     """
+    if mmproj is not None:
+        return True
     if checkpoint.format == "safetensors":
         config = read_json_object(checkpoint.path.parent / "config.json", MAX_CONFIG_BYTES)
         return isinstance(config.get("vision_config"), Mapping)
-    return mmproj is not None or bool(mmproj_files(checkpoint.path))
+    return bool(mmproj_files(checkpoint.path))
