@@ -185,6 +185,15 @@ class TestChoice:
         assert files_of(Reference("o/n", file=parts[0]), [*seeing, *parts]) == wanted
         assert files_of(Reference("o/n", file=seeing[0]), [*seeing, *parts]) == [seeing[0]]
 
+    @pytest.mark.parametrize(
+        ("model", "chosen"),
+        [("2b/Q2_K/m.gguf", ["2b/mmproj-F16.gguf"]), ("2b/m.gguf", ["2b/mmproj-F16.gguf"]), ("4b/m.gguf", [])],
+    )
+    def test_the_part_that_sees_comes_from_where_it_is_looked_for(self, model: str, chosen: list[str]) -> None:
+        """One of another folder would be downloaded in vain."""
+        names = [model, "2b/mmproj-F16.gguf", "mmproj-F16.gguf"]
+        assert choose_files("o/n", names, None) == [model, *chosen]
+
     def test_split(self) -> None:
         parts = [f"Q4_K_M/m-Q4_K_M-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
         assert choose_files("o/n", parts, "Q4_K_M") == parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from octavo import env
@@ -14,7 +14,7 @@ from octavo.loader import library
 from octavo.loader.aliases import ALIASES, Alias, DownloadProgress, resolve_alias
 from octavo.loader.catalogue import nearest
 from octavo.loader.gguf import part_names
-from octavo.loader.model_file import best_mmproj, is_mmproj
+from octavo.loader.model_file import best_mmproj, is_mmproj, mmproj_folders
 from octavo.loader.pickles import check_no_pickles
 from octavo.loader.references import Reference, parse, with_revision
 from octavo.loader.safetensors import INDEX_NAME
@@ -141,11 +141,11 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
 
 
 def _with_mmproj(parts: list[str], names: Iterable[str]) -> list[str]:
-    """The parts of a GGUF model, then the file of its part that sees: of the same folder, else of the first."""
+    """The parts of a GGUF model, then the file of its part that sees, from where the loader will look for it."""
     found = best_mmproj(name for name in names if name.endswith(".gguf") and is_mmproj(name))
-    for folder in dict.fromkeys((parts[0].rpartition("/")[0], "")):
+    for folder in mmproj_folders(PurePosixPath(parts[0])):
         for name in found:
-            if name.rpartition("/")[0] == folder:
+            if PurePosixPath(name).parent == folder:
                 return [*parts, name]
     return parts
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 from octavo.errors import ModelLoadError
 from octavo.loader.gguf import part_names
@@ -16,6 +17,7 @@ _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 # Of files that see, the best first that is not twice as large as it need be.
 _MMPROJ_TYPES = ("F16", "BF16", "Q8_0", "F32")
 _MMPROJ_TYPE = re.compile(r"[-._](f16|bf16|f32|[a-z]*q[0-9]\w*)(?=\.gguf$)", re.IGNORECASE)
+PathT = TypeVar("PathT", bound=PurePath)
 _TYPE_FOLDER = re.compile(r"(?:ud-)?(?:iq|q|tq|f|bf|mxfp)[0-9]\w*", re.IGNORECASE)
 
 
@@ -63,11 +65,15 @@ def mmproj_files(model: Path) -> list[Path]:
 
     Of files that differ only in the type of their weights it is the best.
     """
-    beside = _mmproj_in(model.parent, model)
-    if not beside and _TYPE_FOLDER.fullmatch(model.parent.name):
-        beside = _mmproj_in(model.parent.parent, model)
+    beside = next(filter(None, (_mmproj_in(folder, model) for folder in mmproj_folders(model))), [])
     stems = {_MMPROJ_TYPE.sub("", path.name) for path in beside}
     return beside if len(stems) > 1 else beside[:1]
+
+
+def mmproj_folders(model: PathT) -> list[PathT]:
+    """The folders where a file that sees may belong to a GGUF file: the first that has one is meant."""
+    beside = model.parent
+    return [beside, beside.parent] if _TYPE_FOLDER.fullmatch(beside.name) else [beside]
 
 
 def best_mmproj(names: Iterable[str]) -> list[str]:
