@@ -463,7 +463,7 @@ def test_connections_beyond_the_limit() -> None:
 
 
 def test_bodies_of_one_key_leave_room_for_those_of_others() -> None:
-    """32 bodies are read at once, of which a quarter is for the other key of two."""
+    """32 bodies are read at once, of which a quarter is for the other key of two. A key that is given twice is one."""
     body = json.dumps(GOOD).encode().ljust(1000)
 
     def sent(key: str, content: bytes) -> socket.socket:
@@ -472,7 +472,7 @@ def test_bodies_of_one_key_leave_room_for_those_of_others() -> None:
         sock.sendall(request(CHAT, None, {"Content-Type": "application/json", **headers}) + content)
         return sock
 
-    with running_shell(api_key=("first", "second"), max_body_bytes=1000) as shell:
+    with running_shell(api_key=("first", "second", "second"), max_body_bytes=1000) as shell:
         socks = {sent("first", body[:-1]) for _ in range(25)}
         refused, _, _ = select.select(socks, [], [], 20)
         assert len(refused) == 1

@@ -78,8 +78,9 @@ class ApiKeys:
         known = set(admins)
         self._admins = {tenant for key, tenant in zip(distinct, self._tenants, strict=True) if key in known}
 
-    def __bool__(self) -> bool:
-        return bool(self._digests)
+    def __len__(self) -> int:
+        """The number of different keys."""
+        return len(self._digests)
 
     def is_admin(self, tenant: str) -> bool:
         """True if this is the tenant of an administrator's key."""

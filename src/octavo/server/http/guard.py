@@ -53,13 +53,12 @@ class Guard:
     ) -> None:
         self._app = app
         self._config = config
-        keys = configured_keys(config)
-        self._keys = ApiKeys(keys, salt, admin_keys(config))
+        self._keys = ApiKeys(configured_keys(config), salt, admin_keys(config))
         self._may_see = may_see
         self._routes = routes
         self._count = count
         self._origins = OriginRules(config.host, bool(self._keys), config.cors_origin)
-        self._buffered = Shares(NUM_BUFFERED_BODIES * config.body_limit(with_images=False), len(keys))  # bytes
+        self._buffered = Shares(NUM_BUFFERED_BODIES * config.body_limit(with_images=False), len(self._keys))  # bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, client = dict(scope["headers"]), scope.get("client")
