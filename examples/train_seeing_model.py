@@ -3,7 +3,7 @@
     python examples/train_seeing_model.py FOLDER [--family qwen3_vl|idefics3] [--steps N]
 
 A picture has a digit in one of its cells and one to three equal shapes in others; the right answer is all of that in
-words: ` two red triangle 7 bottom left`. So a picture that is turned, mirrored, cut wrongly or has its colours or its
+words: ` two red pyramid 7 bottom left`. So a picture that is turned, mirrored, cut wrongly or has its colours or its
 parts in another order gets a wrong answer. FOLDER receives the model as transformers writes it. The script fails if
 fewer than --least of the new pictures are answered rightly, in transformers or in Octavo, if the two differ, or if
 most pictures that are turned or cut still get the old answers. Needs torch and transformers: pip install

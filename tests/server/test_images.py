@@ -407,7 +407,7 @@ def test_bodies_with_images_may_be_larger(server: ScriptedServer) -> None:
 
 
 def test_bodies_are_small_where_no_model_sees(smollm2_tokenizer: Tokenizer) -> None:
-    """But for a model that was not loaded yet, of which nobody knows."""
+    """A model that is not loaded yet might see: `ModelManager.may_see`."""
     with scripted_server(smollm2_tokenizer, "openai") as blind:
         answer = blind.post("/v1/chat/completions", chat(text("a" * (9 << 20))))
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")

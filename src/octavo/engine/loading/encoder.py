@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SEEING = ("qwen2vl", "qwen3vl", "qwen3vlmoe")  # no file of these is without a part that sees
+_SEEING = ("qwen2vl", "qwen3vl", "qwen3vlmoe")  # all models of these architectures see
 CPU_IMAGE_TOKENS = 1024  # an image with more takes many seconds there
 
 

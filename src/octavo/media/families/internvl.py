@@ -1,4 +1,4 @@
-"""Images of InternVL 3 and 3.5: the grid of tiles closest to the picture's shape, all tokens in a row."""
+"""Images of InternVL 2 to 3.5: the grid of tiles closest to the picture's shape, all tokens in a row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
         settings=settings,
         side=settings.size("size", {"height": side, "width": side})["height"],
         patch_size=settings.vision("patch_size", 14),
-        merge_size=round(1 / ratio) if isinstance(ratio, float) and 0.01 < ratio <= 1 else 2,
+        merge_size=round(1 / ratio) if isinstance(ratio, int | float) and 0.01 < ratio <= 1 else 2,
         bounds=(min(settings.side("min_patches", settings.text_count("min_dynamic_patch", 1)), most), most),
         resample=settings.resample(BICUBIC),
         normalization=Normalization.of(*settings.statistics(*statistics)),

@@ -72,7 +72,7 @@ class TowerConfig:
         return rows
 
     def most_rows(self, patches: int) -> dict[RowDomain, int]:
-        """The most rows of each domain of the graph in a step of so many patches."""
+        """The most rows of each domain of the graph in a step of `patches` patches."""
         return {PATCHES: patches, MERGED: patches}
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:

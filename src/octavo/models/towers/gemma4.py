@@ -24,7 +24,7 @@ from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import base_frequencies
 from octavo.models._weights import Permute, WeightTable
 from octavo.models._wrapped import text_section
-from octavo.models.towers._tower import TowerConfig, TowerInputs, block_places, tile_rows
+from octavo.models.towers._tower import TowerConfig, TowerInputs, tile_rows
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
 PROJECTORS = ()
@@ -113,9 +113,10 @@ class Config(TowerConfig):
         table = tables[_TABLE].astype(np.float32)
         if not self.num_layers:
             table = table.swapaxes(0, 1)
-        rows, cols = np.concatenate([block_places(tile, self.merge_size) for tile in tiles], axis=1)
         domains = tile_rows(tiles, self.merge_size)
-        inputs = [table[0][cols] + table[1][rows]]
+        places = domains[PATCHES.name].positions
+        assert places is not None
+        inputs = [table[0][places[1]] + table[1][places[0]]]
         if self.is_standard:
             shift = -tables[_BIAS].astype(np.float32) * tables[_SCALE].astype(np.float32)
             inputs.append(np.tile(shift, (domains[MERGED.name].count, 1)))

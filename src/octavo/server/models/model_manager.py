@@ -169,7 +169,7 @@ class ModelManager:
 
     @property
     def may_see(self) -> bool:
-        """True if a model takes images, or was not loaded yet, so that nobody knows."""
+        """True if a model takes images, or has not been loaded yet and may take them."""
         return any(entry.info is None or entry.info.images is not None for entry in self._entries.values())
 
     def knows(self, name: str) -> bool:
