@@ -79,18 +79,23 @@ class Terminal:
         """Reads until `text` appears after what was waited for before; gives what came up to its end."""
         deadline = time.monotonic() + seconds
         while (at := self.output.find(text, self._seen)) < 0:
-            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            ready = self._has_output(max(0.0, deadline - time.monotonic()))
             data = _read(self._master) if ready else b""
             assert data, f"{text!r} did not come; the output is {self.output!r}"
             self.output += data.decode("utf-8", "replace")
         start, self._seen = self._seen, at + len(text)
         return self.output[start : self._seen]
 
+    def _has_output(self, seconds: float) -> bool:
+        poll = select.poll()  # select.select takes no descriptor above 1023
+        poll.register(self._master, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
     def wait(self, seconds: float = 60) -> int:
         """The exit code."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
-            if select.select([self._master], [], [], 0.05)[0]:
+            if self._has_output(0.05):
                 self.output += _read(self._master).decode("utf-8", "replace")
         return self.process.wait(1)
 

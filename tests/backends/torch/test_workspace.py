@@ -159,7 +159,7 @@ def test_matrices_that_are_written_out() -> None:
     """Of one type, the matrices of a product are one and written out together; of two types, one after the other."""
     a, b = Parameter("a.weight", (256, 64)), Parameter("b.weight", (64, 64))
     op = FusedLinear(Value(8, TOKENS, 64), None, (a, b), (None, None))
-    fused = Mock(nodes=[Node(op, Value(9, TOKENS, 320), "")], outputs=[], makes_logits=False)
+    fused = Mock(nodes=[Node(op, Value(9, TOKENS, 320), "")], outputs=[], results=(), makes_logits=False)
     limits = ExecutorLimits(512, 1, 1, 16)
 
     def needed(types: dict[Parameter, str]) -> int:
