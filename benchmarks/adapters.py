@@ -178,7 +178,7 @@ class Measurement:
         return statistics.median(pair[0][1]) / statistics.median(pair[1][1])
 
     def _token_s(self, llm: LLM, rows: int, requests: Sequence[LoRARequest] | None) -> float:
-        """Seconds between the tokens of so many rows."""
+        """Seconds between the tokens of this many requests at once."""
         outputs = self._answer(llm, self._prompts(rows, 8), TOKENS, requests)
         return max(output.metrics.decode_s for output in outputs) / (TOKENS - 1)
 

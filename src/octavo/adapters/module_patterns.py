@@ -80,7 +80,7 @@ def _matcher(where: str, pattern: str) -> Callable[[str], bool]:
 
 
 def _without_anchors(pattern: str) -> str:
-    """The pattern with what may come before it. `^` means that nothing may, and `$` what the end of a name means."""
+    """The pattern, preceded by any prefix unless it begins with `^`. `$` matches the end of a name."""
     outside = _ESCAPES.sub("", pattern)
     while outside != (outside := _INNER_GROUP.sub("", outside)):
         pass

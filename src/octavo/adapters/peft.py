@@ -49,8 +49,8 @@ _REFUSED_TENSORS = {
     r"\.lora_B\.bias": _BIAS,
     r"\.(?:trainable_tokens_delta|token_adapter\..*)": _TOKENS,
     r"\.experts(?:\.base_layer)*\.lora_[AB]\.weight": "one operation computes all routed experts (target_parameters), "
-    "nothing lies beside one",
-    r"\.lora_embedding_[AB]": "an embedding looks rows up, no product lies beside it",
+    "a single expert takes no adapter",
+    r"\.lora_embedding_[AB]": "an embedding looks up rows, so there is no product to add to",
     r"(?<!\.lora_[AB])\.weight": "a whole weight (modules_to_save) would be another model for each adapter",
 }
 

@@ -56,7 +56,9 @@ def _check_place(part: StoredPart, name: str, places: Mapping[str, tuple[int, ..
     shape = places.get(name)
     if shape is None:
         if ".experts." in name:
-            raise part.refuse(f"belongs to {name}: one operation computes all routed experts, nothing lies beside one")
+            raise part.refuse(
+                f"belongs to {name}: one operation computes all routed experts, and a single expert takes no adapter"
+            )
         raise part.refuse(f"belongs to {name}, beside which this model takes no low-rank product")
     if part.low_rank.shape != shape:
         raise part.refuse(f"is for a weight of {list(part.low_rank.shape)}, but {name} is {list(shape)}")
