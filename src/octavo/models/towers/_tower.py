@@ -20,8 +20,22 @@ from octavo.graph.values import RowDomain, Value
 from octavo.image_layout import ImageTile
 from octavo.models._classic import ACTIVATIONS
 from octavo.models._reading import ConfigReader
+from octavo.models._weights import Split, Unfolded
 
 _NORM_EPS = 1e-6
+QWEN_NAMES = {
+    "v.patch_embd": "patch_embed.proj",
+    "v.patch_embd.weight.*": "patch_embed.later.*.weight",
+    "v.blk.*.ln1": "blocks.*.norm1",
+    "v.blk.*.ln2": "blocks.*.norm2",
+    "v.blk.*.attn_qkv": "blocks.*.attn.qkv",
+    "v.blk.*.attn_out": "blocks.*.attn.proj",
+}
+"""Tensors in GGUF files -> those of safetensors, as far as the encoders of all Qwen models agree."""
+QWEN_TRANSFORMS = (
+    Unfolded("patch_embed.proj", frames="patch_embed.later.*"),
+    Split("blocks.*.attn.qkv", tuple(f"blocks.*.attn.{part}_proj" for part in "qkv"), lambda cfg: cfg.qkv_rows),
+)
 
 
 @dataclass(frozen=True, slots=True)

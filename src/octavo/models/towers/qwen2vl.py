@@ -20,9 +20,11 @@ from octavo.graph.values import IndexArray, RowDomain, Value
 from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_section
-from octavo.models._weights import Split, Unfolded, WeightTable
+from octavo.models._weights import WeightTable
 from octavo.models._wrapped import text_section
 from octavo.models.towers._tower import (
+    QWEN_NAMES,
+    QWEN_TRANSFORMS,
     TowerConfig,
     TowerInputs,
     attention,
@@ -46,21 +48,15 @@ _WHOLE = IndexArray(PATCHES, "windows")  # the way back
 _NORM_EPS = 1e-6
 _WINDOW_SIDE = 112  # in pixels; older mmproj files do not say it
 _SECTIONS = (16, 24, 24)
-_QKV = tuple(f"blocks.*.attn.{part}_proj" for part in "qkv")
 WEIGHTS = WeightTable(
     prefixes=("model.visual.", "visual."),
     names={
         # GGUF
-        "v.patch_embd": "patch_embed.proj",
-        "v.patch_embd.weight.*": "patch_embed.later.*.weight",
+        **QWEN_NAMES,
         "v.post_ln": "merger.ln_q",
         "mm.0": "merger.mlp.0",
         "mm.2": "merger.mlp.2",
-        "v.blk.*.ln1": "blocks.*.norm1",
-        "v.blk.*.ln2": "blocks.*.norm2",
         **{f"v.blk.*.attn_{part}": f"blocks.*.attn.{part}_proj" for part in "qkv"},
-        "v.blk.*.attn_qkv": "blocks.*.attn.qkv",
-        "v.blk.*.attn_out": "blocks.*.attn.proj",
         "v.blk.*.ffn_gate": "blocks.*.mlp.gate_proj",
         "v.blk.*.ffn_up": "blocks.*.mlp.up_proj",
         "v.blk.*.ffn_down": "blocks.*.mlp.down_proj",
@@ -68,10 +64,7 @@ WEIGHTS = WeightTable(
         "blocks.*.mlp.fc1": "blocks.*.mlp.up_proj",
         "blocks.*.mlp.fc2": "blocks.*.mlp.down_proj",
     },
-    transforms=(
-        Unfolded("patch_embed.proj", frames="patch_embed.later.*"),
-        Split("blocks.*.attn.qkv", _QKV, lambda cfg: cfg.qkv_rows),
-    ),
+    transforms=QWEN_TRANSFORMS,
 )
 
 

@@ -21,9 +21,11 @@ from octavo.graph.values import Value
 from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_section
-from octavo.models._weights import Split, Unfolded, WeightTable
+from octavo.models._weights import WeightTable
 from octavo.models._wrapped import text_section
 from octavo.models.towers._tower import (
+    QWEN_NAMES,
+    QWEN_TRANSFORMS,
     TowerConfig,
     TowerInputs,
     attention,
@@ -43,21 +45,15 @@ PROJECTORS = ("qwen3vl_merger",)
 
 _NORM_EPS = 1e-6
 _TABLE = "pos_embed.weight"
-_QKV = tuple(f"blocks.*.attn.{part}_proj" for part in "qkv")
 WEIGHTS = WeightTable(
     prefixes=("model.visual.", "visual."),
     names={
         # GGUF
-        "v.patch_embd": "patch_embed.proj",
-        "v.patch_embd.weight.*": "patch_embed.later.*.weight",
+        **QWEN_NAMES,
         "v.position_embd": "pos_embed",
         "v.post_ln": "merger.norm",
         "mm.0": "merger.linear_fc1",
         "mm.2": "merger.linear_fc2",
-        "v.blk.*.ln1": "blocks.*.norm1",
-        "v.blk.*.ln2": "blocks.*.norm2",
-        "v.blk.*.attn_qkv": "blocks.*.attn.qkv",
-        "v.blk.*.attn_out": "blocks.*.attn.proj",
         "v.blk.*.ffn_up": "blocks.*.mlp.linear_fc1",
         "v.blk.*.ffn_down": "blocks.*.mlp.linear_fc2",
         "v.deepstack.*.norm": "deepstack.*.norm",
@@ -68,10 +64,7 @@ WEIGHTS = WeightTable(
         "deepstack_merger_list.*.linear_fc1": "deepstack.*.linear_fc1",
         "deepstack_merger_list.*.linear_fc2": "deepstack.*.linear_fc2",
     },
-    transforms=(
-        Unfolded("patch_embed.proj", frames="patch_embed.later.*"),
-        Split("blocks.*.attn.qkv", _QKV, lambda cfg: cfg.qkv_rows),
-    ),
+    transforms=QWEN_TRANSFORMS,
 )
 
 
