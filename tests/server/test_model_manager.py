@@ -177,7 +177,6 @@ def test_a_long_answer_of_a_model_that_is_put_to_sleep_keeps_no_other_from_loadi
             sleeping = asyncio.create_task(manager.unload("a"))
             await wait_until_async(lambda: manager.entry("a").state == "unloading")
             again = asyncio.create_task(_name_of(manager, "a"))  # waits for the answer, and nobody waits for it
-            await asyncio.sleep(0)
             assert await asyncio.wait_for(_name_of(manager, "b"), 2) == "b"
             await asyncio.wait_for(manager.unload("b"), 2)
             assert loader.loaded == ["a"]
