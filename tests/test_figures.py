@@ -13,7 +13,7 @@ from tools import make_figures as figures
 
 ROOT = Path(__file__).resolve().parent.parent
 # First titles of the tables that hold no measured figures.
-OTHER_TABLES = {"measure", "`--peer`", "subject", "variable"}
+OTHER_TABLES = {"measure", "`--peer`", "subject", "variable", "source", "option"}
 RECORD = {
     "machine": "two cores",
     "commit": "abc",

@@ -131,3 +131,8 @@ def test_speculation_of_answers_of_one_token_gains_nothing(monkeypatch: pytest.M
     model = str(save_decoder(tmp_path / "decoder"))
     report = speculation(model, turns=1, output_len=1, users=8, num_threads=1)
     assert (report.gain, report.edit_gain, report.worst_gain) == (1.0, 1.0, 1.0)
+    some = speculation(model, turns=1, output_len=1, kinds=["plan", "summary", "plan"], num_threads=1)
+    assert [each.kind for each in some.kinds] == ["plan", "summary"]
+    assert some.edit_gain is None
+    with pytest.raises(UsageError, match="there is no kind of text 'poem'; choose rename in a file, types in a file"):
+        speculation(model, kinds=["poem"])

@@ -81,3 +81,5 @@ def test_speculation_shows_a_line_for_each_kind_of_text(capsys: pytest.CaptureFi
     assert re.search(r"edits +60 +72% +3.47 +46.6 +161.0 +3.45 +0.85\n", text)
     assert re.search(r"talk +50 +- +1.00 ", text)
     assert "edits 3.45, all 1.85 (geometric means), worst 0.99\nanswers with drafts are NOT the same\n" in text
+    _write_speculation(SpeculationReport(machine, 1, 0.0, 3, kinds[1:], 0.99, None, 0.99, True))
+    assert "\n\nall 0.99 (geometric means), worst 0.99\n" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ import pytest
 from octavo import LLM
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
-from octavo.engine.loading.draft_model import own_head
 from octavo.engine.schedule import Schedule
 from octavo.engine.speculation.head_drafter import HeadDrafter
 from octavo.engine.speculation.policy import DraftPolicy
 from octavo.errors import UsageError
-from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams
 from tests.support.answers import Answers
 from tests.support.drafting import AnyPolicy
@@ -87,13 +84,19 @@ def test_other_backends_and_caches(options: dict[str, Any], tmp_path: Path) -> N
     assert right > 30
 
 
-def test_ranks_have_no_head(tmp_path: Path) -> None:
-    model = save_byte_level_tokenizer(tiny_head("glm4moe", max_position_embeddings=160).save(tmp_path / "m"))
-    config = EngineConfig(model=str(model), tensor_parallel_size=2)
-    with closing(open_checkpoint(model)) as checkpoint:
-        assert own_head(config, checkpoint, 64) is None
-        with pytest.raises(UsageError, match="method mtp: the model has several ranks"):
-            own_head(replace(config, speculative_config={"method": "mtp"}), checkpoint, 64)
+@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+@pytest.mark.parametrize("name", ["glm4moe", pytest.param("qwen35", marks=pytest.mark.slow)])
+def test_the_answers_of_ranks(name: str, ranks: dict[str, int], tmp_path: Path) -> None:
+    """The first rank, which is of the last stage, has the whole head."""
+    model = str(save_byte_level_tokenizer(agreeing_head(name, max_position_embeddings=160).save(tmp_path / "m")))
+    options = {**OPTIONS, "max_num_batched_tokens": 32, **ranks}
+    with LLM(model, speculation="off", **options) as llm:
+        expected = answers(llm)
+    with LLM(model, **options) as llm:
+        assert answers(llm) == expected
+        right, drafted = llm.metrics.num_accepted_draft_tokens_total, llm.metrics.num_draft_tokens_total
+        assert right["mtp"] > 30
+        assert drafted["mtp"] > 60
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "qwen35"])

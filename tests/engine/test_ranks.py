@@ -270,7 +270,7 @@ def test_a_rank_joins_when_all_have_found_their_parts(model: str, monkeypatch: p
     ours, theirs = (Connection(sock) for sock in socket.socketpair())
     follower = following.Follower(theirs)
     config = EngineConfig(model=model, tensor_parallel_size=2, num_threads=1)
-    follower._inbox.put(Setup(config, 1, "name-0", 160))
+    follower._inbox.put(Setup(config, 1, "name-0", 160, 20))
 
     def serve() -> None:
         with suppress(EngineDeadError):
@@ -308,7 +308,7 @@ def test_what_loading_waits_for_a_disk_is_not_counted(model: str, monkeypatch: p
     monkeypatch.setattr("octavo.backends.work_done._read", lambda *_: b"1 (a thread) D 0 0")  # at a disk, all the time
     _ours, theirs = (Connection(sock) for sock in socket.socketpair())
     follower = following.Follower(theirs)
-    follower._inbox.put(Setup(EngineConfig(model=model, tensor_parallel_size=2, num_threads=1), 1, "name-0", 160))
+    follower._inbox.put(Setup(EngineConfig(model=model, tensor_parallel_size=2, num_threads=1), 1, "name-0", 160, 20))
     follower._inbox.put(Joining())
     serving = threading.Thread(target=serve, daemon=True)
     serving.start()
@@ -322,7 +322,7 @@ def test_a_rank_with_another_model_is_refused(model: str) -> None:
     _, theirs = (Connection(sock) for sock in socket.socketpair())
     follower = following.Follower(theirs)
     config = EngineConfig(model=model, pipeline_parallel_size=2, nnodes=2, node_rank=1, master="a:1")
-    follower._inbox.put(Setup(config, 1, "name-0", 160, "0" * 32))
+    follower._inbox.put(Setup(config, 1, "name-0", 160, 20, digest="0" * 32))
     with pytest.raises(UsageError, match="rank 1 on node 1 has another model than the first machine"):
         follower._serve()
 

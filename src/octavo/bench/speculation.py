@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import statistics
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,8 @@ class KindReport:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
-    """gain, edit_gain: geometric means over all kinds and over edits of files. worst_gain: of all kinds.
+    """gain, edit_gain: geometric means over all kinds and over edits of files (None: there are none). worst_gain:
+    of all kinds.
 
     are_equal: answers and log-probabilities with drafts have the bits of those without.
     """
@@ -52,7 +54,7 @@ class SpeculationReport:
     turns: int
     kinds: list[KindReport]
     gain: float
-    edit_gain: float
+    edit_gain: float | None
     worst_gain: float
     are_equal: bool
 
@@ -62,6 +64,11 @@ class _Answer:
     token_ids: list[int]
     logprob: float | None
     metrics: RequestMetrics
+
+    @property
+    def bits(self) -> tuple[list[int], float | None]:
+        """The part that is the same with drafts and without."""
+        return self.token_ids, self.logprob
 
     @property
     def tokens_per_s(self) -> float:
@@ -75,15 +82,19 @@ def speculation(
     output_len: int = 300,
     temperature: float = 0.0,
     users: int = 1,
+    kinds: Sequence[str] = (),
     show_progress: bool = False,
     **options: Any,
 ) -> SpeculationReport:
     """Answers each of `PROMPTS` without drafts and with, `turns` times; the first turn warms up and does not count.
 
-    users: prompts at the same time; with 8, all kinds at once. options: further fields of `EngineConfig`.
-    Raises UsageError if the options switch drafts off, ModelLoadError or InsufficientMemoryError.
+    users: prompts at the same time; with 8, all kinds at once. kinds: of text, names in `PROMPTS`; none: all. options:
+    further fields of `EngineConfig`.
+    Raises UsageError for a kind that does not exist, or if the options switch drafts off, ModelLoadError or
+    InsufficientMemoryError.
     """
     check_sizes(turns=turns, output_len=output_len, users=users)
+    wanted = _wanted(kinds)
     with (
         closing(Session(EngineConfig.resolve(model, options))) as session,
         ProgressBar(enabled=show_progress) as bar,
@@ -103,32 +114,36 @@ def speculation(
         for turn in range(turns + 1):
             bar.update("turns", turn, turns + 1)
             engine.speculation = None
-            plain = _answers(session, params, users, f"plain{turn}")
+            plain = _answers(session, params, wanted, users, f"plain{turn}")
             engine.speculation = drafting
-            found.append((plain, _answers(session, params, users, f"drafts{turn}")))
+            found.append((plain, _answers(session, params, wanted, users, f"drafts{turn}")))
         bar.update("turns", turns + 1, turns + 1)
-        are_equal = all(
-            (plain[kind].token_ids, plain[kind].logprob) == (drafted[kind].token_ids, drafted[kind].logprob)
-            for plain, drafted in found
-            for kind in PROMPTS
-        )
-        kinds = [_report(kind, found[1:]) for kind in PROMPTS]
+        are_equal = all(plain[kind].bits == drafted[kind].bits for plain, drafted in found for kind in wanted)
+        reports = [_report(kind, found[1:]) for kind in wanted]
+        edits = [each.gain for each in reports if each.kind in EDITS]
         return SpeculationReport(
             describe_machine(session),
             users,
             temperature,
             turns,
-            kinds,
-            statistics.geometric_mean([each.gain for each in kinds]),
-            statistics.geometric_mean([each.gain for each in kinds if each.kind in EDITS]),
-            min(each.gain for each in kinds),
+            reports,
+            statistics.geometric_mean([each.gain for each in reports]),
+            statistics.geometric_mean(edits) if edits else None,
+            min(each.gain for each in reports),
             are_equal,
         )
 
 
-def _answers(session: Session, params: SamplingParams, users: int, salt: str) -> dict[str, _Answer]:
+def _wanted(kinds: Sequence[str]) -> list[str]:
+    unknown = [kind for kind in kinds if kind not in PROMPTS]
+    if unknown:
+        raise UsageError(f"there is no kind of text {unknown[0]!r}; choose {', '.join(PROMPTS)}")
+    return list(dict.fromkeys(kinds)) or list(PROMPTS)
+
+
+def _answers(session: Session, params: SamplingParams, kinds: list[str], users: int, salt: str) -> dict[str, _Answer]:
     """By kind. salt: keeps the prompts of other turns out of the prefix cache, so that first tokens are comparable."""
-    kinds, answers = list(PROMPTS), {}
+    answers = {}
     for first in range(0, len(kinds), users):
         part = kinds[first : first + users]
         results: queue.SimpleQueue[OutputDelta | OctavoError] = queue.SimpleQueue()

@@ -112,6 +112,7 @@ def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) 
 @_number("--output-len", 300, "tokens of each answer at most")
 @_number("--users", 1, "prompts at the same time; 8: all kinds at once")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="of the answers")
+@click.option("--kind", "kinds", multiple=True, help="of text, instead of all eight; may be given several times")
 @_as_json
 @with_engine_options
 def speculation(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
@@ -143,8 +144,9 @@ def _write_speculation(report: SpeculationReport) -> None:
             f"{each.tokens_per_s:>9.1f}{each.gain:>9.2f}{each.first_token_ratio:>9.2f}\n"
         )
     bits = "the same bits" if report.are_equal else "NOT the same"
+    edits = "" if report.edit_gain is None else f"edits {report.edit_gain:.2f}, "
     write(
-        f"\nedits {report.edit_gain:.2f}, all {report.gain:.2f} (geometric means), worst {report.worst_gain:.2f}\n"
+        f"\n{edits}all {report.gain:.2f} (geometric means), worst {report.worst_gain:.2f}\n"
         f"answers with drafts are {bits}\n\n"
         "right: share of the drafts that were right. a step: tokens of a step. off, on: tokens/s after the first,\n"
         "without drafts and with. gain: median of the turns. first: time to the first token with drafts over without.\n"

@@ -17,7 +17,7 @@ from octavo.backends.moved_blocks import moves
 from octavo.batch import SAMPLING_ROW, Batch, BlockBytes, DomainRows, SamplingBatch
 from octavo.config import EngineConfig
 
-PROTOCOL = 12
+PROTOCOL = 13
 SIZE_BYTES = 8  # before each message
 MAX_MESSAGE_BYTES = 4 << 30
 _TYPES = {name: np.dtype(name) for name in ("int32", "float32", "uint32", "uint8")}
@@ -91,7 +91,8 @@ class Hello(_Message):
 class Setup(_Message):
     """The part of a model that a rank is to load.
 
-    group: the name of its stage's group. model_len: tokens of the longest request. digest: of the model, for a rank of
+    group: the name of its stage's group. model_len: tokens of the longest request. max_num_outputs: of a step, more of
+    them for a head that drafts. taps: the layers whose inputs such a head reads. digest: of the model, for a rank of
     another machine; empty: it is the same file.
     """
 
@@ -99,6 +100,8 @@ class Setup(_Message):
     rank: int
     group: str
     model_len: int
+    max_num_outputs: int
+    taps: tuple[int, ...] = ()
     digest: str = ""
 
 

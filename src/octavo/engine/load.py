@@ -192,7 +192,8 @@ def _load(
         compiled, computed = beside_head(limits), head.tapped(graph)
     warn_unused_weights(checkpoint, used, () if vision is None else vision.tensors)
     with ExitStack() as opened:
-        executor = _executor(config, checkpoint, computed, compiled, tokenizer.report)
+        taps = () if head is None else head.taps
+        executor = _executor(config, checkpoint, computed, compiled, tokenizer.report, taps)
         opened.callback(executor.close)
         vocabulary = tokenizer.result()
         encodings = None if vision is None else _encodings(config, vision, executor, opened)
@@ -351,11 +352,16 @@ def _longer_context(wanted: int, fitting: int, trained: int) -> str:
 
 
 def _executor(
-    config: EngineConfig, checkpoint: Checkpoint, graph: Graph, limits: ExecutorLimits, progress: LoadProgress
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    graph: Graph,
+    limits: ExecutorLimits,
+    progress: LoadProgress,
+    taps: tuple[int, ...] = (),
 ) -> Executor:
     if config.num_ranks == 1:
         return compile_graph(config, checkpoint, graph, limits, progress)
     # Its imports take 50 ms, and most models have one rank.
     from octavo.engine.ranks.leading import lead
 
-    return lead(config, checkpoint, graph, limits, progress)
+    return lead(config, checkpoint, graph, limits, progress, taps)

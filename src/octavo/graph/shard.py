@@ -51,8 +51,12 @@ class RankGraph:
             local, layout = self._made(node)
             self._layouts[node.output] = layout
             self._forms[node.output, layout] = local
+            if node.output == self._graph.tap:  # whole before the hidden states, with which a step may end
+                self.value(node.output, None)
         outputs = tuple(self.value(value, None) for value in self._graph.outputs)
-        return Graph.from_nodes(self._graph, self._nodes, outputs)
+        part = Graph.from_nodes(self._graph, self._nodes, outputs)
+        part.tap = None if self._graph.tap is None else self.value(self._graph.tap, None)
+        return part
 
     def _made(self, node: Node) -> Made:
         op = node.op

@@ -92,16 +92,17 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
     method = SpeculativeConfig.of(config).method
     if method not in ("auto", "mtp") or not wants_drafts(config):
         return None
-    is_here = config.num_ranks == 1
     try:
         own = checkpoint.config.for_length(model_len)
-        graph = build_draft_graph(checkpoint.architecture, own, checkpoint.weights.shapes) if is_here else None
+        graph = build_draft_graph(checkpoint.architecture, own, checkpoint.weights.shapes)
     except GraphError as error:
         raise ModelLoadError(f"{checkpoint.path}: the head that predicts further tokens: {error}") from error
     if graph is None:
         if method == "mtp":
-            problem = "has no head of a kind that Octavo knows" if is_here else "has several ranks"
-            raise UsageError(f"speculative_config: method mtp: the model {problem}; choose auto or ngram")
+            raise UsageError(
+                "speculative_config: method mtp: the model has no head of a kind that Octavo knows; choose auto or "
+                "ngram"
+            )
         return None
     own_config = dataclasses.replace(
         draft_config(config, config.model, config.revision), quantization=config.quantization
@@ -112,12 +113,8 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
 def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int) -> DraftModel:
     """The EAGLE-3 head in a folder, opened beside its target.
 
-    Raises UsageError where heads cannot draft, and ModelLoadError for one that was trained for another model.
+    Raises ModelLoadError for one that was trained for another model.
     """
-    if config.num_ranks > 1:
-        raise UsageError(
-            f"draft_model {path} is an EAGLE-3 head, and the model has several ranks; take a draft model, or one rank"
-        )
     opened = open_eagle_head(path, checkpoint)
     with ExitStack() as closed:
         closed.callback(opened.checkpoint.close)

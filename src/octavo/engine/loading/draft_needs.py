@@ -74,7 +74,7 @@ def _needs_of_head(
     count = sum(math.prod(parameter.shape) for parameter in draft.graph.parameters)
     needs = _needs(name, sizes, count, target, context)
     shared = 0
-    if backend_name(config) == "cpu":  # where the model's matrices are the head's, too
+    if backend_name(config) == "cpu" and config.num_ranks == 1:  # where the model's matrices are the head's, too
         shared = sum(size for p, size in sizes.weights.items() if p.is_matrix and p in target.weights)
     more = wider.workspace_bytes - target.workspace_bytes
     weight_bytes = needs.weight_bytes - shared

@@ -39,6 +39,7 @@ from octavo.distributed.ranks import Ranks, rank_graph
 from octavo.distributed.rendezvous import address_of, connect
 from octavo.engine.loading.compile_graph import compile_graph
 from octavo.engine.loading.devices import memory_of_rank
+from octavo.engine.loading.draft_head import DraftHead
 from octavo.engine.loading.encoder import vision_of
 from octavo.engine.loading.model_graph import executor_limits, model_graph, steps_of
 from octavo.engine.ranks.joining import OTHERS_S, join, settled
@@ -172,13 +173,14 @@ class Follower:
                 f"rank {rank} on node {node} has another model than the first machine: the tensors of "
                 f"{checkpoint.path} differ from those there; copy the same files to all machines"
             )
-        whole = model_graph(checkpoint, setup.model_len)
+        plain = model_graph(checkpoint, setup.model_len)
+        whole = DraftHead(setup.taps).tapped(plain)
         graph = rank_graph(whole, ranks, rank, steps_of(checkpoint, config, whole))
         self._connection.send(Joining())
         self._next(Joining)  # a rank of another machine may have to download the model first
         config = settled(config, rank)
         self._group = group = join(config, graph, ranks, rank, setup.group)
-        limits = executor_limits(config, setup.model_len, whole)
+        limits = replace(executor_limits(config, setup.model_len, plain), max_num_outputs=setup.max_num_outputs)
         executor = compile_graph(config, checkpoint, graph, limits, None, group)
         self._adapters.executor = executor
         self._waits, self._executor = WaitMeter(), executor  # in this order: another thread asks for the state

@@ -6,6 +6,8 @@ import logging
 import secrets
 from dataclasses import replace
 
+import msgspec
+
 from octavo import env
 from octavo.backends import ExecutorLimits
 from octavo.backends.rank_segments import remove_segments
@@ -29,9 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 def lead(
-    config: EngineConfig, checkpoint: Checkpoint, graph: Graph, limits: ExecutorLimits, progress: LoadProgress | None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    graph: Graph,
+    limits: ExecutorLimits,
+    progress: LoadProgress | None,
+    taps: tuple[int, ...] = (),
 ) -> GroupExecutor:
-    """The executor of all ranks, with their processes. graph: the whole model. Raises what a rank raises."""
+    """The executor of all ranks, with their processes. Raises what a rank raises.
+
+    graph: the whole model, whose tap has the inputs of the layers `taps`.
+    """
     ranks = Ranks.of(config)
     leader, name = Leader(), secrets.token_hex(8)
     try:
@@ -41,7 +51,8 @@ def lead(
             leader.spawn(config.ranks_here[1:])
             _admit_other_machines(config, leader)
         for rank in range(1, ranks.count):
-            leader.send(_setup(config, checkpoint, rank, f"{name}-{ranks.stage(rank)}", limits), [rank])
+            setup = _setup(config, checkpoint, rank, f"{name}-{ranks.stage(rank)}", limits)
+            leader.send(msgspec.structs.replace(setup, taps=taps), [rank])
         part = rank_graph(graph, ranks, 0, steps_of(checkpoint, config, graph))
         for rank in range(1, ranks.count):
             leader.receive(rank, Joining)
@@ -98,4 +109,5 @@ def _setup(config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, 
     digest = checkpoint.file.digest() if node > 0 else ""
     if config.distributed_executor != "ray":  # which has no node_rank
         config = replace(config, node_rank=node)
-    return Setup(of_rank(replace(config, model=model), rank), rank, group, limits.max_model_len, digest)
+    own = of_rank(replace(config, model=model), rank)
+    return Setup(own, rank, group, limits.max_model_len, limits.max_num_outputs, digest=digest)
