@@ -385,6 +385,7 @@ def test_doctor() -> None:
     assert f"torch {findings['torch']}" in " ".join(text.split())
     assert findings["torch"].startswith(metadata.version("torch"))
     assert torch.cuda.is_available() != ("no GPU is used" in findings["torch"])
+    assert [line.split(":")[0] for line in findings["kernel_libraries"]] == ["humming", "varlen", "sdpa", "fla"]
 
 
 def test_doctor_says_why_an_instruction_set_was_chosen() -> None:

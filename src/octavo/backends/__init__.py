@@ -244,7 +244,8 @@ class BackendDescription:
 
     kernels: the kernels that it runs, `avx512` for example. reason: the reason for these. thread_reasons: the reasons
     for the number of threads, one line each. problems: reasons why it cannot run as configured. products: the type in
-    which products with quantized weights are computed.
+    which products with quantized weights are computed. libraries: those that may take the place of its kernels, a line
+    each, with the reason against a library that cannot.
     """
 
     kernels: str
@@ -253,6 +254,7 @@ class BackendDescription:
     thread_reasons: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     products: str = "float32"
+    libraries: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,7 +138,7 @@ class Sizes:
     """Sizes in bytes. graph: as the backend runs it. weights: packed size of each of its parameters.
 
     matrices: its matrices. kv_formats: number format of each layer's cache; empty if the backend stores all
-    caches alike.
+    caches alike. providers: for people, the library or kernel of each kind of operation that has a choice.
     """
 
     graph: Graph
@@ -147,6 +147,7 @@ class Sizes:
     workspace_bytes: int
     cache: CacheSizes
     kv_formats: Mapping[int, LayerFormat]
+    providers: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def weight_bytes(self) -> int:

@@ -63,7 +63,9 @@ def _together(graph: Graph, parts: Sequence[Sizes]) -> Sizes:
         tuple(name for part in parts for name in part.cache.formats),
     )
     formats = {layer: found for part in parts for layer, found in part.kv_formats.items()}
-    return Sizes(graph, weights, matrices, sum(part.workspace_bytes for part in parts), cache, formats)
+    providers = tuple(dict.fromkeys(line for part in parts for line in part.providers))
+    workspace = sum(part.workspace_bytes for part in parts)
+    return Sizes(graph, weights, matrices, workspace, cache, formats, providers=providers)
 
 
 def sizes_of_parts(graph: Graph, parts: Sequence[PartSizes], placement: Placement) -> SplitSizes:
@@ -78,6 +80,7 @@ def sizes_of_parts(graph: Graph, parts: Sequence[PartSizes], placement: Placemen
         whole.kv_formats,
         tuple(parts),
         placement,
+        providers=whole.providers,
     )
 
 

@@ -42,6 +42,7 @@ def doctor(*, as_json: bool) -> None:
             "kernels": f"{findings['isa']}: {findings['isa_reason']}",
             "threads": f"{findings['threads']}: {'; '.join(findings['thread_reasons'])}",
             **({"torch": findings["torch"]} if findings["torch"] else {}),
+            **({"kernel libraries": "; ".join(findings["kernel_libraries"])} if findings["kernel_libraries"] else {}),
             "memory": f"{size(findings['available_bytes'])} available",
             "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s, from a short measurement",
             "models": f"{findings['cache_dir']}, {size(findings['cache_bytes'])}; {findings['network']}",
@@ -61,6 +62,7 @@ def examine() -> dict[str, Any]:
     processor = machine.processor()
     flags = processor.get("flags", processor.get("Features", "")).split()
     backend, available_bytes = _backend(problems)
+    torch, libraries = _torch()
     cache = env.cache_dir()
     return {
         "version": __version__,
@@ -72,7 +74,8 @@ def examine() -> dict[str, Any]:
         "isa_reason": backend.reason,
         "threads": backend.num_threads,
         "thread_reasons": list(backend.thread_reasons),
-        "torch": _torch(),
+        "torch": torch,
+        "kernel_libraries": libraries,
         "available_bytes": available_bytes,
         "read_bytes_per_s": _read_bandwidth(backend.num_threads),
         "cache_dir": str(cache),
@@ -103,19 +106,19 @@ def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
     return found, backend.memory().available_bytes
 
 
-def _torch() -> str | None:
-    """The GPU that the backend `torch` would use; None: torch is not installed."""
+def _torch() -> tuple[str | None, list[str]]:
+    """The GPU that the backend `torch` would use and its libraries of kernels; None: torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        return None
+        return None, []
     from octavo.backends import get_backend
 
     try:
         found = get_backend("torch").describe()
     except (OctavoError, ImportError, OSError, RuntimeError) as error:  # a broken torch, or its driver
-        return f"{type(error).__name__}: {error}"
-    return f"{_version('torch', [])}: {found.kernels}, {found.reason}"
+        return f"{type(error).__name__}: {error}", []
+    return f"{_version('torch', [])}: {found.kernels}, {found.reason}", list(found.libraries)
 
 
 def _version(name: str, problems: list[str]) -> str:

@@ -128,6 +128,7 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
         "in_memory": held.matrices,
         "bytes_read_per_token": sum(matrix["bytes_read_per_token"] for matrix in held.matrices),
         "images": _images(checkpoint, engine),
+        "providers": held.providers,
         "warnings": held.warnings,
     }
 
@@ -149,7 +150,8 @@ class _InMemory:
     """A model as the engine holds it.
 
     matrices: by format. experts: of a mixture. kv_format, kv_bytes_per_token: of the cache. warnings: about weights
-    that grow, or the reason why the model cannot be loaded.
+    that grow, or the reason why the model cannot be loaded. providers: the library or kernel of each kind of operation
+    that has a choice, on a GPU.
     """
 
     matrices: list[dict[str, Any]]
@@ -157,6 +159,7 @@ class _InMemory:
     kv_format: str | None
     kv_bytes_per_token: int | None
     warnings: list[str]
+    providers: list[str]
 
 
 def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
@@ -172,7 +175,7 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
     except OctavoError as error:
         if engine.quantization is not None:
             raise
-        return _InMemory([], None, None, None, [f"the model cannot be loaded: {error}"])
+        return _InMemory([], None, None, None, [f"the model cannot be loaded: {error}"], [])
     read = weight_bytes_read(sizes.graph, StepSizes(1, 1, 1, 1, sizes.kv_element_bytes), sizes.weights)
     quantized_products = get_backend("cpu").describe().products
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -202,6 +205,7 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
         kv_format=sizes.cache.format,
         kv_bytes_per_token=sizes.cache.token_bytes,
         warnings=size_notes(engine, sizes),
+        providers=list(sizes.providers),
     )
 
 
@@ -245,6 +249,8 @@ def _write(facts: dict[str, Any]) -> None:
             "sampling": f"{sampling or 'temperature 1'} ({facts['default_sampling_source']})",
         }
     )
+    for line in facts["providers"]:
+        write(f"\nkernels: {line}\n")
     for warning in facts["warnings"]:
         write(f"\nwarning: {warning}\n")
     _write_table(facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,9 @@ from octavo.backends.torch.eager import dequantized
 from octavo.backends.torch.executor import StepMode, TorchExecutor, current, room_for, triton_calls
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
+from octavo.backends.torch.providers import humming
+from octavo.backends.torch.providers.choice import OWN, choices, choose, product_problems, report
+from octavo.backends.torch.providers.problems import Place
 from octavo.backends.torch.rank_group import TorchRankGroup, join_group
 from octavo.backends.torch.rates import measured_copy_rate, measured_rates
 from octavo.backends.torch.streamed_weights import StreamPlan, load_streamed, places_of, streamed_parameters
@@ -50,6 +54,8 @@ from octavo.graph.domains import check_limits
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import Weight
+
+logger = logging.getLogger(__name__)
 
 PASSES = (passes.fuse_attention, passes.fuse_gated_linears, passes.fuse_residual, passes.fuse_norm,
           passes.select_rows_early)  # fmt: skip
@@ -112,6 +118,8 @@ class TorchBackend:
         for node in planned.graph.nodes:
             check_operation(node)
         check_model_len(planned.graph, limits)
+        for line in planned.providers:
+            logger.info("%s", line)
         with room_for("the weights", planned.weight_bytes):
             if isinstance(planned, StreamedSizes):
                 on_disk = pack_cache if pack_cache is not None and pack_cache.resident_bytes is not None else None
@@ -153,6 +161,10 @@ class TorchBackend:
         types = plain_types(graph, self.dtype)
         held = {p: prod(p.shape) * types[p].itemsize for p in graph.parameters}
         held |= {p: found.packed_bytes for p, found in matrices.items()}
+        place = Place.of(self.device, self.dtype, repeats=self.deterministic)
+        if calls is not None:  # a library's packed form of a matrix is beside the planes
+            problems = product_problems(graph, matrices, place).items()
+            held |= {p: held[p] + humming.extra_bytes(q) for p, q in problems if choose(q).winner != OWN}
         values = step_plan(graph, limits, self.dtype, calls, multiplied_by_codes(matrices)).total_bytes
         coded = {p: held.type_name for p, held in matrices.items() if is_coded(held)}
         values += 0 if calls is None else unplaced_bytes(graph, limits, self.dtype, coded)
@@ -165,7 +177,11 @@ class TorchBackend:
             values + logits * _SAMPLER_BYTES + beside,
             cache_sizes(graph, cache_types(formats, self.cache_dtype), vector_type(self.dtype)),
             formats,
-        )
+            providers=tuple(
+                () if calls is None
+                else (choice.line for choice in choices(graph, matrices, place, cache_types(formats, self.cache_dtype)))
+            ),
+        )  # fmt: skip
 
     def streamed(self, sizes: Sizes, layers: Sequence[int]) -> StreamedSizes:
         """See `octavo.backends.split.Device`."""
@@ -182,6 +198,7 @@ class TorchBackend:
             tuple(layers),
             hosted,
             largest * places_of(len(by_layer)),
+            providers=sizes.providers,
         )
 
     def copy_rate(self) -> float:
@@ -248,9 +265,12 @@ class TorchBackend:
 
     def describe(self) -> BackendDescription:
         """See `octavo.backends.Backend`."""
+        libraries = tuple(report(Place.of(self.device, self.dtype, repeats=self.deterministic)))
         if self.device.type == "cpu":
-            return BackendDescription("torch", "no GPU is used: tensors are in main memory", torch.get_num_threads())
+            reason = "no GPU is used: tensors are in main memory"
+            return BackendDescription("torch", reason, torch.get_num_threads(), libraries=libraries)
         properties = torch.cuda.get_device_properties(self.device)
         return BackendDescription(
-            f"torch on {properties.name}", f"compute capability {properties.major}.{properties.minor}", 1
-        )
+            f"torch on {properties.name}", f"compute capability {properties.major}.{properties.minor}", 1,
+            libraries=libraries,
+        )  # fmt: skip

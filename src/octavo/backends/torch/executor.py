@@ -23,6 +23,8 @@ from octavo.backends.torch.checks import BatchChecks
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
 from octavo.backends.torch.operations import evaluate
 from octavo.backends.torch.paged_step import PagedStep, StepKernels
+from octavo.backends.torch.providers.calls import provided
+from octavo.backends.torch.providers.problems import Place
 from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.rank_sampling import offers_of, sample_together
 from octavo.backends.torch.sampler import Samples, joined, rows_of, sample
@@ -162,7 +164,8 @@ class TorchExecutor:
         self._group, self._widths = mode.group, gathered_widths(graph, mode.group)
         # A step waits for other ranks, which begin it after the call that submits it here.
         self._thread = None if mode.group is None else ThreadPoolExecutor(1, "octavo-rank")
-        self.calls = triton_calls(device)
+        place = Place.of(device, weights.dtype, repeats=mode.repeats)
+        self.calls = provided(triton_calls(device), place, products=weights.streamed is None)
         self._plan = plan
         self._workspace: Workspace | None = self._new_workspace()
         self._graphs: DecodeGraphs | None = None

@@ -28,14 +28,11 @@ def dequantized(p: Planes, dtype: torch.dtype, rows: Tensor | slice | None = Non
         return x if rows is None else x[rows]
 
     width = p.shape[-1]
-    code = _codes(own(p.codes), p.bits)
-    if p.high is not None:
-        code = code | (_codes(own(p.high), p.high_bits) << p.bits)
-    code = code[..., :width]
+    code = codes_of(p, rows)[..., :width]
     value = _values(p, code)
     if p.decode == "integer":
         value = value - (_spread(own(p.zeros).float(), p.group, width) if p.zeros is not None else float(p.zero))
-    scale = _spread(_scales(p, own(p.scales)), p.group, width)
+    scale = _spread(scales_of(p, own(p.scales)), p.group, width)
     if p.supers is not None:
         scale = scale * _spread(own(p.supers).float(), p.super_group, width)
     value = value * scale
@@ -45,6 +42,16 @@ def dequantized(p: Planes, dtype: torch.dtype, rows: Tensor | slice | None = Non
             minimum = minimum * _spread(own(p.super_minima).float(), p.super_group, width)
         value = value + minimum
     return value.to(dtype)
+
+
+def codes_of(p: Planes, rows: Tensor | slice | None = None) -> Tensor:
+    """The codes of a matrix or a stack, or of these rows of a matrix, one a byte, up to the end of the last block."""
+
+    def own(x: Tensor) -> Tensor:
+        return x if rows is None else x[rows]
+
+    code = _plane_codes(own(p.codes), p.bits)
+    return code if p.high is None else code | (_plane_codes(own(p.high), p.high_bits) << p.bits)
 
 
 def whole(p: Planes, dtype: torch.dtype) -> Tensor:
@@ -68,7 +75,7 @@ def product(x: Tensor, p: Planes) -> Tensor:
     return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=-1)
 
 
-def _codes(plane: Tensor, bits: int) -> Tensor:
+def _plane_codes(plane: Tensor, bits: int) -> Tensor:
     """One plane's codes, one a byte: see `octavo.backends.torch.kernels.planes`."""
     if bits == 8:
         return plane
@@ -88,7 +95,8 @@ def _values(p: Planes, code: Tensor) -> Tensor:
     return code.contiguous().view(kind).float()
 
 
-def _scales(p: Planes, scales: Tensor) -> Tensor:
+def scales_of(p: Planes, scales: Tensor) -> Tensor:
+    """These scales of a weight in float32, without those of super groups."""
     if p.scale_bits == "e4m3":
         return scales.view(torch.float8_e4m3fn).float()
     if p.scale_bits == "e8m0":  # of numbers that are held doubled

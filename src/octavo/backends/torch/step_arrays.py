@@ -37,6 +37,7 @@ class EqualSequences:
     positions: Tensor  # [n, t]
     starts: Tensor  # [n + 1], 0, t, 2 t ...
     windows: tuple[VisibleBlocks, ...]  # one a group of layers
+    ends: tuple[int, ...]  # tokens of each that are in the cache after the step, on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ def sent(array: NDArray[Any], device: torch.device) -> Tensor:
 class HostArrays:
     """The arrays of a step on the host, all in one, in an order that its sequences and their lengths decide.
 
-    shapes: of the arrays. equal: of `EqualSequences`, the numbers of rows, positions, starts and windows among them.
+    shapes: of the arrays. equal: of `EqualSequences`, the numbers of rows, positions, starts and windows
+    among them, and their ends.
     """
 
     flat: Int32
@@ -76,7 +78,7 @@ class HostArrays:
     saves: tuple[tuple[int, ...], ...]
     has_types: bool
     has_states: bool
-    equal: tuple[tuple[int, int, int, tuple[tuple[int, int, int], ...]], ...]
+    equal: tuple[tuple[int, int, int, tuple[tuple[int, int, int], ...], tuple[int, ...]], ...]
 
     def sent(self, device: torch.device) -> Tensor:
         """`flat` on the device, int32 [length]."""
@@ -105,8 +107,9 @@ class HostArrays:
                 found[positions_at],
                 found[starts_at],
                 tuple(VisibleBlocks(*(found[at] for at in window)) for window in windows),
+                ends,
             )
-            for where, positions_at, starts_at, windows in self.equal
+            for where, positions_at, starts_at, windows, ends in self.equal
         )
         if not self.has_states:
             return StepArrays(rows, sources, slots, sequences)
@@ -156,7 +159,7 @@ def host_arrays(
             tables = np.pad(seen.tables, ((0, 0), (0, width))) if width > 0 else seen.tables
             windows.append((len(arrays), len(arrays) + 1, len(arrays) + 2))
             arrays += [tables, seen.first, seen.end]
-        equal.append((at, at + 1, at + 2, tuple(windows)))
+        equal.append((at, at + 1, at + 2, tuple(windows), tuple(batch.seq_lens[chosen].tolist())))
     return HostArrays(
         np.concatenate([a.reshape(-1).astype(np.int32) for a in arrays]),
         tuple(a.shape for a in arrays),
@@ -201,7 +204,7 @@ class DecodeArrays:
         found = [part.reshape(shape) for part, shape in zip(np.split(memory, ends[:-1]), host.shapes, strict=True)]
         token_ids, sources, positions = found[:3]
         slots, _, states, is_fresh = found[7:11]
-        ((_, positions_at, _, windows),) = host.equal
+        ((_, positions_at, _, windows, _),) = host.equal
         # In the order of the values in `write`. The last axis is that of rows.
         self._rows = [token_ids, sources, positions, found[positions_at].reshape(-1), slots]
         self._rows += [states, is_fresh] if host.has_states else []

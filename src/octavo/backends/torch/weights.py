@@ -52,7 +52,7 @@ def held_type(
     has_kernel: one reads the planes; else products write their numbers out.
     """
     info, shape = parameter_info(weights, parameter), parameter.shape
-    planes = _row_of_planes(info.type_name, shape)
+    planes = row_of_planes(info.type_name, shape)
     if planes is None:
         return PackedType(info.type_name, _TYPE_NAMES[dtype], info.nbytes, prod(shape) * dtype.itemsize)
     of_all = sum(x.nbytes for x in (planes.table, planes.column_order) if x is not None)
@@ -61,7 +61,7 @@ def held_type(
     return PackedType(info.type_name, info.type_name, info.nbytes, held, written)
 
 
-def _row_of_planes(type_name: str, shape: tuple[int, ...]) -> Planes | None:
+def row_of_planes(type_name: str, shape: tuple[int, ...]) -> Planes | None:
     """A row [1, in] of zeros of a stored type as planes; None: matrices of this shape are held as plain numbers.
 
     So are stacks with an order of columns: only the weight itself tells whether its experts have one order.
@@ -131,6 +131,13 @@ def is_coded(held: PackedType) -> bool:
     return held.packed_as == held.type_name and held.type_name not in DENSE_TYPES
 
 
+def products_with_codes(graph: Graph, matrices: Mapping[Parameter, PackedType]) -> list[Parameter]:
+    """The matrices [out, in] that are held as codes and that rows are multiplied by as they are."""
+    ops = [node.op for node in graph.nodes]
+    used = [p for op in ops if isinstance(op, Linear | FusedLinear) for p in op.parameters]
+    return [p for p in dict.fromkeys(used) if p in matrices and len(p.shape) == 2 and is_coded(matrices[p])]
+
+
 def multiplied_by_codes(matrices: Mapping[Parameter, PackedType]) -> frozenset[Parameter]:
     """The matrices of types that a checkpoint may have multiplied by rows as codes; the weight itself says whether."""
     kinds = re.compile(r"F8_E4M3(_.*)?|I8_ROW(_F32)?")
@@ -191,7 +198,7 @@ class DeviceWeights:
         for parameter, loaded in zip(parameters, ends, strict=True):
             weight = weight_of(weights, parameter)
             planes = None
-            if parameter.is_matrix and _row_of_planes(weight.type_name, weight.shape) is not None:
+            if parameter.is_matrix and row_of_planes(weight.type_name, weight.shape) is not None:
                 planes = planes_of(weight)
             if planes is None:
                 self._tensors[parameter] = _tensor(weight, types[parameter], device)

@@ -1,0 +1,117 @@
+"""The kernels of a step with providers in place of ours, for the problems that these have won."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from octavo.backends.torch.cache import LayerPages
+from octavo.backends.torch.coded import CodedRows, Find, nowhere
+from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.paged_step import StepKernels
+from octavo.backends.torch.plain import ProductEnd
+from octavo.backends.torch.providers import fla, humming
+from octavo.backends.torch.providers.choice import OWN, choose, provider, state_problem
+from octavo.backends.torch.providers.problems import Place, ProductProblem, PromptProblem
+from octavo.backends.torch.step_arrays import EqualSequences, StepArrays
+from octavo.graph.ops.attention import AttentionParams
+from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
+
+logger = logging.getLogger(__name__)
+
+LEAST_PROMPT = 64  # tokens of a sequence in a step from which libraries attend
+
+
+def provided(calls: StepKernels | None, place: Place, *, products: bool = True) -> StepKernels | None:
+    """`calls`, or these with providers where the place allows them. products: weights stay where they are."""
+    if calls is None or place.repeats:
+        return calls
+    return cast(StepKernels, ProvidedCalls(calls, place, products=products))
+
+
+class ProvidedCalls:
+    """Implements `StepKernels`."""
+
+    def __init__(self, calls: StepKernels, place: Place, *, products: bool) -> None:
+        """calls: for all problems that no provider has."""
+        self._calls, self._place, self._has_products = calls, place, products
+        self._layers: Any = WeakTensorKeyDictionary()  # by the codes of a matrix: they go when these do
+        self._failed: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._calls, name)
+
+    def linear(
+        self, x: Tensor | CodedRows, matrix: Planes | Tensor, end: ProductEnd, *, repeats: bool, find: Find = nowhere
+    ) -> Tensor:
+        """See `StepKernels`."""
+        if isinstance(matrix, Planes) and isinstance(x, Tensor) and not repeats and end.dtype in (None, x.dtype):
+            layer = self._layer(matrix, len(x), x.dtype)
+            if layer is not None:
+                return humming.linear(matrix.ordered(x), layer, end)
+        return self._calls.linear(x, matrix, end, repeats=repeats, find=find)
+
+    def _layer(self, p: Planes, rows: int, dtype: torch.dtype) -> Any:
+        """The matrix as a provider has it; None: none does, or not for so many rows."""
+        if not self._has_products or not humming.LEAST_ROWS <= rows <= humming.MOST_ROWS or len(p.shape) != 2:
+            return None
+        if p.codes not in self._layers:
+            self._layers[p.codes] = self._prepared(p, dtype)
+        return self._layers[p.codes]
+
+    def _prepared(self, p: Planes, dtype: torch.dtype) -> Any:
+        problem = ProductProblem.of(self._place, p, (p.shape[0], p.shape[1]))
+        if choose(problem).winner == OWN:
+            return None
+        try:
+            return humming.prepared(p, dtype)
+        except Exception as error:  # a library of others, which compiles at run time: ours computes the same
+            if problem.title not in self._failed:
+                self._failed.add(problem.title)
+                reason = str(error).partition("\n")[0]
+                logger.warning("%s: our own kernel, as humming failed: %s", problem.title, reason)
+            return None
+
+    def attend(
+        self,
+        q: Tensor,
+        pages: LayerPages,
+        p: AttentionParams,
+        some: EqualSequences,
+        sinks: Tensor | None,
+        *,
+        repeats: bool,
+        memory: tuple[Tensor | None, Tensor | None],
+    ) -> Tensor:
+        """See `StepKernels`."""
+        if some.positions.shape[1] >= LEAST_PROMPT and not repeats:
+            problem = PromptProblem(self._place, p, pages.keys.dtype, sinks is not None)
+            if (winner := choose(problem).winner) != OWN:
+                out = q.new_empty((len(q), p.output_width)) if memory[0] is None else memory[0]
+                found: Tensor = provider(winner).attend(q, pages, p, some, out)
+                return found
+        return self._calls.attend(q, pages, p, some, sinks, repeats=repeats, memory=memory)
+
+    def advanced(
+        self,
+        op: ShortConv | GatedDeltaRule | SelectiveScan,
+        values: Sequence[Tensor],
+        state: Tensor,
+        weights: Sequence[Tensor | None],
+        arrays: StepArrays,
+        out: Tensor | None,
+    ) -> Tensor:
+        """See `StepKernels`."""
+        longest = max((end - begin for begin, end in pairwise(arrays.rows.starts)), default=0)
+        problem = state_problem(op, self._place)
+        if longest < fla.LEAST_TOKENS or problem is None or choose(problem).winner == OWN:
+            return self._calls.advanced(op, values, state, weights, arrays, out)
+        assert not isinstance(op, ShortConv)
+        found = fla.advanced(op, values, state, weights, arrays)
+        return found if out is None else out.copy_(found)

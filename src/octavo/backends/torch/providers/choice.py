@@ -1,0 +1,100 @@
+"""The provider of each problem of a graph: the first one that can, with the reasons of those that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+
+from octavo.backends.memory import PackedType
+from octavo.backends.torch.providers.problems import KernelProblem, Place, ProductProblem, PromptProblem, StateProblem
+from octavo.backends.torch.weights import products_with_codes, row_of_planes
+from octavo.graph.builder import Graph
+from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention
+from octavo.graph.ops.base import Op
+from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan
+from octavo.graph.values import Parameter
+
+OWN = "triton"
+# In the order of preference.
+_CANDIDATES: dict[type, tuple[str, ...]] = {
+    ProductProblem: ("humming",),
+    PromptProblem: ("varlen", "sdpa"),
+    StateProblem: ("fla",),
+}
+
+
+class ProviderChoice(NamedTuple):
+    """winner: the module of a provider, or `OWN`. refusals: modules that were asked before it, with their reasons."""
+
+    title: str
+    winner: str
+    refusals: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refusals)
+        return f"{self.title}: {self.winner}" + (f" ({reasons})" if reasons else "")
+
+
+def provider(name: str) -> Any:
+    """The module of a provider. What it adapts is imported by its functions, not with it."""
+    return import_module(f"octavo.backends.torch.providers.{name}")
+
+
+@cache
+def choose(problem: KernelProblem) -> ProviderChoice:
+    """The provider of a problem."""
+    refusals: list[tuple[str, str]] = []
+    for name in _CANDIDATES[type(problem)]:
+        reason = provider(name).can(problem)
+        if reason is None:
+            return ProviderChoice(problem.title, name, tuple(refusals))
+        refusals.append((name, reason))
+    return ProviderChoice(problem.title, OWN, tuple(refusals))
+
+
+def state_problem(op: Op, place: Place) -> StateProblem | None:
+    """The problem of an operation with states; None: no library has its operation."""
+    if isinstance(op, GatedDeltaRule):
+        return StateProblem(place, "gated delta rule", op.heads.key_dim, op.heads.value_dim)
+    if isinstance(op, SelectiveScan):
+        return StateProblem(place, "selective scan", op.heads.state_dim, op.heads.head_dim)
+    return None
+
+
+def choices(
+    graph: Graph, matrices: Mapping[Parameter, PackedType], place: Place, cache_types: Mapping[int, torch.dtype]
+) -> list[ProviderChoice]:
+    """The choices of all problems of a graph, each title once. cache_types: of keys and values by layer."""
+    problems: list[KernelProblem] = []
+    for node in graph.nodes:
+        op = node.op
+        if isinstance(op, Attention | FusedAttention):
+            p: AttentionParams = op.params
+            problems.append(PromptProblem(place, p, cache_types[p.layer], op.sinks is not None))
+        elif (found := state_problem(op, place)) is not None:
+            problems.append(found)
+    problems += product_problems(graph, matrices, place).values()
+    return list({choice.title: choice for choice in map(choose, problems)}.values())
+
+
+def product_problems(
+    graph: Graph, matrices: Mapping[Parameter, PackedType], place: Place
+) -> dict[Parameter, ProductProblem]:
+    """The problems of the matrices that are held as codes and multiplied as one matrix, not as experts."""
+    found = {}
+    for parameter in products_with_codes(graph, matrices):
+        planes = row_of_planes(matrices[parameter].type_name, parameter.shape)
+        if planes is not None:
+            found[parameter] = ProductProblem.of(place, planes, (parameter.shape[0], parameter.shape[1]))
+    return found
+
+
+def report(place: Place, names: Iterable[str] = ("humming", "varlen", "sdpa", "fla")) -> list[str]:
+    """A line for each provider: whether it can be used here at all."""
+    return [f"{name}: {provider(name).absent(place) or 'ready'}" for name in names]

@@ -1,0 +1,51 @@
+"""Planes as a library reads them: one code a number, and a scale and a zero in floating point for each group.
+
+A number is (code - zero) * scale. So the minima of ggml's types (Q4_K: groups of 32) become zeros that are no whole
+numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.quantized import codes_of, scales_of
+
+
+class GroupedCodes(NamedTuple):
+    """codes: int32 [out, in]. scales, zeros: float32 [out, groups]; zeros None: those of the middle code, or none."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+
+
+def grouped_codes(p: Planes) -> GroupedCodes:
+    """The codes of a matrix [out, in], in their own order of columns, which mean the same numbers up to rounding."""
+    width, groups = p.shape[-1], p.scales.shape[-1]
+    codes, scales = codes_of(p)[..., :width].int(), scales_of(p, p.scales)
+    if p.supers is not None:
+        scales = scales * _each(p.supers.float(), p, groups)
+    if p.decode != "integer":
+        return GroupedCodes(codes, scales * (2.0 if p.decode == "e2m1_doubled" else 1.0), None)
+    if p.minima is None and p.zeros is None and p.zero == 1 << (p.bits + p.high_bits - 1):
+        return GroupedCodes(codes, scales, None)
+    zeros = torch.full_like(scales, float(p.zero)) if p.zeros is None else p.zeros.float()
+    if p.minima is None:
+        return GroupedCodes(codes, scales, zeros)
+    minima = p.minima.float()
+    if p.super_minima is not None:
+        minima = minima * _each(p.super_minima.float(), p, groups)
+    # A group of one number has no scale: its code becomes 0, its scale 1.
+    is_flat = scales == 0
+    zeros = torch.where(is_flat, -minima, zeros - minima / torch.where(is_flat, 1.0, scales))
+    codes = torch.where(is_flat.repeat_interleave(p.group, dim=-1)[..., :width], 0, codes)
+    return GroupedCodes(codes, torch.where(is_flat, 1.0, scales), zeros)
+
+
+def _each(supers: Tensor, p: Planes, groups: int) -> Tensor:
+    """Numbers of super groups as numbers of groups."""
+    return supers.repeat_interleave(max(p.super_group // p.group, 1), dim=-1)[..., :groups]

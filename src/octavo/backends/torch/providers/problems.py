@@ -1,0 +1,108 @@
+"""Problems that a library may solve in place of a kernel of ours, and what is the same for all libraries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from octavo.backends.torch.kernels.planes import Planes
+from octavo.graph.ops.attention import AttentionParams
+
+EXTRA = "pip install 'octavo[gpu-fast]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device and the options of a step. capability: of the GPU; None: the CPU. dtype: of its values.
+
+    repeats: no result may depend on what else is in the step.
+    """
+
+    capability: tuple[int, int] | None
+    dtype: torch.dtype
+    repeats: bool = False
+
+    @staticmethod
+    def of(device: torch.device, dtype: torch.dtype, *, repeats: bool = False) -> Place:
+        """That of a backend."""
+        is_gpu = device.type == "cuda"
+        return Place(torch.cuda.get_device_capability(device) if is_gpu else None, dtype, repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductProblem:
+    """Products of some rows with a matrix [out, in] that is held as codes. group: columns with one scale."""
+
+    place: Place
+    type_name: str
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    decode: str
+    rounds_inputs: bool
+    is_affine: bool  # with zeros or minima of its own for each group
+
+    @property
+    def title(self) -> str:
+        return f"products of some rows with {self.type_name}"
+
+    @staticmethod
+    def of(place: Place, p: Planes, shape: tuple[int, int]) -> ProductProblem:
+        """That of planes. shape: of the whole matrix, of which `p` may be one row."""
+        is_affine = p.zeros is not None or p.minima is not None
+        bits, has_inputs = p.bits + p.high_bits, p.inputs is not None
+        return ProductProblem(place, p.type_name, shape, bits, p.group, p.decode, has_inputs, is_affine)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProblem:
+    """Attention of several tokens of a sequence over the paged cache."""
+
+    place: Place
+    params: AttentionParams
+    cache_dtype: torch.dtype
+    has_sinks: bool = False
+
+    @property
+    def title(self) -> str:
+        window = "" if self.params.window is None else f" in a window of {self.params.window}"
+        return f"attention of prompts{window}"
+
+
+@dataclass(frozen=True, slots=True)
+class StateProblem:
+    """Many tokens of a sequence through states [key_dim, value_dim] of heads."""
+
+    place: Place
+    operation: Literal["gated delta rule", "selective scan"]
+    key_dim: int
+    value_dim: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.operation} of prompts"
+
+
+KernelProblem = ProductProblem | PromptProblem | StateProblem
+
+
+def missing(module: str, package: str) -> str | None:
+    """The reason why a library cannot be imported; None: it is there."""
+    return None if find_spec(module) is not None else f"{package} is not installed ({EXTRA})"
+
+
+def unfit(place: Place, least: tuple[int, int] = (8, 0)) -> str | None:
+    """The reason against any library on a GPU. least: the compute capability that it needs."""
+    if place.repeats:
+        return "deterministic: its sums may depend on what else is in a step"
+    if place.capability is None:
+        return "there is no GPU"
+    if place.capability < least:
+        found, needed = (".".join(map(str, pair)) for pair in (place.capability, least))
+        return f"the GPU has compute capability {found}, it needs {needed}"
+    if place.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in 16 bits, not in {str(place.dtype).removeprefix('torch.')}"
+    return None
