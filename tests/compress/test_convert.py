@@ -65,6 +65,8 @@ CASES = {
     "gpt2": "gpt-2",
     "seed-oss": "qwen2",
     "arcee": "llama3",
+    "bitnet": "llama3",
+    "bitnet-silu": "llama3",
     "ernie4-5": "llama2",
     "ernie4-5-moe": "llama2",
     "hunyuan-dense-alpha": "qwen2",

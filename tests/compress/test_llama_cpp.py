@@ -49,7 +49,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3next": {"linear_value_head_dim": 16},  # that of keys
 }
 # What llama.cpp reads otherwise or refuses: docs/quantization.md says why.
-UNLIKE = {"phi3", "mistral-window", "cohere-normed", "olmo-clipped", "olmoe-clipped", "gpt-neox-sequential"}
+UNLIKE = {"bitnet", "phi3", "mistral-window", "cohere-normed", "olmo-clipped", "olmoe-clipped", "gpt-neox-sequential"}
 UNLIKE |= {"granitehybrid-rope", "mamba-biased", "mamba2-biased", "jamba-dense", "nemotron-h-latent"}
 GELU = ("gemma", "starcoder2", "gpt2", "gpt-bigcode", "phi", "gpt-neox", "falcon", "bloom", "mpt")
 

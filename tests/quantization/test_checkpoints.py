@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.integrations.bitnet import WeightQuant
 
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
@@ -95,6 +97,18 @@ def test_hqq_of_sizes_of_its_own(bits: int, rows: int, tmp_path: Path) -> None:
     made = weight.make()
     assert (made.type_name, made.nbytes) == (f"I{max(bits, 2)}_64_M_F32", weight.like.nbytes)
     np.testing.assert_allclose(made.dequantize(), packed.meaning, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("width", "type_name"), [(512, "TQ2_0"), (96, "I2_ROW_F32")])
+def test_plain_weights_that_bitnet_rounds_itself(width: int, type_name: str, tmp_path: Path) -> None:
+    """The nearest of three values times the mean magnitude, which transformers computes at each product."""
+    config = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+    w = RNG.normal(size=(8, width)).astype(np.float32)
+    [weight] = layer_file(tmp_path / "x.safetensors", {"weight": w}, config)
+    made, expected = weight.make(), WeightQuant.apply(torch.from_numpy(w)).numpy()
+    assert made.type_name == weight.like.type_name == type_name
+    np.testing.assert_allclose(made.dequantize(), expected, rtol=1e-6 if type_name != "TQ2_0" else 1e-3)
+    assert layer_file(tmp_path / "x.safetensors", {"weight": w}, config, "lm_head") == []
 
 
 def test_patterns_of_gptqmodel(tmp_path: Path) -> None:
@@ -184,6 +198,9 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
         damaged("awq-64", {"bits": 8}, "bits is 8: is not supported; supported: 4"),
         damaged("awq-64", {"version": "gemv"}, "version is 'gemv'"),
         damaged("awq-64", {"zero_point": False}, "zero_point is False"),
+        damaged("bitnet", {"linear_class": "linear"}, "linear_class is 'linear'.*bitlinear, autobitlinear"),
+        damaged("bitnet", {"quantization_mode": "late"}, "quantization_mode is 'late'.*offline, online"),
+        damaged("bitnet", {"use_rms_norm": True}, "use_rms_norm is True: must be false"),
         damaged("fp8-block", {"weight_block_size": [128, 0]}, "weight_block_size is .*two whole numbers"),
         damaged("w4a16", {"format": "marlin-24"}, "format is 'marlin-24': is not supported; supported: pack-quantized"),
         damaged("w4a16", {"sparsity_config": {"format": "sparse"}}, "sparsity_config.format is 'sparse'"),
@@ -195,6 +212,7 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
         broken("gptq-4-act-order", {"g_idx": np.zeros(128, np.int32)}, "does not put 32 columns into each group"),
         broken("fp8-block", {"weight_scale_inv": np.zeros((7, 3), np.float32)}, r"shape \[7, 3\]; needed"),
         broken("w4a16", {"weight_shape": np.array([128, -5])}, "weight_packed' has the shape"),
+        broken("bitnet", {"weight_scale": np.ones(2, np.float32)}, r"weight_scale' has the shape \[2\]; \[1\]"),
         broken("nf4", {NF4_STATE: np.frombuffer(b"[" * 900, np.uint8)}, "not a quantization state"),
         broken("nf4", {NF4_STATE: np.frombuffer(b'{"quant_type":"x"}', np.uint8)}, "supported: nf4, fp4"),
         broken("nf4", {"weight.absmax": np.zeros(3, np.float32)}, r"absmax' has the shape \[3\]"),

@@ -56,6 +56,8 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
     if config.model_type == "gemma4_text":  # heads differ by layer; the general keys below are overwritten
         config.allow_global_per_layer_attribute_access = True
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    if getattr(config, "hidden_act", None) == "silu":
+        architecture = architecture.removesuffix("-b1.58")
     kv_b = "joined" if architecture == "minicpm3" else kv_b
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, config, kv_b)
@@ -63,7 +65,8 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
     tiny_newer.add_metadata(writer, architecture, config)
     tiny_further.add_metadata(writer, architecture, config)
     tiny_further.add_constants(writer, architecture, stored_tensors(model))
-    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    plain = architecture.removesuffix("-b1.58")
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == plain)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, array in _tensors(model, architecture, kv_b).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:

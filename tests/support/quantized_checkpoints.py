@@ -241,6 +241,20 @@ def llm_int8(w: Floats, _: Rng) -> Packed:
     return Packed(tensors, codes.astype(np.float32) * (scb[:, None] / np.float32(127)))
 
 
+def bitnet(*, divides: bool) -> Packer:
+    """Codes of -1, 0 and 1, four rows a byte, and one scale, by which the product is divided or multiplied."""
+
+    def pack(w: Floats, _: Rng) -> Packed:
+        scale = np.float32(np.float16(np.abs(w).mean()))
+        codes = np.clip(np.rint(w / scale), -1, 1)
+        quarters = (codes + 1).astype(np.uint8).reshape(4, -1, w.shape[1])
+        packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        stored = np.float32(1) / scale if divides else scale
+        return Packed({"weight": packed, "weight_scale": np.array([stored], np.float32)}, codes * scale)
+
+    return pack
+
+
 def four_bits(kind: str, block: int, *, nested: bool, table: Floats | None = None) -> Packer:
     """scale * table[code]; blocks run over the flattened matrix. table: the published one of `kind` if None."""
     table = (NF4 if kind == "nf4" else FP4) if table is None else table
@@ -323,6 +337,8 @@ CASES: dict[str, tuple[dict[str, object], Packer]] = {
     "mxfp4": (compressed("mxfp4-pack-quantized", {"num_bits": 4, "type": "float"}), mxfp4_packed),
     **{f"hqq-{bits}": ({"quant_method": "hqq"}, hqq(bits, 64)) for bits in (1, 2, 3, 4, 8)},
     "hqq-4-row": ({"quant_method": "hqq"}, hqq(4, 128)),
+    "bitnet": ({"quant_method": "bitnet", "linear_class": "autobitlinear"}, bitnet(divides=False)),
+    "bitnet-divided": ({"quant_method": "bitnet", "linear_class": "bitlinear"}, bitnet(divides=True)),
     "llm-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
     "nf4": (_BITSANDBYTES, four_bits("nf4", 64, nested=False)),
     "nf4-nested": (_BITSANDBYTES, four_bits("nf4", 64, nested=True)),

@@ -11,6 +11,7 @@ from transformers import (
     ApertusConfig,
     ArceeConfig,
     AutoConfig,
+    BitNetConfig,
     CohereConfig,
     DeepseekV32Config,
     Dots1Config,
@@ -65,6 +66,8 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "arcee": lambda: ArceeConfig(**SIZES, rope_parameters=rope("yarn", factor=4.0)),
     "arcee-biased": lambda: ArceeConfig(**SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "bitnet": lambda: BitNetConfig(**SIZES, attention_bias=True, tie_word_embeddings=True),
+    "bitnet-silu": lambda: BitNetConfig(**SIZES, hidden_act="silu", tie_word_embeddings=True),
     "ernie4-5": lambda: Ernie4_5Config(**SIZES, head_dim=32),
     "ernie4-5-biased": lambda: Ernie4_5Config(**SIZES, head_dim=16, use_bias=True, tie_word_embeddings=False),
     "ernie4-5-moe": lambda: Ernie4_5_MoeConfig(**_ERNIE, moe_num_shared_experts=2, moe_layer_start_index=1),
@@ -223,6 +226,7 @@ GGUF_NAMES = {
     "internlm3": "llama",
     "glm_moe_dsa": "glm-dsa",
     "sarvam_moe": "bailingmoe2",
+    "bitnet": "bitnet-b1.58",
 }
 PERMUTED = ("arcee", "olmo", "granitemoe")
 
@@ -258,6 +262,8 @@ def converted(config: PreTrainedConfig, tensors: Tensors) -> Tensors:
 
 _NAMES = {
     "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
     "shared_mlp.gate_proj": "ffn_gate_shexp",
     "shared_mlp.up_proj": "ffn_up_shexp",
     "shared_mlp.down_proj": "ffn_down_shexp",

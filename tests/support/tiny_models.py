@@ -320,6 +320,9 @@ def tiny_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
             is_offset = name.startswith(_OFFSET_NORMS) and not name.startswith(_PLAIN_NORMS)
             if parameter.dim() == 1 and parameter_name.endswith(("weight", "scale")) and not is_offset:
                 parameter += 1.0
+            if name.startswith("zamba2") and parameter_name.endswith(".linear.weight"):
+                # No residual goes around the shared blocks: their norms would make the rounding of a cache large.
+                parameter *= 0.05
             if "embed_tokens" in parameter_name or parameter_name.endswith("embeddings.weight"):
                 parameter *= parameter.shape[-1] ** 0.25
         for buffer_name, buffer in model.named_buffers():

@@ -18,6 +18,7 @@ from transformers import (
     MambaConfig,
     NemotronHConfig,
     PreTrainedConfig,
+    Zamba2Config,
 )
 
 from tests.support.tiny_sizes import SIZES
@@ -46,9 +47,12 @@ _FACTORS = {
     "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.9,
 }
-_MAMBA2 = {**{key: SIZES[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")}}
-_MAMBA2 |= {"num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "state_size": 24}
-_MAMBA1 = {key: SIZES[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+_NO_ATTENTION = {
+    key: SIZES[key] for key in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")
+}
+_NO_ATTENTION |= {"num_hidden_layers": 3}
+_MAMBA2 = {**_NO_ATTENTION, "num_heads": 8, "head_dim": 16, "state_size": 24}
+_ZAMBA = {**_SIZES, "num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_d_state": 24, "adapter_rank": 8}
 _JAMBA = {**_SIZES, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 12}
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -106,10 +110,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mamba2-biased": lambda: Mamba2Config(
         **_MAMBA2, n_groups=1, use_bias=True, use_conv_bias=False, conv_kernel=3, tie_word_embeddings=True
     ),
-    "mamba": lambda: MambaConfig(**_MAMBA1, num_hidden_layers=3),
+    "mamba": lambda: MambaConfig(**_NO_ATTENTION),
     "mamba-biased": lambda: MambaConfig(
-        **_MAMBA1,
-        num_hidden_layers=3,
+        **_NO_ATTENTION,
         state_size=10,
         time_step_rank=7,
         conv_kernel=3,
@@ -117,8 +120,22 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         use_conv_bias=False,
         tie_word_embeddings=False,
     ),
-    "falcon-mamba": lambda: FalconMambaConfig(**_MAMBA1, num_hidden_layers=3, mixer_rms_eps=1e-5),
+    "falcon-mamba": lambda: FalconMambaConfig(**_NO_ATTENTION, mixer_rms_eps=1e-5),
     "jamba": lambda: JambaConfig(**_JAMBA, num_experts=4, expert_layer_period=2, expert_layer_offset=0),
+    "zamba2": lambda: Zamba2Config(
+        **_ZAMBA,
+        layers_block_type=["linear_attention", "hybrid", "hybrid", "hybrid"],
+        num_mem_blocks=2,
+        use_mem_rope=True,
+        use_shared_attention_adapter=True,
+    ),
+    "zamba2-plain": lambda: Zamba2Config(
+        **{**_ZAMBA, "num_key_value_heads": 2},
+        layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        mamba_ngroups=2,
+        mamba_d_conv=3,
+        add_bias_linear=True,
+    ),
     "jamba-dense": lambda: JambaConfig(
         **_JAMBA,
         num_experts=1,
@@ -131,7 +148,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 # GGUF files have no place for what makes these special; those of Bamba have Granite's architecture.
-WITHOUT_GGUF = {"bamba", "bamba-biased", "falcon-h1-biased"}
+WITHOUT_GGUF = {"bamba", "bamba-biased", "falcon-h1-biased", "zamba2", "zamba2-plain"}
 
 Tensors = dict[str, NDArray[np.float32]]
 
