@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from octavo.graph.ops.rowwise import ACTIVATIONS, gelu_tanh
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from tests.compress import test_convert
 from tests.models.test_parity import TOKENS, logits_of
@@ -25,7 +26,6 @@ llama = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed", ex
 pytestmark = pytest.mark.slow
 
 EXACT, WITH_TABLES = 2e-5, 1e-3  # relative to the largest logit; llama.cpp takes GELU from a table of float16 numbers
-AMPLIFIED = 5e-3  # the same after the sparse gates of thirty layers
 GEMMA3N_WIDTH = 96
 LENGTHS = (1, 7, len(TOKENS))  # of the prompts
 
@@ -42,7 +42,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "layer_types": _LOCAL_AND_GLOBAL,
         "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
         "intermediate_size": [GEMMA3N_WIDTH] * 30,
-        "sliding_window": 512,
+        "sliding_window": 5,
         "hidden_size_per_layer_input": 256,
         "laurel_rank": 64,
     },
@@ -104,6 +104,12 @@ def with_sample_deviations(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, config=replace(config, deviations=deviations))
 
 
+def gelu_of_table(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """llama.cpp's: from a table with an entry for each float16 number, itself in float16."""
+    rounded = gelu_tanh(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
+    return np.where(x <= -10, 0, np.where(x >= 10, x, rounded)).astype(np.float32)
+
+
 def normalized(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     values = logits.astype(np.float64) - logits.max()
     return values - np.log(np.exp(values).sum())
@@ -125,9 +131,11 @@ def test_llama_cpp_has_the_same_logits(name: str, tmp_path: Path, monkeypatch: p
     assert code == 0, error
     with closing(open_checkpoint(path)) as checkpoint:
         if name == "gemma3n":
+            # Thirty layers with sparse gates make an error two thousand times as large, and that of the table 0.3.
+            monkeypatch.setitem(ACTIVATIONS, "gelu_tanh", gelu_of_table)
             checkpoint = with_sample_deviations(checkpoint)
         logits = logits_of(checkpoint)
-    tolerance = AMPLIFIED if name == "gemma3n" else WITH_TABLES if name.startswith(GELU) else EXACT
+    tolerance = WITH_TABLES if name.startswith(GELU) else EXACT
     with served(path) as server:
         for length in LENGTHS:
             found, own = logprobs(server, TOKENS[:length], logits.shape[1]), normalized(logits[length - 1])

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Compares the logits of published checkpoints with those of transformers, one small checkpoint for each family.
+
+    python tools/real_models.py [FAMILY ...] [--local] [--folder DIR] [--report FILE]
+
+Each checkpoint is downloaded from the hub into DIR (a temporary folder, emptied after each), read by Octavo and by
+transformers in float32, and compared on 24 tokens. `--local` compares the GGUF files below ~/.cache/octavo-models in
+place of that and needs no network. Run it with the Python of the tests. It exits with 1 if a family differs or could
+not be compared. `.github/workflows/real_models.yml` runs it every week.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from octavo.backends import ExecutorLimits, reference  # noqa: E402
+from octavo.backends.cpu.lowering import PASSES  # noqa: E402
+from octavo.graph.passes import optimize  # noqa: E402
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from octavo.models import build_graph  # noqa: E402
+from tests.support.batches import Request, step  # noqa: E402
+
+# Family (the module in octavo.models) -> a small published checkpoint with safetensors that anyone may download.
+MODELS = {
+    "llama": "HuggingFaceTB/SmolLM2-135M",
+    "qwen2": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen3": "Qwen/Qwen3-0.6B",
+    "qwen3next": "Qwen/Qwen3.5-0.8B",
+    "gemma": "unsloth/gemma-2b",
+    "gemma2": "unsloth/gemma-2-2b",
+    "gemma3": "unsloth/gemma-3-270m-it",
+    "phi3": "microsoft/Phi-3-mini-4k-instruct",
+    "phi2": "microsoft/phi-1_5",
+    "olmo": "allenai/OLMo-1B-hf",
+    "olmo2": "allenai/OLMo-2-0425-1B",
+    "olmoe": "allenai/OLMoE-1B-7B-0924",
+    "granite": "ibm-granite/granite-3.1-2b-base",
+    "granitemoe": "ibm-granite/granite-3.1-1b-a400m-base",
+    "granitehybrid": "ibm-granite/granite-4.0-h-350m",
+    "smollm3": "HuggingFaceTB/SmolLM3-3B-Base",
+    "starcoder2": "bigcode/starcoder2-3b",
+    "stablelm": "stabilityai/stablelm-2-1_6b",
+    "exaone4": "LGAI-EXAONE/EXAONE-4.0-1.2B",
+    "ernie4_5": "baidu/ERNIE-4.5-0.3B-PT",
+    "hunyuan_dense": "tencent/Hunyuan-0.5B-Instruct",
+    "lfm2": "LiquidAI/LFM2-350M",
+    "bitnet": "microsoft/bitnet-b1.58-2B-4T",
+    "falcon_h1": "tiiuae/Falcon-H1-0.5B-Base",
+    "mamba": "state-spaces/mamba-130m-hf",
+    "zamba2": "Zyphra/Zamba2-1.2B",
+    "gpt2": "openai-community/gpt2",
+    "gpt_neo": "EleutherAI/gpt-neo-125m",
+    "gptneox": "EleutherAI/pythia-160m",
+    "opt": "facebook/opt-125m",
+    "bloom": "bigscience/bloom-560m",
+    "falcon": "tiiuae/falcon-rw-1b",
+    "starcoder": "bigcode/tiny_starcoder_py",
+    "helium": "kyutai/helium-1-2b",
+}
+LOCAL = Path.home() / ".cache" / "octavo-models"
+FILES = ["*.json", "*.safetensors"]
+NUM_TOKENS = 24
+TOLERANCE = 1e-3  # of the largest logit; both compute in float32
+
+
+@dataclass(frozen=True)
+class Result:
+    """error: the largest difference relative to the largest logit; problem: why there is none."""
+
+    family: str
+    model: str
+    error: float | None
+    seconds: float
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.error is not None and self.error < TOLERANCE
+
+    def row(self) -> str:
+        """Of the report, in Markdown."""
+        found = "not compared" if self.error is None else f"{self.error:.1e}"
+        words = self.problem.replace("|", "/").replace("\n", " ")[:300]
+        return f"| `{self.family}` | {self.model} | {found} | {self.seconds:.0f} | {words} |"
+
+
+def own_logits(checkpoint: Checkpoint, tokens: list[int]) -> NDArray[np.float32]:
+    """Those of the reference backend, [tokens, vocab]."""
+    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
+    executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(NUM_TOKENS, 1, NUM_TOKENS, NUM_TOKENS))
+    with contextlib.closing(executor):
+        groups = len(graph.cache_layout.groups)
+        executor.allocate_cache(groups, 32, 2)
+        batch = step([(Request(tokens, [0]), len(tokens))], block_size=32, num_groups=max(groups, 1))
+        logits = executor.submit(batch).wait().logits
+    assert logits is not None
+    return logits
+
+
+def difference(path: Path) -> tuple[str, float]:
+    """The family of a checkpoint, and the largest difference from transformers relative to the largest logit."""
+    with contextlib.closing(open_checkpoint(path)) as checkpoint:
+        low, high = 3, min(checkpoint.config.vocab_size, 40000)
+        tokens = np.random.default_rng(0).integers(low, high, NUM_TOKENS).tolist()
+        found, family = own_logits(checkpoint, tokens), checkpoint.architecture
+    is_file = path.suffix == ".gguf"
+    source = {"gguf_file": path.name} if is_file else {}
+    model = AutoModelForCausalLM.from_pretrained(path.parent if is_file else path, dtype=torch.float32, **source).eval()
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([tokens])).logits[0].float().numpy()
+    return family, float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def compared(family: str, model: str, path: Path) -> Result:
+    begin = time.monotonic()
+    try:
+        architecture, error = difference(path)
+        problem = "" if family in ("", architecture) else f"its architecture is {architecture}"
+        return Result(family or architecture, model, error, time.monotonic() - begin, problem)
+    except Exception as error:  # a family that fails must not end the run
+        return Result(family, model, None, time.monotonic() - begin, f"{type(error).__name__}: {error}")
+
+
+def published(families: list[str], folder: Path | None) -> Iterator[Result]:
+    """The checkpoints of the hub. folder: where they stay; None: each is removed after its comparison."""
+    from huggingface_hub import snapshot_download
+
+    for family in families:
+        with contextlib.ExitStack() as stack:
+            place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            try:
+                path = snapshot_download(MODELS[family], allow_patterns=FILES, local_dir=place / family)
+            except Exception as error:  # no network, or a checkpoint that is gone
+                yield Result(family, MODELS[family], None, 0.0, f"{type(error).__name__}: {error}")
+                continue
+            yield compared(family, MODELS[family], Path(path))
+
+
+def local() -> Iterator[Result]:
+    for path in sorted(LOCAL.rglob("*.gguf")):
+        yield compared("", path.name, path)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(MODELS)}; none: all of them")
+    parser.add_argument("--local", action="store_true", help=f"compare the GGUF files below {LOCAL}")
+    parser.add_argument("--folder", type=Path, help="keep the downloads here")
+    parser.add_argument("--report", type=Path, help="also write the table to this file")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.families) - MODELS.keys()):
+        parser.error(f"no checkpoint is known for {', '.join(unknown)}")
+    lines = ["| family | checkpoint | largest difference | seconds | |", "|---|---|---|---|---|"]
+    results = []
+    print("\n".join(lines), flush=True)
+    for result in local() if options.local else published(options.families or [*MODELS], options.folder):
+        results.append(result)
+        print(result.row(), flush=True)
+    if options.report:
+        options.report.write_text("\n".join([*lines, *(result.row() for result in results)]) + "\n")
+    return int(not results or not all(result.passed for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
