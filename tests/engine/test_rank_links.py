@@ -124,8 +124,10 @@ class Packets:
 
     def _take(self, end: int, on_its_way: queue.SimpleQueue[tuple[float, bytes]], seed: int) -> None:
         rng = random.Random(seed)
+        poll = select.poll()  # select.select takes no descriptor above 1023, and a whole run has more
+        poll.register(end, select.POLLIN)
         while not self._closed.is_set():
-            if not select.select([end], [], [], 0.1)[0]:
+            if not poll.poll(100):
                 continue
             packet = os.read(end, 1 << 16)
             if self.broken.is_set() or rng.random() < LOSS:
