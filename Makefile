@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CPP := $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
-.PHONY: setup clients build format lint type check test test-slow nightly coverage bench soak
+.PHONY: setup clients build format lint type check test test-slow nightly coverage docs bench soak
 
 setup:  ## an environment with everything that development needs
 	python3 -m venv $(VENV)
@@ -46,6 +46,10 @@ nightly:  ## everything: .ci/run all, slow tests, a second compiler, clang-tidy,
 
 coverage:  ## lines and branches of src/, lines of csrc/ that the tests reach; reports in build/coverage
 	PATH="$(abspath $(BIN)):$$PATH" .ci/coverage
+
+docs:  ## the documentation site at http://127.0.0.1:8001, built again at every change
+	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/pip install -q 'mkdocs-material>=9.6' 'mkdocstrings[python]>=1'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve -a 127.0.0.1:8001
 
 bench:
 	$(BIN)/octavo bench latency smollm2

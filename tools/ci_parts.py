@@ -55,6 +55,11 @@ PARTS = {
         ("tests/server/test_web_*.py",),
     ),
     "clients": Part(("src/octavo/server/protocols", "src/octavo/server/http"), ("tests/server/clients",)),
+    "docs": Part(
+        ("docs", "mkdocs.yml", "tools/docs_site.py", "src/octavo/cli", "src/octavo/config.py"),
+        ("tests/docs_site",),
+        ("docs",),
+    ),
     "judges": Part(
         (
             "src/octavo/compress",

@@ -1,0 +1,141 @@
+"""Pages of the documentation site that are made from the code, as a hook of mkdocs (`mkdocs.yml`).
+
+`make docs` serves the site on this machine. The reference of commands comes from click, that of options from the
+configuration classes, that of the Python interface from docstrings, that of HTTP from the OpenAPI document, and the
+list of files from the first sentence of each file.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import octavo
+from octavo.cli.main import octavo as command_line
+from octavo.config import EngineConfig
+from octavo.server.app import build_app, route_modules
+from octavo.server.config import ServerConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("src/octavo", "csrc", "tools", "benchmarks")
+PATTERNS = ("*.py", "*.cpp", "*.h")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    pages = {
+        "reference/commands.md": commands(),
+        "reference/options.md": options(),
+        "reference/python.md": python_interface(),
+        "reference/http.md": http_routes(),
+        "internals/files.md": source_files(),
+    }
+    for name, content in pages.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def commands() -> str:
+    """The help text of every command."""
+    parent = click.Context(command_line, info_name="octavo")
+    parts = ["# Commands", "`octavo COMMAND --help` prints the same text at a terminal."]
+    for name, command in _flat_commands(command_line, parent, "octavo"):
+        context = click.Context(command, info_name=name, max_content_width=96, terminal_width=96)
+        parts.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _flat_commands(group: click.Group, context: click.Context, prefix: str) -> Iterator[tuple[str, click.Command]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{prefix} {name}", command
+        if isinstance(command, click.Group):
+            yield from _flat_commands(command, click.Context(command, parent=context), f"{prefix} {name}")
+
+
+def options() -> str:
+    """Every field of the engine's and the server's configuration, with its default and its help."""
+    return (
+        "# Options\n\n"
+        "Each option is a flag (`--max-model-len`), a keyword of `LLM` (`max_model_len`) and a key of a "
+        "configuration file.\n\n"
+        f"## Engine\n\n{_fields(EngineConfig)}\n\n## Server\n\n{_fields(ServerConfig)}\n"
+    )
+
+
+def _fields(config: Any) -> str:
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for field in dataclasses.fields(config):
+        default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{field.default}`"
+        rows.append(f"| `{field.name}` | {default} | {_cell(field.metadata.get('help', ''))} |")
+    return "\n".join(rows)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def python_interface() -> str:
+    """The public names of the package, documented by mkdocstrings."""
+    parts = ["# Python interface"]
+    for name in octavo.__all__:
+        value = getattr(octavo, name)
+        if inspect.isclass(value):
+            parts.append(f"::: {value.__module__}.{value.__qualname__}\n    options:\n      heading_level: 2")
+    return "\n\n".join(parts) + "\n"
+
+
+def http_routes() -> str:
+    """Every route of the server, from its OpenAPI document."""
+    app = build_app(ServerConfig(), route_modules(), lambda *_: None)
+    parts = ["# HTTP interface", "A running server has the whole document at `/openapi.json` and shows it at `/docs`."]
+    rows = ["| method | path | |", "|---|---|---|"]
+    for path, operations in sorted(app.openapi()["paths"].items()):
+        for method, operation in operations.items():
+            about = (operation.get("description") or operation.get("summary") or "").split("\n\n")[0]
+            rows.append(f"| {method.upper()} | `{path}` | {_cell(about)} |")
+    return "\n\n".join([*parts, "\n".join(rows)]) + "\n"
+
+
+def source_files() -> str:
+    """The first sentence of every source file, by folder."""
+    names = subprocess.run(
+        ["git", "ls-files", *(f"{root}/{pattern}" for root in SOURCES for pattern in PATTERNS)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    parts, folder = ["# Source files"], ""
+    for path in sorted((ROOT / name for name in names), key=lambda path: (str(path.parent), path.name)):
+        if not (about := first_sentence(path)):
+            continue
+        if path.parent.relative_to(ROOT).as_posix() != folder:
+            folder = path.parent.relative_to(ROOT).as_posix()
+            parts.append(f"## {folder}\n")
+        parts.append(f"- `{path.name}`: {about}")
+    return "\n".join(parts) + "\n"
+
+
+def first_sentence(path: Path) -> str:
+    """The first sentence of a docstring, or of the first comment of a C++ file. Empty if there is none."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        about = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        comment = re.match(r"(?:#[^\n]*\n|\s)*((?://[^\n]*\n)+)", text)
+        about = re.sub(r"^//\s?", "", comment[1], flags=re.M) if comment else ""
+    paragraph = " ".join(about.split("\n\n")[0].split())
+    found = re.match(r".*?[.:](?=\s|$)", paragraph)
+    return (found[0] if found else paragraph).strip().rstrip(".:") + "." if paragraph else ""
