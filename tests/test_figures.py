@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tools import make_chart as chart
 from tools import make_figures as figures
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,3 +76,9 @@ def test_a_table_and_a_record_need_each_other() -> None:
     assert list(figures.problems(TABLE, {})) == ["steps: nothing is recorded"]
     assert list(figures.problems("", {"steps": RECORD})) == ["steps: there is no such table"]
     assert list(figures.problems(TABLE * 2, {"steps": RECORD})) == ["steps: two tables have this name"]
+
+
+def test_the_chart_follows_the_records() -> None:
+    record = figures.records("docs/performance.md")[chart.TABLE]
+    assert chart.CHART.read_text() == chart.draw(record), "run python tools/make_chart.py"
+    assert ("Qwen2.5-1.5B, prefill of 512", {"llama.cpp": 1.73, "vLLM": 1.38}) in chart.ratios(record)
