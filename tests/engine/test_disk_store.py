@@ -288,13 +288,15 @@ def test_a_folder_of_others_or_none_is_not_used(tmp_path: Path, caplog: pytest.L
     assert open_disk_store(tmp_path / "file", identity, 1 << 20, "tiny") is None
 
 
+@pytest.mark.parametrize(("at_once", "expected"), [(1, [0.25, 0.5, 0.75, 1.0]), (2, [0.5, 1.0]), (9, [1.0])])
 def test_a_writer_pauses_beside_decoding_but_not_if_the_queue_fills_or_somebody_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, expected: list[float]
 ) -> None:
-    """Each write takes 10 ms of a clock that the test moves, of which the writer may use a hundredth."""
+    """Each turn of writes takes 10 ms of a clock that the test moves; the writer may use a hundredth of a core."""
     clock, pauses = iter(i * 0.01 for i in range(1000)), []
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     monkeypatch.setattr(disk_store, "_MAX_QUEUED_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(disk_store, "_WRITTEN_AT_ONCE", at_once * BLOCK)
     store, may_write = open_store(tmp_path / "a"), threading.Event()
     store._writing.submit(may_write.wait)
     monkeypatch.setattr(store._is_hurried, "wait", pauses.append)
@@ -302,7 +304,7 @@ def test_a_writer_pauses_beside_decoding_but_not_if_the_queue_fills_or_somebody_
         assert store.save(KEYS[i], block(i))
     may_write.set()
     store.flush()
-    assert pauses == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert pauses == pytest.approx(expected)
     monkeypatch.undo()
     store.save(KEYS[4], block(4))
     store.close()  # ends the pause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -314,7 +315,17 @@ def saving_step(num_groups: int, block_id: int, block_size: int, slot: int) -> B
 
 
 def _memory(lost: dict[int, bytes], num_bytes: int) -> BlockBytes:
-    return BlockBytes(np.array(list(lost), np.int32), np.empty((len(lost), num_bytes), np.uint8))
+    memory = fresh_memory(len(lost) * num_bytes).reshape(len(lost), num_bytes)
+    return BlockBytes(np.array(list(lost), np.int32), memory)
+
+
+def fresh_memory(num_bytes: int) -> BlockRow:
+    """Memory [num_bytes] for a short time, in pages of the usual size.
+
+    numpy asks for huge pages. A virtual machine often has no memory of the host behind those that are free, and each
+    of them then takes 5 ms.
+    """
+    return np.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), np.uint8)[:num_bytes]
 
 
 def _content(loads: Sequence[LoadedBlock]) -> BlockBytes:

@@ -23,10 +23,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from octavo.backends.kept_files import WrongFileError, check_private
-from octavo.engine.kv.block_tier import BlockRow, StoredRecord, digest_of, sealed
+from octavo.engine.kv.block_tier import BlockRow, StoredRecord, digest_of, fresh_memory, sealed
 from octavo.engine.kv.cache_identity import CacheIdentity
 from octavo.engine.kv.segment import RECORD_HEAD_BYTES, SEGMENT_HEAD_BYTES, RecordHead, Segment, SegmentHead
 
@@ -36,6 +34,7 @@ _MAX_SEGMENT_BYTES = 256 << 20
 _SEGMENTS_AT_LIMIT = 4  # at least as many, so that the oldest is a part of what is kept
 _MAX_QUEUED_BYTES = 256 << 20  # that wait to be written; what comes then is not kept
 _WRITING_SHARE = 0.01  # of a core, while there is room in the queue: decoding goes on beside it
+_WRITTEN_AT_ONCE = 4 << 20  # bytes, then a pause: each start of the writer disturbs the threads that compute
 _REFRESH_S = 1.0  # between two looks at what another process has written
 _LOCK = "writer.lock"
 _NAME = re.compile(r"\d{8}\.octkv")
@@ -103,6 +102,7 @@ class DiskStore:
         self._current: Segment | None = None  # that this process appends to
         self._writing = ThreadPoolExecutor(1, "octavo-kept-writer")
         self._reading = ThreadPoolExecutor(1, "octavo-kept-reader")
+        self._helping = ThreadPoolExecutor(1, "octavo-kept-helper")  # reads a half of each load
         # Without `close`, the end of the program waits for the threads of executors before anything else is called.
         threading._register_atexit(self._is_hurried.set)  # type: ignore[attr-defined]
         self.refresh()
@@ -171,6 +171,7 @@ class DiskStore:
         self._is_hurried.set()
         self._writing.shutdown()
         self._reading.shutdown()
+        self._helping.shutdown()
         if self._writer_lock >= 0:
             os.close(self._writer_lock)
             self._writer_lock = -1
@@ -215,29 +216,42 @@ class DiskStore:
         """The records, those of files in one piece of memory. A file that ends early gives a short one."""
         with self._lock:
             found = [(key, self._index.get(key), self._queued.get(key)) for key in keys]
-        left = np.empty(sum(place.num_bytes for _, place, _ in found if place is not None), np.uint8).data
+        left = fresh_memory(sum(place.num_bytes for _, place, _ in found if place is not None)).data
         records: list[StoredRecord] = []
-        for key, place, data in found:
-            if place is None:
-                records.append(None if data is None else sealed(key, data))
-                continue
-            record, left = left[: place.num_bytes], left[place.num_bytes :]
-            count = os.preadv(place.segment.file.fileno(), [record], place.offset)
-            records.append(record.toreadonly()[:count])
+        jobs: list[tuple[int, _Place, memoryview]] = []
+        for i, (key, place, data) in enumerate(found):
+            records.append(None if data is None else sealed(key, data))
+            if place is not None:
+                jobs.append((i, place, left[: place.num_bytes]))
+                left = left[place.num_bytes :]
+
+        def read(some: list[tuple[int, _Place, memoryview]]) -> None:
+            for i, place, record in some:
+                count = os.preadv(place.segment.file.fileno(), [record], place.offset)
+                records[i] = record.toreadonly()[:count]
+
+        # The pages of the memory are new, and clearing them takes longer than copying into them.
+        half = self._helping.submit(read, jobs[len(jobs) // 2 :])
+        read(jobs[: len(jobs) // 2])
+        half.result()
         return records
 
     def _write_next(self) -> None:
-        """Writes one of those that are queued: the first that is pinned, if any is."""
+        """Writes some of those that are queued, and pauses."""
+        begun_at, num_bytes = time.thread_time(), 0
+        while num_bytes < _WRITTEN_AT_ONCE and (first := self._first_queued()) is not None:
+            self._write(*first)
+            num_bytes += first[1].nbytes
+        if num_bytes:  # else earlier calls have written all
+            room = 1.0 - self._num_queued_bytes / _MAX_QUEUED_BYTES
+            self._is_hurried.wait((time.thread_time() - begun_at) / _WRITING_SHARE * room)
+
+    def _first_queued(self) -> tuple[bytes, BlockRow] | None:
+        """The first that is pinned, if any is, else the first."""
         with self._lock:
-            if not self._queued:  # what was to be written is discarded
-                return
-            key = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
-            key = next(iter(self._queued)) if key is None else key
-            data = self._queued[key]
-        begun_at = time.thread_time()
-        self._write(key, data)
-        room = 1.0 - self._num_queued_bytes / _MAX_QUEUED_BYTES
-        self._is_hurried.wait((time.thread_time() - begun_at) / _WRITING_SHARE * room)
+            pinned = next((key for key in self._queued if key in self._pinned), None) if self._pinned else None
+            key = next(iter(self._queued), None) if pinned is None else pinned
+            return None if key is None else (key, self._queued[key])
 
     def _unqueue(self, key: bytes, data: BlockRow | None) -> bool:
         """Takes a record out of the queue if it has these bytes. The caller holds the lock."""
