@@ -270,6 +270,8 @@ class PyProgram {
 
     void share_threads(const PyProgram& other) { program_.share_threads(other.program_); }
 
+    void borrow_cache(const PyProgram& other) { program_.borrow_cache(other.program_); }
+
     // Before any record. Throws ValueError if a row of a gathered value does not fit into the group's buffer.
     void join(nb::object group) {
         CollectiveGroup* const joined = nb::cast<CollectiveGroup*>(group);
@@ -416,6 +418,7 @@ void bind_program(nb::module_& module) {
                 p.program().allocate_cache(blocks, size, states);
             },
             "num_blocks"_a, "block_size"_a, "num_states"_a = 0)
+        .def("borrow_cache", &PyProgram::borrow_cache, "other"_a, nb::keep_alive<1, 2>())
         .def("submit", &PyProgram::submit, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
              "copies"_a = ArrayList(), "inputs"_a = ArrayList(), "earlier_tokens"_a.none() = nb::none(),
              "rows"_a = DomainList(), "records"_a = std::pair<int32_t, int32_t>(0, -1))

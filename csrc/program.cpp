@@ -226,6 +226,25 @@ void Program::allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num
     options_.limits.block_size = block_size;
 }
 
+void Program::borrow_cache(const Program& other) {
+    const StepLimits& lent = other.options_.limits;
+    if (options_.limits.num_blocks > 0) throw std::invalid_argument("the cache is allocated already");
+    if (lent.num_blocks == 0) throw std::invalid_argument("the other program has no cache yet");
+    const std::vector<size_t> bytes = block_bytes_of(lent.block_size);
+    for (size_t i = 0; i < bytes.size(); ++i)
+        if (bytes[i] > 0 && (i >= other.caches_.size() || bytes[i] > other.caches_[i].block_bytes))
+            throw std::invalid_argument("the other program has no cache " + std::to_string(i) + " of that size");
+    for (const auto& record : records_) {
+        if (record->spec.cache < 0) continue;
+        const Cache& cache = other.caches_.at(record->spec.cache);
+        record->cache = {cache.memory.data(), cache.block_bytes, lent.block_size, record->spec.cache_group};
+    }
+    caches_.clear();  // a step neither copies nor moves blocks of others
+    lender_ = &other;
+    options_.limits.num_blocks = lent.num_blocks;
+    options_.limits.block_size = lent.block_size;
+}
+
 // In checked mode what no sequence has written is NaN.
 void Program::allocate_states(int32_t num_states) {
     for (const auto& record : records_) {
@@ -311,7 +330,7 @@ std::unique_lock<std::mutex> Program::try_lock_for_step() {
 }
 
 void Program::submit(PendingStep& pending) {
-    if (closed()) throw std::runtime_error("the executor is closed");
+    if (closed() || (lender_ && lender_->closed())) throw std::runtime_error("the executor is closed");
     if ((!caches_.empty() || options_.limits.has_states) && options_.limits.num_blocks == 0)
         throw std::runtime_error("no cache was allocated");
     const size_t whole_end = end_of(pending.result);

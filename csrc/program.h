@@ -126,6 +126,11 @@ class Program {
     // Makes room for `num_blocks` blocks of `block_size` tokens, and for the states of `num_states` sequences.
     void allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num_states);
 
+    // Reads the cache that `other` has allocated, in the places of the same numbers; it must outlive this program, and
+    // their steps never run at the same time. Throws std::invalid_argument if it has no such places, if they have less
+    // room for a token, or if there is a cache already.
+    void borrow_cache(const Program& other);
+
     // Logits that an AllGather makes of those of several ranks.
     struct GatheredLogits {
         int32_t part;     // the value with this rank's columns
@@ -294,6 +299,7 @@ class Program {
     };
     std::vector<std::vector<Clocked>> clocked_;
     std::unique_ptr<WeightStream> stream_;                       // null: all weights stay in memory
+    const Program* lender_ = nullptr;                            // of the cache; null: it is this program's
     CollectiveGroup* group_ = nullptr;                           // null: the only rank
     std::map<int32_t, std::optional<GatheredLogits>> gathered_;  // by value
     std::shared_ptr<ThreadPool> pool_;                           // null: closed

@@ -41,6 +41,7 @@ std::vector<size_t> Program::block_bytes_of(int32_t block_size) const {
 
 void Program::check_moves(const PendingStep& pending) const {
     if (!pending.moves()) return;
+    if (lender_) throw std::invalid_argument("a step moves blocks of a cache that is another program's");
     const StepLimits& limits = options_.limits;
     const std::vector<size_t> of_caches = block_bytes_of(limits.block_size);
     const size_t block_bytes = std::accumulate(of_caches.begin(), of_caches.end(), size_t{0});

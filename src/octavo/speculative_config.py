@@ -92,7 +92,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     values = {name: value for name, value in given.items() if value is not None}
     method = values.setdefault("method", "auto" if values.get("model") is None else "draft_model")
     if method.endswith("_mtp"):  # vLLM's names say the architecture, which the model itself knows
-        method = values["method"] = "mtp"
+        method = values["method"] = "mtp" if values.get("model") is None else "draft_model"
     if method not in get_args(DraftMethod):
         raise UsageError(f"speculative_config: method is {method!r}; it must be {', '.join(get_args(DraftMethod))}")
     if (method in ("draft_model", "eagle3")) != ("model" in values):

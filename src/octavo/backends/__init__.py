@@ -200,6 +200,17 @@ class PartExecutor(Protocol):
 
 
 @runtime_checkable
+class BorrowingExecutor(Protocol):
+    """An executor of a graph that reads the caches of another one (`octavo.graph.builder.Graph.borrow`)."""
+
+    def borrow_cache(self, other: Executor) -> None:
+        """Reads the cache that `other` has allocated, instead of `allocate_cache`. Steps of both never run together.
+
+        Raises UsageError if the cache is not where this executor could read it.
+        """
+
+
+@runtime_checkable
 class AdaptingExecutor(Protocol):
     """An executor that holds adapters in slots, whose numbers `Batch.domains` has for each token (ADAPTER_SLOTS)."""
 

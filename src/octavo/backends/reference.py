@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 from octavo.backends import (
     PACKING,
     BackendDescription,
+    Executor,
     ExecutorLimits,
     FinishedStep,
     PackCacheOptions,
@@ -237,6 +238,11 @@ class ReferenceExecutor:
         for state in self._graph.state_caches:
             self._states[state.index] = [np.full((num_states, *s), np.nan, self._dtype) for s in state.shapes]
         self._num_states = num_states
+
+    def borrow_cache(self, other: Executor) -> None:
+        """See `octavo.backends.BorrowingExecutor`."""
+        assert isinstance(other, ReferenceExecutor)
+        self._num_blocks, self._block_size, self._caches = other._num_blocks, other._block_size, other._caches
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> Mapping[str, LowRank]:
         """See `AdaptingExecutor`."""

@@ -99,16 +99,15 @@ def _draft(config: EngineConfig, checkpoint: Checkpoint, context: int) -> DraftN
     """
     # Its imports are those of an engine.
     from octavo.engine.loading.draft_model import check_vocabulary
-    from octavo.engine.loading.draft_needs import draft_needs, eagle_needs, head_needs
+    from octavo.engine.loading.draft_needs import draft_needs, head_needs, separate_head_needs
     from octavo.loader.checkpoint import open_checkpoint
-    from octavo.loader.eagle_head import is_eagle_head
     from octavo.tokenizer import load_tokenizer
 
     if config.draft_model is None:
         return head_needs(config, checkpoint, context)
     with find_headers(config.draft_model, {}) as (path, _, _):
-        if is_eagle_head(path):
-            return eagle_needs(config, checkpoint, path, config.draft_model, context)
+        if (needs := separate_head_needs(config, checkpoint, path, config.draft_model, context)) is not None:
+            return needs
         with closing(open_checkpoint(path)) as draft:
             check_vocabulary(load_tokenizer(checkpoint), load_tokenizer(draft), config.draft_model)
             return draft_needs(config, checkpoint, draft, config.draft_model, context)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from octavo.backends import Executor, PendingStep, SleepingExecutor
+from octavo.backends import BorrowingExecutor, Executor, PendingStep, SleepingExecutor
 from octavo.backends.sampling import RowError, SamplingError, report_processed
 from octavo.batch import Batch, StepOutput
 from octavo.engine.admission import GroupAdmission
@@ -182,8 +182,16 @@ class Engine:
         windows = [group.window for group in self.executor.cache_sizes.layout.groups]
         if speculation is None or None not in windows:
             raise UsageError("draft_model needs a model that has layers without a window; leave it out")
-        draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
         most, group = min(max_drafts, speculation.limit), windows.index(None)
+        if head is not None and head.borrows_cache:
+            from octavo.engine.speculation.assistant_drafter import AssistantDrafter
+
+            if not isinstance(draft, BorrowingExecutor):
+                raise UsageError("this draft_model reads the model's cache, which is in several places; take one place")
+            draft.borrow_cache(self.executor)
+            speculation.drafter = AssistantDrafter(draft, self.scheduler.times, limits, most, group)
+            return
+        draft.allocate_cache(limits.num_blocks + limits.max_num_seqs, limits.block_size)
         if head is None:
             speculation.drafter = ModelDrafter(draft, self.scheduler.times, limits, most, group)
         elif head.taps:

@@ -57,6 +57,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.outputs: tuple[Value, ...] = ()  # of a step; set once the model is complete
         self.tap: Value | None = None  # [OUTPUTS, cols], given beside the hidden states: made before these
+        self.borrowed: tuple[KVCache, ...] = ()  # of another graph, for operations that own none
         self._cache_layout: CacheLayout | None = None
         self._layer = ""
 
@@ -67,7 +68,7 @@ class Graph:
         whole: the graph as it was. Its cache layout stays: all parts of a graph share block tables.
         """
         graph = cls(whole.weights)
-        graph._cache_layout = whole.cache_layout
+        graph._cache_layout, graph.borrowed = whole.cache_layout, whole.borrowed
         known: set[Value] = set()
         for node in nodes:
             for value in node.op.inputs:
@@ -76,7 +77,7 @@ class Graph:
             if _shape(node.op, node.layer) != (node.output.rows, node.output.cols):
                 raise GraphError(f"{node.layer}: {node.op.name}: the output {node.output} has another shape")
             known.add(node.output)
-            if isinstance(cache := node.op.cache, KVCache) and not node.op.owns_cache and cache not in graph.kv_caches:
+            if isinstance(cache := node.op.cache, KVCache) and not node.op.owns_cache and not graph._has_cache(cache):
                 raise GraphError(
                     f"{node.layer}: {node.op.name}: the cache of layer {cache.layer} is in another segment"
                 )
@@ -193,6 +194,13 @@ class Graph:
     def parameters(self) -> list[Parameter]:
         """The weights that the graph uses, each once, in the order of first use."""
         return list(dict.fromkeys(p for node in self.nodes for p in node.op.parameters))
+
+    def borrow(self, caches: Iterable[KVCache], layout: CacheLayout) -> None:
+        """Lets operations read these caches of another graph, whose layout is this one's, too.
+
+        Their windows may be shorter than there: layers count, and what a token has in them.
+        """
+        self.borrowed, self._cache_layout = tuple(dict.fromkeys(caches)), layout
 
     # Operations with weights. `name` is the stem: `layers.0.self_attn.q_proj`.
 
@@ -361,8 +369,11 @@ class Graph:
         """Raises GraphError if another operation owns the cache, or if none does that this one reads."""
         if op.owns_cache and any(cache.layer == other.layer for other in self.kv_caches):
             raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} has a cache already")
-        if not op.owns_cache and cache not in self.kv_caches:
+        if not op.owns_cache and not self._has_cache(cache):
             raise GraphError(f"{self._layer}: {op.name}: there is no such cache of layer {cache.layer} to read")
+
+    def _has_cache(self, cache: KVCache) -> bool:
+        return cache in self.kv_caches or cache in self.borrowed
 
     def _weight(self, stem: str, op_name: str) -> Parameter:
         return self._parameter(f"{stem}.weight", op_name)

@@ -39,7 +39,8 @@ class LayerFormat:
 def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: KVDtype) -> dict[int, LayerFormat]:
     """The formats of all layers with attention for this `kv_dtype`. weight: the values of a parameter (a bias)."""
     # A latent is a key and a value in one: it keeps float16.
-    formats = {cache.layer: LayerFormat(kv_dtype if cache.value_dim else "float16") for cache in graph.kv_caches}
+    caches = (*graph.kv_caches, *graph.borrowed)
+    formats = {cache.layer: LayerFormat(kv_dtype if cache.value_dim else "float16") for cache in caches}
     makers = {node.output: node.op for node in graph.nodes}
     for op in makers.values() if kv_dtype != "float16" else ():
         bias, rope = _bias_and_rope(op, makers)

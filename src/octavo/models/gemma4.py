@@ -194,19 +194,34 @@ def build(g: Graph, cfg: Config) -> Value:
     inputs = _per_layer.inputs_of_layers(g, h, cfg) if cfg.input_width else None
     for i in range(cfg.num_layers):
         p = f"layers.{i}."
-        x = _attention(g, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), cfg, i)
-        h = h + g.rms_norm(x, p + "post_attention_layernorm", cfg.norm_eps)
-        x = gated_mlp(g, g.rms_norm(h, p + "pre_feedforward_layernorm", cfg.norm_eps), p + "mlp", "gelu_tanh")
-        if cfg.mlp.experts is not None and f"{p}mlp.gate.weight" in g.weights:
-            x = g.rms_norm(x, p + "post_feedforward_layernorm_1", cfg.norm_eps)
-            x = x + _experts(g, h, p, cfg.mlp.experts, cfg)
-        h = h + g.rms_norm(x, p + "post_feedforward_layernorm", cfg.norm_eps)
+        h = layer(g, h, cfg, i)
         if inputs is not None:
             h = h + _per_layer.gated_input(g, h, inputs, i, cfg)
         if f"{p}layer_scalar.weight" in g.weights:
             h = g.scale_columns(h, p + "layer_scalar")
     h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
     return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
+
+
+def layer(
+    g: Graph, h: Value, cfg: Config, number: int, prefix: str = "", reads: AttentionParams | None = None
+) -> Value:
+    """Attention and MLP of a layer, or its experts beside that: [TOKENS, hidden].
+
+    prefix: of the names of its weights. reads: the attention of a layer without keys and values, over a cache that is
+    there; None: as `cfg` has it.
+    """
+    p = f"{prefix}layers.{number}."
+    params = reads or cfg.attention_params(number)
+    owns_keys = reads is None and cfg.sources[number] == number
+    x = g.rms_norm(h, p + "input_layernorm", cfg.norm_eps)
+    x = _attention(g, x, cfg, number, p + "self_attn.", params, owns_keys=owns_keys)
+    h = h + g.rms_norm(x, p + "post_attention_layernorm", cfg.norm_eps)
+    x = gated_mlp(g, g.rms_norm(h, p + "pre_feedforward_layernorm", cfg.norm_eps), p + "mlp", "gelu_tanh")
+    if cfg.mlp.experts is not None and f"{p}mlp.gate.weight" in g.weights:
+        x = g.rms_norm(x, p + "post_feedforward_layernorm_1", cfg.norm_eps)
+        x = x + _experts(g, h, p, cfg.mlp.experts, cfg)
+    return h + g.rms_norm(x, p + "post_feedforward_layernorm", cfg.norm_eps)
 
 
 def _experts(g: Graph, h: Value, p: str, routing: Routing, cfg: Config) -> Value:
@@ -217,14 +232,15 @@ def _experts(g: Graph, h: Value, p: str, routing: Routing, cfg: Config) -> Value
     return g.rms_norm(x, p + "post_feedforward_layernorm_2", cfg.norm_eps)
 
 
-def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
-    """A layer without a projection of values takes that of its keys."""
-    p, params = f"layers.{layer}.self_attn.", cfg.attention_params(layer)
-    dim, rope = params.head_dim, cfg.rope_params(layer)
+def _attention(
+    g: Graph, x: Value, cfg: Config, number: int, p: str, params: AttentionParams, *, owns_keys: bool
+) -> Value:
+    """A layer without a projection of values takes that of its keys. p: of the names of its weights."""
+    dim, rope = params.head_dim, cfg.rope_params(number)
     assert rope is not None
     q = g.add(Rope(g.rms_norm(g.linear(x, p + "q_proj"), p + "q_norm", cfg.norm_eps), dim, rope))
     k = v = None
-    if cfg.sources[layer] == layer:
+    if owns_keys:
         k = g.linear(x, p + "k_proj")
         v = g.linear(x, p + "v_proj") if p + "v_proj.weight" in g.weights else k
         k = g.add(Rope(g.rms_norm(k, p + "k_norm", cfg.norm_eps), dim, rope))

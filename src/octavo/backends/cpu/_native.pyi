@@ -188,6 +188,12 @@ class Program:
         Raises ValueError if they have different numbers of threads. Not during a step.
         """
 
+    def borrow_cache(self, other: Program) -> None:
+        """Reads the cache that `other` has allocated, instead of one of its own; their steps never run together.
+
+        Raises ValueError if the caches do not fit, or if there is one already.
+        """
+
     def join(self, group: CollectiveGroup) -> None:
         """The group of the operations between ranks; before any record. Raises ValueError for too small a buffer."""
 

@@ -24,7 +24,7 @@ from octavo.graph.ops.stages import BORDERS, Send
 from octavo.graph.segments import check_inputs
 
 if TYPE_CHECKING:
-    from octavo.backends import Paging
+    from octavo.backends import Executor, Paging
     from octavo.backends.cpu import _native
     from octavo.batch import Batch, Float32, Int32
     from octavo.graph.builder import Graph
@@ -138,6 +138,12 @@ class CpuExecutor:
             self._program.allocate_cache(num_blocks, block_size, num_states)
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+    def borrow_cache(self, other: Executor) -> None:
+        """See `octavo.backends.BorrowingExecutor`."""
+        if not isinstance(other, CpuExecutor):
+            raise UsageError("a graph that reads the cache of another one needs it in the same place, in main memory")
+        self._program.borrow_cache(other._program)
 
     @property
     def num_operations(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.backends import ExecutorLimits, Paging
+from octavo.backends import Executor, ExecutorLimits, Paging
 from octavo.backends.sampling import raise_row_errors
 from octavo.backends.torch.adapters import AdapterTable, PreparedFactors
 from octavo.backends.torch.cache import CacheNumbers, PagedCache
@@ -33,7 +33,7 @@ from octavo.backends.torch.step_arrays import HostArrays, SeenBlocks, host_array
 from octavo.backends.torch.weights import DeviceWeights, vector_type
 from octavo.backends.torch.workspace import Workspace, value_types
 from octavo.batch import Batch, StepOutput
-from octavo.errors import InsufficientMemoryError
+from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import CacheSizes
 from octavo.graph.domain_rows import domain_rows
@@ -171,6 +171,7 @@ class TorchExecutor:
         self._graphs: DecodeGraphs | None = None
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
+        self._lender: TorchExecutor | None = None  # that has the cache
         # Blocks, their size and slots of the cache before a sleep.
         self._slept_sizes: tuple[int, int, int] | None = None
         # The tokens that the step before has drawn, by row: the next one may take them from here.
@@ -218,6 +219,12 @@ class TorchExecutor:
                 reason = str(error).partition("\n")[0]
                 logger.warning("decode steps are launched operation by operation, as their capture failed: %s", reason)
 
+    def borrow_cache(self, other: Executor) -> None:
+        """See `octavo.backends.BorrowingExecutor`."""
+        if not isinstance(other, TorchExecutor) or other.device != self.device:
+            raise UsageError("a graph that reads the cache of another one needs it on the same device, in one piece")
+        self._lender = other
+
     def _new_workspace(self) -> Workspace:
         with room_for("the values of a step", self._plan.total_bytes):
             return Workspace(self._plan, value_types(self._graph, self._weights.dtype), self.device)
@@ -229,6 +236,8 @@ class TorchExecutor:
         return PagedCache(self._graph, shape, self.device, types, state_dtype, factors)
 
     def submit(self, batch: Batch) -> TorchPendingStep:
+        if self._lender is not None:  # whose cache is another one after a sleep
+            self._cache = self._lender._cache
         self._checks.check(batch, self._cache)
         if self._thread is not None:
             return TorchPendingStep(self._thread.submit(self._start, batch), self._group)

@@ -18,11 +18,13 @@ class DraftHead:
     """taps: the layers of the target whose inputs it reads; none: it reads the input of the output head.
 
     columns: of each of its inputs. target_ids: the token of each row of its logits; None: the row's number.
+    borrows_cache: it reads the target's keys and values, and has none of its own.
     """
 
     taps: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
     target_ids: NDArray[np.int32] | None = None
+    borrows_cache: bool = False
 
     def tapped(self, target: Graph) -> Graph:
         """The target, which gives what the head reads. Raises GraphError as `with_tap`."""

@@ -19,10 +19,12 @@ from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.errors import GraphError, ModelLoadError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
+from octavo.loader.assistant import is_assistant_folder, open_assistant
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_tensors
 from octavo.loader.eagle_head import is_eagle_head, open_eagle_head
 from octavo.loader.hub import resolve_model
-from octavo.models import build_draft_graph
+from octavo.models import build_draft_graph, gemma4
+from octavo.models._assistant import AssistantConfig, assistant_graph
 from octavo.models._eagle3 import eagle3_graph
 from octavo.speculative_config import SpeculativeConfig
 from octavo.tokenizer import load_tokenizer
@@ -71,8 +73,8 @@ def found_draft_model(
     if None not in [group.window for group in target.cache_layout.groups]:
         raise UsageError("draft_model needs a model that has layers without a window; leave it out")
     path = resolve_model(options.model, revision=options.revision)
-    if is_eagle_head(path):
-        with closing(head := eagle_model(config, checkpoint, target, path, model_len)):
+    if (head := separate_head(config, checkpoint, target, path, model_len)) is not None:
+        with closing(head):
             yield head
         return
     if options.method == "eagle3":
@@ -108,6 +110,45 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
         draft_config(config, config.model, config.revision), quantization=config.quantization
     )
     return DraftModel(own_config, checkpoint, graph, model_len, DraftHead())
+
+
+def separate_head(
+    config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int
+) -> DraftModel | None:
+    """The EAGLE-3 head or Gemma 4's assistant in a folder, opened beside its target; None: there is neither.
+
+    Raises UsageError where it cannot draft, and ModelLoadError for one that was trained for another model.
+    """
+    if is_eagle_head(path):
+        return eagle_model(config, checkpoint, target, path, model_len)
+    if is_assistant_folder(path):
+        return assistant_model(config, checkpoint, target, path, model_len)
+    return None
+
+
+def assistant_model(
+    config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int
+) -> DraftModel:
+    """Gemma 4's assistant in a folder. Raises as `separate_head`."""
+    if config.num_ranks > 1:
+        raise UsageError(
+            f"draft_model {path} reads the keys and values of the model, of which each rank has a part; take one rank"
+        )
+    with ExitStack() as closed:
+        opened = open_assistant(path, checkpoint)
+        closed.callback(opened.close)
+        own, model = (each.config.for_length(model_len) for each in (opened, checkpoint))
+        assert isinstance(own, AssistantConfig)
+        assert isinstance(model, gemma4.Config)
+        try:
+            graph = assistant_graph(own, model, opened.weights.shapes, target.cache_layout)
+        except GraphError as error:
+            raise ModelLoadError(f"{path}: this assistant does not fit {checkpoint.path}: {error}") from error
+        used = {parameter.name for parameter in graph.parameters}
+        warn_unused_tensors(path, [name for name in opened.weights if name not in used])
+        closed.pop_all()
+    head = DraftHead(columns=(model.hidden_size,), borrows_cache=True)
+    return DraftModel(draft_config(config, str(path)), opened, graph, model_len, head)
 
 
 def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int) -> DraftModel:

@@ -10,7 +10,14 @@ from pathlib import Path
 from octavo.backends.memory import Sizes
 from octavo.config import EngineConfig
 from octavo.engine.loading.devices import backend_name
-from octavo.engine.loading.draft_model import DraftModel, beside_head, check_draft, draft_config, eagle_model, own_head
+from octavo.engine.loading.draft_model import (
+    DraftModel,
+    beside_head,
+    check_draft,
+    draft_config,
+    own_head,
+    separate_head,
+)
 from octavo.engine.loading.model_graph import executor_limits, model_graph, model_sizes
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops.base import StepSizes
@@ -56,9 +63,14 @@ def head_needs(config: EngineConfig, checkpoint: Checkpoint, context: int) -> Dr
     return replace(_needs_of_head("head", config, checkpoint, head, context), is_head=True)
 
 
-def eagle_needs(config: EngineConfig, checkpoint: Checkpoint, path: Path, name: str, context: int) -> DraftNeeds:
-    """The needs of an EAGLE-3 head. Raises as `eagle_model`."""
-    with closing(eagle_model(config, checkpoint, model_graph(checkpoint, context), path, context)) as head:
+def separate_head_needs(
+    config: EngineConfig, checkpoint: Checkpoint, path: Path, name: str, context: int
+) -> DraftNeeds | None:
+    """The needs of an EAGLE-3 head or an assistant; None: there is neither. Raises as `separate_head`."""
+    head = separate_head(config, checkpoint, model_graph(checkpoint, context), path, context)
+    if head is None:
+        return None
+    with closing(head):
         return _needs_of_head(name, config, checkpoint, head, context)
 
 
