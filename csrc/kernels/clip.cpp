@@ -4,12 +4,12 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(Clip, (x), (), (), (limit));
+OCTAVO_SIGNATURE(Clip, (x), (), (), (low, high));
 
 // The second operand of min and max survives if it is NaN.
 void clip(const Args& args, const Step&, Worker& worker) {
     const float* x = args.inputs[Clip::x].data;
-    const F32x16 high = broadcast(args.floats[Clip::limit]), low = broadcast(-args.floats[Clip::limit]);
+    const F32x16 low = broadcast(args.floats[Clip::low]), high = broadcast(args.floats[Clip::high]);
     map_elements(args.output, worker, [=](auto read) { return max(low, min(high, read(x))); });
 }
 

@@ -173,7 +173,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ScaleColumns: lambda g, x: g.scale_columns(x, "norm"),
     Sparsify: lambda g, x: g.add(Sparsify(x, 0.5)),
     Softcap: lambda g, x: g.add(Softcap(x, 1.5)),
-    Clip: lambda g, x: g.add(Clip(x, 0.1)),
+    Clip: lambda g, x: g.add(Clip(x, -0.2, 0.1)),
     Rope: lambda g, x: g.add(Rope(x, 16, ROPE)),
     Attention: attention,
     LatentAttention: latent_attention,

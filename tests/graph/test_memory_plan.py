@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
+from octavo.graph.ops.linear import Input
 from octavo.graph.passes import optimize
 from octavo.graph.shard import shard
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS
@@ -74,3 +75,17 @@ def test_residual_stream_stays_in_place() -> None:
     residuals = [n for n in graph.nodes if n.op.name == "fused_linear" and n.op.in_place]
     assert all(offsets[n.output.id] == offsets[n.op.in_place[0].id] for n in residuals if n.op.in_place)
     assert len(residuals) == 6
+
+
+def test_nothing_is_written_where_an_input_waits() -> None:
+    """Inputs are written before the first operation, wherever their nodes are."""
+    g = Graph({"wide.weight": (256, 64), "narrow.weight": (64, 256)})
+    h = g.linear(g.linear(g.add(Input(0, TOKENS, 64)), "wide"), "narrow")
+    given = g.add(Input(1, TOKENS, 64))
+    g.output = h + given
+    memory = plan(g, ROWS, 4)
+    start, size = memory.offsets[given.id], ROWS[TOKENS] * 64 * 4
+    for node in g.nodes:
+        if node.output not in (given, g.output):
+            other = memory.offsets[node.output.id]
+            assert other + ROWS[TOKENS] * node.output.cols * 4 <= start or start + size <= other

@@ -183,7 +183,7 @@ def test_arithmetic(a: Arrays) -> None:
     a.check(Mul(x, column), a[x] * a[column])
     a.check(Scale(x, -0.3), a[x] * -0.3)
     a.check(Softcap(x, 1.5), 1.5 * torch.tanh(a[x] / 1.5))
-    a.check(Clip(x, 0.5), a[x].clamp(-0.5, 0.5))
+    a.check(Clip(x, -0.3, 0.5), a[x].clamp(-0.3, 0.5))
 
 
 @pytest.mark.parametrize("kind", TORCH_ACTIVATIONS)
@@ -395,7 +395,7 @@ WRONG = {
     "scale": (lambda: Scale(X, float("nan")), "not finite"),
     "softcap": (lambda: Softcap(X, 0.0), "not positive"),
     "mul": (lambda: Mul(X, Value(1, TOKENS, 2)), r"b \[tokens, 2\] is neither .* \[tokens, 8\]"),
-    "clip": (lambda: Clip(X, 0.0), "limit 0.0 is not positive"),
+    "clip": (lambda: Clip(X, 0.5, -0.5), "low 0.5 is not less than high -0.5"),
     "positions": (lambda: PositionEmbedding(Parameter("p", (4, 8)), 4), "offset 4 of 4 rows"),
     "select": (lambda: Gather(OUT), "one row a token"),
     "rope heads": (lambda: Rope(X, 3, RopeParams((1.0,))), "not a multiple of head_dim 3"),

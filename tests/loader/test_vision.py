@@ -16,6 +16,7 @@ from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.vision import open_vision
 from tests.support import converted_gguf, tiny_vision
+from tests.support.tiny_vision.mmproj import save_mmproj
 
 model = cache(tiny_vision.tiny_model)
 
@@ -23,7 +24,7 @@ model = cache(tiny_vision.tiny_model)
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF file whose rows are as wide as those of the encoders."""
-    config = tiny_vision.CONFIGS["smolvlm"]().text_config
+    config = tiny_vision.FAMILIES["smolvlm"].config().text_config
     return converted_gguf.save_gguf(
         AutoModelForCausalLM.from_config(config), tmp_path_factory.mktemp("text") / "text.gguf"
     )
@@ -56,7 +57,7 @@ def test_a_part_that_does_not_fit_itself_is_refused_at_the_load(
     name: str, damage: Callable[[Path], None], problem: str, text: Path, tmp_path: Path
 ) -> None:
     beside = tmp_path / "mmproj.gguf"
-    tiny_vision.save_mmproj(model(name), beside, name)
+    save_mmproj(model(name), beside, name)
     with closing(open_checkpoint(text)) as checkpoint:
         found = open_vision(checkpoint, str(beside))
         assert found is not None

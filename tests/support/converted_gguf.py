@@ -30,6 +30,7 @@ _ARCHITECTURES = {
     "llama4_text": "llama4",
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "glm4_moe": "glm4moe",
     "glm4_moe_lite": "deepseek2",
     "deepseek_v2": "deepseek2",
@@ -53,7 +54,10 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
         return tiny_classic.save_gguf(model, path)
     if tiny_state_spaces.gguf_architecture(config) is not None:
         return tiny_state_spaces.save_gguf(config, stored_tensors(model), path)
-    if config.model_type == "gemma4_text":  # heads differ by layer; the general keys below are overwritten
+    if config.model_type in (
+        "gemma4_text",
+        "gemma4_unified_text",
+    ):  # heads differ by layer; the general keys below are overwritten
         config.allow_global_per_layer_attribute_access = True
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
     if getattr(config, "hidden_act", None) == "silu":

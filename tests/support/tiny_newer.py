@@ -193,9 +193,9 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_head_count_kv(
         [config.num_key_value_heads if is_local else full.num_key_value_heads for is_local in local]
     )
-    if config.enable_moe_block:
+    if getattr(config, "enable_moe_block", False):
         writer.add_expert_used_count(config.top_k_experts)
-    if config.use_double_wide_mlp:
+    if getattr(config, "use_double_wide_mlp", False):
         first = config.num_hidden_layers - config.num_kv_shared_layers
         widths = [config.intermediate_size * (1 if i < first else 2) for i in range(config.num_hidden_layers)]
         writer.add_feed_forward_length(widths)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops.base import Op
+from octavo.graph.ops.linear import Input
 from octavo.graph.values import LOGITS, RowDomain, Value
 
 ALIGNMENT = 64  # bytes, a cache line
@@ -83,7 +84,8 @@ def plan(
             buffer_of[value] = buffer_of[reused]
             buffer_of[value].last = last_use[value]
         else:
-            buffer_of[value] = buffer(rows[value.rows] * value.cols * bytes_of(value), index, last_use[value])
+            first = 0 if isinstance(node.op, Input) else index  # inputs are there before the first operation
+            buffer_of[value] = buffer(rows[value.rows] * value.cols * bytes_of(value), first, last_use[value])
     total = _place(buffers)
     offsets = {value.id: found.offset for value, found in buffer_of.items()}
     return MemoryPlan(offsets, total, {number: (found.offset, found.size) for number, found in scratch_of.items()})

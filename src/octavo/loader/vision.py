@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,7 @@ def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> 
                     "the two files do not belong together"
                 )
             weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "gguf"), file)
+            config = config.with_numbers(_numbers(weights))
             processor = read_processor(*tower.Config.processor_settings(ConfigReader(file.metadata, "clip.vision.")))
             part = VisionPart(tower, config, weights, _limited(processor, max_tokens), frozenset(), path, file)
             _check(part)
@@ -170,13 +172,10 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
     if not found:
         return None
     with errors_of(path):
-        reason = tower.Config.why_blind(ConfigReader(config_json))
-        if reason:
-            logger.warning("%s reads text only: %s", checkpoint.path, reason)
-            return None
         config = tower.Config.from_hf(ConfigReader(config_json))
         stored = {name: file.source(tensor) for tensor, name in found.items()}
         weights = Weights(transformed(stored, tower.WEIGHTS.transforms, config, "safetensors"), file)
+        config = config.with_numbers(_numbers(weights))
     with errors_of(folder / _PREPROCESSOR):
         processor = read_processor(str(config_json["model_type"]), config_json, _preprocessor(folder))
         processor = _limited(processor, max_tokens)
@@ -184,6 +183,12 @@ def _from_safetensors(checkpoint: Checkpoint, max_tokens: int | None) -> VisionP
     with errors_of(checkpoint.path):
         _check(part)
     return part
+
+
+def _numbers(weights: Weights) -> dict[str, float]:
+    """The weights of one number."""
+    names = [name for name, shape in weights.shapes.items() if math.prod(shape) == 1]
+    return {name: float(weights[name].dequantize().reshape(-1)[0]) for name in names}
 
 
 def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:

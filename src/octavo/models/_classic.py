@@ -251,8 +251,8 @@ def _block(g: Graph, cfg: ClassicConfig, h: Value, layer: int) -> Value:
 
 def _attention(g: Graph, cfg: ClassicConfig, x: Value, layer: int) -> Value:
     q, k, v = (g.linear(x, f"layers.{layer}.self_attn.{part}_proj") for part in "qkv")
-    if cfg.qkv_limit is not None:
-        q, k, v = (g.add(Clip(y, cfg.qkv_limit)) for y in (q, k, v))
+    if (limit := cfg.qkv_limit) is not None:
+        q, k, v = (g.add(Clip(y, -limit, limit)) for y in (q, k, v))
     if cfg.rope is not None:
         q, k = (g.add(Rope(y, cfg.head_dim, cfg.rope)) for y in (q, k))
     return g.linear(g.attention(q, k, v, cfg.attention_params(layer)), f"layers.{layer}.self_attn.o_proj")

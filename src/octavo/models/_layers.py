@@ -21,8 +21,8 @@ def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, *, centered: b
     norm = partial(g.layer_norm, group=cfg.head_dim) if centered else g.rms_norm
     if part.qk_norm and not part.norm_after_rope:
         q, k = (norm(y, f"{p}{n}_norm", cfg.norm_eps) for n, y in (("q", q), ("k", k)))
-    if part.qkv_limit is not None:
-        q, k, v = (g.add(Clip(y, part.qkv_limit)) for y in (q, k, v))
+    if (limit := part.qkv_limit) is not None:
+        q, k, v = (g.add(Clip(y, -limit, limit)) for y in (q, k, v))
     rope = cfg.rope_params(layer)
     if rope is not None:
         q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))

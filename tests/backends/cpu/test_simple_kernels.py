@@ -1,5 +1,6 @@
 """Norms, activations, element-wise operations and row selection: numpy's meaning, the same bits everywhere."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -21,7 +22,8 @@ OPS: dict[str, MakeOp] = {
     "mul": Mul,
     "scale": lambda a, _: Scale(a, -1.7),
     "softcap": lambda a, _: Softcap(a, 2.5),
-    "clip": lambda a, _: Clip(a, 0.5),
+    "clip": lambda a, _: Clip(a, -0.3, 0.5),
+    "clip_above": lambda a, _: Clip(a, -math.inf, 0.5),
     "rms_norm": lambda a, _: RMSNorm(a, Parameter("weight", (a.cols,)), 1e-6),
     "layer_norm": lambda a, _: LayerNorm(a, Parameter("weight", (a.cols,)), Parameter("bias", (a.cols,)), 1e-5),
     "layer_norm_no_bias": lambda a, _: LayerNorm(a, Parameter("weight", (a.cols,)), None, 1e-3),

@@ -194,16 +194,17 @@ class Softcap(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class Clip(Elementwise):
-    """x, limited to [-limit, limit]"""
+    """x, limited to [low, high]; a bound may be infinite"""
 
     x: Value
-    limit: float
+    low: float
+    high: float
 
     def check_attributes(self) -> None:
-        require(self.limit > 0, f"limit {self.limit} is not positive")
+        require(self.low < self.high, f"low {self.low} is not less than high {self.high}")
 
     def evaluate(self, step: Evaluation) -> Array:
-        return np.clip(step.values[self.x], -self.limit, self.limit)
+        return np.clip(step.values[self.x], self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)

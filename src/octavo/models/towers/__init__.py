@@ -22,11 +22,8 @@ from octavo.models.towers._tower import TowerConfig
 class TowerConfigType(Protocol):
     """The class `Config` of a family. All functions raise ModelLoadError naming the key.
 
-    Families without `PROJECTORS` have only the first two.
+    Families without `PROJECTORS` have only the first one.
     """
-
-    def why_blind(self, reader: ConfigReader) -> str:
-        """See `TowerConfig.why_blind`."""
 
     def from_hf(self, reader: ConfigReader) -> TowerConfig:
         """reader: config.json."""

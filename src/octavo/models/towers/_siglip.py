@@ -17,7 +17,15 @@ from octavo.graph.values import Value
 from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Unfolded
-from octavo.models.towers._tower import TowerConfig, TowerInputs, attention, in_blocks, read_activation, tile_rows
+from octavo.models.towers._tower import (
+    TowerConfig,
+    TowerInputs,
+    attention,
+    gguf_sizes,
+    in_blocks,
+    read_activation,
+    tile_rows,
+)
 
 SiglipT = TypeVar("SiglipT", bound="SiglipConfig")
 
@@ -75,14 +83,10 @@ class SiglipConfig(TowerConfig):
         return TowerInputs((np.tile(places, (len(tiles), 1)),), tile_rows(tiles, self.merge_size, positions=False))
 
 
-def gguf_sizes(reader: ConfigReader) -> dict[str, Any]:
-    """The fields that mmproj files of all families have. reader: their metadata."""
-    patch = reader.integer("patch_size", high=1 << 10)
+def siglip_sizes(reader: ConfigReader) -> dict[str, Any]:
+    """The fields that mmproj files of these families have. reader: their metadata."""
     return {
-        "num_layers": reader.integer("block_count", high=MAX_LAYERS),
-        "hidden_size": reader.integer("embedding_length", high=MAX_WIDTH),
-        "num_heads": reader.integer("attention.head_count", high=MAX_WIDTH),
-        "patch_values": 3 * patch * patch,
+        **gguf_sizes(reader),
         "norm_eps": reader.number("attention.layer_norm_epsilon", 1e-6, high=1.0),
         "output_width": reader.integer("projection_dim", high=MAX_WIDTH),
         "host_tables": (PLACES,),

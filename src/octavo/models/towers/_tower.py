@@ -19,7 +19,7 @@ from octavo.graph.spans import READS_ONLY, Sight
 from octavo.graph.values import RowDomain, Value
 from octavo.image_layout import ImageTile
 from octavo.models._classic import ACTIVATIONS
-from octavo.models._reading import ConfigReader
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Split, Unfolded
 
 _NORM_EPS = 1e-6
@@ -75,11 +75,10 @@ class TowerConfig:
         """The rows of q, k and v."""
         return (self.hidden_size,) * 3
 
-    @classmethod
-    def why_blind(cls, reader: ConfigReader) -> str:
-        """The reason why models of the family with this config.json read text alone; empty: they see."""
-        del reader
-        return ""
+    def with_numbers(self, numbers: Mapping[str, float]) -> TowerConfig:
+        """The configuration with what files have as weights of one number, by their names."""
+        del numbers
+        return self
 
     def patches(self, rows: Float32) -> Float32:
         """The first input of the graph, from the processor's rows."""
@@ -111,6 +110,17 @@ def block_places(tile: ImageTile, merge: int) -> Int32:
     """Row and column of the patches of a tile, block by block: int32 [2, patches]."""
     rows, cols = np.mgrid[: tile.grid_rows, : tile.grid_cols].astype(np.int32)
     return np.stack([in_blocks(grid, merge) for grid in (rows, cols)])
+
+
+def gguf_sizes(reader: ConfigReader) -> dict[str, Any]:
+    """The fields that mmproj files of all families have. reader: their metadata."""
+    patch = reader.integer("patch_size", high=1 << 10)
+    return {
+        "num_layers": reader.integer("block_count", low=0, high=MAX_LAYERS),
+        "hidden_size": reader.integer("embedding_length", high=MAX_WIDTH),
+        "num_heads": reader.integer("attention.head_count", low=0, high=MAX_WIDTH),
+        "patch_values": 3 * patch * patch,
+    }
 
 
 def statistics(reader: ConfigReader) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from octavo.models.towers._siglip import (
     UNFOLDED,
     SiglipConfig,
     build_layers,
-    gguf_sizes,
+    siglip_sizes,
 )
 from octavo.models.towers._tower import square_side, statistics
 
@@ -69,7 +69,7 @@ class Config(SiglipConfig):
         del text
         side, merge = math.isqrt(shapes[PLACES][0]), reader.integer("projector.scale_factor", _MERGE, high=16)
         sight = Sight(both_ways=(side // merge) ** 2)
-        return cls(merge_size=merge, table_side=side, sight=sight, **gguf_sizes(reader))
+        return cls(merge_size=merge, table_side=side, sight=sight, **siglip_sizes(reader))
 
     @classmethod
     def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:

@@ -24,6 +24,7 @@ from octavo.models.towers._tower import (
     TowerConfig,
     TowerInputs,
     attention,
+    gguf_sizes,
     in_blocks,
     last_layer_only,
     read_activation,
@@ -136,12 +137,8 @@ class Config(TowerConfig):
     @classmethod
     def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         del text
-        patch = reader.integer("patch_size", 14, high=1 << 10)
         return cls(
-            num_layers=reader.integer("block_count", high=MAX_LAYERS),
-            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
-            num_heads=reader.integer("attention.head_count", high=MAX_WIDTH),
-            patch_values=3 * patch * patch,
+            **gguf_sizes(reader),
             merge_size=reader.integer("projector.scale_factor", 2, high=16),
             output_width=shapes["mm.3.weight"][0],
             host_tables=(_CLASS, _PLACES),

@@ -26,7 +26,7 @@ from octavo.models.towers._siglip import (
     PREFIXES,
     SiglipConfig,
     build_layers,
-    gguf_sizes,
+    siglip_sizes,
 )
 from octavo.models.towers._tower import TowerInputs, in_blocks, square_side, statistics, tile_rows
 
@@ -82,7 +82,7 @@ class Config(SiglipConfig):
     def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
         del text
         merge = reader.integer("projector.scale_factor", 2, high=16)
-        return cls(merge_size=merge, table_side=math.isqrt(shapes[PLACES][0]), **gguf_sizes(reader))
+        return cls(merge_size=merge, table_side=math.isqrt(shapes[PLACES][0]), **siglip_sizes(reader))
 
     @classmethod
     def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:

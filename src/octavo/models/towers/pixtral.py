@@ -22,7 +22,15 @@ from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import base_frequencies
 from octavo.models._weights import Permute, Transpose, Unfolded, WeightTable, halves_of_pairs
 from octavo.models._wrapped import text_section
-from octavo.models.towers._tower import TowerConfig, TowerInputs, attention, last_layer_only, statistics, tile_rows
+from octavo.models.towers._tower import (
+    TowerConfig,
+    TowerInputs,
+    attention,
+    gguf_sizes,
+    last_layer_only,
+    statistics,
+    tile_rows,
+)
 
 MODEL_TYPES = ("mistral3", "llava")
 PROJECTORS = ("pixtral",)
@@ -95,12 +103,8 @@ class Config(TowerConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        patch = reader.integer("patch_size", 16, high=1 << 10)
         return cls(
-            num_layers=reader.integer("block_count", high=MAX_LAYERS),
-            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
-            num_heads=reader.integer("attention.head_count", high=MAX_WIDTH),
-            patch_values=3 * patch * patch,
+            **gguf_sizes(reader),
             merge_size=reader.integer("spatial_merge_size", 1, high=16),
             output_width=shapes["linear_2.weight"][0],
             text_eps=text.number("attention.layer_norm_rms_epsilon", 1e-5, high=1.0),

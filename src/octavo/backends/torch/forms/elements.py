@@ -59,7 +59,7 @@ def _softcap(op: Softcap, step: TorchStep) -> Tensor:
 
 @form(Clip)
 def _clip(op: Clip, step: TorchStep) -> Tensor:
-    return torch.clamp(step.values[op.x], -op.limit, op.limit, out=step.out)
+    return torch.clamp(step.values[op.x], op.low, op.high, out=step.out)
 
 
 @form(RMSNorm)

@@ -1,0 +1,63 @@
+"""Tiny models that see as GGUF: the text model, and its part that sees as llama.cpp's converter writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+from click.testing import CliRunner
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from octavo.cli.quantize import convert
+from tests.support.tiny_vision import FAMILIES
+
+
+def save_gguf(model: PreTrainedModel, folder: Path, name: str) -> Path:
+    """The text model of a folder that `save` made as a GGUF file, with the part that sees beside it."""
+    text = folder.with_name(f"{folder.name}-gguf") / "text.gguf"
+    text.parent.mkdir()
+    result = CliRunner().invoke(convert, [str(folder), str(text), "--dtype", "f32"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    save_mmproj(model, text.with_name("mmproj-tiny.gguf"), name)
+    return text
+
+
+def save_mmproj(model: PreTrainedModel, path: Path, name: str) -> None:
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type("mmproj")
+    vision = model.config.vision_config
+    keys = {
+        "embedding_length": _first(vision, "embed_dim", "mm_embed_dim", "hidden_size"),
+        "block_count": _first(vision, "depth", "num_hidden_layers"),
+        "attention.head_count": _first(vision, "num_heads", "num_attention_heads"),
+        "patch_size": _side(vision.patch_size),
+        "projection_dim": 64,
+        "image_size": _side(getattr(vision, "image_size", 24)),
+    }
+    # Which llama.cpp reads, as it does the two below.
+    keys["feed_forward_length"] = _first(vision, "intermediate_size") or keys["embedding_length"] * 2
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_bool("clip.use_gelu", True)
+    for key, value in keys.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    is_plain = name.startswith("gemma4")
+    for key, value in (("image_mean", 0.0 if is_plain else 0.5), ("image_std", 1.0 if is_plain else 0.5)):
+        writer.add_array(f"clip.vision.{key}", [value] * 3)
+    write = FAMILIES[name].mmproj
+    assert write is not None
+    write(writer, model)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _side(size: int | Sequence[int]) -> int:
+    return size if isinstance(size, int) else size[0]
+
+
+def _first(config: PreTrainedConfig, *names: str) -> int:
+    """The first of these fields that a configuration has; 0: none."""
+    return next((value for name in names if (value := getattr(config, name, 0))), 0)
