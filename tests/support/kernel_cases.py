@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from octavo.backends.torch.coded import CodeForm
+from octavo.backends.torch.kernels import cache_view
 from octavo.backends.torch.kernels.attention import Sequences, decode_attention, prefill_attention
 from octavo.backends.torch.kernels.cache_view import CacheView
 from octavo.backends.torch.kernels.coded_linear import coded_linear
@@ -191,7 +192,8 @@ def _states() -> Iterator[Case]:
 
 
 def cases(arch: int) -> Iterator[Case]:
-    """(name, call) of every case on a GPU of this compute capability."""
+    """(name, call) of every case on a GPU of this compute capability. The process compiles for no other one."""
+    vars(cache_view)["_converts_e4m3"] = lambda _device: arch >= 89
     for group in (_states, _rowwise, _further_products, _coded_products, _sampling, _attention, _products):
         for name, call in group():
             if arch >= 89 or not name.startswith("coded e4m3"):  # has no such products

@@ -29,6 +29,7 @@ from octavo.backends.torch.eager import dequantized
 from octavo.backends.torch.executor import StepMode, TorchExecutor, current, room_for, triton_calls
 from octavo.backends.torch.graphs import Capture, CudaReplay
 from octavo.backends.torch.operations import check_operation
+from octavo.backends.torch.pieces import MOST_TOKENS
 from octavo.backends.torch.providers import humming
 from octavo.backends.torch.providers.choice import OWN, choices, choose, product_problems, report
 from octavo.backends.torch.providers.problems import Place
@@ -68,7 +69,8 @@ class TorchBackend:
 
     dtype: of matrices and of the values of a step. cache_dtype: of keys and values that are not int8. capture: of
     steps with one token a sequence. deterministic: a sequence's results depend on no other one of a step.
-    group: of the ranks that compute the other parts of a graph.
+    group: of the ranks that compute the other parts of a graph. prompt_tokens: of the largest step with parts of
+    prompts whose pieces are captured; 0: of none.
     """
 
     device: torch.device
@@ -77,6 +79,7 @@ class TorchBackend:
     capture: Capture | None = None
     deterministic: bool = False
     group: TorchRankGroup | None = None
+    prompt_tokens: int = 0
 
     PAGES_WEIGHTS = False
 
@@ -98,7 +101,7 @@ class TorchBackend:
             )
         if device.type == "cpu":
             return cls(device, torch.float32)
-        return cls(device, torch.bfloat16, capture=CudaReplay)
+        return cls(device, torch.bfloat16, capture=CudaReplay, prompt_tokens=MOST_TOKENS)
 
     def compile(
         self,
@@ -131,7 +134,7 @@ class TorchBackend:
         types = cache_types(planned.kv_formats, self.cache_dtype)
         # Copies of other streams are in no graph. Exchanges in captured steps have not been tried.
         capture = None if self.group is not None or held.streamed is not None else self.capture
-        mode = StepMode(self.device, capture, self.deterministic, self.group)
+        mode = StepMode(self.device, capture, self.deterministic, self.group, self.prompt_tokens)
         # Streamed layers have no numbers on the device yet.
         source = held.__getitem__ if held.streamed is None else dequantized(weights, keep=False)
         numbers = CacheNumbers(types, cache_factors(planned.graph, source, types))

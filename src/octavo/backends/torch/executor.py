@@ -23,6 +23,7 @@ from octavo.backends.torch.checks import BatchChecks
 from octavo.backends.torch.graphs import Capture, DecodeGraphs, SpareRows, buckets
 from octavo.backends.torch.operations import evaluate
 from octavo.backends.torch.paged_step import PagedStep, StepKernels
+from octavo.backends.torch.pieces import PromptPieces, token_sizes
 from octavo.backends.torch.providers.calls import provided
 from octavo.backends.torch.providers.problems import Place
 from octavo.backends.torch.rank_group import TorchRankGroup
@@ -121,13 +122,15 @@ def _to_host(tensor: Tensor) -> Tensor:
 class StepMode(NamedTuple):
     """The way of all steps. capture: of those with a token a sequence; None: none is. repeats: see `TorchStep`.
 
-    group: of the ranks that compute the other parts of the graph; None: there are none.
+    group: of the ranks that compute the other parts of the graph; None: there are none. prompt_tokens: of the largest
+    step with parts of prompts whose pieces are captured; 0: of none.
     """
 
     device: torch.device
     capture: Capture | None = None
     repeats: bool = False
     group: TorchRankGroup | None = None
+    prompt_tokens: int = 0
 
 
 class TorchExecutor:
@@ -169,6 +172,8 @@ class TorchExecutor:
         self._plan = plan
         self._workspace: Workspace | None = self._new_workspace()
         self._graphs: DecodeGraphs | None = None
+        self._pieces: PromptPieces | None = None
+        self._prompt_tokens = min(mode.prompt_tokens, limits.max_num_batched_tokens)
         self._angles: dict[RopeParams, Tensor] = {}
         self._cache = self._new_cache(0, 1, 0)
         self._lender: TorchExecutor | None = None  # that has the cache
@@ -194,12 +199,14 @@ class TorchExecutor:
         self.load_adapter(slot, [])
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
-        self._graphs = None  # those of an earlier cache have its addresses
+        self._graphs = self._pieces = None  # those of an earlier cache have its addresses
         num_bytes = num_blocks * self.cache_sizes.block_bytes(block_size) + num_states * self.cache_sizes.state_bytes
         with room_for("the KV cache", num_bytes):
             self._cache = self._new_cache(num_blocks, block_size, num_states)
         graph, limits = self._graph, self._limits
         is_plain = graph.generates and not graph.inputs and not graph.takes_whole_texts and not self._described
+        if self._capture is not None and is_plain and self._prompt_tokens:
+            self._pieces = self._captured_pieces(self._capture, num_blocks, block_size, num_states)
         if self._capture is not None and is_plain:
             most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[LOGITS])
             spare = SpareRows(len(self._layout.groups), num_blocks, block_size, num_states)
@@ -224,6 +231,24 @@ class TorchExecutor:
         if not isinstance(other, TorchExecutor) or other.device != self.device:
             raise UsageError("a graph that reads the cache of another one needs it on the same device, in one piece")
         self._lender = other
+
+    def _captured_pieces(
+        self, capture: Capture, num_blocks: int, block_size: int, num_states: int
+    ) -> PromptPieces | None:
+        """The pieces of steps with parts of prompts; None: their capture failed."""
+        spare = SpareRows(len(self._layout.groups), num_blocks, block_size, num_states)
+        sizes, begin = token_sizes(self._prompt_tokens), partial(self._step, avoids_host=True)
+
+        def host_of(size: int) -> HostArrays:
+            return self._host_arrays(spare.alone(size))
+
+        try:
+            with current(self.device), torch.no_grad():
+                return PromptPieces(self._graph, self._body, begin, host_of, capture, sizes, self.device)
+        except RuntimeError as error:  # as with decode steps
+            reason = str(error).partition("\n")[0]
+            logger.warning("prompts are launched operation by operation, as their capture failed: %s", reason)
+            return None
 
     def _new_workspace(self) -> Workspace:
         with room_for("the values of a step", self._plan.total_bytes):
@@ -260,7 +285,10 @@ class TorchExecutor:
         host = self._host_arrays(batch)
         inputs = [sent(x, self.device) for x in batch.inputs]
         step, graph = self._step(host, host.sent(self.device), inputs, self._further(batch)), self._graph
-        self._evaluate(step, self._body)
+        if self._pieces is not None and (size := self._pieces.size_of(batch)) is not None:
+            self._pieces.evaluate(step, batch, size)
+        else:
+            self._evaluate(step, self._body)
         count = len(batch.logits_indices)
         if not graph.makes_logits:
             return Results(count, None, {"values": [step.values[value] for value in graph.outputs]})
@@ -413,7 +441,7 @@ class TorchExecutor:
         """See `octavo.backends.SleepingExecutor`."""
         if self._slept_sizes is None:
             self._slept_sizes = (self._cache.num_blocks, self._cache.block_size, self._cache.num_states)
-            self._graphs = None
+            self._graphs = self._pieces = None
             self._angles.clear()
             self._workspace = None
             self._cache = self._new_cache(0, 1, 0)
@@ -437,7 +465,7 @@ class TorchExecutor:
         if self._group is not None and self._thread is not None:
             self._group.fail("the engine is closed")
             self._thread.shutdown()
-        self._graphs = None
+        self._graphs = self._pieces = None
         self._weights.clear()
         self.weight_bytes = 0
         self._angles.clear()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends.torch.step_arrays import DecodeArrays, HostArrays, SeenBlocks
-from octavo.batch import Batch
+from octavo.batch import Batch, Int32
 
 
 class Replay(Protocol):
@@ -73,6 +73,10 @@ class SpareRows:
     block_size: int
     num_states: int
 
+    def alone(self, size: int) -> Batch:
+        """A step of so many of these rows."""
+        return self.padded(_nothing(self), size)
+
     def padded(self, batch: Batch, size: int) -> Batch:
         """The step with more sequences of one token, `size` in all."""
         count = size - len(batch.seq_lens)
@@ -99,26 +103,45 @@ class SpareRows:
         )
 
 
-class DecodeInput:
-    """The numbers that the captured steps of one size read: in `tensor` on the device, and before that on the host."""
+class SentNumbers:
+    """The numbers that captured steps of one size read: in `tensor` on the device, and before that in `numbers`."""
 
-    def __init__(self, host: HostArrays, device: torch.device) -> None:
-        """host: of a step of rows that pad."""
+    def __init__(self, numbers: Int32, device: torch.device) -> None:
+        """numbers: the first ones."""
         is_cuda = device.type == "cuda"
-        self._memory = torch.empty(len(host.flat), dtype=torch.int32, pin_memory=is_cuda)
-        self._arrays = DecodeArrays(host, self._memory.numpy())
+        self._memory = torch.empty(len(numbers), dtype=torch.int32, pin_memory=is_cuda)
+        self.numbers: Int32 = self._memory.numpy()
+        self.numbers[:] = numbers
         self.tensor = self._memory.to(device, copy=True)
         self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
-    def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
-        """Sends the numbers of a step to the device."""
+    def settle(self) -> None:
+        """Waits until `numbers` may be written."""
         # Of two steps in flight the first has ended before a third is sent, so that nothing is waited for.
         if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             self._copied.synchronize()
-        self._arrays.write(batch, seen)
+
+    def send(self) -> None:
+        """Copies `numbers` to the device."""
         self.tensor.copy_(self._memory, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+
+class DecodeInput:
+    """The numbers of the captured steps of one size with one token a sequence."""
+
+    def __init__(self, host: HostArrays, device: torch.device) -> None:
+        """host: of a step of rows that pad."""
+        self._sent = SentNumbers(host.flat, device)
+        self._arrays = DecodeArrays(host, self._sent.numbers)
+        self.tensor = self._sent.tensor
+
+    def write(self, batch: Batch, seen: Sequence[SeenBlocks]) -> None:
+        """Sends the numbers of a step to the device."""
+        self._sent.settle()
+        self._arrays.write(batch, seen)
+        self._sent.send()
 
 
 class DecodeGraphs:
@@ -144,7 +167,7 @@ class DecodeGraphs:
         self._inputs: dict[int, DecodeInput] = {}
         self._replays: dict[int, Replay] = {}
         for size in sizes:
-            host = host_of(spare.padded(_nothing(spare), size))
+            host = host_of(spare.alone(size))
             self._inputs[size] = DecodeInput(host, device)
             flat = self._inputs[size].tensor
             self._replays[size] = capture(lambda h=host, flat=flat: run(h, flat))  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_tokens_of_the_step_before_take_the_place_of_those_of_the_host(device: t
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "least top_p", "all"])
-@pytest.mark.parametrize("count", [4, 24])
+@pytest.mark.parametrize("count", [4, 16])
 def test_a_list_of_candidates_that_is_too_short(
     count: int, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,3 +176,14 @@ def test_a_list_of_candidates_that_is_too_short(
     for seed in range(4):
         batch = sampling_batch(3, seed=seed, **_OPTIONS[name])
         _agrees(_logits(3, has_ties=seed % 2 == 0), batch, device)
+
+
+@pytest.mark.parametrize("name", ["top_k", "least top_p", "all but typical_p"])
+def test_filters_that_the_list_of_candidates_decides_search_nothing(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list has the 32 most likely of 530 tokens in two tiles, and the search over all of them does not run."""
+    options = _OPTIONS.get(name, {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.02})
+    monkeypatch.setattr(sample, "_search", MagicMock())
+    for seed in range(3):
+        _agrees(_logits(2, 530, has_ties=False), sampling_batch(2, seed=seed, **options), device)

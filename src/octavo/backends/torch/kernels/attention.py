@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.backends.torch.kernels.cache_view import CacheView, cache_operands, loaded
-from octavo.backends.torch.kernels.common import INTERPRETED, operand, power_of_two, require_columns, tanh
+from octavo.backends.torch.kernels.cache_view import CacheView, cache_operands, loaded, query_of
+from octavo.backends.torch.kernels.common import INTERPRETED, power_of_two, require_columns, tanh
 from octavo.graph.ops.attention import AttentionParams
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -102,16 +102,23 @@ def _add_keys(
     weights = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(largest - base)
     total = total * shrink + tl.sum(weights, 1)
+    factor_at = None
     if kv.value_data is None:
         v = k
         if KIND == 3:
-            weights *= tl.load(kv.key_scales + block * kv.kfb + head * kv.kfh + slot, seen, 0)[None, :]
+            factor_at = kv.key_scales + block * kv.kfb + head * kv.kfh + slot
     else:
         value_at = kv.value_data + (block * kv.vb + head * kv.vh + slot * kv.vs)[:, None]
         v = loaded(value_at + dv[None, :], seen[:, None] & (dv < DV)[None, :], q, KIND)
         if KIND == 3:
-            weights *= tl.load(kv.value_scales + block * kv.vfb + head * kv.vfh + slot, seen, 0)[None, :]
-    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+            factor_at = kv.value_scales + block * kv.vfb + head * kv.vfh + slot
+    if KIND == 3:  # a weight times a scale may be too small for 16 bits, but not times its share of the largest scale
+        factor = tl.load(factor_at, seen, 0)
+        most = tl.max(factor, 0)
+        weights *= (factor * tl.where(most == 0, 0.0, 1.0 / most))[None, :]
+        acc = acc * shrink[:, None] + most * tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    else:
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return acc, now, total
 
 
@@ -170,11 +177,11 @@ def _attention(
         i = length - count + token
         q_at = q + (start + token).to(tl.int64) * q_token + head * q_head
         d = tl.arange(0, D0)
-        query = operand(tl.load(q_at[:, None] + d[None, :], is_row[:, None] & (d < D)[None, :], 0))
+        query = query_of(tl.load(q_at[:, None] + d[None, :], is_row[:, None] & (d < D)[None, :], 0), KIND)
         rest = query
         if DR > 0:
             dr = D0 + tl.arange(0, DR)
-            rest = operand(tl.load(q_at[:, None] + dr[None, :], is_row[:, None] & (dr < D)[None, :], 0))
+            rest = query_of(tl.load(q_at[:, None] + dr[None, :], is_row[:, None] & (dr < D)[None, :], 0), KIND)
         slope = None
         if slopes is not None:
             slope = tl.load(slopes + head, is_row, 0).to(tl.float32)
@@ -253,11 +260,14 @@ def _tiles(p: AttentionParams, cache: CacheView, rows: int) -> dict[str, Any]:
 
 
 def _warps(rows: int, wide: int, kind: int) -> dict[str, int]:
-    """kind: of the cache. Numbers of eight bits have most of their time in arithmetic, which fewer warps do as fast."""
+    """kind: of the cache. Numbers of eight bits have most of their time in arithmetic, which fewer warps do as fast.
+
+    With int8 the products of a tile are apart from their sums, for which two warps have too few registers.
+    """
     if INTERPRETED:
         return {}
     if rows <= 16 and wide <= 128 and kind:
-        return {"num_warps": 2, "num_stages": 3}
+        return {"num_warps": 4 if kind == 3 else 2, "num_stages": 3}
     return {"num_warps": 8 if rows >= 128 or wide > 256 or rows * wide >= 16384 else 4, "num_stages": 2}
 
 

@@ -1,6 +1,8 @@
 """Sampling of whole steps, as `octavo.backends.sampling` defines it, and the tokens of the next step.
 
-Logits are processed and summed up in tiles, by many programs; then one program chooses the token of a row.
+Logits are processed and summed up in tiles, by many programs; then one program chooses the token of a row. Where top_k
+or top_p filter, two passes over the tiles count the logits by the upper 11 and the next 11 bits of their order
+(`sample_candidates`), a third one collects the most likely ones.
 """
 
 from __future__ import annotations
@@ -16,10 +18,19 @@ from torch import Tensor
 
 from octavo.backends.sampling import ROW_NAN_LOGITS, ROW_NOTHING_ALLOWED, ROW_TOKEN_ID_OUT_OF_RANGE, uniform
 from octavo.backends.torch.kernels.common import power_of_two, require_columns, tile
+from octavo.backends.torch.kernels.sample_candidates import (
+    BINS,
+    COUNTED,
+    add_counts,
+    boundary,
+    from_candidates,
+    lower_bits,
+    packed,
+    upper_bits,
+)
 from octavo.backends.torch.kernels.sample_filters import (
     LARGEST,
     filtered,
-    from_candidates,
     from_tiles,
     key,
     row_tile,
@@ -29,7 +40,8 @@ from octavo.backends.torch.step_arrays import sent
 from octavo.batch import SamplingRows
 
 _TILE = tile({"BLOCK": 4096, "num_warps": 8}, {"BLOCK": 512})
-_CANDIDATES = 1024  # of a row that top_k or top_p filters; torch sorts so many within one block of threads
+# Of a row that top_k or top_p filters, at most: a power of two.
+_CANDIDATES: int = tile({"CAP": 1024}, {"CAP": 32})["CAP"]
 _SMALLEST_X = -87.0
 _NAN = tl.constexpr(ROW_NAN_LOGITS)
 _NOTHING = tl.constexpr(ROW_NOTHING_ALLOWED)
@@ -131,8 +143,11 @@ def _penalize(scratch, starts, ids, counts, repetitions, frequencies, presences,
 
 
 @triton.jit
-def _extremes(parts, scratch, logits, row_step, V, TILES, BLOCK: tl.constexpr):
-    """Of a tile of a row: the largest raw logit, NaNs, the largest processed logit, its lowest id."""
+def _extremes(parts, counts, scratch, logits, row_step, V, TILES, BLOCK: tl.constexpr):
+    """Of a tile of a row: the largest raw logit, NaNs, the largest processed logit, its lowest id.
+
+    counts: to which its processed logits are added by the upper bits of their keys; None: nobody asks for them.
+    """
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tile * BLOCK + tl.arange(0, BLOCK)
     at = row * TILES + tile
@@ -144,11 +159,19 @@ def _extremes(parts, scratch, logits, row_step, V, TILES, BLOCK: tl.constexpr):
     here = tl.max(x)
     tl.store(parts.most + at, here)
     tl.store(parts.best + at, tl.min(tl.where(x == here, c, V)))
+    if counts is not None:
+        add_counts(counts + row * BINS, upper_bits(key(x)), c < V)
 
 
 @triton.jit
-def _mass(masses, most, scratch, chosen, V, TILES, PADDED: tl.constexpr, BLOCK: tl.constexpr):
-    """The mass of the survivors of temperature and min_p in a tile of a row that is drawn from; else zero."""
+def _mass(
+    masses, counts, finer, most, scratch, chosen, V, TILES, PADDED: tl.constexpr, CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The mass of the survivors of temperature and min_p in a tile of a row that is drawn from; else zero.
+
+    finer: to which the logits of the bin that ends the candidates are added by the next bits.
+    """
     row, tile = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(chosen.temperature + row)
     mass = tl.full((), 0.0, tl.float64)
@@ -159,12 +182,37 @@ def _mass(masses, most, scratch, chosen, V, TILES, PADDED: tl.constexpr, BLOCK: 
         logit = row_tile(scratch + row.to(tl.int64) * V, c, V)
         x, weight = weights_of(logit, largest, temperature, tl.load(chosen.least_x + row))
         mass = tl.sum(weight)
+        if counts is not None:
+            last, above = boundary(counts + row.to(tl.int64) * BINS, 0, CAP)
+            order = key(logit)
+            add_counts(finer + row.to(tl.int64) * BINS, lower_bits(order), (c < V) & (upper_bits(order) == last))
     tl.store(masses + row * PADDED + tile, mass)
 
 
 @triton.jit
+def _collect(candidates, numbers, counts, finer, scratch, chosen, V, CAP: tl.constexpr, BLOCK: tl.constexpr):
+    """The candidates of a tile of a row that is drawn from, in any order.
+
+    numbers: [R, 2], of the candidates of a row, and the greatest order of 22 bits that is not among them.
+    """
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(chosen.temperature + row) > 0:
+        last, above = boundary(counts + row * BINS, 0, CAP)
+        next_last, _ = boundary(finer + row * BINS, above, CAP)
+        threshold = tl.where(last < 0, -1, last * BINS + next_last)
+        c = tile * BLOCK + tl.arange(0, BLOCK)
+        order = key(row_tile(scratch + row * V, c, V))
+        is_in = ((order >> 10).to(tl.int32) > threshold) & (c < V)
+        place = tl.cumsum(is_in.to(tl.int32), 0) - 1
+        start = tl.atomic_add(numbers + 2 * row, tl.sum(is_in.to(tl.int32)))
+        tl.store(candidates + row * CAP + start + place, packed(order, c), is_in)
+        if tile == 0:
+            tl.store(numbers + 2 * row + 1, threshold)
+
+
+@triton.jit
 def _drawn_token(
-    masses, at, values, ids, K, row, chosen, V, largest, temperature, PADDED: tl.constexpr, KP: tl.constexpr,
+    masses, at, candidates, numbers, row, chosen, V, largest, temperature, PADDED: tl.constexpr, CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The token of a row by its draw; -1: `_search` is to find it."""
@@ -173,10 +221,10 @@ def _drawn_token(
     if tl.load(chosen.typical_p + row) == 1:
         if (tl.load(chosen.top_p + row) == 1) & ((top_k <= 0) | (top_k >= V)):
             token = from_tiles(at, masses, row, chosen, V, largest, temperature, PADDED, BLOCK)
-        elif KP > 1:
+        elif candidates is not None:
             whole = tl.sum(tl.load(masses + tl.arange(0, PADDED)))
-            first = row.to(tl.int64) * K
-            token = from_candidates(values + first, ids + first, K, row, chosen, V, largest, temperature, whole, KP)
+            mine = candidates + row.to(tl.int64) * CAP
+            token = from_candidates(mine, numbers + 2 * row, at, row, chosen, V, largest, temperature, whole, CAP)
     return token
 
 
@@ -193,8 +241,8 @@ def _search(tokens, errors, scratch, parts, chosen, V, TILES, PADDED: tl.constex
 
 @triton.jit
 def _choose(
-    tokens, errors, scratch, parts, masses, values, ids, K, chosen, foreign, V, TILES, PADDED: tl.constexpr,
-    KP: tl.constexpr, BLOCK: tl.constexpr,
+    tokens, errors, scratch, parts, masses, candidates, numbers, chosen, foreign, V, TILES, PADDED: tl.constexpr,
+    CAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     wide = row.to(tl.int64)
@@ -220,7 +268,7 @@ def _choose(
         token = target
     elif temperature > 0:
         token = _drawn_token(
-            masses + row * PADDED, at, values, ids, K, row, chosen, V, largest, temperature, PADDED, KP, BLOCK
+            masses + row * PADDED, at, candidates, numbers, row, chosen, V, largest, temperature, PADDED, CAP, BLOCK
         )  # fmt: skip
     tl.store(tokens + row, token)
     tl.store(errors + row, error)
@@ -328,19 +376,27 @@ def _choose_tokens(
     """Writes tokens and errors. scratch: the processed logits, [R, vocab]."""
     rows, vocab = scratch.shape
     tiles = -(-vocab // _TILE["BLOCK"])
-    padded, count = power_of_two(tiles), min(_CANDIDATES, vocab) if is_filtered else 0
+    padded, cap = power_of_two(tiles), _CANDIDATES
     floats = torch.empty((2, rows, tiles), dtype=torch.float32, device=logits.device)
     ints = torch.empty((2, rows, tiles), dtype=torch.int32, device=logits.device)
     masses = torch.empty((rows, padded), dtype=torch.float64, device=logits.device)
     parts = TileParts(floats[0], ints[0], floats[1], ints[1])
-    _extremes[(rows, tiles)](parts, scratch, logits, logits.stride(0), vocab, tiles, **_TILE)
-    _mass[(rows, padded)](masses, parts.most, scratch, options, vocab, tiles, PADDED=padded, **_TILE)
-    values = ids = None
-    if count:
-        values, ids = torch.topk(scratch, count)
+    counts = finer = numbers = candidates = None
+    if is_filtered:
+        ends = [2 * rows, rows * COUNTED, rows * COUNTED]
+        numbers, counts, finer = torch.split(
+            torch.zeros(sum(ends), dtype=torch.int32, device=logits.device), ends
+        )  # fmt: skip
+        candidates = torch.empty((rows, cap), dtype=torch.int64, device=logits.device)
+    _extremes[(rows, tiles)](parts, counts, scratch, logits, logits.stride(0), vocab, tiles, **_TILE)
+    _mass[(rows, padded)](
+        masses, counts, finer, parts.most, scratch, options, vocab, tiles, PADDED=padded, CAP=cap, **_TILE
+    )  # fmt: skip
+    if is_filtered:
+        _collect[(rows, tiles)](candidates, numbers, counts, finer, scratch, options, vocab, CAP=cap, **_TILE)
     _choose[(rows,)](
-        tokens, errors, scratch, parts, masses, values, ids, count, options, foreign, vocab, tiles, PADDED=padded,
-        KP=power_of_two(count), **_TILE,
+        tokens, errors, scratch, parts, masses, candidates, numbers, options, foreign, vocab, tiles, PADDED=padded,
+        CAP=cap, **_TILE,
     )  # fmt: skip
     if is_filtered:
         _search[(rows,)](tokens, errors, scratch, parts, options, vocab, tiles, PADDED=padded, **_TILE)

@@ -1,9 +1,9 @@
 """The choice of a token among those that temperature and filters leave, in one program for each row.
 
-Two ways, which choose the same token. Of a sorted list of the most likely tokens (`from_candidates`), if the last token
-that a filter keeps is in it for sure. Else without a sort, over all tokens (`filtered`): a filter that keeps the first
-tokens of an order needs only the place where it ends, the key of its last token, found bit by bit from the counts or
-masses above a key; of equal keys the lower ids stay. Masses are float64, as in the specification; only the order of
+Two ways, which choose the same token. Of a sorted list of the most likely tokens (`sample_candidates`), if the last
+token that a filter keeps is in it for sure. Else without a sort, over all tokens (`filtered`): a filter that keeps the
+first tokens of an order needs only the place where it ends, the key of its last token, found bit by bit from the counts
+or masses above a key; of equal keys the lower ids stay. Masses are float64, as in the specification; only the order of
 additions differs.
 """
 
@@ -33,80 +33,6 @@ def weights_of(logit, largest, temperature, least):
     """(x, weights): exp(x) of survivors of temperature and min_p, and 0 of others."""
     x = tl.div_rn(logit - largest, temperature)
     return x, tl.where(x >= least, tl.exp(x.to(tl.float64)), 0.0)
-
-
-@triton.jit
-def _ranks(logit, token, values, ids, K, KP: tl.constexpr):
-    """The number of candidates with the same logit and a lower id, for each."""
-    rank = tl.zeros((KP,), tl.int32)
-    for first in range(0, K, 8):
-        other = first + tl.arange(0, 8)
-        theirs = tl.load(values + other, other < K, float("nan"))
-        lower = tl.load(ids + other, other < K, 0)[None, :] < token[:, None]
-        rank += tl.sum(((theirs[None, :] == logit[:, None]) & lower).to(tl.int32), 1)
-    return rank
-
-
-@triton.jit
-def _logit_at(logit, place, c):
-    """The logit at one place of a tile."""
-    return tl.max(tl.where(c == place, logit, float("-inf")))
-
-
-@triton.jit
-def _smallest_id(token, weight, goal):
-    """The lowest id up to which, in ascending order, there is more mass than the goal; else the last one."""
-    found, bit = 0, 1 << 30
-    for _ in range(31):
-        trial = found | bit
-        bit = bit >> 1
-        found = tl.where(tl.sum(tl.where(token < trial, weight, 0.0)) <= goal, trial, found)
-    return tl.minimum(found, tl.max(tl.where(weight > 0, token, 0)))
-
-
-@triton.jit
-def from_candidates(values, ids, K, row, chosen, V, largest, temperature, whole, KP: tl.constexpr):
-    """The token that top_k and top_p leave by a row's draw; -1: the list of candidates is too short to tell.
-
-    values, ids: the K largest logits of the row, descending, equal ones in any order. whole: the mass of all survivors.
-    """
-    c = tl.arange(0, KP)
-    logit = tl.load(values + c, c < K, float("-inf"))
-    token = tl.load(ids + c, c < K, 0).to(tl.int32)
-    least, top_k = tl.load(chosen.least_x + row), tl.load(chosen.top_k + row)
-    x, weight = weights_of(logit, largest, temperature, least)
-    weight = tl.where(c < K, weight, 0.0)
-    last = tl.load(values + K - 1)
-    survivors = tl.sum((weight > 0).to(tl.int32))
-    is_whole = (K == V) | (survivors < K)  # all survivors are candidates
-    is_known = True
-    if (top_k > 0) & (top_k < V):
-        count = tl.minimum(top_k, survivors)
-        end = _logit_at(logit, count - 1, c)
-        is_known = is_whole | ((top_k <= K) & (last < end))
-        ties = tl.sum((logit == end).to(tl.int32))
-        above = tl.sum((logit > end).to(tl.int32))
-        if above + ties > count:
-            rank = _ranks(logit, token, values, ids, K, KP)
-            weight = tl.where((logit == end) & (above + rank >= count), 0.0, weight)
-        weight = tl.where(logit >= end, weight, 0.0)
-        is_whole = True
-        whole = tl.sum(weight)
-    share = tl.load(chosen.top_p + row)
-    if share < 1:
-        goal = share * tl.where(is_whole, tl.sum(weight), whole)
-        place = tl.sum((tl.cumsum(weight, 0) < goal).to(tl.int32))
-        kept = tl.max(tl.where(weight > 0, c, 0))
-        is_known = is_known & (is_whole | (place < K))
-        end = _logit_at(logit, tl.minimum(place, kept), c)
-        is_known = is_known & (is_whole | (last < end))
-        mass = tl.sum(tl.where(logit > end, weight, 0.0))
-        if tl.sum(((logit == end) & (weight > 0)).to(tl.int32)) > 1:
-            before = mass + _ranks(logit, token, values, ids, K, KP).to(tl.float64) * weight
-            weight = tl.where((logit == end) & (before >= goal) & (before > 0), 0.0, weight)
-        weight = tl.where(logit >= end, weight, 0.0)
-    found = _smallest_id(token, weight, tl.load(chosen.draws + row) * tl.sum(weight))
-    return tl.where(is_known, found, -1)
 
 
 @triton.jit

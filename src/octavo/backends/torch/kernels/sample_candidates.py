@@ -1,0 +1,108 @@
+"""The most likely tokens of a row that filters draw from, found by two passes of counts, and the choice among them.
+
+The first pass counts logits by the upper 11 bits of their keys, the second those of one bin by the next 11 bits. The
+candidates are all tokens above an order of 22 bits, as many as fit, so equal logits are all among them or none is. They
+are collected in any order and sorted by logit and id, and nothing depends on the order of additions.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo.backends.torch.kernels.sample_filters import row_tile, weights_of
+
+COUNTED = 2048  # bins of a pass
+BINS = tl.constexpr(COUNTED)
+
+
+@triton.jit
+def upper_bits(order):
+    """The bin of a key in the first pass."""
+    return (order >> 21).to(tl.int32)
+
+
+@triton.jit
+def lower_bits(order):
+    """The bin of a key in the second pass."""
+    return ((order >> 10) & (BINS - 1)).to(tl.int32)
+
+
+@triton.jit
+def add_counts(counts, place, mask):
+    """Adds the numbers of tokens in each bin. place: the bin of each."""
+    b = tl.arange(0, BINS)
+    found = tl.histogram(tl.where(mask, place, 0), BINS)
+    found -= tl.where(b == 0, tl.sum((mask == 0).to(tl.int32)), 0)
+    tl.atomic_add(counts + b, found, found > 0)
+
+
+@triton.jit
+def boundary(counts, before, CAP: tl.constexpr):
+    """(bin, above): the first bin from the top with which there are more than CAP tokens, and the number above it.
+
+    before: tokens that are above all bins. bin: -1 if all fit.
+    """
+    n = tl.load(counts - tl.arange(0, BINS) + (BINS - 1))
+    upto = before + tl.cumsum(n, 0)
+    fits = upto <= CAP
+    return -tl.sum(fits.to(tl.int32)) + (BINS - 1), tl.max(tl.where(fits, upto, before))
+
+
+@triton.jit
+def packed(order, token):
+    """A number that descends with the key and ascends with the id."""
+    signed = (order ^ 0x80000000).to(tl.int32, bitcast=True).to(tl.int64)
+    return signed * 4294967296 + (2147483647 - token).to(tl.int64)
+
+
+@triton.jit
+def _largest_of(threshold):
+    """The greatest logit of an order of 22 bits."""
+    order = (threshold.to(tl.uint32) << 10) | 0x3FF
+    bits = tl.where((order >> 31) == 1, order ^ 0x80000000, order ^ 0xFFFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _smallest_id(token, weight, goal):
+    """The lowest id up to which, in ascending order, there is more mass than the goal; else the last one."""
+    found, bit = 0, 1 << 30
+    for _ in range(31):
+        trial = found | bit
+        bit = bit >> 1
+        found = tl.where(tl.sum(tl.where(token < trial, weight, 0.0)) <= goal, trial, found)
+    return tl.minimum(found, tl.max(tl.where(weight > 0, token, 0)))
+
+
+@triton.jit
+def from_candidates(candidates, numbers, at, row, chosen, V, largest, temperature, whole, CAP: tl.constexpr):
+    """The token that top_k and top_p leave by a row's draw; -1: the list of candidates is too short to tell.
+
+    at: the logits of the row. whole: the mass of all survivors of temperature and min_p.
+    """
+    c = tl.arange(0, CAP)
+    count, threshold = tl.load(numbers), tl.load(numbers + 1)
+    order = tl.sort(tl.load(candidates + c, c < count, -9223372036854775808), descending=True)
+    token = 2147483647 - (order & 0x7FFFFFFF).to(tl.int32)
+    logit = tl.where(c < count, row_tile(at, tl.where(c < count, token, V), V), float("-inf"))
+    least, top_k = tl.load(chosen.least_x + row), tl.load(chosen.top_k + row)
+    x, weight = weights_of(logit, largest, temperature, least)
+    weight = tl.where(c < count, weight, 0.0)
+    is_whole = threshold < 0  # all survivors are candidates
+    if threshold >= 0:
+        is_whole = tl.div_rn(_largest_of(threshold) - largest, temperature) < least
+    is_known = True
+    if (top_k > 0) & (top_k < V):
+        is_known = is_whole | (top_k <= count)
+        weight = tl.where(c < top_k, weight, 0.0)
+        is_whole = is_known
+        whole = tl.sum(weight)
+    share = tl.load(chosen.top_p + row)
+    if share < 1:
+        goal = share * tl.where(is_whole, tl.sum(weight), whole)
+        place = tl.sum((tl.cumsum(weight, 0) < goal).to(tl.int32))
+        is_known = is_known & (is_whole | (place < count))
+        weight = tl.where(c <= place, weight, 0.0)
+    found = _smallest_id(token, weight, tl.load(chosen.draws + row) * tl.sum(weight))
+    return tl.where(is_known & (count > 0), found, -1)

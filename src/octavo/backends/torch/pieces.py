@@ -1,0 +1,181 @@
+"""Steps with parts of prompts in captured pieces: what lies between the operations that know of sequences.
+
+Between two of those, each row of a step is computed by itself, so a piece that was captured for 576 tokens computes a
+step of 543: the 33 rows behind them hold numbers that nobody reads. Attention and states are launched for the step as
+it is, whatever its sequences and their lengths. So a mixed step of a 32-layer model is some 130 launches, not 330.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.backends.torch.coded import CodedRows
+from octavo.backends.torch.graphs import Capture, Replay, SentNumbers
+from octavo.backends.torch.operations import evaluate
+from octavo.backends.torch.paged_step import PagedStep
+from octavo.backends.torch.step_arrays import HostArrays
+from octavo.batch import Batch
+from octavo.graph.builder import Graph, Node
+from octavo.graph.ops.attention import Attention, FusedAttention
+from octavo.graph.ops.encoder import CrossAttention, EncoderAttention
+from octavo.graph.ops.latent_attention import LatentAttention
+from octavo.graph.ops.low_rank import AddLowRank
+from octavo.graph.ops.recurrence import ChannelScan, GatedDeltaRule, SelectiveScan, ShortConv
+from octavo.graph.values import TOKENS, Value
+
+MOST_TOKENS = 2048
+_OF_SEQUENCES = (
+    Attention, FusedAttention, LatentAttention, EncoderAttention, CrossAttention, ShortConv, GatedDeltaRule,
+    SelectiveScan, ChannelScan, AddLowRank,
+)  # fmt: skip
+
+
+def token_sizes(most: int) -> list[int]:
+    """The numbers of tokens that are captured, the largest first, up to `most` in a step."""
+    sizes = [8, 16, 32, *range(64, 513, 64), *range(640, 1025, 128), *range(1280, MOST_TOKENS + 1, 256)]
+    return sorted({min(size, most) for size in sizes}, reverse=True)
+
+
+class Stretch(NamedTuple):
+    """Consecutive nodes. is_captured: each row of theirs is computed by itself."""
+
+    nodes: tuple[Node, ...]
+    is_captured: bool
+
+
+def stretches_of(nodes: Sequence[Node]) -> list[Stretch]:
+    """Nodes as the longest stretches of either kind."""
+    found: list[Stretch] = []
+    for node in nodes:
+        is_captured = node.output.rows is TOKENS and not isinstance(node.op, _OF_SEQUENCES)
+        if found and found[-1].is_captured == is_captured:
+            found[-1] = Stretch((*found[-1].nodes, node), is_captured)
+        else:
+            found.append(Stretch((node,), is_captured))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A captured stretch for some number of tokens. values, codes: of its outputs that other stretches read."""
+
+    replay: Replay
+    values: Mapping[Value, Tensor]
+    codes: Mapping[Value, CodedRows]
+
+
+class _Recorded:
+    """The run of a stretch, which may be repeated. step: the last one, with its outputs."""
+
+    def __init__(self, begin: Callable[[], PagedStep], nodes: Sequence[Node]) -> None:
+        """begin: a new step, or the one of the stretches before."""
+        self.step = begin()
+        self._begin, self._nodes = begin, nodes
+        self._before = dict(self.step.values), dict(self.step.codes)
+
+    def __call__(self) -> Tensor:
+        self.step = step = self._begin()
+        step.values, step.codes = dict(self._before[0]), dict(self._before[1])
+        for node in self._nodes:
+            evaluate(node, step)
+        last = self._nodes[-1].output
+        return step.values[last] if last in step.values else step.codes[last].codes
+
+
+def _same(step: PagedStep) -> PagedStep:
+    return step
+
+
+class PromptPieces:
+    """The captured pieces of an executor, one for each stretch of its nodes and each number of tokens."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        begin: Callable[[HostArrays, Tensor], PagedStep],
+        host_of: Callable[[int], HostArrays],
+        capture: Capture,
+        sizes: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """nodes: those before the output head. begin: a step of arrays that lie on the device, which may be captured.
+
+        host_of: the arrays of a step of so many tokens. sizes: numbers of tokens, the largest first.
+        """
+        self._stretches, self._begin, self._capture = stretches_of(nodes), begin, capture
+        self._sizes = sorted(sizes)
+        readers = [{x for node in stretch.nodes for x in node.op.inputs} for stretch in self._stretches]
+        head = {x for node in graph.nodes if node not in set(nodes) for x in node.op.inputs}
+        kept = {*graph.results, *head, *([graph.hidden_states] if graph.makes_logits else [])}
+        self._read = [
+            {node.output for node in stretch.nodes} & kept.union(*readers[:i], *readers[i + 1 :])
+            for i, stretch in enumerate(self._stretches)
+        ]
+        self._inputs: dict[int, SentNumbers] = {}
+        self._pieces: dict[int, list[Piece | None]] = {}
+        for size in sizes:
+            self._pieces[size] = self._captured(host_of(size), size, device)
+
+    def _captured(self, host: HostArrays, size: int, device: torch.device) -> list[Piece | None]:
+        numbers = self._inputs[size] = SentNumbers(host.flat, device)
+        step: PagedStep | None = None
+        pieces: list[Piece | None] = []
+        for stretch, read in zip(self._stretches, self._read, strict=True):
+            if stretch.is_captured:
+                begin = partial(self._begin, host, numbers.tensor) if step is None else partial(_same, step)
+                recorded = _Recorded(begin, stretch.nodes)
+                replay = self._capture(recorded)
+                step = recorded.step
+                pieces.append(
+                    Piece(
+                        replay,
+                        {value: step.values[value] for value in read if value in step.values},
+                        {value: step.codes[value] for value in read if value in step.codes},
+                    )
+                )
+                continue
+            assert step is not None, "the first operation makes rows of tokens"
+            for value in (node.output for node in stretch.nodes):
+                if value.rows is TOKENS:  # where the operation will leave it
+                    place = step.workspace.place(value, size)
+                    assert place is not None, f"value {value.id} is a view"
+                    step.values[value] = place
+            pieces.append(None)
+        return pieces
+
+    def size_of(self, batch: Batch) -> int | None:
+        """The number of tokens in whose pieces a step runs; None: it has more than any, or kinds of tokens."""
+        count = len(batch.token_ids)
+        if not count or count > self._sizes[-1] or batch.token_types is not None:
+            return None
+        return self._sizes[bisect_left(self._sizes, count)]
+
+    def evaluate(self, step: PagedStep, batch: Batch, size: int) -> None:
+        """Gives the step the outputs of all nodes. size: of `size_of`."""
+        count = len(batch.token_ids)
+        sent = self._inputs[size]
+        sent.settle()
+        ids, sources, positions = sent.numbers[: 3 * size].reshape(3, size)
+        ids[:count], ids[count:] = batch.token_ids, 0
+        sources[:count] = -1 if batch.token_sources is None else batch.token_sources
+        sources[count:] = -1
+        positions[:count], positions[count:] = batch.positions, 0
+        sent.send()
+        for stretch, piece in zip(self._stretches, self._pieces[size], strict=True):
+            if piece is None:
+                for node in stretch.nodes:
+                    evaluate(node, step)
+                continue
+            piece.replay()
+            for value, tensor in piece.values.items():
+                step.values[value] = tensor[:count]
+            for value, rows in piece.codes.items():
+                step.codes[value] = replace(rows, codes=rows.codes[:count], scales=rows.scales[:count])
