@@ -25,7 +25,8 @@ using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  //
 // name, rows, components, has_starts, groups
 using DomainTuple = std::tuple<std::string, int32_t, int32_t, bool, std::vector<int32_t>>;
 using IndexTuple = std::tuple<std::string, int32_t, int32_t, int32_t, bool>;  // key, domain, source, width, keeps
-using AdapterTuple = std::tuple<int32_t, int32_t, Array<uint16_t, 1>, Array<uint16_t, 1>, int32_t, float>;
+using AdapterTuple =
+    std::tuple<int32_t, int32_t, Array<uint16_t, 1>, Array<uint16_t, 1>, Array<float, 1>, int32_t, float>;
 using TimingTuple = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
 
 ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<int, int> spin_us,
@@ -325,14 +326,17 @@ class PyProgram {
         return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, 2, shape, nb::find(this));
     }
 
-    // Fills a slot with the parts of an adapter: record, weight, A and B as 16-bit floats, rank and scale.
+    // Fills a slot with the parts of an adapter: record, weight, A and B as 16-bit floats, gain, rank and scale.
     void set_adapter(int32_t slot, const std::vector<AdapterTuple>& tuples) {
         std::vector<Program::AdapterPart> parts;
         std::vector<nb::object> kept;
-        for (const auto& [record, weight, a, b, rank, scale] : tuples) {
-            parts.push_back({record, weight, {a.data(), b.data(), rank, scale}, a.shape(0), b.shape(0)});
+        for (const auto& [record, weight, a, b, gain, rank, scale] : tuples) {
+            const auto data = [](const auto& array) { return array.shape(0) ? array.data() : nullptr; };
+            parts.push_back(
+                {record, weight, {data(a), data(b), data(gain), rank, scale}, a.shape(0), b.shape(0), gain.shape(0)});
             kept.push_back(nb::cast(a));
             kept.push_back(nb::cast(b));
+            kept.push_back(nb::cast(gain));
         }
         std::unique_lock<std::mutex> lock;
         {

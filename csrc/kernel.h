@@ -116,10 +116,13 @@ struct Weight {
     int64_t size;                // floats
 };
 
-// The product of an adapter beside a weight [heads * out, in], in 16-bit floats (octavo/backends/cpu/adapters.py).
+// What an adapter makes of the product with a weight [heads * out, in]: gain * (W x) + scale * B (A x). A and B are
+// float16 in panels of 16 columns, the last padded with zeros (octavo/backends/cpu/adapters.py). Beside a table of
+// embeddings both are rows (kernels/adapted_embedding.cpp).
 struct LowRank {
-    const uint16_t* a = nullptr;  // [heads * rank, in], rows padded with zeros to whole lanes; null: there is none
-    const uint16_t* b = nullptr;  // [heads * out / 16, rank, 16]: panels of columns, the last padded with zeros
+    const uint16_t* a = nullptr;  // [heads, rank / 16, in, 16]; null: B reads x itself, and its rank is `in`
+    const uint16_t* b = nullptr;  // [heads * out / 16, rank, 16]; null: there is no part
+    const float* gain = nullptr;  // of columns, whole panels; null: all are 1
     int32_t rank = 0;
     float scale = 0.0f;
 };
@@ -163,7 +166,7 @@ struct Args {
     const float* floats;  // static attributes: floats
     LayerCache* cache;    // null except for attention
     StateSlots* state;    // null except for operations with a StateCache
-    // [num_slots, tuple_length], null except for AddLowRank: the adapters in the slots, beside each weight.
+    // [num_slots, tuple_length], null except for operations with adapters: those in the slots, beside each weight.
     const LowRank* low_ranks;
     void* shared_scratch;  // one region for all workers, of the size the record asked for
 };

@@ -108,7 +108,7 @@ void Program::add_record(const RecordSpec& spec) {
     if (spec.cache >= static_cast<int32_t>(caches_.size())) caches_.resize(spec.cache + 1);
     if (spec.cache >= 0) options_.limits.cache_groups = std::max(options_.limits.cache_groups, spec.cache_group + 1);
     bind(*record);
-    if (spec.kernel == "add_low_rank") make_slots(*record);
+    if (spec.int_of("num_slots") >= 0) make_slots(*record);
     const OperandNames& names = spec.names;
     if (spec.inputs.size() != names.inputs.size() || spec.ints.size() != names.ints.size() ||
         spec.floats.size() != names.floats.size() || spec.output < 0)

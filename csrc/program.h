@@ -112,11 +112,11 @@ class Program {
     // called once, after `finish`. Throws std::invalid_argument for a weight that no record reads or that is a vector.
     void stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes);
 
-    // The part of an adapter beside weight `weight` of record `record`, an AddLowRank.
+    // The part of an adapter beside weight `weight` of record `record`, an operation with adapters.
     struct AdapterPart {
         int32_t record = 0, weight = 0;
         LowRank low_rank;
-        size_t a_size = 0, b_size = 0;  // numbers
+        size_t a_size = 0, b_size = 0, gain_size = 0;  // numbers
     };
     // Fills a slot with these parts, or empties it if there are none. Their memory must stay until the slot changes or
     // the program ends. Throws std::invalid_argument for a slot that does not exist and for parts that do not fit.

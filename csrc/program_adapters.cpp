@@ -12,9 +12,27 @@ constexpr int64_t MAX_SLOTS = 1 << 16;
 
 size_t padded(int64_t size) { return static_cast<size_t>((size + 15) / 16 * 16); }
 
+// Whether panels beside a weight have its sizes.
+bool fits_product(const Program::AdapterPart& part, const PackedWeight& weight, int64_t heads) {
+    const auto rank = static_cast<size_t>(part.low_rank.rank);
+    const size_t a_size = static_cast<size_t>(heads * weight.k) * padded(part.low_rank.rank);
+    const bool is_whole = part.a_size == 0 && part.low_rank.rank == weight.k && heads == 1;
+    return (part.a_size == a_size || is_whole) && part.b_size == padded(weight.n) * rank &&
+           (part.gain_size == 0 || part.gain_size == padded(weight.n));
+}
+
+// Whether rows beside a table of embeddings have its sizes.
+bool fits_table(const Program::AdapterPart& part, const PackedWeight& table) {
+    const size_t rows = static_cast<size_t>(table.n), cols = padded(table.k);
+    const bool is_whole = part.b_size == 0 && part.a_size == rows * cols;
+    const bool has_factors = part.a_size == rows * padded(part.low_rank.rank) &&
+                             part.b_size == static_cast<size_t>(part.low_rank.rank) * cols;
+    return (is_whole || has_factors) && (part.gain_size == 0 || part.gain_size == cols);
+}
+
 }  // namespace
 
-// Makes room in an AddLowRank for an adapter in each slot.
+// Makes room in an operation for an adapter in each slot.
 void Program::make_slots(Record& record) {
     const int64_t slots = record.spec.int_of("num_slots");
     if (slots < 1 || slots > MAX_SLOTS)
@@ -42,15 +60,17 @@ void Program::check_part(const AdapterPart& part) const {
                                     std::to_string(part.record));
     const PackedWeight& weight = *record->args.tuples[part.weight].packed;
     const int64_t rank = part.low_rank.rank, most = record->spec.int_of("max_rank");
-    if (rank < 1 || rank > most)
+    if (rank < 1 || (rank > most && part.low_rank.a && part.low_rank.b))
         throw std::invalid_argument(record->spec.label + ": an adapter of rank " + std::to_string(rank) +
                                     ", must be from 1 to " + std::to_string(most));
-    const size_t a_size = static_cast<size_t>(record->spec.int_of("heads") * rank) * padded(weight.k);
-    const size_t b_size = padded(weight.n) * static_cast<size_t>(rank);
-    if (part.a_size != a_size || part.b_size != b_size)
-        throw std::invalid_argument(record->spec.label + ": the factors of an adapter have " +
-                                    std::to_string(part.a_size) + " and " + std::to_string(part.b_size) +
-                                    " numbers, must have " + std::to_string(a_size) + " and " + std::to_string(b_size));
+    const bool fits = record->spec.kernel == "add_to_embedding"
+                          ? fits_table(part, weight)
+                          : fits_product(part, weight, std::max<int64_t>(record->spec.int_of("heads"), 1));
+    if (!fits)
+        throw std::invalid_argument(record->spec.label + ": the factors of an adapter of rank " + std::to_string(rank) +
+                                    " have " + std::to_string(part.a_size) + " and " + std::to_string(part.b_size) +
+                                    " numbers, its gain has " + std::to_string(part.gain_size) + ": they do not fit [" +
+                                    std::to_string(weight.n) + ", " + std::to_string(weight.k) + "]");
 }
 
 void Program::set_adapter(int32_t slot, const std::vector<AdapterPart>& parts) {

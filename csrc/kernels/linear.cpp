@@ -1,4 +1,5 @@
-// Linear, HeadLinear, Logits, FusedLinear and MoE: one product with different operands around it, compiled once.
+// Linear, HeadLinear, Logits, FusedLinear, AdaptedLinear and MoE: one product with different operands around it,
+// compiled once.
 #include "linear_product.h"
 #include "moe.h"
 #include "shapes.h"
@@ -10,6 +11,8 @@ OCTAVO_SIGNATURE(Linear, (x), (weight, bias), (), ());
 OCTAVO_SIGNATURE(HeadLinear, (x), (weight), (), ());
 OCTAVO_SIGNATURE(Logits, (x), (weight, bias), (), (softcap, scale));
 OCTAVO_SIGNATURE_WITH_TUPLES(FusedLinear, (x, residual), (norm), (kind), (eps), (weights, biases));
+OCTAVO_SIGNATURE_WITH_TUPLES(AdaptedLinear, (x, slots, residual), (norm), (kind, heads, num_slots, max_rank, is_head),
+                             (eps, softcap, scale), (weights, biases));
 
 template <typename F>
 Product plain_operands(const Args& args) {
@@ -40,20 +43,49 @@ Product logits_operands(const Args& args) {
     return p;
 }
 
-Product fused_linear_operands(const Args& args) {
+template <typename F>
+Product fused_operands(const Args& args) {
     const int32_t n = args.tuple_length;
-    return {args.tuples + FusedLinear::weights * n,
-            args.tuples + FusedLinear::biases * n,
+    return {args.tuples + F::weights * n,
+            args.tuples + F::biases * n,
             n,
-            args.inputs[FusedLinear::x],
+            args.inputs[F::x],
             args.output,
-            args.inputs[FusedLinear::residual].data,
-            args.weights[FusedLinear::norm].data,
-            args.floats[FusedLinear::eps],
-            args.ints[FusedLinear::kind],
+            args.inputs[F::residual].data,
+            args.weights[F::norm].data,
+            args.floats[F::eps],
+            args.ints[F::kind],
             1.0f,
             0.0f};
 }
+
+// The operands of an AdaptedLinear; the product points to the rows.
+struct AdaptedOperands {
+    AdapterRows rows;
+    Product product;
+
+    explicit AdaptedOperands(const Args& args)
+        : rows{args.low_ranks,
+               args.tuple_length,
+               static_cast<int32_t>(args.ints[AdaptedLinear::max_rank]),
+               static_cast<int32_t>(args.ints[AdaptedLinear::heads]),
+               args.tuples[0].packed->k,
+               args.inputs[AdaptedLinear::slots].data,
+               nullptr,
+               args.inputs[AdaptedLinear::x].rows,
+               0,
+               nullptr},
+          product(fused_operands<AdaptedLinear>(args)) {
+        product.scale = args.floats[AdaptedLinear::scale];
+        product.softcap = args.floats[AdaptedLinear::softcap];
+        product.heads = rows.heads;
+        product.adapters = &rows;
+        rows.inner =
+            reinterpret_cast<float*>(static_cast<uint8_t*>(args.shared_scratch) + product_scratch(product).shared);
+    }
+    AdaptedOperands(const AdaptedOperands&) = delete;
+    AdaptedOperands& operator=(const AdaptedOperands&) = delete;
+};
 
 void linear(const Args& args, const Step&, Worker& worker) {
     run_product(plain_operands<Linear>(args), args.shared_scratch, worker);
@@ -77,10 +109,21 @@ ScratchSizes logits_scratch(const Args& largest, const Step&, int32_t) {
 }
 
 void fused_linear(const Args& args, const Step&, Worker& worker) {
-    run_product(fused_linear_operands(args), args.shared_scratch, worker);
+    run_product(fused_operands<FusedLinear>(args), args.shared_scratch, worker);
 }
 ScratchSizes fused_linear_scratch(const Args& largest, const Step&, int32_t) {
-    return product_scratch(fused_linear_operands(largest));
+    return product_scratch(fused_operands<FusedLinear>(largest));
+}
+
+void adapted_linear(const Args& args, const Step&, Worker& worker) {
+    const AdaptedOperands operands(args);
+    run_product(operands.product, args.shared_scratch, worker);
+}
+ScratchSizes adapted_linear_scratch(const Args& largest, const Step&, int32_t) {
+    const AdaptedOperands operands(largest);
+    ScratchSizes sizes = product_scratch(operands.product);
+    sizes.shared += static_cast<size_t>(operands.rows.inner_bytes());
+    return sizes;
 }
 
 void moe(const Args& args, const Step&, Worker& worker) { run_moe(MoeOperands(args), args.shared_scratch, worker); }
@@ -126,10 +169,33 @@ bool fused_linear_fits(const Args& args) {
            is_vector_or_absent(args.weights[FusedLinear::norm], x.cols);
 }
 
+bool adapted_linear_fits(const Args& args) {
+    const View &x = args.inputs[AdaptedLinear::x], &residual = args.inputs[AdaptedLinear::residual];
+    const int32_t n = args.tuple_length;
+    const int64_t kind = args.ints[AdaptedLinear::kind], heads = args.ints[AdaptedLinear::heads];
+    int64_t cols = 0;
+    if (n < 1 || heads < 1 || (heads > 1 && n > 1)) return false;
+    for (int32_t i = 0; i < n; ++i) {
+        const PackedWeight* const weight = args.tuples[AdaptedLinear::weights * n + i].packed;
+        if (!weight || weight->k * heads != x.cols || (heads > 1 && weight->n % (heads * PANEL_COLS) != 0))
+            return false;
+        if (!is_vector_or_absent(args.tuples[AdaptedLinear::biases * n + i], weight->n)) return false;
+        cols += weight->n;
+    }
+    if (kind != KIND_NONE && (n != 2 || !is_activation(kind) || args.tuples[0].packed->n * 2 != cols)) return false;
+    return args.low_ranks && is_within(args.ints[AdaptedLinear::num_slots], 1, 1 << 16) &&
+           is_within(args.ints[AdaptedLinear::max_rank], 1, 1 << 16) && !x.is_image &&
+           has_cols(args.output, kind == KIND_NONE ? cols : cols / 2) && has_rows_of(x, args.output) &&
+           has_cols(args.inputs[AdaptedLinear::slots], 1) && has_rows_of(args.inputs[AdaptedLinear::slots], x) &&
+           (is_absent(residual) || is_like(residual, args.output)) &&
+           is_vector_or_absent(args.weights[AdaptedLinear::norm], x.cols);
+}
+
 }  // namespace
 OCTAVO_KERNEL_WITH_SCRATCH(linear, Linear, linear_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(head_linear, HeadLinear, head_linear_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(logits, Logits, logits_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(fused_linear, FusedLinear, fused_linear_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(adapted_linear, AdaptedLinear, adapted_linear_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(moe, Moe, moe_scratch);
 }  // namespace octavo

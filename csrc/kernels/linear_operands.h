@@ -2,6 +2,7 @@
 #pragma once
 
 #include "activations.h"
+#include "adapter_rows.h"
 #include "elementwise.h"
 #include "kernel.h"
 #include "linear_dense.h"
@@ -22,6 +23,7 @@
 namespace octavo {
 namespace {
 
+constexpr int ADDED_ROWS = 128, ADDED_PANELS = 16;  // of the sums that adapters add, at once
 constexpr int FEW_ROWS = 8;  // up to so many rows every worker prepares its own activations: no barrier
 
 // One fused product. Everything but `weights` may be absent.
@@ -39,6 +41,7 @@ struct Product {
     // More than one: the only weight is as many matrices one below the other. Each reads the columns of a head, an
     // equal part of x, and writes that of `out`, whole panels.
     int32_t heads = 1;
+    const AdapterRows* adapters = nullptr;  // null: none has one
 
     int32_t k() const { return x.cols / heads; }
 };
@@ -71,7 +74,7 @@ struct ProductNeeds {
         for (int i = 0; i < p.num_weights; ++i) {
             int image;
             images += has_new_image(p, i, image) * p.heads;
-            normed_rows |= is_dense(p.weights[i].packed->type->traits) && p.norm;
+            normed_rows |= (is_dense(p.weights[i].packed->type->traits) || p.adapters) && p.norm;
         }
     }
     // Bytes of the prepared activations: the int8 images, then normed float rows.
@@ -95,6 +98,8 @@ struct ProductScratch {
     uint8_t* dense;        // activations for panels of floats
     int32_t* terms[2];     // of BLOCK_ROWS; for two types that take turns (gate and up)
     float* sums[2];        // [panels of a run][rows][16], at most KEPT_ROWS x 16
+    float* added;          // [panels][rows][16], what adapters add
+    float* inner_rows;     // [ADDED_ROWS, inner numbers] of adapters
 
     static int64_t bytes(const Product& p) {
         ProductScratch s{};
@@ -116,7 +121,9 @@ struct ProductScratch {
         activations = take(ProductNeeds(p).bytes(p, FEW_ROWS));
         row = reinterpret_cast<float*>(take(p.x.cols * 4));
         tiles = take(UNPACKED_BYTES);
-        dense = take(has_dense(p) ? DENSE_BYTES : 0);
+        dense = take(has_dense(p) || p.adapters ? DENSE_BYTES : 0);
+        added = reinterpret_cast<float*>(take(p.adapters ? ADDED_ROWS * ADDED_PANELS * PANEL_COLS * 4 : 0));
+        inner_rows = reinterpret_cast<float*>(take(p.adapters ? ADDED_ROWS * p.adapters->width() * 4 : 0));
         for (int i = 0; i < 2; ++i) {
             terms[i] = reinterpret_cast<int32_t*>(take(terms_bytes(p.k())));
             sums[i] = reinterpret_cast<float*>(take(KEPT_ROWS * PANEL_COLS * 4));

@@ -3,17 +3,14 @@
 // Work is shared out as (block of rows, panel) pairs, in pieces that get smaller, to whoever is free.
 #pragma once
 
-#if defined(OCTAVO_ISA_amx)
-#include "linear_bf16.h"
-#else
-#include "linear_int8.h"
-#endif
+#include "linear_adapted.h"
 
 namespace octavo {
 namespace {
 
 constexpr int LEAST_ROWS = 8;   // the smallest piece of work: so many rows times panels
 constexpr int RUN_PANELS = 16;  // panels of one weight whose sums are kept until all are finished, if rows are few
+static_assert(RUN_PANELS <= ADDED_PANELS, "adapters add to all of them at once");
 
 // The first of `count` items whose cost begins at `at` or later.
 inline int32_t first_item(int64_t at, int64_t cost, int32_t count) {
@@ -127,6 +124,8 @@ class ProductRun {
             accumulate(panel_run(i, panel, count), 0, gated() ? nullptr : out);
             if (gated() && p_.num_weights > 1)
                 accumulate(panel_run(1, panel, count), 1, p_.out.is_image ? nullptr : out);
+            for (int j = 0; p_.adapters && j < (gated() ? p_.num_weights : 1); ++j)
+                AddedProducts(p_, s_, a_, sums_).add(gated() ? j : i, panel, count, block_, s_.sums[j], false);
             for (int32_t r = 0; r < block_.count; r += WRITTEN_ROWS) {
                 const RowBlock part = {r, block_.count - r < WRITTEN_ROWS ? block_.count - r : WRITTEN_ROWS};
                 if (gated())
@@ -255,6 +254,11 @@ inline void run_product(const Product& p, void* shared, Worker& worker) {
     if (p.x.rows == 0) return;
     const ProductScratch scratch(p, worker.scratch);
     const Activations a = prepare(p, scratch, shared, worker);
+    if (p.adapters && p.adapters->has_any()) {
+        ProductSums sums(scratch);
+        InnerProducts(p, scratch, a, sums).run(worker);
+        worker.barrier();
+    }
     ProductRun(p, scratch, a).run(worker);
 }
 

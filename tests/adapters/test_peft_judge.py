@@ -28,13 +28,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+# Changes that are more than a low-rank product beside a weight, by the name of the model and what it has of them.
+MORE: dict[str, dict[str, Any]] = {
+    "llama magnitudes": {"use_dora": True},
+    "phi3 magnitudes": {"use_dora": True},
+    "gpt2 magnitudes": {**SETTINGS["gpt2"], "use_dora": True},
+    "qwen2 magnitudes": {**SETTINGS["qwen2"], "use_dora": True},
+    "llama embedding": {"target_modules": ["embed_tokens", "q_proj"]},
+    "gemma3 embedding": {"target_modules": ["embed_tokens", "lm_head", "up_proj"], "use_rslora": True},
+    "gpt2 embedding": {"target_modules": ["wte", "c_attn"], "fan_in_fan_out": True},
+    "llama embedding with magnitudes": {"target_modules": ["embed_tokens", "q_proj"], "use_dora": True},
+    "qwen2 whole": {"modules_to_save": ["lm_head", "embed_tokens"]},
+    "phi3 whole": {"modules_to_save": ["lm_head"]},
+    "gemma3 whole": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "gemma3 tied": {"target_modules": ["embed_tokens", "v_proj"], "ensure_weight_tying": True},
+}
+
+
 @pytest.mark.parametrize("base", ["safetensors", "gguf"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("case", [*SETTINGS, *MORE])
 @pytest.mark.parametrize("backend", ["reference", "cpu", "torch:cpu"])
-def test_the_same_logits(name: str, base: str, backend: str, tmp_path: Path) -> None:
-    """Permuted, fused, transposed and absorbed weights included."""
-    model = tiny_models.tiny_model(name)
-    expected = save_peft(model, tmp_path / "adapter", TOKENS, **SETTINGS[name])
+def test_the_same_logits(case: str, base: str, backend: str, tmp_path: Path) -> None:
+    """Permuted, fused, transposed and absorbed weights included; magnitudes, embeddings and whole weights."""
+    model = tiny_models.tiny_model(case.partition(" ")[0])
+    expected = save_peft(model, tmp_path / "adapter", TOKENS, **{**SETTINGS, **MORE}[case])
     if base == "gguf":
         checkpoint = open_checkpoint(converted_gguf.save_gguf(model, tmp_path / "model.gguf"))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -19,6 +20,7 @@ from octavo.graph.ops.low_rank import LowRank
 from octavo.graph.values import Part
 from octavo.models import load_architecture
 from octavo.models._reading import ConfigReader
+from octavo.quantization.packed import DenseWeight
 from tests.support.tiny_models import config_values, tiny_graph
 
 RNG = np.random.default_rng(0)
@@ -32,7 +34,7 @@ def base() -> AdapterBase:
     """A tiny Llama."""
     graph, _ = tiny_graph("llama")
     config = load_architecture("llama").Config.from_hf(ConfigReader(config_values("llama")))
-    return AdapterBase.of("llama", config, graph)
+    return AdapterBase.of("llama", config, graph, {})
 
 
 def save(folder: Path, tensors: dict[str, NDArray[np.float32]] = FACTORS, **settings: object) -> Path:
@@ -121,8 +123,8 @@ def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tm
     ("settings", "message"),
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; LORA is supported"),
-        ({"use_dora": True}, "use_dora is True"),
-        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
+        ({"use_dora": True}, "q_proj.lora_A.weight' has no lora_magnitude_vector beside it"),
+        ({"lora_bias": True}, "lora_bias is True"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         (
             {"alora_invocation_tokens": [-1]},
@@ -151,8 +153,8 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
     [
         ({f"{MODULE}.lora_A.weight": A}, "q_proj.lora_A.weight' has no other factor"),
         (
-            {**FACTORS, f"{MODULE}.lora_magnitude_vector": B[:, 0].copy()},
-            r"q_proj.lora_magnitude_vector' is not supported: decomposed magnitudes \(DoRA\)",
+            {**FACTORS, f"{MODULE}.lora_magnitude_vector": B[:5, 0].copy()},
+            r"q_proj.lora_magnitude_vector' is \[5\]; it must be \[64\], of finite numbers",
         ),
         ({**FACTORS, f"{MODULE}.lora_B.bias": B[:, 0].copy()}, r"q_proj.lora_B.bias' is not supported: biases"),
         (
@@ -161,7 +163,7 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
         ),
         (
             {"base_model.model.model.embed_tokens.lora_embedding_A": A},
-            "lora_embedding_A' is not supported: an embedding",
+            "lora_embedding_A' has no other factor",
         ),
         ({f"{MODULE}.weight": A}, r"q_proj.weight' is not supported: a whole weight \(modules_to_save\)"),
         ({**FACTORS, "base_model.model.odd": A}, "odd' is no low-rank factor of a weight"),
@@ -191,15 +193,47 @@ def test_refused_tensors(
 
 
 def test_a_saved_head_is_no_copy_of_the_base(base: AdapterBase, tmp_path: Path) -> None:
-    """Where modules are saved, a weight of the head's shape is another head; elsewhere it is the base's own."""
+    """Where the head is saved, a weight of its shape is another head; elsewhere it is the base's own."""
     head = RNG.standard_normal((base.config.vocab_size, base.config.hidden_size)).astype(np.float32)
     tensors = {**FACTORS, "base_model.model.lm_head.weight": head}
     assert len(read_adapter(save(tmp_path / "a", tensors), base).parts) == 1
-    with pytest.raises(ModelLoadError, match=r"'base_model.model.lm_head.weight' is not supported: a whole weight"):
-        read_adapter(save(tmp_path / "b", tensors, modules_to_save=["lm_head"]), base)
+    parts = read_adapter(save(tmp_path / "b", tensors, modules_to_save=["lm_head"]), base, scale=0.25).parts
+    np.testing.assert_array_equal(parts["lm_head.weight"].merged(np.ones_like(head)), 0.75 + 0.25 * head)
+    assert len(read_adapter(save(tmp_path / "b", tensors, modules_to_save=["embed_tokens"]), base).parts) == 1
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_dora": True}, {"alora_invocation_tokens": [5, 6], "use_rslora": True}])
+def test_whole_weights_that_fit_nothing(base: AdapterBase, tmp_path: Path) -> None:
+    """Of layers, and of a vocabulary that grew."""
+    grown = np.ones((base.config.vocab_size + 4, base.config.hidden_size), np.float32)
+    for name, array, message in (
+        ("model.layers.0.self_attn.q_proj", A, r"q_proj.weight' is not supported: a whole weight \(modules_to_save\)"),
+        (
+            "lm_head",
+            grown,
+            r"lm_head.weight' is \[100, 64\].*with added tokens needs a model that was resized for them",
+        ),
+        ("model.embed_tokens", grown, r"embed_tokens.weight' is \[64, 100\].*with added tokens"),
+        ("lm_head", grown * np.inf, "lm_head.weight' has numbers that are not finite"),
+    ):
+        tensors = {**FACTORS, f"base_model.model.{name}.weight": array}
+        with pytest.raises(ModelLoadError, match=message):
+            read_adapter(save(tmp_path / "a", tensors, modules_to_save=["q_proj", "lm_head", "embed_tokens"]), base)
+
+
+def test_half_the_effect_of_magnitudes(base: AdapterBase, tmp_path: Path) -> None:
+    """A scale multiplies the change of the weight, W' - W."""
+    weight = RNG.standard_normal((64, 64)).astype(np.float32)
+    base = replace(base, weights={"layers.0.self_attn.q_proj.weight": DenseWeight(weight)})
+    magnitudes = RNG.uniform(1, 2, 64).astype(np.float32)
+    folder = save(tmp_path / "a", {**FACTORS, f"{MODULE}.lora_magnitude_vector": magnitudes}, use_dora=True)
+    direction = weight + 1.5 * B @ A
+    changed = magnitudes[:, None] * direction / np.linalg.norm(direction, axis=1, keepdims=True)
+    for scale in (1.0, 0.5):
+        [part] = read_adapter(folder, base, scale=scale).parts.values()
+        np.testing.assert_allclose(part.merged(weight), weight + scale * (changed - weight), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_bias": True}, {"alora_invocation_tokens": [5, 6], "use_rslora": True}])
 def test_descriptions(settings: dict[str, object], tmp_path: Path) -> None:
     """Of both formats, without a model; what no model takes says so."""
     folder = save(tmp_path / "sql", base_model_name_or_path="org/base", **settings)
@@ -210,7 +244,7 @@ def test_descriptions(settings: dict[str, object], tmp_path: Path) -> None:
     assert (found.alpha, found.num_parameters, found.use_rslora) == (3.0, 256, "use_rslora" in settings)
     assert found.file_bytes == sum(each.stat().st_size for each in folder.iterdir())
     assert found.invocation_tokens == settings.get("alora_invocation_tokens", [])
-    assert (found.problem is not None and "use_dora" in found.problem) == ("use_dora" in settings)
+    assert (found.problem is not None and "lora_bias" in found.problem) == ("lora_bias" in settings)
     tensors = {"blk.0.attn_q.weight.lora_a": A, "blk.0.attn_q.weight.lora_b": B}
     converted = describe_adapter(save_gguf(tmp_path / "sql.gguf", tensors))
     assert converted is not None
@@ -231,9 +265,10 @@ def test_descriptions_agree_with_reading(tmp_path: Path) -> None:
     unscaled = describe_adapter(save(tmp_path / "a", lora_alpha="much"))
     assert unscaled is not None
     assert "lora_alpha is 'much'; it must be a number" in str(unscaled.problem)
-    saved = describe_adapter(save(tmp_path / "a", tensors, modules_to_save=["lm_head"]))
+    tensors["base_model.model.model.norm.weight"] = A[0]
+    saved = describe_adapter(save(tmp_path / "a", tensors, modules_to_save=["lm_head", "norm"]))
     assert saved is not None
-    assert "a whole weight (modules_to_save)" in str(saved.problem)
+    assert "norm.weight' is not supported: a whole weight (modules_to_save)" in str(saved.problem)
 
 
 def test_a_pickle_is_not_described(tmp_path: Path) -> None:

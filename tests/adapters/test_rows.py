@@ -14,7 +14,8 @@ from octavo.backends.cpu import compiler as cpu
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.errors import GraphError, UsageError
 from octavo.graph.adapters import low_rank_pass
-from octavo.graph.ops.low_rank import AdapterLimits, AddLowRank
+from octavo.graph.ops.adapted import AdaptedLinear
+from octavo.graph.ops.low_rank import AdapterLimits, BesideWeights
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
@@ -90,16 +91,18 @@ def test_the_native_program_refuses_slots_and_parts_that_do_not_fit(checkpoint: 
     executor = adapted_steps.executor_of(checkpoint, "cpu")
     assert isinstance(executor, CpuExecutor)
     parts = executor.prepare_adapter(adapted_steps.random_adapter(adapted_steps.base_of(checkpoint), 0).parts)
-    record, weight, a, b, rank, scale = parts[0]
+    record, weight, a, b, gain, rank, scale = next(part for part in parts if part[2].size and part[1] == 1)
     for slot in (-1, 4):
         for given in (parts, []):
             with pytest.raises(ValueError, match=rf"adapter slot {slot}, must be from 0 to 3"):
                 executor.load_adapter(slot, given)
     for part, message in (
-        ((0, weight, a, b, rank, scale), "no adapter can lie beside weight 0 of record 0"),
-        ((record, 9, a, b, rank, scale), f"beside weight 9 of record {record}"),
-        ((record, weight, a, b, 9, scale), "an adapter of rank 9, must be from 1 to 8"),
-        ((record, weight, a[:-1], b, rank, scale), rf"have {a.size - 1} and {b.size} numbers, must have {a.size} and"),
+        ((0, weight, a, b, gain, rank, scale), f"no adapter can lie beside weight {weight} of record 0"),
+        ((record, 9, a, b, gain, rank, scale), f"beside weight 9 of record {record}"),
+        ((record, weight, a, b, gain, 9, scale), "an adapter of rank 9, must be from 1 to 8"),
+        ((record, weight, a[:-1], b, gain, rank, scale), rf"have {a.size - 1} and {b.size} numbers, its gain has 0"),
+        ((record, weight, a, b[:-1], gain, rank, scale), rf"have {a.size} and {b.size - 1} numbers"),
+        ((record, weight, a, b, np.ones(3, np.float32), rank, scale), "its gain has 3: they do not fit"),
     ):
         with pytest.raises(ValueError, match=message):
             executor.load_adapter(0, [part])
@@ -110,9 +113,9 @@ def test_graphs_without_adapters_have_nothing_of_them(checkpoint: Checkpoint) ->
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     limits = ExecutorLimits(64, 4, 64, 64)
     plain = cpu.sizes(graph, checkpoint.weights, limits)
-    assert not any(isinstance(node.op, AddLowRank) for node in plain.graph.nodes)
+    assert not any(isinstance(node.op, BesideWeights) for node in plain.graph.nodes)
     adapted = cpu.sizes(graph, checkpoint.weights, adapted_steps.LIMITS)
-    kinds = [node.op.kind for node in adapted.graph.nodes if isinstance(node.op, AddLowRank)]
+    kinds = [node.op.kind for node in adapted.graph.nodes if isinstance(node.op, AdaptedLinear)]
     assert "silu" in kinds
     whole = optimize(graph, (low_rank_pass(AdapterLimits(1, 4)),))
     assert whole.hidden_states.cols == graph.hidden_states.cols

@@ -13,7 +13,9 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import PASSES
 from octavo.batch import DomainRows
 from octavo.errors import GraphError, UsageError
+from octavo.graph.adapters import join_products
 from octavo.graph.builder import Graph
+from octavo.graph.ops.adapted import AdaptedLinear
 from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import Collective
@@ -26,7 +28,7 @@ from octavo.graph.ops.encoder import (
 )
 from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
 from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
-from octavo.graph.ops.low_rank import ADAPTERS, AdapterSlots, AddLowRank, LowRank
+from octavo.graph.ops.low_rank import ADAPTERS, AdapterSlots, AddLowRank, AddToEmbedding, LowRank
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import ChannelScan, DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
 from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
@@ -133,6 +135,11 @@ def low_rank(g: Graph, x: Value) -> Value:
     return g.add(AddLowRank(g.linear(x, "square"), x, g.add(AdapterSlots()), (weight,), num_slots=2, max_rank=4))
 
 
+def adapted_embedding(g: Graph, x: Value) -> Value:
+    table = Parameter("embed.weight", SHAPES["embed.weight"])
+    return g.add(AddToEmbedding(x, g.add(AdapterSlots()), (table,), num_slots=2, max_rank=4))
+
+
 SPAN = NormColumns(32, 16, 3)  # the columns 16 to 80 of 96
 
 
@@ -182,6 +189,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     CrossAttention: cross_attention,
     AdapterSlots: lambda g, _: g.add(AdapterSlots()),
     AddLowRank: low_rank,
+    AddToEmbedding: adapted_embedding,
     MeanPool: lambda g, x: g.add(MeanPool(x)),
     Gather: lambda g, x: g.select_rows(x),
     Splice: lambda g, x: g.add(Splice(x, x * 2.0, IndexArray(TOKENS, "doubled"))),
@@ -198,7 +206,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
 
 
 # Every operation that a rank computes by itself. Others: cpu/test_collective.py and graph/test_shard.py.
-ALL_OPS = [cls for cls in operations() if not issubclass(cls, Collective | Send)]
+# Nor one that only native programs have in place of an AddLowRank and its product.
+ALL_OPS = [cls for cls in operations() if not issubclass(cls, Collective | Send | AdaptedLinear)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -211,6 +220,8 @@ def test_operation(backend: str, op: type[Op]) -> None:
     g.output = g.select_rows(value) if value.rows is TOKENS else value
     graph = optimize(g, PASSES)
     assert any(isinstance(node.op, op) for node in graph.nodes)
+    if backend == "cpu":
+        graph = optimize(graph, (join_products,))
     executor = get_backend(backend).compile(graph, weights, LIMITS)
     assert_close(graph, executor, reference.compile(graph, weights, LIMITS))
 
@@ -234,7 +245,9 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
             batch.domains = {TOKENS.name: DomainRows(30, indices={"adapters": slots}), "adapters": DomainRows(2)}
             # Numbers that 16-bit floats have.
             a, b = (np.random.default_rng(4).integers(-8, 8, s).astype(np.float32) for s in ((3, WIDTH), (WIDTH, 3)))
-            each.load_adapter(1, each.prepare_adapter({"square.weight": LowRank(a, b, 0.01)}))
+            gain, columns = b.sum(1) / 8, np.random.default_rng(5).integers(-8, 8, (3, 50)).astype(np.float32)
+            parts = {"square.weight": LowRank(a, b, 0.01, gain), "embed.weight": LowRank(columns, b, 0.1, gain)}
+            each.load_adapter(1, each.prepare_adapter(parts))
         if any(isinstance(node.op, CrossAttention) for node in graph.nodes):
             rows = DomainRows(len(tokens), lengths=batch.seq_lens, slots=batch.slot_mapping)
             batch.domains = {FRAMES.name: rows}

@@ -459,9 +459,9 @@ def test_show_describes_an_adapter(tmp_path: Path) -> None:
     from tests.support.text_models import save_decoder
 
     model = save_decoder(tmp_path / "model")
-    folder = save_adapter(model, tmp_path / "sql", 0, rank=5, base_model_name_or_path="org/base", use_dora=True)
+    folder = save_adapter(model, tmp_path / "sql", 0, rank=5, base_model_name_or_path="org/base", lora_bias=True)
     text = octavo_here("show", folder).stdout
-    for fact in ("LoRA (peft)", "org/base", "5 (8 modules); alpha 6", "2 q_proj", "use_dora is True"):
+    for fact in ("LoRA (peft)", "org/base", "5 (8 modules); alpha 6", "2 q_proj", "lora_bias is True"):
         assert fact in text
     facts = json.loads(octavo_here("show", folder, "--json").stdout)
     assert facts["ranks"] == {"5": 8}

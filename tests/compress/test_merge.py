@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tests.support.tiny_models import expected_logits
 
 peft = pytest.importorskip("peft", reason="peft is not installed", exc_type=ImportError)
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "llama-tied-biased": {"rank_pattern": {"q_proj": 8}, "use_rslora": True},
     "phi3": {},
     "gpt2": {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
@@ -31,11 +32,13 @@ SETTINGS = {
 }
 
 
-def adapted(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Path, Path]:
+def adapted(
+    name: str, folder: Path, dtype: torch.dtype = torch.float32, settings: dict[str, Any] | None = None
+) -> tuple[Path, Path]:
     """A base and an adapter of PEFT with random factors for it."""
     base = save(name, folder / "base", dtype=dtype)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    save_peft(model, folder / "adapter", TOKENS, **SETTINGS[name])
+    save_peft(model, folder / "adapter", TOKENS, **(SETTINGS[name] if settings is None else settings))
     return base, folder / "adapter"
 
 
@@ -62,6 +65,26 @@ def test_the_weights_are_those_of_peft(name: str, tmp_path: Path) -> None:
         assert is_changed or torch.equal(tensor, before[key])
         changed += is_changed
     assert changed >= 6
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llama", {"use_dora": True}),
+        ("phi3", {"use_dora": True}),
+        ("llama", {"target_modules": ["embed_tokens", "q_proj"]}),
+        ("llama", {"modules_to_save": ["lm_head", "embed_tokens"]}),
+    ],
+)
+def test_magnitudes_embeddings_and_whole_weights_are_merged(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    base, adapter = adapted(name, tmp_path, settings=settings)
+    code, _, error = run(base, tmp_path / "merged", "--to", "safetensors", "--lora", adapter)
+    assert code == 0, error
+    expected = judged(base, adapter).state_dict()
+    for key, tensor in AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict().items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -132,7 +155,7 @@ def test_adapters_that_cannot_be_merged(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     save_peft(model, head, TOKENS, target_modules=["lm_head"])
     error = run(base, tmp_path / "m.gguf", "--lora", head)[2]
-    assert "lm_head.weight, which is also the embedding" in error
+    assert "the output head, and embedding and head are one weight" in error
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"alora_invocation_tokens": [1, 2]}))
     assert "alora_invocation_tokens" in run(base, tmp_path / "m.gguf", "--lora", adapter)[2]

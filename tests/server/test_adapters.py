@@ -156,13 +156,13 @@ def test_loading_and_unloading(model: Path, folder: Path, tmp_path: Path) -> Non
 def test_an_adapter_that_is_not_supported_is_refused_by_name(model: Path, tmp_path: Path) -> None:
     wrong = save_adapter(model, tmp_path / "wrong", 5)
     settings = json.loads((wrong / "adapter_config.json").read_text())
-    (wrong / "adapter_config.json").write_text(json.dumps(settings | {"use_dora": True}))
+    (wrong / "adapter_config.json").write_text(json.dumps(settings | {"lora_bias": True}))
 
     async def work() -> None:
         async with serving(model, allows_all=True) as (http, _):
             answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": str(wrong)})
             assert answer.status_code == 400
-            assert "use_dora" in answer.text
+            assert "lora_bias" in answer.text
             assert [card["id"] for card in (await http.get("/v1/models")).json()["data"]] == ["model"]
 
     run(work)

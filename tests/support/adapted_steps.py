@@ -23,7 +23,7 @@ LIMITS = ExecutorLimits(128, 8, 128, 64, adapters=AdapterLimits(4, 8))
 def base_of(checkpoint: Checkpoint) -> AdapterBase:
     """The model that adapters are for."""
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
-    return AdapterBase.of(checkpoint.architecture, checkpoint.config, graph)
+    return AdapterBase.of(checkpoint.architecture, checkpoint.config, graph, checkpoint.weights)
 
 
 def executor_of(checkpoint: Checkpoint, backend: str = "reference", limits: ExecutorLimits = LIMITS) -> Executor:

@@ -29,7 +29,9 @@ def save_peft(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
+            if "lora_magnitude" in name or "modules_to_save" in name:
+                parameter.mul_(1 + 0.5 * torch.randn(parameter.shape, generator=generator))
+            elif "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5 * parameter.shape[-1] ** -0.5)
     adapted.save_pretrained(str(folder))
     return expected_logits(adapted, token_ids)

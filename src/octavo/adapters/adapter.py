@@ -9,12 +9,13 @@ from hashlib import blake2b
 import numpy as np
 
 from octavo.errors import ModelLoadError
-from octavo.graph.adapters import adaptable_weights
+from octavo.graph.adapters import adaptable_weights, embedding_tables
 from octavo.graph.builder import Graph
 from octavo.graph.ops.low_rank import LowRank
 from octavo.models import load_architecture, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._weights import WeightTable
+from octavo.quantization.packed import Weight
 
 MAX_INVOCATION_TOKENS = 1 << 10  # every prompt is searched for them
 
@@ -23,17 +24,20 @@ MAX_INVOCATION_TOKENS = 1 << 10  # every prompt is searched for them
 class AdapterBase:
     """A model that adapters may be for.
 
-    places: the weights of its graph that take a low-rank product, by name, with their shapes.
+    places: the weights of its graph that adapters may change, by name, with their shapes, those of tables transposed.
+    weights: its numbers, which magnitudes are relative to. tables: the names of its embeddings.
     """
 
     architecture: str  # module under `octavo.models`
     config: ModelConfig
     places: Mapping[str, tuple[int, ...]]
+    weights: Mapping[str, Weight]
+    tables: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, architecture: str, config: ModelConfig, graph: Graph) -> AdapterBase:
+    def of(cls, architecture: str, config: ModelConfig, graph: Graph, weights: Mapping[str, Weight]) -> AdapterBase:
         """The model that a graph computes, which has to be whole."""
-        return cls(architecture, config, adaptable_weights(graph))
+        return cls(architecture, config, adaptable_weights(graph), weights, embedding_tables(graph))
 
     @property
     def table(self) -> WeightTable:
@@ -76,12 +80,12 @@ class Adapter:
     @property
     def rank(self) -> int:
         """The highest rank of a part."""
-        return max((part.rank for part in self.parts.values()), default=0)
+        return max((part.rank for part in self.parts.values() if part.a is not None), default=0)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all parts in 16-bit numbers."""
-        return sum(2 * (part.a.size + part.b.size) for part in self.parts.values())
+        return sum(2 * part.size for part in self.parts.values())
 
 
 def checked_invocation(where: str, found: object) -> tuple[int, ...]:
@@ -117,7 +121,8 @@ class StoredPart:
 def _digest(parts: Mapping[str, LowRank], invocation_tokens: tuple[int, ...]) -> bytes:
     found = blake2b(repr(invocation_tokens).encode(), digest_size=16)
     for name, part in sorted(parts.items()):
-        found.update(repr((name, part.a.shape, part.b.shape, float(part.scale))).encode())
-        found.update(np.ascontiguousarray(part.a).data)
-        found.update(np.ascontiguousarray(part.b).data)
+        arrays = [each for each in (part.a, part.b, part.gain) if each is not None]
+        found.update(repr((name, [each.shape for each in arrays], float(part.scale))).encode())
+        for each in arrays:
+            found.update(np.ascontiguousarray(each).data)
     return found.digest()

@@ -67,7 +67,7 @@ def _of_folder(folder: Path) -> AdapterFacts:
         copies = copies_of(file.tensors, settings)
         shapes = {name: info.shape for name, info in file.tensors.items() if name not in copies}
         try:
-            check_tensors(weights, shapes)
+            check_tensors(weights, shapes, settings)
             checked_scales(path, settings)
         except ModelLoadError as error:
             problem = str(error)
@@ -79,7 +79,7 @@ def _of_folder(folder: Path) -> AdapterFacts:
             use_rslora=bool(settings.get("use_rslora")),
             invocation_tokens=_tokens(settings.get("alora_invocation_tokens")),
             problem=problem,
-            **_of_tensors(shapes, folder, ".lora_A.weight"),
+            **_of_tensors(shapes, folder, (".lora_A.weight", ".lora_embedding_A")),
         )
 
 
@@ -101,16 +101,17 @@ def _of_gguf(path: Path) -> AdapterFacts | None:
             use_rslora=False,
             invocation_tokens=_tokens(np.asarray(metadata.get(INVOCATION, ())).tolist()),
             problem=problem,
-            **_of_tensors(shapes, path, ".weight.lora_a"),
+            **_of_tensors(shapes, path, (".weight.lora_a",)),
         )
 
 
-def _of_tensors(shapes: Mapping[str, tuple[int, ...]], path: Path, ending: str) -> dict[str, Any]:
-    """shapes: of the adapter's tensors. ending: of the names of A's."""
+def _of_tensors(shapes: Mapping[str, tuple[int, ...]], path: Path, endings: tuple[str, ...]) -> dict[str, Any]:
+    """shapes: of the adapter's tensors. endings: of the names of A's."""
     ranks: Counter[int] = Counter()
     modules: Counter[str] = Counter()
     for name, shape in shapes.items():
-        if name.endswith(ending) and len(shape) == 2:
+        ending = next((each for each in endings if name.endswith(each)), None)
+        if ending is not None and len(shape) == 2:
             ranks[shape[0]] += 1
             modules[name.removesuffix(ending).rpartition(".")[2]] += 1
     return {

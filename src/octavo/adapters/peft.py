@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart, chec
 from octavo.adapters.module_patterns import ModulePatterns
 from octavo.batch import Float32
 from octavo.errors import ModelLoadError
-from octavo.graph.ops.low_rank import LowRank
+from octavo.graph.ops.low_rank import HEAD_PLACE, LowRank
 from octavo.loader.checkpoint import checkpoint_name
 from octavo.loader.json_file import read_json_object
 from octavo.loader.pickles import check_no_pickles
@@ -27,17 +27,24 @@ MAX_CONFIG_BYTES = 1 << 20
 _MAX_NUMBER = 1e30  # of float32
 
 PREFIX = "base_model.model."  # of all modules
-_FACTORS = {".lora_A.weight": "a", ".lora_B.weight": "b"}
-_COPIES = re.compile(r"(?:.*\.)?(?:embed_tokens|lm_head|wte|embed_in|embed_out)(?:\.base_layer)?\.weight")
+# Endings of tensors' names. Beside an embedding, A has a column for each token.
+_FACTORS = {
+    ".lora_A.weight": "a",
+    ".lora_B.weight": "b",
+    ".lora_embedding_A": "a",
+    ".lora_embedding_B": "b",
+    ".lora_magnitude_vector": "magnitudes",
+    ".lora_magnitude_vector.weight": "magnitudes",
+}
 _ENDING = re.compile("|".join(re.escape(each) + r"\Z" for each in _FACTORS))
-_DORA = "decomposed magnitudes (DoRA) divide by the norms of the rows of each changed weight"
+_TABLES = r"(?:.*\.)?(?P<module>embed_tokens|lm_head|wte|embed_in|embed_out)"
+_COPIES = re.compile(_TABLES + r"(?P<base>\.base_layer)?\.weight")
+_WHOLE = re.compile(_TABLES + r"(?:\.modules_to_save(?:\.\w+)?)?\.weight")
 _BIAS = "biases of low-rank products (lora_bias)"
 _TOKENS = "trained rows of the embedding (trainable_token_indices)"
 # Settings without which an adapter would mean something else.
 _REFUSED = {
-    "use_dora": _DORA,
     "lora_bias": _BIAS,
-    "modules_to_save": "whole weights",
     "target_parameters": "stacks of routed experts",
     "layer_replication": "repeated layers",
     "trainable_token_indices": _TOKENS,
@@ -45,13 +52,12 @@ _REFUSED = {
 }
 # Tensors of what is not supported, the most special first.
 _REFUSED_TENSORS = {
-    r"\.lora_magnitude_vector(?:\.weight)?": _DORA,
     r"\.lora_B\.bias": _BIAS,
     r"\.(?:trainable_tokens_delta|token_adapter\..*)": _TOKENS,
     r"\.experts(?:\.base_layer)*\.lora_[AB]\.weight": "one operation computes all routed experts (target_parameters), "
     "a single expert takes no adapter",
-    r"\.lora_embedding_[AB]": "an embedding looks up rows, so there is no product to add to",
-    r"(?<!\.lora_[AB])\.weight": "a whole weight (modules_to_save) would be another model for each adapter",
+    r"(?<!\.lora_[AB])(?<!\.lora_magnitude_vector)\.weight": "a whole weight (modules_to_save) replaces that of the "
+    "embedding or of the output head; any other would be another model for each adapter",
 }
 
 
@@ -83,9 +89,15 @@ def read_peft(folder: Path, base: AdapterBase) -> StoredAdapter:
         own = base.config.vocab_size, base.config.hidden_size
         copies = {name for name in copies_of(file.tensors, settings) if file.tensors[name].shape == own}
         names = [name for name in file.tensors if name not in copies]
-        check_tensors(path, names)
+        check_tensors(path, names, settings)
         scales = checked_scales(settings_path, settings)
-        return StoredAdapter(_parts(path, file, names, scales, base), invocation)
+        parts = _parts(path, file, names, scales, base)
+        if settings.get("use_dora"):
+            _check_magnitudes(parts)
+        parts |= _whole_parts(file, [name for name in names if _WHOLE.fullmatch(name)], base)
+        if settings.get("ensure_weight_tying"):
+            parts |= _tied(parts, base)
+        return StoredAdapter(parts, invocation)
 
 
 def weights_file(folder: Path) -> Path:
@@ -98,13 +110,18 @@ def weights_file(folder: Path) -> Path:
 
 
 def copies_of(names: Iterable[str], settings: Mapping[str, object]) -> set[str]:
-    """The tensors that PEFT saves as copies of the base's own embedding and head; none if modules are saved."""
-    return set() if settings.get("modules_to_save") else {name for name in names if _COPIES.fullmatch(name)}
+    """The tensors that PEFT saves as copies of the base's own embedding and head, not those that it has trained."""
+    given = settings.get("modules_to_save")
+    saved = [str(each).rpartition(".")[2] for each in given] if isinstance(given, list) else []
+    found = ((name, _COPIES.fullmatch(name)) for name in names)
+    return {name for name, copy in found if copy is not None and (copy["base"] or copy["module"] not in saved)}
 
 
-def check_tensors(path: Path, names: Iterable[str]) -> None:
-    """Raises ModelLoadError naming a tensor that is no factor, and the reason why nothing takes it."""
+def check_tensors(path: Path, names: Iterable[str], settings: Mapping[str, object]) -> None:
+    """Raises ModelLoadError naming a tensor that is no part of an adapter, and the reason why nothing takes it."""
     for name in names:
+        if settings.get("modules_to_save") and _WHOLE.fullmatch(name):
+            continue
         ending = _ENDING.search(name)
         for pattern, reason in _REFUSED_TENSORS.items():
             if re.search(pattern + r"\Z", name):
@@ -146,20 +163,54 @@ def _patterns(path: Path, settings: Mapping[str, object], key: str, low: float =
 def _parts(
     path: Path, file: TensorFiles, names: Sequence[str], scales: _Scales, base: AdapterBase
 ) -> dict[str, StoredPart]:
+    """Those with low-rank factors. The gain of one with magnitudes are these (`with_gains`)."""
     modules: dict[str, dict[str, str]] = {}
     for tensor in names:
-        ending = _ENDING.search(tensor)
-        assert ending is not None, "the names have been checked"
-        module = tensor[len(PREFIX) : ending.start()]
-        modules.setdefault(module, {})[_FACTORS[ending[0]]] = tensor
+        if (ending := _ENDING.search(tensor)) is not None:
+            module = tensor[len(PREFIX) : ending.start()]
+            modules.setdefault(module, {})[_FACTORS[ending[0]]] = tensor
     found: dict[str, StoredPart] = {}
     for module, tensors in modules.items():
-        if tensors.keys() != {"a", "b"}:
+        if not tensors.keys() >= {"a", "b"}:
             tensor = next(iter(tensors.values()))
             raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has no other factor beside it")
         a, b = (_numbers(file, tensors[each]) for each in "ab")
         tensor, name = tensors["a"], checkpoint_name(f"{module}.weight", base.table)
-        found[name] = StoredPart(tensor, LowRank.checked(a, b, scales.of(module), tensor))
+        part = LowRank.checked(a, b, scales.of(module), tensor)
+        if "magnitudes" in tensors:
+            part = part.with_magnitudes(_numbers(file, tensors["magnitudes"]), tensors["magnitudes"])
+        found[name] = StoredPart(tensor, part)
+    return found
+
+
+def _check_magnitudes(parts: Mapping[str, StoredPart]) -> None:
+    for part in parts.values():
+        if part.low_rank.gain is None:
+            raise part.refuse("has no lora_magnitude_vector beside it, and use_dora is true")
+
+
+def _whole_parts(file: TensorFiles, names: Iterable[str], base: AdapterBase) -> dict[str, StoredPart]:
+    """The weights that replace the model's embedding or head."""
+    found: dict[str, StoredPart] = {}
+    for tensor in names:
+        module = re.sub(r"(?:\.modules_to_save(?:\.\w+)?)?\.weight\Z", "", tensor.removeprefix(PREFIX))
+        name, numbers = checkpoint_name(f"{module}.weight", base.table), _numbers(file, tensor)
+        if not np.isfinite(numbers).all():
+            raise ModelLoadError(f"tensor {tensor!r:.120} has numbers that are not finite")
+        found[name] = StoredPart(tensor, LowRank.whole(numbers.T if name in base.tables else numbers))
+    return found
+
+
+def _tied(parts: Mapping[str, StoredPart], base: AdapterBase) -> dict[str, StoredPart]:
+    """The change of an embedding also as that of a head which is the embedding (`ensure_weight_tying`)."""
+    if HEAD_PLACE in base.weights or HEAD_PLACE in parts:
+        return {}
+    found: dict[str, StoredPart] = {}
+    for name in base.tables & parts.keys():
+        part = parts[name]
+        if part.low_rank.gain is not None and part.low_rank.a is not None:
+            raise part.refuse("has magnitudes (DoRA) of columns, which a head that is tied to it has as rows")
+        found[HEAD_PLACE] = replace(part, low_rank=part.low_rank.transposed())
     return found
 
 

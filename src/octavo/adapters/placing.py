@@ -60,6 +60,11 @@ def _check_place(part: StoredPart, name: str, places: Mapping[str, tuple[int, ..
                 f"belongs to {name}: one operation computes all routed experts, and a single expert takes no adapter"
             )
         raise part.refuse(f"belongs to {name}, beside which this model takes no low-rank product")
+    if part.low_rank.a is None and part.low_rank.shape != shape:
+        raise part.refuse(
+            f"is {list(part.low_rank.shape)}, but {name} is {list(shape)}: an adapter with added tokens needs a "
+            "model that was resized for them"
+        )
     if part.low_rank.shape != shape:
         raise part.refuse(f"is for a weight of {list(part.low_rank.shape)}, but {name} is {list(shape)}")
 
@@ -94,7 +99,7 @@ def _rows(part: StoredPart, index: NDArray[np.intp] | slice, expected: int) -> S
     found = part.low_rank
     if found.b.shape[-2] != expected:
         raise part.refuse(f"is for {found.b.shape[-2]} output features; the configuration asks for {expected}")
-    return replace(part, low_rank=replace(found, b=found.b[..., index, :]))
+    return replace(part, low_rank=found.rows(index))
 
 
 def _split(split: Split, group: _Group, config: ModelConfig) -> Iterator[tuple[TensorName, StoredPart]]:
@@ -134,9 +139,14 @@ def _stacked(
 def _by_heads(part: StoredPart, heads: int, transposed: bool) -> StoredPart:
     """A product for each head: those of B's rows with all of A, transposed where the weight is."""
     found = part.low_rank
+    if found.gain is not None and transposed:
+        raise part.refuse("scales the inputs of a product that is kept transposed: magnitudes (DoRA) cannot")
+    if found.a is None:
+        raise part.refuse("is a whole weight, which is cut into those of heads")
     out_features, in_features = found.shape
     b = found.b.reshape(heads, out_features // heads, found.rank)
+    gain = None if found.gain is None else found.gain.reshape(heads, -1)
     a = np.broadcast_to(found.a, (heads, found.rank, in_features))
     if transposed:
         a, b = b.swapaxes(1, 2), a.swapaxes(1, 2)
-    return replace(part, low_rank=LowRank(np.ascontiguousarray(a), np.ascontiguousarray(b), found.scale))
+    return replace(part, low_rank=LowRank(np.ascontiguousarray(a), np.ascontiguousarray(b), found.scale, gain))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from octavo.adapters.adapter import Adapter, AdapterBase
 from octavo.adapters.gguf import read_gguf
+from octavo.adapters.magnitudes import with_gains
 from octavo.adapters.peft import CONFIG_NAME, WEIGHTS_NAME, read_peft
 from octavo.adapters.placing import placed
 from octavo.errors import ModelLoadError
@@ -25,7 +26,7 @@ def read_adapter(path: Path, base: AdapterBase, name: str = "", scale: float = 1
     except OSError as error:
         raise ModelLoadError(f"{path}: {error.strerror}") from error
     try:
-        parts = placed(stored.parts, base, "safetensors" if is_folder else "gguf")
+        parts = with_gains(placed(stored.parts, base, "safetensors" if is_folder else "gguf"), base)
         return Adapter.of(name or path.stem, parts, scale, stored.invocation_tokens)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error

@@ -42,7 +42,7 @@ from octavo.graph.domains import check_domains, check_limits, check_sequences, d
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops.base import Evaluation, LayerCache, Observer
 from octavo.graph.ops.collective import Collective
-from octavo.graph.ops.low_rank import AddLowRank, LowRank
+from octavo.graph.ops.low_rank import BesideWeights, LowRank
 from octavo.graph.ops.recurrence import check_states
 from octavo.graph.passes import optimize
 from octavo.graph.segments import check_inputs
@@ -246,7 +246,7 @@ class ReferenceExecutor:
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> Mapping[str, LowRank]:
         """See `AdaptingExecutor`."""
-        for op in (node.op for node in self._graph.nodes if isinstance(node.op, AddLowRank)):
+        for op in (node.op for node in self._graph.nodes if isinstance(node.op, BesideWeights)):
             for _ in op.parts_of(parts):
                 pass
         return parts

@@ -14,7 +14,7 @@ from octavo.adapters.read import read_adapter
 from octavo.compress.source import SourceModel, as_source, open_source
 from octavo.compress.to_gguf import gguf_form_of, tensors_in_gguf
 from octavo.errors import ModelLoadError
-from octavo.graph.ops.low_rank import LowRank
+from octavo.graph.ops.low_rank import HEAD_PLACE, LowRank
 from octavo.loader.checkpoint import Checkpoint, checkpoint_name, open_checkpoint
 from octavo.loader.tensor_files import Source
 from octavo.loader.transforms import restored
@@ -28,7 +28,7 @@ def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Ch
     Raises ModelLoadError naming the adapter's tensor or key that cannot be merged.
     """
     graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
-    base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph)
+    base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph, checkpoint.weights)
     weights = checkpoint.weights
     for path, scale in adapters:
         adapter = read_adapter(path, base, scale=scale)
@@ -37,24 +37,37 @@ def merged(checkpoint: Checkpoint, adapters: Sequence[tuple[Path, float]]) -> Ch
                 f"{path}: alora_invocation_tokens: an activated adapter acts from certain tokens on, no weight does; "
                 "serve it beside the model"
             )
-        for name in adapter.parts:
-            if name not in weights:
-                raise ModelLoadError(
-                    f"{path}: it changes {name}, which is also the embedding in this model: merging would change both; "
-                    "serve the adapter beside the model"
-                )
         weights = weights.replaced(
-            {name: _merged(weights.info(name), part, adapter) for name, part in adapter.parts.items()}
+            {
+                name: _merged(weights.info(name), part, adapter, is_table=name in base.tables)
+                for name, part in _one_by_weight(path, adapter, base).items()
+            }
         )
     return checkpoint.with_weights(weights)
 
 
-def _merged(source: Source, part: LowRank, adapter: Adapter) -> Source:
+def _one_by_weight(path: Path, adapter: Adapter, base: AdapterBase) -> Mapping[str, LowRank]:
+    """The parts by the weights that they change. Raises ModelLoadError if a head that is the embedding would differ."""
+    parts = dict(adapter.parts)
+    if HEAD_PLACE in base.weights:
+        return parts
+    head = parts.pop(HEAD_PLACE, None)
+    table = next((parts[name] for name in base.tables if name in parts), None)
+    if (head is None) != (table is None) or (head and table and not head.equals(table.transposed())):
+        name = "the output head" if table is None else "the embedding"
+        raise ModelLoadError(
+            f"{path}: it changes {name}, and embedding and head are one weight in this model: merging would change "
+            "both; serve the adapter beside the model"
+        )
+    return parts
+
+
+def _merged(source: Source, part: LowRank, adapter: Adapter, *, is_table: bool) -> Source:
     """A weight with its part of an adapter, float32. The type is said to be that of the file: the writer rounds."""
 
     def make() -> Weight:
-        change = np.matmul(part.b, part.a) * np.float32(part.scale)
-        return DenseWeight(source.make().dequantize() + change.astype(np.float32))
+        weight = source.make().dequantize()
+        return DenseWeight(np.ascontiguousarray(part.merged(weight.T).T) if is_table else part.merged(weight))
 
     return replace(source, make=make, steps=f"{source.steps} merged with {adapter.digest.hex()}")
 

@@ -86,8 +86,8 @@ class GroupExecutor:
         """See `AdaptingExecutor`. The other ranks prepare theirs meanwhile; parts go one by one, between steps."""
         number = next(self._adapter_numbers)
         for name, part in parts.items():
-            message = AdapterPart(number, name, Tensor.of(part.a), Tensor.of(part.b), float(part.scale))
-            self._leader.send(message)
+            a, gain = (None if each is None else Tensor.of(each) for each in (part.a, part.gain))
+            self._leader.send(AdapterPart(number, name, a, Tensor.of(part.b), float(part.scale), gain))
         self._leader.send(HoldAdapter(number))
         prepared = RankAdapter(number, cast("AdaptingExecutor", self._local).prepare_adapter(parts))
         weakref.finalize(prepared, _forget, self._leader, number).atexit = False

@@ -182,13 +182,14 @@ class RunStep(_Message):
 
 
 class AdapterPart(_Message):
-    """The product of an adapter beside a weight. adapter: its number, by which the leader knows it."""
+    """A `LowRank` of an adapter. adapter: its number, by which the leader knows it."""
 
     adapter: int
     name: str
-    a: Tensor
+    a: Tensor | None
     b: Tensor
     scale: float
+    gain: Tensor | None = None
 
 
 class HoldAdapter(_Message):

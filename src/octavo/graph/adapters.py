@@ -1,4 +1,4 @@
-"""A graph for adapters: beside each product with a weight the low-rank products of each row's adapter.
+"""A graph for adapters: behind each product with a weight, and each embedding, what each row's adapter changes.
 
 A backend puts them in behind its fusions, and only where adapters are configured: without them the graph has nothing
 of this.
@@ -9,25 +9,35 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.graph.builder import Graph, Node
+from octavo.graph.ops.adapted import AdaptedLinear
+from octavo.graph.ops.base import Op
 from octavo.graph.ops.latent_attention import HeadLinear
-from octavo.graph.ops.linear import FusedLinear, Linear, Logits
-from octavo.graph.ops.low_rank import AdapterLimits, AdapterSlots, AddLowRank
+from octavo.graph.ops.linear import Embedding, FusedLinear, Linear, Logits
+from octavo.graph.ops.low_rank import AdapterLimits, AdapterSlots, AddLowRank, AddToEmbedding
 from octavo.graph.ops.rows import Gather
 from octavo.graph.passes import Body, Pass
-from octavo.graph.values import OUTPUTS, TOKENS, Value
+from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
 
 
 def adaptable_weights(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """The weights of an unoptimized graph beside which adapters may lie, with their shapes."""
+    """The weights of an unoptimized graph that adapters may change, with their shapes, those of tables transposed."""
     found: dict[str, tuple[int, ...]] = {}
+    limits = AdapterLimits(1, 1)
     for node in graph.nodes:
-        if (low_rank := _beside(node, AdapterLimits(1, 1))) is not None:
+        if (low_rank := _beside(node, limits)) is not None:
             found |= {low_rank.place(weight): weight.shape for weight in low_rank.weights}
+        elif isinstance(node.op, Embedding):
+            found[node.op.weight.name] = node.op.weight.shape[::-1]
     return found
 
 
+def embedding_tables(graph: Graph) -> frozenset[str]:
+    """The names of the weights whose rows tokens look up."""
+    return frozenset(node.op.weight.name for node in graph.nodes if isinstance(node.op, Embedding))
+
+
 def low_rank_pass(limits: AdapterLimits) -> Pass:
-    """A pass that puts an `AddLowRank` behind each product."""
+    """A pass that puts an `AddLowRank` behind each product, and an `AddToEmbedding` behind an embedding."""
 
     def rewrite(body: Body) -> Body:
         return _rewrite(body, limits)
@@ -35,16 +45,44 @@ def low_rank_pass(limits: AdapterLimits) -> Pass:
     return rewrite
 
 
-def with_low_rank(passes: tuple[Pass, ...], limits: AdapterLimits | None) -> tuple[Pass, ...]:
-    """The passes of a backend, the last of which selects rows early, for graphs with adapters or without."""
-    return passes if limits is None else (*passes[:-1], low_rank_pass(limits), *passes[-1:])
+def with_low_rank(passes: tuple[Pass, ...], limits: AdapterLimits | None, *behind: Pass) -> tuple[Pass, ...]:
+    """The passes of a backend, the last of which selects rows early, for graphs with adapters or without.
+
+    behind: follow the one that `low_rank_pass` makes.
+    """
+    return passes if limits is None else (*passes[:-1], low_rank_pass(limits), *behind, *passes[-1:])
+
+
+def join_products(body: Body) -> Body:
+    """Makes one `AdaptedLinear` of each product and the `AddLowRank` behind it."""
+    products = {node.output: node.op for node in body.nodes}
+    joined = {node.op.y for node in body.nodes if isinstance(node.op, AddLowRank)}
+    nodes = [
+        replace(node, op=_joined(products[node.op.y], node.op)) if isinstance(node.op, AddLowRank) else node
+        for node in body.nodes
+        if node.output not in joined
+    ]
+    return Body(nodes, body.outputs)
+
+
+def _joined(product: Op, low_rank: AddLowRank) -> AdaptedLinear:
+    assert isinstance(product, Linear | HeadLinear | Logits | FusedLinear), "the pass puts it behind a product"
+    biases: tuple[Parameter | None, ...] = (None,)
+    if isinstance(product, FusedLinear):
+        biases = product.biases
+    elif not isinstance(product, HeadLinear):
+        biases = (product.bias,)
+    fields = (
+        *("x", "slots", "weights", "norm", "eps", "kind", "scale", "softcap"),
+        *("heads", "num_slots", "max_rank", "is_head"),
+    )
+    residual = product.residual if isinstance(product, FusedLinear) else None
+    return AdaptedLinear(residual=residual, biases=biases, **{name: getattr(low_rank, name) for name in fields})
 
 
 def _beside(node: Node, limits: AdapterLimits) -> AddLowRank | None:
     op = node.op
     if not isinstance(op, Linear | HeadLinear | Logits | FusedLinear) or op.x.rows not in (TOKENS, OUTPUTS):
-        return None
-    if isinstance(op, Logits) and (op.softcap is not None or op.scale != 1.0):
         return None
     y, slots = node.output, Value(-1, op.x.rows, 1)
     if isinstance(op, FusedLinear):
@@ -52,10 +90,19 @@ def _beside(node: Node, limits: AdapterLimits) -> AddLowRank | None:
             y = replace(y, cols=2 * y.cols)
         made = AddLowRank(y, op.x, slots, op.weights, norm=op.norm, eps=op.eps, kind=op.kind)
     else:
-        made = AddLowRank(y, op.x, slots, (op.weight,), is_head=isinstance(op, Logits))
+        made = AddLowRank(y, op.x, slots, (op.weight,))
+    if isinstance(op, Logits):
+        made = replace(made, is_head=True, scale=op.scale, softcap=op.softcap)
     if isinstance(op, HeadLinear):
         made = replace(made, heads=op.weight.shape[0])
     return replace(made, num_slots=limits.slots, max_rank=limits.rank)
+
+
+def _without_end(op: Op) -> Op:
+    """A product without what has to come after the change: the activation, or scale and cap of logits."""
+    if isinstance(op, FusedLinear):
+        return replace(op, kind=None)
+    return replace(op, scale=1.0, softcap=None) if isinstance(op, Logits) else op
 
 
 def _rewrite(body: Body, limits: AdapterLimits) -> Body:
@@ -66,17 +113,25 @@ def _rewrite(body: Body, limits: AdapterLimits) -> Body:
     nodes: list[Node] = []
     used: set[Value] = set()
     for node in body.nodes:
-        low_rank = _beside(node, limits)
-        if low_rank is None:
+        op, y = node.op, replace(node.output, id=next_id)
+        if isinstance(op, Embedding):
+            table = (op.weight,), op.has_all, op.first, op.total
+            used.add(slots.output)
+            nodes += [
+                replace(node, output=y),
+                replace(node, op=AddToEmbedding(y, slots.output, *table, limits.slots, limits.rank)),
+            ]
+        elif (low_rank := _beside(node, limits)) is not None:
+            of_rows = (slots if low_rank.x.rows is TOKENS else selected).output
+            used.add(of_rows)
+            y = replace(low_rank.y, id=next_id)
+            nodes += [
+                replace(node, op=_without_end(op), output=y),
+                replace(node, op=replace(low_rank, y=y, slots=of_rows)),
+            ]
+        else:
             nodes.append(node)
-            continue
-        of_rows = (slots if low_rank.x.rows is TOKENS else selected).output
-        used.add(of_rows)
-        y = replace(low_rank.y, id=next_id)
         next_id += 1
-        product = replace(node.op, kind=None) if isinstance(node.op, FusedLinear) else node.op
-        nodes.append(replace(node, op=product, output=y))
-        nodes.append(replace(node, op=replace(low_rank, y=y, slots=of_rows)))
     first = [slots] if used else []
     if selected.output in used:
         first.append(selected)

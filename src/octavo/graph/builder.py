@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import GraphError
 from octavo.graph.cache import CacheLayout, KVCache, StateCache, cache_layout
+from octavo.graph.ops.adapted import AdaptedLinear
 from octavo.graph.ops.attention import Attention, AttentionParams
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather
@@ -144,14 +145,14 @@ class Graph:
         return len(self.outputs) == 1 and self._head is not None
 
     @property
-    def _head(self) -> Logits | None:
+    def _head(self) -> Logits | AdaptedLinear | None:
         ops = {node.output: node.op for node in self.nodes}
         head = ops.get(self.output)
         if isinstance(head, AllGather):  # of the vocabulary by rank
             head = ops[head.x]
         if isinstance(head, AddLowRank) and head.is_head:
             head = ops[head.y]
-        return head if isinstance(head, Logits) else None
+        return head if isinstance(head, Logits) or (isinstance(head, AdaptedLinear) and head.is_head) else None
 
     @property
     def takes_whole_texts(self) -> bool:

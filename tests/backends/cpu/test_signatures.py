@@ -12,12 +12,13 @@ import pytest
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import Operands, lower
 from octavo.graph.ops import recurrence
+from octavo.graph.ops.adapted import AdaptedLinear
 from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.encoder import CrossAttention, EncoderAttention, EncoderAttentionParams
 from octavo.graph.ops.latent_attention import LatentAttention
 from octavo.graph.ops.linear import FusedLinear
-from octavo.graph.ops.low_rank import AddLowRank
+from octavo.graph.ops.low_rank import AddLowRank, AddToEmbedding
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
 from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
@@ -45,9 +46,11 @@ NESTED: dict[type, Any] = {
     MoE: MoE(X, W, W, W, W, Routing(1)),
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),
     AddToStreams: AddToStreams(X, X, X, (1.0, 0.5)),
-    AddLowRank: AddLowRank(X, X, X, (W,), norm=W),
+    AdaptedLinear: AdaptedLinear(X, X, None, (W,), (None,), norm=W),
+    AddToEmbedding: AddToEmbedding(X, X, (W,)),
 }
-KERNELS = {cls for cls in operations() if not issubclass(cls, BORDERS)}
+# The passes join each AddLowRank with its product.
+KERNELS = {cls for cls in operations() if not issubclass(cls, BORDERS) and cls is not AddLowRank}
 
 
 def lowered(op: Any) -> Operands:

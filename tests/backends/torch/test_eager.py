@@ -19,7 +19,7 @@ from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import CrossAttention
 from octavo.graph.ops.linear import Embedding
-from octavo.graph.ops.low_rank import AdapterSlots, AddLowRank
+from octavo.graph.ops.low_rank import AdapterSlots, AddLowRank, AddToEmbedding
 from octavo.graph.ops.rows import PoolRows
 from octavo.graph.ops.stages import Send
 from octavo.graph.passes import optimize
@@ -60,7 +60,8 @@ def inputs_of(graph: Graph) -> tuple[np.ndarray, ...]:
 
 
 # Whole texts have no caches, no adapters and no groups of rows.
-WITHOUT_CACHE = [op for op in ALL_OPS if op not in (CrossAttention, AdapterSlots, AddLowRank, PoolRows)]
+LACKING = (CrossAttention, AdapterSlots, AddLowRank, AddToEmbedding, PoolRows)
+WITHOUT_CACHE = [op for op in ALL_OPS if op not in LACKING]
 
 
 @pytest.mark.parametrize("op", WITHOUT_CACHE, ids=lambda op: op.__name__)

@@ -224,12 +224,14 @@ class Program:
         """
     def finish(self) -> None: ...
     def set_adapter(
-        self, slot: int, parts: list[tuple[int, int, NDArray[np.uint16], NDArray[np.uint16], int, float]]
+        self,
+        slot: int,
+        parts: list[tuple[int, int, NDArray[np.uint16], NDArray[np.uint16], NDArray[np.float32], int, float]],
     ) -> None:
         """Fills a slot with these parts, or empties it if there are none. Waits for running steps.
 
-        parts: record, weight, A and B (`octavo.backends.cpu.adapters`), which are kept alive and not copied, rank and
-        scale. Raises ValueError for a slot that does not exist and for parts that do not fit.
+        parts: record, weight, A, B and gain (`octavo.backends.cpu.adapters`), which are kept alive and not copied, rank
+        and scale. Raises ValueError for a slot that does not exist and for parts that do not fit.
         """
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None: ...
     def submit(

@@ -1,50 +1,82 @@
-"""The factors of adapters in the layout of the native kernel (csrc/kernels/low_rank.cpp)."""
+"""The factors of adapters in the layout of the native kernels (csrc/kernels/linear_adapted.h)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import Float32
-from octavo.graph.ops.low_rank import AddLowRank, LowRank
+from octavo.graph.ops.low_rank import AddToEmbedding, BesideWeights, LowRank
 
 _LANES = 16
+_T = TypeVar("_T", np.uint16, np.float32)
+_Numbers = tuple[NDArray[np.uint16], float]
 
-PreparedPart = tuple[int, int, NDArray[np.uint16], NDArray[np.uint16], int, float]
-"""The number of a record and of its weight, A [heads * rank, in] and B [panels, rank, 16] as 16-bit floats, both flat,
-the rank, and the scale of their product."""
+PreparedPart = tuple[int, int, NDArray[np.uint16], NDArray[np.uint16], Float32, int, float]
+"""The number of a record and of its weight; A, B, and the gain of each column, each flat and empty where there is none;
+the rank, and the scale of the product of A and B. A and B are panels of 16 rows, [rows / 16, columns, 16], of float16.
+Beside a table of embeddings they are rows."""
 
 
-def prepare(records: Mapping[int, AddLowRank], parts: Mapping[str, LowRank]) -> list[PreparedPart]:
+_NOTHING, _NO_GAIN = np.zeros(0, np.uint16), np.zeros(0, np.float32)
+
+
+def prepare(records: Mapping[int, BesideWeights], parts: Mapping[str, LowRank]) -> list[PreparedPart]:
     """An adapter for the records of a program. Raises GraphError for a rank above the limit."""
     prepared: list[PreparedPart] = []
     for record, op in records.items():
-        for weight, part in op.parts_of(parts):
-            a, a_scale = _halves(part.a.reshape(-1, part.a.shape[-1]))
-            b, b_scale = _halves(part.b.reshape(-1, part.rank))
-            scale = float(part.scale) * a_scale * b_scale
-            prepared.append((record, weight, _padded_rows(a), _panels(b), part.rank, scale))
+        found = list(op.parts_of(parts))
+        if isinstance(op, AddToEmbedding):
+            prepared += [_beside_table(record, part) for _, part in found]
+        else:
+            prepared += _beside_products(record, found)
     return prepared
 
 
-def _halves(matrix: Float32) -> tuple[NDArray[np.float16], float]:
+def _beside_products(record: int, found: Sequence[tuple[int, LowRank]]) -> Iterator[PreparedPart]:
+    factors = [None if part.a is None else _float16(part.a) for _, part in found]
+    panels = [_NOTHING if each is None else _panels(each[0]) for each in factors]
+    # One behind the other in memory: the rows of a step are read once for all of them.
+    joined, end = np.concatenate([*panels, _NOTHING]), 0
+    for (weight, part), factor, own in zip(found, factors, panels, strict=True):
+        b, b_scale = _float16(part.b)
+        begin, end = end, end + own.size
+        gain = _NO_GAIN if part.gain is None else _whole_lanes(part.gain.reshape(1, -1)).reshape(-1)
+        scale = float(part.scale) * b_scale * (1.0 if factor is None else factor[1])
+        yield record, weight, joined[begin:end], _panels(b), gain, part.rank, scale
+
+
+def _beside_table(record: int, part: LowRank) -> PreparedPart:
+    """Rows by token, and B by rank; of a whole table its rows alone."""
+    gain = _NO_GAIN if part.gain is None else _whole_lanes(part.gain[None]).reshape(-1)
+    rows, scale = _float16(part.b.T if part.a is None else part.a.T)
+    b = _NOTHING
+    if part.a is not None:
+        factors, b_scale = _float16(part.b.T)
+        b, scale = _whole_lanes(factors).reshape(-1), scale * b_scale
+    return record, 0, _whole_lanes(rows).reshape(-1), b, gain, part.rank, float(part.scale) * scale
+
+
+def _float16(matrix: Float32) -> _Numbers:
     """The numbers as 16-bit floats, scaled so that the largest lies between 1 and 2, and the factor that undoes it."""
     largest = float(np.abs(matrix).max(initial=0.0))
     exponent = int(np.floor(np.log2(largest))) if largest > 0 else 0
-    return np.ldexp(matrix, -exponent).astype(np.float16), 2.0**exponent
+    return np.ldexp(matrix, -exponent).astype(np.float16).view(np.uint16), 2.0**exponent
 
 
-def _padded_rows(a: NDArray[np.float16]) -> NDArray[np.uint16]:
-    padded = np.zeros((len(a), -(-a.shape[1] // _LANES) * _LANES), np.float16)
-    padded[:, : a.shape[1]] = a
-    return padded.reshape(-1).view(np.uint16)
+def _whole_lanes(rows: NDArray[_T]) -> NDArray[_T]:
+    """Rows with zeros up to whole lanes."""
+    missing = -rows.shape[1] % _LANES
+    return np.pad(rows, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(rows)
 
 
-def _panels(b: NDArray[np.float16]) -> NDArray[np.uint16]:
-    panels = -(-len(b) // _LANES)
-    padded = np.zeros((panels * _LANES, b.shape[1]), np.float16)
-    padded[: len(b)] = b
-    by_panel = padded.reshape(panels, _LANES, b.shape[1]).transpose(0, 2, 1)
-    return np.ascontiguousarray(by_panel).reshape(-1).view(np.uint16)
+def _panels(factor: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """[rows, columns], or [stack, rows, columns], as panels of 16 rows, flat."""
+    if factor.ndim == 3:
+        return np.concatenate([_panels(each) for each in factor])
+    by_column = _whole_lanes(factor.T)
+    panels = by_column.reshape(len(by_column), -1, _LANES).transpose(1, 0, 2)
+    return np.ascontiguousarray(panels).reshape(-1)

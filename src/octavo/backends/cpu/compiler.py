@@ -26,7 +26,7 @@ from octavo.backends.cpu.weights import load_matrices, pack_cache_of, plain_weig
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.parameters import parameter_info
 from octavo.errors import GraphError
-from octavo.graph.adapters import with_low_rank
+from octavo.graph.adapters import join_products, with_low_rank
 from octavo.graph.cache import CacheSizes, KVCache, StateCache
 from octavo.graph.domains import check_limits
 from octavo.graph.feeds import fed_products
@@ -138,7 +138,7 @@ def sizes(
     """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond it."""
     refuse_fp8_cache(kv_dtype, "cpu")
     check_limits(graph, limits.rows)
-    graph = optimize(graph, with_low_rank(tuple(passes), limits.adapters))
+    graph = optimize(graph, with_low_rank(tuple(passes), limits.adapters, join_products))
     formats = layer_formats(graph, lambda p: plain_weight(weights, p), kv_dtype)
     matrices = {p: _packed_matrix(weights, p) for p in graph.parameters if p.is_matrix}
     vectors = {p: 4 * math.prod(p.shape) for p in graph.parameters if not p.is_matrix}

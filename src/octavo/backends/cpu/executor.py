@@ -19,7 +19,7 @@ from octavo.errors import EngineDeadError, UsageError
 from octavo.graph.cost import Cost, node_cost
 from octavo.graph.domain_rows import domain_rows
 from octavo.graph.domains import check_names
-from octavo.graph.ops.low_rank import AddLowRank
+from octavo.graph.ops.low_rank import BesideWeights
 from octavo.graph.ops.stages import BORDERS, Send
 from octavo.graph.segments import check_inputs
 
@@ -102,7 +102,7 @@ class CpuExecutor:
         self._values |= {node.output: self._values[node.op.x] for node in graph.nodes if isinstance(node.op, Send)}
         self._inputs = graph.inputs
         computed = [node.op for node in graph.nodes if not isinstance(node.op, BORDERS)]
-        self._low_rank_records = {i: op for i, op in enumerate(computed) if isinstance(op, AddLowRank)}
+        self._adapted_records = {i: op for i, op in enumerate(computed) if isinstance(op, BesideWeights)}
         self._is_segment = bool(graph.inputs) or not graph.makes_logits
         self._logits = self._values[graph.output] if graph.makes_logits else -1
         self._weight_bytes = weight_bytes
@@ -122,7 +122,7 @@ class CpuExecutor:
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> list[PreparedPart]:
         """See `AdaptingExecutor`."""
-        return prepare(self._low_rank_records, parts)
+        return prepare(self._adapted_records, parts)
 
     def load_adapter(self, slot: int, prepared: list[PreparedPart]) -> None:
         """See `AdaptingExecutor`."""

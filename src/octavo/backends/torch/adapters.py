@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -10,12 +11,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.batch import Float32
 from octavo.graph.builder import Graph
-from octavo.graph.ops.low_rank import AddLowRank, LowRank
+from octavo.graph.ops.low_rank import AddLowRank, AddToEmbedding, BesideWeights, LowRank
 from octavo.graph.values import Parameter
 
-PreparedFactors = list[tuple[AddLowRank, int, Tensor, Tensor]]
-"""An operation, the number of its weight, A [heads, rank, in] and B [heads, out, rank] with its scale."""
+
+@dataclass(frozen=True, slots=True)
+class RareChange:
+    """A change that few adapters have, for which no table has room: a gain, a whole weight, that of an embedding.
+
+    number: that of the weight. a: None: B is the whole weight. b: with its scale; None: the table has both factors.
+    """
+
+    number: int
+    gain: Tensor | None
+    a: Tensor | None
+    b: Tensor | None
+
+    def to(self, device: torch.device) -> RareChange:
+        """The same on a device."""
+        moved = (None if each is None else each.to(device) for each in (self.gain, self.a, self.b))
+        return RareChange(self.number, *moved)
+
+
+class PreparedFactors(NamedTuple):
+    """The parts of an adapter.
+
+    pairs: an operation, the number of its weight, A [heads, rank, in] and B [heads, out, rank] with its scale.
+    """
+
+    pairs: list[tuple[AddLowRank, int, Tensor, Tensor]]
+    rare: list[tuple[BesideWeights, RareChange]]
 
 
 class SlotRows(NamedTuple):
@@ -42,7 +69,9 @@ class AdapterTable:
 
     def __init__(self, graph: Graph, dtype: torch.dtype, device: torch.device) -> None:
         ops = [node.op for node in graph.nodes if isinstance(node.op, AddLowRank)]
-        self._dtype = dtype
+        self._dtype, self._device = dtype, device
+        self._tables = [node.op for node in graph.nodes if isinstance(node.op, AddToEmbedding)]
+        self._rare: dict[BesideWeights, dict[int, list[RareChange]]] = {}  # by slot
         self._factors = {
             op: [
                 tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in _shapes(op, weight))
@@ -53,14 +82,26 @@ class AdapterTable:
 
     def prepare(self, parts: Mapping[str, LowRank]) -> PreparedFactors:
         """See `AdaptingExecutor`."""
-        prepared: PreparedFactors = []
+        prepared = PreparedFactors([], [])
         for op in self._factors:
             for number, part in op.parts_of(parts):
-                a = part.a if part.a.ndim == 3 else part.a[None]
-                b = (part.b if part.b.ndim == 3 else part.b[None]) * np.float32(part.scale)
-                a_tensor, b_tensor = (torch.tensor(np.ascontiguousarray(x), dtype=self._dtype) for x in (a, b))
-                prepared.append((op, number, a_tensor, b_tensor))
+                b = self._tensor(part.b * np.float32(part.scale))
+                gain = None if part.gain is None else torch.tensor(part.gain.reshape(-1))
+                if part.a is not None:
+                    a_stack, b_stack = (each if each.ndim == 3 else each[None] for each in (self._tensor(part.a), b))
+                    prepared.pairs.append((op, number, a_stack, b_stack))
+                if gain is not None:
+                    whole = b if part.a is None else None
+                    prepared.rare.append((op, RareChange(number, gain, None, whole)))
+        for table in self._tables:
+            for number, part in table.parts_of(parts):
+                of_columns, a = (None if each is None else self._tensor(each) for each in (part.gain, part.a))
+                b = self._tensor(part.b * np.float32(part.scale))
+                prepared.rare.append((table, RareChange(number, of_columns, a, b)))
         return prepared
+
+    def _tensor(self, numbers: Float32) -> Tensor:
+        return torch.tensor(np.ascontiguousarray(numbers), dtype=self._dtype)
 
     def load(self, slot: int, prepared: PreparedFactors) -> None:
         """Replaces the adapter of a slot."""
@@ -68,7 +109,11 @@ class AdapterTable:
             for pair in factors:
                 for factor in pair:
                     factor[:, slot] = 0
-        for op, number, a, b in prepared:
+        for slots in self._rare.values():
+            slots.pop(slot, None)
+        for changed, rare in prepared.rare:
+            self._rare.setdefault(changed, {}).setdefault(slot, []).append(rare.to(self._device))
+        for op, number, a, b in prepared.pairs:
             own_a, own_b = self._factors[op][number]
             own_a[:, slot, : a.shape[1]].copy_(a, non_blocking=True)
             own_b[:, slot, :, : b.shape[2]].copy_(b, non_blocking=True)
@@ -77,6 +122,14 @@ class AdapterTable:
         """Has all factors on a device."""
         for factors in self._factors.values():
             factors[:] = [tuple(each.to(device) for each in pair) for pair in factors]
+        self._device = device
+        for slots in self._rare.values():
+            for slot, changes in slots.items():
+                slots[slot] = [each.to(device) for each in changes]
+
+    def rare(self, op: BesideWeights) -> Mapping[int, Sequence[RareChange]]:
+        """The changes that are more than low-rank products, by slot."""
+        return self._rare.get(op, {})
 
     def factors(self, op: AddLowRank) -> Sequence[tuple[Tensor, ...]]:
         """A and B of each weight of an operation."""

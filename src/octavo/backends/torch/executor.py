@@ -196,7 +196,7 @@ class TorchExecutor:
 
     def drop_adapter(self, slot: int) -> None:
         """See `octavo.backends.AdaptingExecutor`."""
-        self.load_adapter(slot, [])
+        self.load_adapter(slot, PreparedFactors([], []))
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self._graphs = self._pieces = None  # those of an earlier cache have its addresses

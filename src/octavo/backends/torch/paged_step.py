@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends import ExecutorLimits
-from octavo.backends.torch.adapters import AdapterTable, SlotRows, rows_by_slot
+from octavo.backends.torch.adapters import AdapterTable, RareChange, SlotRows, rows_by_slot
 from octavo.backends.torch.attention import Queries, attend, attend_all, scaled_queries
 from octavo.backends.torch.cache import LayerPages, PagedCache
 from octavo.backends.torch.coded import CodedRows, CodeForm, Find, nowhere
@@ -31,7 +31,7 @@ from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import CrossAttention
 from octavo.graph.ops.linear import FusedLinear
-from octavo.graph.ops.low_rank import AddLowRank
+from octavo.graph.ops.low_rank import ADAPTER_SLOTS, AddLowRank, BesideWeights
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 from octavo.graph.ops.rowwise import GatedActivation
@@ -168,6 +168,11 @@ class PagedStep(TorchStep):
             self.sorted_slots[key] = self.calls.sorted_by_slot(slots, op.num_slots)
         made = [self.calls.low_rank(x, a[0], b[0], self.sorted_slots[key]) for a, b in self.adapters.factors(op)]
         return torch.where(slots >= 0, torch.cat(made, dim=1), 0.0)
+
+    def rare_changes(self, op: BesideWeights) -> Mapping[int, Sequence[RareChange]]:
+        if self.adapters is None or self.index_of(ADAPTER_SLOTS) is None:
+            return {}
+        return self.adapters.rare(op)
 
     def take_outputs(self, whole: Mapping[Value, Tensor], rows: slice) -> None:
         """Goes on with these of the outputs alone. whole: the values of the step with all of them."""

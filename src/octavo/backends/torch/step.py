@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.backends.torch.adapters import RareChange
 from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.plain import ACTIVATIONS, rms_norm, rotate, wide
 from octavo.errors import GraphError
@@ -22,7 +23,7 @@ from octavo.graph.ops.attention import AttentionParams, FusedAttention, RopePara
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import CrossAttention
 from octavo.graph.ops.linear import FusedLinear
-from octavo.graph.ops.low_rank import AddLowRank
+from octavo.graph.ops.low_rank import AddLowRank, BesideWeights
 from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan, ShortConv
 from octavo.graph.ops.rowwise import GatedActivation
@@ -127,6 +128,10 @@ class TorchStep(ABC):
     def low_rank(self, op: AddLowRank, x: Tensor, slots: Tensor) -> Tensor:  # noqa: ARG002
         """The low-rank products of rows x with the adapters of their slots, [rows, columns of all weights]."""
         raise GraphError(f"{op.name}: this step holds no adapters")
+
+    def rare_changes(self, op: BesideWeights) -> Mapping[int, Sequence[RareChange]]:  # noqa: ARG002
+        """The changes of an operation's output that are more than low-rank products, by slot."""
+        return {}
 
     @abstractmethod
     def weight(self, parameter: Parameter) -> Tensor:

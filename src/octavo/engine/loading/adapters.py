@@ -31,7 +31,7 @@ def adapter_registry(
     from octavo.adapters.adapter import AdapterBase
     from octavo.adapters.registry import AdapterRegistry
 
-    base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph)
+    base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph, checkpoint.weights)
     max_bytes = int(host_memory().usable_bytes * _SHARE)
     registry = AdapterRegistry(base, executor, limits.adapters, config.max_cpu_loras, max_bytes)
     for name, (path, scale) in config.adapters.items():

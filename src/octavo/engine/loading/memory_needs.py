@@ -22,7 +22,7 @@ from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes
 from octavo.graph.cost import ExpertCost, expert_cost, graph_cost
 from octavo.graph.ops.base import StepSizes
-from octavo.graph.ops.low_rank import AddLowRank
+from octavo.graph.ops.low_rank import AddToEmbedding, BesideWeights
 from octavo.loader.checkpoint import Checkpoint
 
 _DEFAULTS = EngineConfig()
@@ -147,7 +147,8 @@ def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
     """Bytes of as many adapters as steps may read, each of the highest rank beside all weights, in 16-bit numbers."""
     if not config.takes_adapters:
         return 0
-    ops = [node.op for node in sizes.graph.nodes if isinstance(node.op, AddLowRank)]
+    ops = [node.op for node in sizes.graph.nodes if isinstance(node.op, BesideWeights)]
+    ops = [op for op in ops if not isinstance(op, AddToEmbedding)]  # few adapters change it
     widths = sum(op.heads * (weight.shape[-1] + weight.shape[-2]) for op in ops for weight in op.weights)
     return 2 * widths * config.max_lora_rank * config.max_loras
 

@@ -8,7 +8,8 @@ from typing import cast
 import numpy as np
 
 from octavo.backends import AdaptingExecutor, Executor
-from octavo.distributed.rank_messages import AdapterPart, DropAdapter, HoldAdapter, LoadAdapter
+from octavo.batch import Float32
+from octavo.distributed.rank_messages import AdapterPart, DropAdapter, HoldAdapter, LoadAdapter, Tensor
 from octavo.errors import OctavoError
 from octavo.graph.ops.low_rank import LowRank
 
@@ -29,8 +30,9 @@ class RankAdapters:
         """A part of an adapter, the end of its parts, or the end of its use."""
         number = message.adapter
         if isinstance(message, AdapterPart):
-            a, b = (tensor.array().astype(np.float32, copy=False) for tensor in (message.a, message.b))
-            self._parts.setdefault(number, {})[message.name] = LowRank(a, b, message.scale)
+            a, gain = (None if each is None else _numbers(each) for each in (message.a, message.gain))
+            part = LowRank(a, _numbers(message.b), message.scale, gain)
+            self._parts.setdefault(number, {})[message.name] = part
         elif isinstance(message, HoldAdapter):
             parts, executor = self._parts.pop(number, {}), self.executor
             if not isinstance(executor, AdaptingExecutor):
@@ -43,3 +45,7 @@ class RankAdapters:
         """Puts an adapter into a slot."""
         prepared = self._prepared[message.adapter].result()
         cast(AdaptingExecutor, self.executor).load_adapter(message.slot, prepared)
+
+
+def _numbers(tensor: Tensor) -> Float32:
+    return tensor.array().astype(np.float32, copy=False)

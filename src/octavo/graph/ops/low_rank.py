@@ -1,4 +1,4 @@
-"""Low-rank products of adapters, added to products with weights: `y + scale * (x A^T) B^T` by rows."""
+"""The changes that adapters make to products with weights and to embeddings, by rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.batch import Array, Float32
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.domain_rows import domain_rows
 from octavo.graph.ops.base import Evaluation, IndexNeed, Op, StepSizes, describe, require, require_parameter
-from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, rms_norm
+from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, rms_norm, softcap
 from octavo.graph.values import TOKENS, IndexArray, Parameter, Part, RowDomain, Value
 
 ADAPTERS = RowDomain("adapters")
@@ -35,11 +36,16 @@ class AdapterLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """scale * B A, beside a weight [out, in], or beside each of a stack of them."""
+    """y = gain * (W x) + scale * B (A x), beside a weight [out, in], or beside each of a stack of them.
 
-    a: Float32  # [rank, in], or [stack, rank, in]
+    gain: of output features, such as the magnitudes of DoRA make; None: all are 1. a: None: it is the identity, so B is
+    as large as W, which a gain of zeros replaces.
+    """
+
+    a: Float32 | None  # [rank, in], or [stack, rank, in]
     b: Float32  # [out, rank], or [stack, out, rank]
     scale: float
+    gain: Float32 | None = None  # [out], or [stack, out]
 
     @classmethod
     def checked(cls, a: Float32, b: Float32, scale: float, tensor: str) -> LowRank:
@@ -51,18 +57,56 @@ class LowRank:
             raise ModelLoadError(f"tensor {tensor!r:.120}: a factor or the scale, {scale}, is not finite")
         return cls(a, b, scale)
 
+    @classmethod
+    def whole(cls, weight: Float32) -> LowRank:
+        """A weight [out, in] in place of the model's."""
+        return cls(None, weight, 1.0, np.zeros(weight.shape[0], np.float32))
+
+    def with_magnitudes(self, magnitudes: Float32, tensor: str) -> LowRank:
+        """The same with these in place of the gain. Raises ModelLoadError naming the tensor if they do not fit."""
+        if magnitudes.shape != self.b.shape[:-1] or not np.isfinite(magnitudes).all():
+            wanted = list(self.b.shape[:-1])
+            raise ModelLoadError(
+                f"tensor {tensor!r:.120} is {list(magnitudes.shape)}; it must be {wanted}, of finite numbers"
+            )
+        return replace(self, gain=magnitudes)
+
+    def transposed(self) -> LowRank:
+        """The same change of the transposed weight, all of which is replaced or has no gain."""
+        if self.a is None:
+            return LowRank.whole(self.b.T)
+        return LowRank(self.b.T, self.a.T, self.scale)
+
+    def equals(self, other: LowRank) -> bool:
+        """True if both have the same numbers."""
+        mine, its = ((each.a, each.b, each.gain, np.float32(each.scale)) for each in (self, other))
+        return all(a is b or np.array_equal(a, b) for a, b in zip(mine, its, strict=True))
+
+    def merged(self, weight: Float32) -> Float32:
+        """The weight with the change in it."""
+        change = (self.b if self.a is None else np.matmul(self.b, self.a)) * np.float32(self.scale)
+        kept = weight if self.gain is None else weight * self.gain[..., None]
+        merged: Float32 = (kept + change).astype(np.float32)
+        return merged
+
     @property
     def rank(self) -> int:
-        return int(self.a.shape[-2])
+        return int(self.b.shape[-1])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """That of the weight."""
-        return (*self.b.shape[:-1], int(self.a.shape[-1]))
+        return (*self.b.shape[:-1], self.rank if self.a is None else int(self.a.shape[-1]))
+
+    @property
+    def size(self) -> int:
+        """All numbers."""
+        return self.b.size + (0 if self.a is None else self.a.size) + (0 if self.gain is None else self.gain.size)
 
     def scaled(self, factor: float) -> LowRank:
-        """The same times a number."""
-        return replace(self, scale=self.scale * factor)
+        """The change of the weight times a number."""
+        gain = None if self.gain is None else (1 + np.float32(factor) * (self.gain - 1)).astype(np.float32)
+        return replace(self, scale=self.scale * factor, gain=gain)
 
     def beside(self, part: Part | None) -> LowRank:
         """The product beside a part of the weight: rows of B, columns of A, or some of a stack."""
@@ -70,10 +114,87 @@ class LowRank:
             return self
         index, axis = slice(part.begin, part.end), part.dimension - len(self.shape)
         if axis == -1:
+            if self.a is None:
+                return replace(self, b=self.b[..., index])
             return replace(self, a=self.a[..., index])
         if axis == -2:
-            return replace(self, b=self.b[..., index, :])
-        return replace(self, a=self.a[index], b=self.b[index])
+            return self.rows(index)
+        a, gain = (None if each is None else each[index] for each in (self.a, self.gain))
+        return replace(self, a=a, b=self.b[index], gain=gain)
+
+    def rows(self, index: NDArray[np.intp] | slice) -> LowRank:
+        """The product beside these rows of the weight, in this order."""
+        gain = None if self.gain is None else self.gain[..., index]
+        return replace(self, b=self.b[..., index, :], gain=gain)
+
+    def product(self, x: Array) -> Array:
+        """scale * B (A x) of rows x [rows, in], of a stack side by side."""
+        a, b = (None if each is None else np.asarray(each, x.dtype) for each in (self.a, self.b))
+        assert b is not None
+        scale = x.dtype.type(self.scale)
+        if b.ndim == 2:
+            inner = x if a is None else x @ a.T
+            product: Array = inner @ b.T * scale
+            return product
+        heads = len(b)
+        inner = x.reshape(len(x), heads, -1)
+        if a is not None:
+            inner = np.einsum("nhi,hri->nhr", inner, a)
+        found: Array = np.einsum("nhr,hor->nho", inner, b * scale).reshape(len(x), -1)
+        return found
+
+
+class BesideWeights:
+    """Fields that operations with adapters beside weights share, which a dataclass declares again."""
+
+    __slots__ = ()
+
+    weights: tuple[Parameter, ...]
+    heads: int  # 1, or those of the only weight, [heads, out, in]
+    num_slots: int
+    max_rank: int
+    is_head: bool  # the product is that of the output head
+
+    def columns(self, weight: Parameter) -> int:
+        """Those of the product with a weight."""
+        return self.heads * weight.shape[-2]
+
+    def place(self, weight: Parameter) -> str:
+        """The name by which an adapter has its part beside a weight."""
+        return HEAD_PLACE if self.is_head else weight.name
+
+    def parts_of(self, parts: Mapping[str, LowRank]) -> Iterator[tuple[int, LowRank]]:
+        """The numbers of the weights beside which an adapter has something, with what it has there.
+
+        Raises GraphError if its rank is too high.
+        """
+        for number, weight in enumerate(self.weights):
+            found = parts.get(self.place(weight))
+            if found is not None:
+                if found.a is not None and found.rank > self.max_rank:
+                    raise GraphError(f"{weight.label}: rank {found.rank} is above the limit of {self.max_rank}")
+                yield number, found.beside(weight.part)
+
+    def plain_product(self, step: Evaluation, x: Array, number: int) -> Array:
+        """W x of one weight, or of each head."""
+        weight = self.weights[number]
+        if self.heads == 1:
+            return step.product(x, weight)
+        stack = step.weights[weight]
+        found: Array = np.einsum("nhi,hoi->nho", x.reshape(len(x), self.heads, -1), stack).reshape(len(x), -1)
+        return found
+
+    def add_parts(self, step: Evaluation, number: int, x: Array, slots: Array, y: Array) -> None:
+        """Adds to y, which contains W x of a weight, what the adapters of the rows change."""
+        for slot in np.unique(slots[slots >= 0]).astype(int):
+            part = dict(self.parts_of(step.adapters.get(slot, {}))).get(number)
+            if part is None:
+                continue
+            rows = np.flatnonzero(slots == slot)
+            if part.gain is not None:
+                plain = self.plain_product(step, x[rows], number)
+                y[rows] += (part.gain.reshape(-1) - 1).astype(y.dtype) * plain
+            y[rows] += part.product(x[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +217,12 @@ class AdapterSlots(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class AddLowRank(Op):
-    """y, plus the low-rank product of x with each row's adapter for each weight, whose columns lie side by side in y.
+class AddLowRank(BesideWeights, Op):
+    """y, which is W x of each weight side by side, with what each row's adapter makes of it.
 
-    norm: RMSNorm of x before the products. kind: of two weights, gate and up, the output is kind(gate) * up. A row's
-    bits do not depend on the rows beside it.
+    norm: RMSNorm of x before the products. scale, softcap: of the output, as those of `Logits`. kind: of two weights,
+    gate and up, the output is kind(gate) * up. y may have biases and a residual in it. A row's bits do not depend on
+    the rows beside it.
     """
 
     row_wise: ClassVar[bool] = True
@@ -108,14 +230,16 @@ class AddLowRank(Op):
     y: Value  # [rows, columns of all weights]
     x: Value  # [rows, in]
     slots: Value  # [rows, 1]
-    weights: tuple[Parameter, ...]  # beside which the products lie; they name them and are not read
-    heads: int = 1  # 1, or those of the only weight, [heads, out, in]
+    weights: tuple[Parameter, ...]
+    heads: int = 1
     num_slots: int = 1
     max_rank: int = 1
-    is_head: bool = False  # the product is that of the output head
+    is_head: bool = False
     norm: Parameter | None = None
     eps: float = 0.0
     kind: str | None = None
+    scale: float = 1.0
+    softcap: float | None = None
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         require(self.slots.cols == 1, f"slots {describe(self.slots)} are not one column")
@@ -129,56 +253,82 @@ class AddLowRank(Op):
         require(len(self.weights) == 2 and self.weights[0].shape == self.weights[1].shape, "gate and up differ")
         return self.y.rows, cols // 2
 
-    def columns(self, weight: Parameter) -> int:
-        """Those of y that belong to a weight."""
-        return self.heads * weight.shape[-2]
-
-    def place(self, weight: Parameter) -> str:
-        """The name by which an adapter has its part beside a weight."""
-        return HEAD_PLACE if self.is_head else weight.name
-
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:  # noqa: ARG002
         return 1.0 if parameter == self.norm else 0.0
 
-    def parts_of(self, parts: Mapping[str, LowRank]) -> Iterator[tuple[int, LowRank]]:
-        """The numbers of the weights beside which an adapter has something, with what it has there.
-
-        Raises GraphError if its rank is too high.
-        """
-        for number, weight in enumerate(self.weights):
-            found = parts.get(self.place(weight))
-            if found is not None:
-                if found.rank > self.max_rank:
-                    raise GraphError(f"{weight.label}: rank {found.rank} is above the limit of {self.max_rank}")
-                yield number, found.beside(weight.part)
-
     def evaluate(self, step: Evaluation) -> Array:
         out: Array = step.values[self.y].copy()
-        x, slots = step.values[self.x], step.values[self.slots][:, 0]
-        x = x[: len(out)]  # logits are made of the first of the outputs
+        x, slots = (step.values[each][: len(out)] for each in (self.x, self.slots))  # logits are of the first outputs
         if self.norm is not None:
             x = rms_norm(x, step.weights[self.norm], x.shape[-1], self.eps)
         begins = np.cumsum([0, *map(self.columns, self.weights)])
-        for slot in np.unique(slots[slots >= 0]).astype(int):
-            rows = np.flatnonzero(slots[: len(out)] == slot)
-            for number, part in self.parts_of(step.adapters.get(slot, {})):
-                out[rows, begins[number] : begins[number + 1]] += self._product(part, x[rows])
-        if self.kind is None:
-            return out
-        half = out.shape[1] // 2
-        activated: Array = ACTIVATIONS[self.kind](out[:, :half]) * out[:, half:]
-        return activated
-
-    def _product(self, part: LowRank, x: Array) -> Array:
-        a, b = (np.asarray(each, x.dtype) for each in (part.a, part.b))
-        if a.ndim == 2:
-            product: Array = (x @ a.T) @ b.T * x.dtype.type(part.scale)
-            return product
-        heads, _, width = a.shape
-        inner = np.einsum("nhi,hri->nhr", x.reshape(-1, heads, width), a)
-        found: Array = np.einsum("nhr,hor->nho", inner, b * x.dtype.type(part.scale)).reshape(len(x), -1)
-        return found
+        for number in range(len(self.weights)):
+            self.add_parts(step, number, x, slots[:, 0], out[:, begins[number] : begins[number + 1]])
+        if self.kind is not None:
+            half = out.shape[1] // 2
+            out = ACTIVATIONS[self.kind](out[:, :half]) * out[:, half:]
+        out = out * self.scale
+        return out if self.softcap is None else softcap(out, self.softcap)
 
     @property
     def in_place(self) -> tuple[Value, ...]:
         return () if self.kind is not None or self.y == self.x else (self.y,)
+
+
+@dataclass(frozen=True, slots=True)
+class AddToEmbedding(BesideWeights, Op):
+    """y, the rows of an `Embedding`, as each token's adapter changes them. Parts are beside the table's transpose.
+
+    has_all, first, total: those of the `Embedding`. -> [TOKENS, cols]
+    """
+
+    row_wise: ClassVar[bool] = False
+
+    y: Value  # [TOKENS, cols]
+    slots: Value  # [TOKENS, 1]
+    weights: tuple[Parameter, ...]  # the table
+    has_all: bool = True
+    first: int = 0
+    total: int = 0
+    num_slots: int = 1
+    max_rank: int = 1
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require(len(self.weights) == 1 and self.weights[0].shape[-1] == self.y.cols, "y is not of the table")
+        require(self.slots.cols == 1 and self.y.rows is TOKENS, f"y {describe(self.y)} is not of tokens")
+        return TOKENS, self.y.cols
+
+    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:  # noqa: ARG002
+        return 0.0
+
+    def parts_of(self, parts: Mapping[str, LowRank]) -> Iterator[tuple[int, LowRank]]:
+        """See `BesideWeights`."""
+        [table] = self.weights
+        found = parts.get(table.name)
+        if found is None:
+            return
+        if found.a is not None and found.rank > self.max_rank:
+            raise GraphError(f"{table.label}: rank {found.rank} is above the limit of {self.max_rank}")
+        part = table.part
+        yield 0, found if part is None else found.beside(replace(part, dimension=1 - part.dimension))
+
+    def evaluate(self, step: Evaluation) -> Array:
+        out: Array = step.values[self.y].copy()
+        slots, ids = step.values[self.slots][:, 0], step.batch.token_ids
+        rows_of_table = self.weights[0].shape[0]
+        if not self.has_all:
+            ids = np.where(ids < (self.total or rows_of_table), ids, 0)
+        ids = ids - self.first
+        is_here = (ids >= 0) & (ids < rows_of_table)
+        for slot in np.unique(slots[slots >= 0]).astype(int):
+            for _, part in self.parts_of(step.adapters.get(slot, {})):
+                rows = np.flatnonzero((slots == slot) & is_here)
+                if part.gain is not None:
+                    out[rows] *= part.gain.astype(out.dtype)
+                change = part.b[:, ids[rows]].T if part.a is None else part.a[:, ids[rows]].T @ part.b.T
+                out[rows] += change.astype(out.dtype) * out.dtype.type(part.scale)
+        return out
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        return (self.y,)

@@ -1,0 +1,59 @@
+// The adapters of a product's rows, and the inner numbers: what the rows make with A, and B reads.
+#pragma once
+
+#include "kernel.h"
+#include "packed_weight.h"
+
+namespace octavo {
+namespace {
+
+// Columns of x that one sum of an inner number spans; it is the sum of these sums, whoever makes them.
+constexpr int32_t INNER_K = 2048;
+static_assert(INNER_K % UNIT_K == 0, "whole units");
+
+inline int32_t factor_panels(int32_t rank) { return (rank + PANEL_COLS - 1) / PANEL_COLS; }
+// Bytes of a panel of a factor, k numbers of 16 bits in each of 16 columns.
+inline int64_t factor_panel_bytes(int64_t k) { return k * PANEL_COLS * 2; }
+
+struct AdapterRows {
+    const LowRank* parts;  // [slots, count]
+    int32_t count;         // weights
+    int32_t max_rank, heads, k;
+    const float* slots;   // of rows; -1: none
+    const int32_t* rows;  // whose slots count, in the order of the product's; null: they are its rows
+    int32_t num_rows;
+    int32_t expert;  // of stacks
+    float* inner;    // [pieces][num_rows][count][heads][width]
+
+    int32_t width() const { return factor_panels(max_rank) * PANEL_COLS; }
+    int32_t pieces() const { return (k + INNER_K - 1) / INNER_K; }
+    int64_t row_width() const { return static_cast<int64_t>(count) * heads * width(); }
+    int64_t inner_bytes() const { return pieces() * num_rows * row_width() * static_cast<int64_t>(sizeof(float)); }
+    int32_t slot_of(int32_t row) const { return static_cast<int32_t>(slots[rows ? rows[row] : row]); }
+    const LowRank& part(int32_t slot, int32_t weight) const {
+        return parts[static_cast<int64_t>(slot) * count + weight];
+    }
+    // Rows from `first` on with the same adapter, at most up to `end`.
+    int32_t alike(int32_t first, int32_t end) const {
+        const int32_t slot = slot_of(first);
+        int32_t last = first + 1;
+        while (last < end && slot_of(last) == slot) ++last;
+        return last - first;
+    }
+    float* inner_of(int32_t piece, int32_t row, int32_t weight, int32_t head) const {
+        return inner + (static_cast<int64_t>(piece) * num_rows + row) * row_width() +
+               (static_cast<int64_t>(weight) * heads + head) * width();
+    }
+    // A part of a stack begins with that of the expert.
+    const uint16_t* a_of(const LowRank& part, int32_t head) const {
+        return part.a + (static_cast<int64_t>(expert) * heads + head) * factor_panels(part.rank) * PANEL_COLS * k;
+    }
+    bool has_any() const {
+        for (int32_t r = 0; r < num_rows; ++r)
+            if (slot_of(r) >= 0) return true;
+        return false;
+    }
+};
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,57 @@
+"""The magnitudes of DoRA (Liu et al., arXiv 2402.09353) as gains of the products with a model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from octavo.adapters.adapter import AdapterBase
+from octavo.batch import Float32
+from octavo.errors import ModelLoadError
+from octavo.graph.ops.low_rank import HEAD_PLACE, LowRank
+
+_EMBEDDING = "embed_tokens.weight"
+_ROWS = 1 << 12  # whose change is in memory at once
+
+
+def with_gains(parts: Mapping[str, LowRank], base: AdapterBase) -> dict[str, LowRank]:
+    """The parts with gain * (W x) + B' (A x) in place of m / |W + scale B A| * (W x + scale B (A x)).
+
+    Those with a gain have magnitudes m there, one a row of the weight, as the norms are. Raises ModelLoadError for a
+    row of zeros.
+    """
+    return {
+        name: part if part.gain is None or part.a is None else _with_gain(part, name, base)
+        for name, part in parts.items()
+    }
+
+
+def _with_gain(part: LowRank, name: str, base: AdapterBase) -> LowRank:
+    assert part.gain is not None, "it has magnitudes"
+    norms = _norms(part, _weight(name, base))
+    if not norms.all():
+        raise ModelLoadError(f"{name}: a row of the changed weight is zero, so its magnitude has no direction")
+    gain = (part.gain / norms).astype(np.float32)
+    return replace(part, b=part.b * gain[..., None], gain=gain)
+
+
+def _weight(name: str, base: AdapterBase) -> Float32:
+    """[out, in], or a stack of them; a table of embeddings transposed, as its parts are."""
+    stored = name
+    if name == HEAD_PLACE and name not in base.weights:
+        stored = _EMBEDDING  # a head that is the embedding
+    numbers = base.weights[stored].dequantize()
+    return numbers.T if name in base.tables else numbers
+
+
+def _norms(part: LowRank, weight: Float32) -> Float32:
+    """Of the rows of W + scale B A."""
+    assert part.a is not None, "it has factors"
+    found = np.empty(part.b.shape[:-1], np.float32)
+    for begin in range(0, part.b.shape[-2], _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        changed = weight[..., rows, :] + np.float32(part.scale) * (part.b[..., rows, :] @ part.a)
+        found[..., rows] = np.sqrt(np.square(changed, dtype=np.float32).sum(-1))
+    return found
