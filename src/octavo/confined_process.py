@@ -16,12 +16,12 @@ from typing import IO, cast
 class ConfinedProcess:
     """A process that answers over its standard output what it gets over its standard input. Not thread-safe."""
 
-    def __init__(self, script: Path, environment: Mapping[str, str] | None = None) -> None:
-        """script: gets `sys.path` as JSON in its argument. environment: None: that of this process."""
+    def __init__(self, script: Path, environment: Mapping[str, str] | None = None, *arguments: str) -> None:
+        """script: gets `sys.path` as JSON, and the arguments. environment: None: that of this process."""
         self._owner = os.getpid()
         # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-X", "utf8", str(script), json.dumps(sys.path)],
+            [sys.executable, "-I", "-S", "-X", "utf8", str(script), json.dumps(sys.path), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 class ImageTile:
     """A rectangle of pixels that the encoder sees at once.
 
-    grid_rows, grid_cols: its size in patches; num_tokens: the positions of the prompt that it takes.
+    grid_rows, grid_cols: its size in patches; num_tokens: the positions of the prompt that it takes. num_frames: of a
+    video, whose pixels lie below each other. time: its distance in positions from the first tile of its video, behind
+    which it lies in time alone; None: it is the first, or of no video.
     """
 
     grid_rows: int
     grid_cols: int
     num_tokens: int
+    num_frames: int = 1
+    time: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

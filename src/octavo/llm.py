@@ -16,6 +16,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.engine.slots import SlotAction, SlotReport
+from octavo.engine.texts.placing import ItemSeries
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import Params, Pooling, PoolingParams, PromptInput, RequestOptions
 from octavo.loader.generation_config import SamplingDefaults
@@ -182,10 +183,11 @@ class LoadedLLM:
         """The text that stands for an image in a prompt of `generate`. Raises UsageError for a model of text."""
         return self._session.images.mark
 
-    def read_image(self, image: Any) -> MediaItem:
+    def read_image(self, image: Any) -> MediaItem | ItemSeries:
         """An image as the model sees it, for a part `{"type": "image", "image": ...}` of a message.
 
-        image: Pillow's, a numpy array of uint8, a path or the bytes of a file. Raises UsageError.
+        image: Pillow's, a numpy array of uint8, a path or the bytes of a file, which may also be a PDF document or a
+        video. Raises UsageError.
         """
         return self._session.images.item(image)
 
@@ -257,7 +259,8 @@ class LLM(LoadedLLM):
 
         A list of texts is a list of conversations of one message each. A content is a text or a list of parts:
         `{"type": "text", "text": ...}` and, for models that see, `{"type": "image", "image": ...}` with a Pillow image,
-        a numpy array, a path or the bytes of a file; also `image_pil`, and `image_url` with a data: URL.
+        a numpy array, a path or the bytes of a file; also `image_pil`, and `image_url` with a data: URL. A
+        `document` is a PDF file, a `video` a file or its frames.
 
         chat_template: Jinja instead of the model's own, or the name of one of the model's.
         template_arguments: tools, documents, add_generation_prompt, and what the template knows besides; options may

@@ -52,6 +52,11 @@ class MediaItem:
         return self.layout.num_tokens
 
     @property
+    def description(self) -> str:
+        """Its size in pixels, for people."""
+        return f"{self.layout.width} x {self.layout.height}"
+
+    @property
     def num_patches(self) -> int:
         """The patches of all tiles."""
         return sum(tile.grid_rows * tile.grid_cols for tile in self.layout.tiles)

@@ -286,7 +286,8 @@ def test_names_of_contents_take_the_place_of_digests(small: LLM) -> None:
     ("given", "message"),
     [
         ({"multi_modal_data": {"image": []}}, "2 places for images, and 0 images came"),
-        ({"multi_modal_data": {"video": b""}}, "multi_modal_data has 'video'"),
+        ({"multi_modal_data": {"audio": b""}}, "multi_modal_data has 'audio'"),
+        ({"multi_modal_data": {"video": b""}}, "a video is not an MP4"),
         ({"multi_modal_data": [b""]}, "multi_modal_data has"),
         ({"multi_modal_data": {"image": 5}}, "an image is int"),
         ({"multi_modal_data": {"image": b"no image"}}, "an image is not"),

@@ -32,6 +32,7 @@ from octavo.errors import EngineDeadError, ModelWriteError, OctavoError, UsageEr
 from octavo.tokenizer.turns import fit_turns
 
 if TYPE_CHECKING:
+    from octavo.engine.texts.placing import ItemSeries
     from octavo.llm import LLM
     from octavo.prompt import MediaItem, Prompt
     from octavo.sampling_params import SamplingParams
@@ -109,7 +110,7 @@ class _Conversation:
         self._trims = trims
         self._messages: list[dict[str, Any]] = []
         self._waiting: list[Path] = []  # images of the next message
-        self._items: dict[str, MediaItem] = {}  # by path, as the messages have it
+        self._items: dict[str, MediaItem | ItemSeries] = {}  # by path, as the messages have it
         self._clear("")
 
     def encode(self) -> tuple[Prompt, int]:
@@ -152,8 +153,7 @@ class _Conversation:
                 write(f"{path.name}: {error}\n")
                 return False
             self._waiting.append(path)
-            layout = item.layout
-            write(f"attached {path.name} ({layout.width} x {layout.height}, {layout.num_tokens} tokens)\n")
+            write(f"attached {path.name} ({item.description}, {item.num_rows} tokens)\n")
         return True
 
     def _image(self, file: str) -> None:

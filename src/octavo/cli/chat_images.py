@@ -1,11 +1,11 @@
-"""Images in the lines of a conversation: paths that a terminal pastes when a file is dropped on it."""
+"""Images, documents and videos in the lines of a conversation: paths that a terminal pastes when a file is dropped."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-_NAME = r"\.(?:jpe?g|png|webp|gif|bmp)"
+_NAME = r"\.(?:jpe?g|png|webp|gif|bmp|pdf|mp4|m4v|mov|webm|mkv|avi)"
 # In quotes, or with a backslash before each space, as terminals paste paths.
 _PATH = re.compile(
     rf"""(?:^|\s)(?:'(?P<single>[^'\n]+{_NAME})'|"(?P<double>[^"\n]+{_NAME})"|"""
@@ -15,7 +15,7 @@ _PATH = re.compile(
 
 
 def dropped_images(message: str) -> tuple[str, list[Path]]:
-    """The message without the paths of images at its end, and these files, which all exist."""
+    """The message without the paths of such files at its end, and these files, which all exist."""
     found: list[Path] = []
     while (match := _PATH.search(message)) is not None:
         name = match["single"] or match["double"] or re.sub(r"\\(.)", r"\1", match["bare"])

@@ -58,7 +58,12 @@ class _RunCommand(HeadedCommand):
 @click.option("-p", "--prompt", metavar="TEXT", help="the prompt, as an option instead of a word")
 @click.option("--system", help="system message before the prompt")
 @click.option(
-    "-f", "--file", "files", multiple=True, metavar="FILE", help="text or image before the prompt; may be repeated"
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="text, image, PDF or video before the prompt; may be repeated",
 )
 @click.option("--schema", metavar="FILE", help="the answer is JSON that matches the JSON schema in this file")
 @click.option("--closed-objects", is_flag=True, help="objects have only the properties that --schema names")
@@ -191,13 +196,15 @@ def _constraint(
 
 
 def _is_image(file: str) -> bool:
-    """True for a file that begins as images do. One that cannot be read is none; its reader says why."""
+    """True for a file that begins as images, PDF documents or videos do, so not for one that cannot be read."""
     from octavo.media.headers import begins_image
+    from octavo.media.reels import kind_of
 
     with suppress(OSError):
         if file != "-":
             with open(file, "rb") as opened:
-                return begins_image(opened.read(16))
+                begin = opened.read(1024)
+                return begins_image(begin) or kind_of(begin) != "image"
     return False
 
 

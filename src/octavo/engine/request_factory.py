@@ -182,7 +182,7 @@ class RequestFactory:
                 code="image_too_large",
             )
         for tile, pixels in zip(item.layout.tiles, item.tiles, strict=True):
-            sides = tile.grid_rows * limits.patch_size, tile.grid_cols * limits.patch_size
+            sides = tile.num_frames * tile.grid_rows * limits.patch_size, tile.grid_cols * limits.patch_size
             if pixels.shape[:2] != sides:
                 raise UsageError(
                     f"a tile has {pixels.shape[0]} x {pixels.shape[1]} pixels, its layout {sides[0]} x {sides[1]}: "

@@ -30,6 +30,7 @@ from octavo.models.towers._tower import TowerConfig
 logger = logging.getLogger(__name__)
 
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+_OF_VIDEOS = "video_preprocessor_config.json"
 _PROBE_SIDE = 64  # pixels of a picture that is laid out to check that all parts fit
 _MOST_PATCHES = 1 << 16  # of a tile; the largest of the published models has 10,080
 
@@ -203,13 +204,19 @@ def _named(tower: Tower, tensors: Mapping[str, object]) -> dict[str, str]:
 
 
 def _preprocessor(folder: Path) -> dict[str, Any]:
-    """The settings of the image processor: of a file of its own or, newer, of a section of another."""
+    """The settings of the image processor, and those of videos under `video`, where there are some."""
+    videos = _settings(folder, _OF_VIDEOS, "video_processor")
+    return _settings(folder, _PREPROCESSOR, "image_processor") | ({"video": videos} if videos else {})
+
+
+def _settings(folder: Path, name: str, section: str) -> dict[str, Any]:
+    """The settings of a processor: of a file of its own or, newer, of a section of another."""
     found: dict[str, Any] = {}
-    if (folder / _PREPROCESSOR).is_file():
-        found = dict(read_json_object(folder / _PREPROCESSOR, MAX_CONFIG_BYTES))
+    if (folder / name).is_file():
+        found = dict(read_json_object(folder / name, MAX_CONFIG_BYTES))
     if (folder / _PROCESSOR).is_file():
-        section = read_json_object(folder / _PROCESSOR, MAX_CONFIG_BYTES).get("image_processor")
-        if section is not None and not isinstance(section, Mapping):
-            raise ModelLoadError(f"{folder / _PROCESSOR}: image_processor is {section!r:.80}; it is an object")
-        found |= section or {}
+        stored = read_json_object(folder / _PROCESSOR, MAX_CONFIG_BYTES).get(section)
+        if stored is not None and not isinstance(stored, Mapping):
+            raise ModelLoadError(f"{folder / _PROCESSOR}: {section} is {stored!r:.80}; it is an object")
+        found |= stored or {}
     return found

@@ -1,9 +1,11 @@
-"""Image files to tiles, decoded in processes without network, files or much memory."""
+"""Files of images, documents and videos to tiles, decoded in processes without network, files or much memory."""
 
 from __future__ import annotations
 
 import json
 import queue
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,16 +16,23 @@ import numpy as np
 from octavo.confined_process import ConfinedProcess
 from octavo.errors import UsageError
 from octavo.media.headers import ImageHeader, read_header
+from octavo.media.reels import FileKind, Reel, reel_of
 
 if TYPE_CHECKING:
     from octavo.media.processor import ImageLayout, ImageProcessor, UInt8
 
 MAX_DECODE_SECONDS = 10.0
+MAX_REEL_SECONDS = 60.0  # of computing for a document or a video
 MAX_IMAGE_PIXELS = 50_000_000
+_LIBRARIES: Mapping[FileKind, tuple[tuple[str, str, str], ...]] = {
+    "image": (("PIL", "Pillow", "vision"),),
+    "document": (("PIL", "Pillow", "vision"), ("pypdfium2", "pypdfium2", "pdf")),
+    "video": (("PIL", "Pillow", "vision"), ("av", "PyAV", "video")),
+}
 
 
 class PictureDecoder:
-    """Decodes and resizes images in processes of its own, which start on first use. Thread-safe."""
+    """Decodes and resizes files in processes of its own, which start on first use. Thread-safe."""
 
     def __init__(
         self,
@@ -35,9 +44,11 @@ class PictureDecoder:
         """max_pixels: of an image in its file. max_seconds: of computing for an image."""
         self.max_pixels = max_pixels
         self._max_seconds = max_seconds
-        self._idle: queue.LifoQueue[_WorkerProcess | None] = queue.LifoQueue()
-        for _ in range(num_processes):
-            self._idle.put(None)
+        self._idle: dict[FileKind, queue.LifoQueue[_WorkerProcess | None]] = {}
+        for kind in _LIBRARIES:
+            self._idle[kind] = queue.LifoQueue()
+            for _ in range(num_processes if kind == "image" else 1):
+                self._idle[kind].put(None)
 
     def header(self, data: bytes) -> ImageHeader:
         """The header of a file. Raises UsageError, the rest of a sentence about the image, for one that is no image or
@@ -58,68 +69,104 @@ class PictureDecoder:
         """
         header = self.header(data)
         layout = processor.layout(*header.size)
-        check_installed()
-        settings = processor.settings
-        request = {
-            "settings": [settings.model_type, settings.config, settings.preprocessor],
-            "header": asdict(header),
-            "seconds": self._max_seconds,
-            "num_bytes": len(data),
-        }
-        worker = self._idle.get()
-        try:
-            if worker is None or not worker.is_usable():
-                worker = _WorkerProcess()
-            answer = worker.ask(json.dumps(request, default=str).encode() + b"\n", data)
+        pixels = header.stored_width * header.stored_height
+        request = {"header": asdict(header), "pixels": pixels, "seconds": self._max_seconds}
+        return layout, self._asked("image", data, processor, request)[1]
+
+    def reel(self, data: bytes, kind: FileKind, processor: ImageProcessor) -> Reel:
+        """The pages or frames of a file as they will be seen, of which at most the first is decoded.
+
+        Raises UsageError, the rest of a sentence about the file, for one that is damaged or too large.
+        """
+        return reel_of(kind, self._asked_of_reel(data, kind, processor, measures=True)[0], processor)
+
+    def shots(
+        self, data: bytes, kind: FileKind, processor: ImageProcessor
+    ) -> tuple[Reel, tuple[tuple[UInt8, ...], ...]]:
+        """The reel of a file with the tiles of each of its items. Raises the errors of `reel`."""
+        header, tiles = self._asked_of_reel(data, kind, processor, measures=False)
+        reel, waiting = reel_of(kind, header, processor), iter(tiles)
+        return reel, tuple(tuple(next(waiting) for _ in layout.tiles) for layout in reel.layouts)
+
+    def _asked_of_reel(
+        self, data: bytes, kind: FileKind, processor: ImageProcessor, *, measures: bool
+    ) -> tuple[Any, tuple[UInt8, ...]]:
+        request = {"pixels": self.max_pixels, "seconds": MAX_REEL_SECONDS, "measures": measures}
+        return self._asked(kind, data, processor, request)
+
+    def _asked(
+        self, kind: FileKind, data: bytes, processor: ImageProcessor, request: Mapping[str, Any]
+    ) -> tuple[Any, tuple[UInt8, ...]]:
+        """The header that a process found in a file, and the tiles. Waits for an idle process."""
+        check_installed(kind)
+        settings = [getattr(processor.settings, name) for name in ("model_type", "config", "preprocessor")]
+        line = (
+            json.dumps({**request, "kind": kind, "settings": settings, "num_bytes": len(data)}, default=str).encode()
+            + b"\n"
+        )
+        with self._worker(kind) as worker:
+            answer = worker.ask(line, data)
             if answer is None:
                 worker.close()
                 raise UsageError(
-                    f"takes more than {self._max_seconds:g} s or too much memory to decode: send a smaller one",
-                    code="invalid_image",
+                    f"takes more than {request['seconds']:g} s or too much memory to decode: send a smaller one",
+                    code=f"invalid_{kind}",
                 )
-            return layout, answer
+            return answer
+
+    @contextmanager
+    def _worker(self, kind: FileKind) -> Iterator[_WorkerProcess]:
+        worker = self._idle[kind].get()
+        try:
+            if worker is None or not worker.is_usable():
+                worker = _WorkerProcess(kind)
+            yield worker
         finally:
-            self._idle.put(worker)
+            self._idle[kind].put(worker)
 
     def close(self) -> None:
         """Ends the idle processes. May be called twice; `tiles` starts new ones."""
-        for _ in range(self._idle.qsize()):
-            if (worker := self._idle.get()) is not None:
-                worker.close()
-            self._idle.put(None)
+        for idle in self._idle.values():
+            for _ in range(idle.qsize()):
+                if (worker := idle.get()) is not None:
+                    worker.close()
+                idle.put(None)
 
 
-def check_installed() -> None:
-    """Raises UsageError if Pillow is missing."""
-    if find_spec("PIL") is None:
-        raise UsageError(
-            "cannot be read: Pillow is missing here; pip install 'octavo[vision]'", code="unsupported_value"
-        )
+def check_installed(kind: FileKind) -> None:
+    """Raises UsageError if a library for files of this kind is missing."""
+    for module, name, extra in _LIBRARIES[kind]:
+        if find_spec(module) is None:
+            raise UsageError(
+                f"cannot be read: {name} is missing here; pip install 'octavo[{extra}]'", code="unsupported_value"
+            )
 
 
 class _WorkerProcess(ConfinedProcess):
     """One process. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: FileKind) -> None:
+        self._kind = kind
         # Nothing of this environment, which may hold keys.
-        super().__init__(Path(__file__).with_name("picture_worker.py"), {"OPENBLAS_NUM_THREADS": "1"})
+        environment = {"OPENBLAS_NUM_THREADS": "1"}
+        super().__init__(Path(__file__).with_name("picture_worker.py"), environment, kind)
 
-    def ask(self, line: bytes, data: bytes) -> tuple[UInt8, ...] | None:
-        """The tiles of an image. None: the process died. Raises UsageError if it refuses the image."""
+    def ask(self, line: bytes, data: bytes) -> tuple[Any, tuple[UInt8, ...]] | None:
+        """The header and the tiles of a file. None: the process died. Raises UsageError if it refuses the file."""
         self.write(line + data)
         head = self.read_line()
         if head is None:
             return None
         answer: dict[str, Any] = json.loads(head)
         if "refusal" in answer:
-            raise UsageError(answer["refusal"], code="invalid_image")
+            raise UsageError(answer["refusal"], code=f"invalid_{self._kind}")
         tiles = []
         for height, width in answer["tiles"]:
             pixels = self.read(height * width * 3)
             if pixels is None:
                 return None
             tiles.append(np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
-        return tuple(tiles)
+        return answer["header"], tuple(tiles)
 
 
 def _millions(count: int) -> str:

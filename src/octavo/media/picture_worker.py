@@ -1,10 +1,12 @@
-"""The process that decodes and resizes images. `decoding.py` starts it and ends it.
+"""The process that decodes and resizes images, or documents, or videos. `decoding.py` starts it and ends it.
 
 A file comes from a stranger, and libraries in C read it. Here they have no network, no files, and limits on memory and
-time. The argument is `sys.path` as JSON. Protocol: a line of JSON, and as many bytes as its `num_bytes`. It holds
-the settings of the processor, the image's header, and the limit of computing in seconds. The answer is a line of JSON:
-`{"tiles": [[height, width], ...]}` with the pixels of the tiles behind it, or `{"refusal": ...}` with the rest of a
-sentence about the image. This file runs as a script.
+time. The arguments are `sys.path` as JSON, and the kind of the files. Protocol: a line of JSON, and as
+many bytes as its `num_bytes`. It holds the settings of the processor, the header of an image, the pixels of a picture,
+and the limit of computing in seconds. The answer is a line of JSON: `{"tiles": [[height, width], ...], "header": ...}`
+with the pixels of the tiles behind it, or `{"refusal": ...}` with the rest of a sentence about the file. The header is
+null, the sizes of the pages or that of the video; if the request `measures`, there are no tiles. This file runs as a
+script.
 """
 
 from __future__ import annotations
@@ -14,23 +16,29 @@ import json
 import resource
 import signal
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from octavo.media.processor import UInt8
+    from octavo.image_layout import ImageLayout
+    from octavo.media.frames import Frames
+    from octavo.media.pages import Pages
+    from octavo.media.processor import Picture, UInt8
+    from octavo.media.reels import Reel
 
 # Beside the pixels, of which several copies are made.
 _BASE_BYTES, _BYTES_OF_PIXEL = 1 << 30, 32
 # Against a decoder that hangs without computing, or that a busy machine leaves waiting.
-_MAX_WAIT_SECONDS = 60.0
+_WAIT = 6.0  # times the limit of computing
 
 
 def main() -> None:
     """Serves images over standard input and output until the input ends."""
     sys.path[:] = [str(Path(__file__).parents[2]), *json.loads(sys.argv[1])]
-    _warm_up()
+    _warm_up(sys.argv[2])
     _confine()
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -42,8 +50,16 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _warm_up() -> None:
-    """Imports all that images need by decoding some: what is imported later would be a file to open."""
+def _warm_up(kind: str) -> None:
+    """Imports all that files need by decoding some: what is imported later would be a file to open."""
+    if kind == "document":
+        from octavo.media.pages import Pages, blank_document
+
+        list(Pages(blank_document()).pictures([0]))
+    elif kind == "video":
+        from octavo.media.frames import Frames, blank_video
+
+        list(Frames(blank_video(), 1 << 20).pictures([0]))
     from PIL import Image
 
     from octavo.media.headers import read_header
@@ -54,9 +70,9 @@ def _warm_up() -> None:
     image_families()
     exif = Image.Exif()
     exif[0x0112] = 3
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP"):
+    for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP"):
         buffer = io.BytesIO()
-        Image.new("RGB", (8, 8)).save(buffer, kind, exif=exif.tobytes())
+        Image.new("RGB", (8, 8)).save(buffer, name, exif=exif.tobytes())
         header = read_header(buffer.getvalue())
         picture = picture_of(Image.open(buffer, formats=[header.kind]), header.orientation)
         resized(picture.pixels, 4, 4, Image.Resampling.BICUBIC)
@@ -72,17 +88,20 @@ def _confine() -> None:
 
 def _attempt(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], dict[str, Any]]:
     """The tiles and the answer about them. Computing for longer than allowed kills the process."""
-    header = request["header"]
-    most = _BASE_BYTES + _BYTES_OF_PIXEL * header["stored_width"] * header["stored_height"]
+    from octavo.errors import UsageError
+
+    most = _BASE_BYTES + _BYTES_OF_PIXEL * request["pixels"]
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.setitimer(signal.ITIMER_PROF, request["seconds"])
-    signal.setitimer(signal.ITIMER_REAL, _MAX_WAIT_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, _WAIT * request["seconds"])
     try:
-        tiles = _tiles(data, request)
-        return tiles, {"tiles": [tile.shape[:2] for tile in tiles]}
+        tiles, header = (_tiles(data, request), None) if request["kind"] == "image" else _shots(data, request)
+        return tiles, {"tiles": [tile.shape[:2] for tile in tiles], "header": header}
+    except UsageError as error:
+        refusal = str(error)
     except MemoryError:
-        refusal = "needs more memory to decode than images may use"
+        refusal = "needs more memory to decode than it may use"
     except EOFError:
         refusal = "is damaged: it ends early"
     except Exception as error:  # whatever a file can provoke in a decoder
@@ -109,6 +128,48 @@ def _tiles(data: bytes, request: dict[str, Any]) -> tuple[UInt8, ...]:
     processor = read_processor(*request["settings"])
     picture = picture_of(image, header.orientation)
     return processor.resize(picture, processor.layout(picture.width, picture.height))
+
+
+def _shots(data: bytes, request: dict[str, Any]) -> tuple[tuple[UInt8, ...], Any]:
+    """The tiles of all items of a document or a video, and its header."""
+    from octavo.media.processor import read_processor
+    from octavo.media.reels import reel_of
+
+    processor = read_processor(*request["settings"])
+    source: Pages | Frames
+    header: Any
+    resize: Callable[[Sequence[Picture], ImageLayout], tuple[UInt8, ...]]
+    if request["kind"] == "document":
+        from octavo.media.pages import Pages
+
+        source = Pages(data)
+        header = source.sizes()
+        resize = lambda pages, layout: processor.resize(pages[0], layout)  # noqa: E731
+    else:
+        from octavo.media.frames import Frames
+
+        source = Frames(data, request["pixels"])
+        header, resize = asdict(source.header()), processor.frame_tiles
+    if request["measures"]:
+        return (), header
+    reel = reel_of(request["kind"], header, processor)
+    numbers = sorted({number for group in reel.frames for number in group})
+    return tuple(_cut(source.pictures(numbers), reel, resize)), header
+
+
+def _cut(
+    pictures: Iterator[tuple[int, Picture]],
+    reel: Reel,
+    resize: Callable[[Sequence[Picture], ImageLayout], tuple[UInt8, ...]],
+) -> Iterator[UInt8]:
+    """The tiles of each item. Only the pictures of one are in memory."""
+    kept: dict[int, Picture] = {}
+    for layout, group in zip(reel.layouts, reel.frames, strict=True):
+        while group[-1] not in kept:
+            number, picture = next(pictures)
+            kept[number] = picture
+        yield from resize([kept[number] for number in group], layout)
+        kept = {number: picture for number, picture in kept.items() if number >= group[-1]}
 
 
 if __name__ == "__main__":

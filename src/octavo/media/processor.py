@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -14,6 +14,7 @@ from octavo.errors import ModelLoadError
 from octavo.image_layout import ImageLayout, ImageTile
 from octavo.media import families
 from octavo.media.pixels import Normalization, planes, resized
+from octavo.media.reels import Reel, VideoHeader, between, spread
 from octavo.media.settings import ImageSettings
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 # Widths and heights of pictures that are cut into as many tiles as can be.
 _PROBES = [(width, height) for width in (64, 1024, 4096, 8192) for height in (64, 1024, 4096, 8192)]
+
+# Of a video in families without a rule of their own: tokens of a frame, frames, and bytes of their tiles in all.
+_FRAME_TOKENS, _MOST_FRAMES, _MOST_FRAME_BYTES = 256, 32, 44 << 20
 
 __all__ = ["ImageLayout", "ImageProcessor", "ImageTile", "Picture", "UInt8", "image_families", "read_processor"]
 
@@ -52,6 +56,7 @@ class ImageProcessor(ABC):
 
     placeholder: what a chat template writes for an image; the marks of the layout take its place.
     wrapping: the texts before and after the placeholder where no template writes them.
+    video_placeholder: the mark of a video in raw prompts, where it is another one.
     version: changes whenever the same picture may give other rows.
     settings: what it was read from. patch_size: pixels at the side of a patch. merge_size: patches at the side of the
     block that becomes one token. resample: the number of Pillow's filter.
@@ -59,6 +64,7 @@ class ImageProcessor(ABC):
 
     placeholder: ClassVar[str]
     wrapping: ClassVar[tuple[str, str]] = ("", "")
+    video_placeholder: ClassVar[str | None] = None
     version: ClassVar[int] = 1
 
     settings: ImageSettings
@@ -82,6 +88,31 @@ class ImageProcessor(ABC):
         The patches of a block that becomes one token follow each other, row by row, and so do the blocks of a tile.
         """
         return planes(tiles, self.patch_size, self.merge_size, self.normalization)
+
+    def reel(self, video: VideoHeader) -> Reel:
+        """The frames of a video that are seen. Here as small images, one a second, each after a text with its time.
+
+        Raises UsageError for a size that the family cannot take.
+        """
+        layout = self.limited(_FRAME_TOKENS).layout(video.width, video.height)
+        size = sum(tile.grid_rows * tile.grid_cols * self.patch_size**2 * 3 for tile in layout.tiles)
+        most = min(_MOST_FRAMES, max(1, _MOST_FRAME_BYTES // size), video.num_frames)
+        numbers = spread(video.num_frames, min(max(1, round(video.num_frames / video.frames_per_second)), most))
+        texts = [self.frame_text(number / video.frames_per_second) for number in numbers]
+        return Reel((layout,) * len(numbers), between(self, texts), tuple((number,) for number in numbers))
+
+    def frame_text(self, seconds: float) -> str:
+        """The text before a frame of a video at this time."""
+        return f"<{seconds:.1f} seconds>"
+
+    def frame_tiles(self, frames: Sequence[Picture], layout: ImageLayout) -> tuple[UInt8, ...]:
+        """The tiles of an item of `reel` from its frames, which lie below each other where a patch has several."""
+        return self.limited(_FRAME_TOKENS).resize(frames[0], layout)
+
+    def frame_rows(self, tiles: tuple[UInt8, ...], num_frames: int) -> Float32:
+        """The `rows` of tiles with so many frames below each other; here one."""
+        del num_frames
+        return self.rows(tiles)
 
     @abstractmethod
     def limited(self, max_tokens: int) -> ImageProcessor:

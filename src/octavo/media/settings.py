@@ -42,6 +42,13 @@ class ImageSettings:
         """The same with other values of the preprocessor."""
         return replace(self, preprocessor={**self.preprocessor, **values})
 
+    def of_videos(self) -> ImageSettings:
+        """The settings of videos, video_preprocessor_config.json, in place of those of images."""
+        stored = self.preprocessor.get("video") or {}
+        if not isinstance(stored, Mapping):
+            raise ModelLoadError(f"the settings of videos are {stored!r:.80}; they are an object")
+        return replace(self, preprocessor=stored)
+
     def refuse(self, key: str, reason: str) -> NoReturn:
         """Raises ModelLoadError about a value of the preprocessor."""
         raise ModelLoadError(f"preprocessor_config.json: {key} is {self.preprocessor.get(key)!r:.80}: {reason}")

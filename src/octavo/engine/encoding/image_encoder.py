@@ -54,7 +54,7 @@ class ImageEncoder:
     def begin(self, items: Sequence[MediaItem]) -> None:
         """Begins a step of items with at most max_patches patches, in place of one that is not done."""
         tiles = list(chain.from_iterable(item.layout.tiles for item in items))
-        patches = self.config.patches(np.concatenate([self.processor.rows(item.tiles) for item in items]))
+        patches = self.config.patches(np.concatenate([self._rows(item) for item in items]))
         further = self.config.inputs(tiles, self._tables)
         none, start = np.zeros(0, np.int32), np.zeros(1, np.int32)
         batch = Batch(
@@ -92,6 +92,9 @@ class ImageEncoder:
     def close(self) -> None:
         """Frees weights and memory."""
         self.executor.close()
+
+    def _rows(self, item: MediaItem) -> Float32:
+        return self.processor.frame_rows(item.tiles, item.layout.tiles[0].num_frames)
 
     def _finish(self, step: _Step, rows: Float32) -> list[tuple[MediaItem, Float32]]:
         self._step = None

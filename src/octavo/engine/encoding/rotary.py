@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.batch import Int32
+from octavo.image_layout import ImageTile
 from octavo.prompt import Prompt, Span
 
 _COMPONENTS = 3  # time, row, column
@@ -33,24 +34,28 @@ def rotary_positions(prompt: Prompt, merge_size: int) -> RotaryPositions | None:
     """The positions of a prompt with images, of whose tiles a block of merge_size^2 patches is a row; None: of text.
 
     Text moves on in all components at once. A tile has the time at which it begins, and rows and columns from there;
-    the text after it goes on behind the largest of them. Wang et al., arXiv 2409.12191.
+    the text after it goes on behind the largest of the latter. The tokens after the prompt go on behind the largest
+    component. Wang et al., arXiv 2409.12191.
     """
     if not prompt.items:
         return None
-    parts, index, position = [], 0, 0
+    parts, index, position, first = [], 0, 0, 0
     for span in prompt.spans:
-        grid = _grid(span, merge_size)
-        if grid is None:
+        tile = _tile(span)
+        if tile is None:
             continue
-        rows, cols = grid
-        parts.append(_text(position, span.start - index))
-        position += span.start - index
+        rows, cols, time = tile.grid_rows // merge_size, tile.grid_cols // merge_size, 0
+        if tile.time is not None and span.start == index:  # a later frame of a video lies behind its first
+            time = tile.time
+        else:
+            parts.append(_text(position, span.start - index))
+            first = position + span.start - index
         places = np.mgrid[:rows, :cols].reshape(2, -1)
-        parts.append(position + np.concatenate([np.zeros((1, places.shape[1]), places.dtype), places]))
-        index, position = span.end, position + max(rows, cols)
+        parts.append(first + np.concatenate([np.full((1, places.shape[1]), time, places.dtype), places]))
+        index, position = span.end, first + max(rows, cols)
     parts.append(_text(position, len(prompt) - index))
     found = np.concatenate(parts, axis=1).astype(np.int32)
-    return RotaryPositions(found, position - index)
+    return RotaryPositions(found, int(found.max()) + 1 - len(prompt))
 
 
 def span_positions(prompt: Prompt) -> RotaryPositions | None:
@@ -68,13 +73,13 @@ def _text(position: int, count: int) -> Int32:
     return np.broadcast_to(np.arange(position, position + count, dtype=np.int32), (_COMPONENTS, count))
 
 
-def _grid(span: Span, merge_size: int) -> tuple[int, int] | None:
-    """Rows and columns of the tile that a span is; None: it is no whole tile."""
+def _tile(span: Span) -> ImageTile | None:
+    """The tile that a span is; None: it is no whole tile."""
     if span.item is None:
         return None
     begin = 0
     for tile in span.item.layout.tiles:
         if begin == span.offset and tile.num_tokens == span.length:
-            return tile.grid_rows // merge_size, tile.grid_cols // merge_size
+            return tile
         begin += tile.num_tokens
     return None

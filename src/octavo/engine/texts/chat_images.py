@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.engine.texts.image_inputs import IMAGE_KEYS, ImageInputs, has_images
+from octavo.engine.texts.placing import ItemSeries
 from octavo.errors import UsageError
 from octavo.prompt import MediaItem
 from octavo.tokenizer.image_marks import ImageMarks
@@ -23,11 +24,11 @@ class ChatImages:
         processor = inputs.require()
         self.marks = ImageMarks(processor.placeholder, processor.wrapping)
         self._inputs = inputs
-        self._items: list[MediaItem] = []
+        self._items: list[MediaItem | ItemSeries] = []
         self.messages = [self._marked(message) for message in messages]
 
     @property
-    def items(self) -> list[MediaItem]:
+    def items(self) -> list[MediaItem | ItemSeries]:
         """The images in the order of their marks in the messages."""
         return [self._items[number] for number in self.marks.numbers(self.messages)]
 
@@ -51,8 +52,11 @@ class ChatImages:
     def _mark(self, part: Mapping[str, Any], kind: str) -> str:
         value = part.get(kind)
         if isinstance(value, Mapping):  # of OpenAI's clients
-            value = value.get("url")
-        self._items.append(value if isinstance(value, MediaItem) else self._inputs.item(_opened(value)))
+            value = value.get("file_data" if kind == "file" else "url")
+        if not isinstance(value, (MediaItem, ItemSeries)):
+            read = self._inputs.video if kind == "video" else self._inputs.item
+            value = read(_opened(value))
+        self._items.append(value)
         return self.marks.add()
 
 

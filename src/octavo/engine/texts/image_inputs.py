@@ -1,25 +1,30 @@
-"""Images that a program gives beside a prompt: Pillow's, arrays, paths or the bytes of files."""
+"""Images, documents and videos that a program gives beside a prompt: arrays, paths, the bytes of files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from octavo.engine.texts.placing import place_items
+from octavo.engine.texts.placing import ItemSeries, Placed, place_items
 from octavo.errors import UsageError
 from octavo.prompt import MediaItem, Prompt
 
 if TYPE_CHECKING:
     from octavo.media.decoding import PictureDecoder
     from octavo.media.processor import ImageProcessor, Picture
+    from octavo.media.reels import FileKind
     from octavo.tokenizer.tokenizer import Tokenizer
 
 _KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
-IMAGE_KEYS = ("image", "image_pil", "image_url")  # each the type of a part of a message, and the key of its value
+# Each the type of a part of a message, and the key of its value.
+IMAGE_KEYS = ("image", "image_pil", "image_url", "video", "video_url", "document", "file")
+_ARTICLES: Mapping[FileKind, str] = {"image": "an image", "document": "a document", "video": "a video"}
+_USUAL_RATE = 2.0  # frames a second of a video that is an array
 MAX_FILE_BYTES = 64 << 20
 
 
@@ -38,11 +43,19 @@ class ImageInputs:
 
         Raises UsageError for images that cannot be read, or more or fewer than there are marks.
         """
-        self.require()
-        images, names = _checked(given)
-        return self.place(token_ids, [self.item(image, name) for image, name in zip(images, names, strict=True)])
+        processor = self.require()
+        images = [self.item(image, name) for image, name in _checked(given, "image")]
+        videos = [self.video(video, name) for video, name in _checked(given, "video")]
+        video_id = self._token_id(processor.video_placeholder) if processor.video_placeholder else None
+        if not videos or video_id not in token_ids:
+            return self.place(token_ids, [*images, *videos])
+        placeholder_id = self.placeholder_id(processor)
+        waiting = {placeholder_id: iter(images), video_id: iter(videos)}
+        items = [item for token_id in token_ids for item in islice(waiting.get(token_id, ()), 1)]
+        items += [item for rest in waiting.values() for item in rest]  # too many: `place` says so
+        return self.place([placeholder_id if token_id == video_id else token_id for token_id in token_ids], items)
 
-    def place(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
+    def place(self, token_ids: Sequence[int], items: Sequence[Placed]) -> Prompt:
         """The prompt in which each mark of an image is one of these items. Raises UsageError for another number."""
         return place_items(token_ids, items, self.placeholder_id(self.require()), self._encode)
 
@@ -65,27 +78,66 @@ class ImageInputs:
 
     def placeholder_id(self, processor: ImageProcessor) -> int:
         """The token that stands for an image. Raises UsageError if the vocabulary has no such token."""
-        ids = self._tokenizer.encode(processor.placeholder, add_special_tokens=False, parse_special=True)
-        if len(ids) != 1:
+        token_id = self._token_id(processor.placeholder)
+        if token_id is None:
             raise UsageError(f"the vocabulary has no token {processor.placeholder!r}, which stands for an image")
-        return ids[0]
+        return token_id
 
-    def item(self, image: Any, name: str | None = None) -> MediaItem:
-        """An image as the engine takes it. name: the caller's for its content; None: a digest. Raises UsageError."""
+    def _token_id(self, text: str) -> int | None:
+        ids = self._encode(text)
+        return ids[0] if len(ids) == 1 else None
+
+    def item(self, image: Any, name: str | None = None) -> MediaItem | ItemSeries:
+        """An image as the engine takes it; the file of a document or a video as a series of such.
+
+        name: the caller's for its content; None: a digest. Raises UsageError.
+        """
         from octavo.media.digest import content_digest
 
         processor = self.require()
         data, picture = _read(image)
-        key = content_digest("image" if name is None else "name", data if name is None else name.encode(), processor)
         if picture is None:
-            assert self._decoder is not None, "a model that sees has one"
-            try:
-                layout, tiles = self._decoder.tiles(data, processor)
-            except UsageError as error:
-                raise UsageError(f"an image {error}", param="multi_modal_data", code=error.code) from None
-            return MediaItem(key, layout, tiles)
+            return self._item_of_file(data, name)
+        key = content_digest("image", data, processor) if name is None else _named(name, processor)
         layout = processor.layout(picture.width, picture.height)
         return MediaItem(key, layout, processor.resize(picture, layout))
+
+    def video(self, video: Any, name: str | None = None) -> MediaItem | ItemSeries:
+        """The file of a video, or its frames in an array or a list, as the engine takes it.
+
+        Frames may come with their number a second: `(frames, {"fps": 30})`; otherwise they are two a second.
+        name: as for `item`. Raises UsageError.
+        """
+        from octavo.engine.texts.reel_items import series_of_reel
+        from octavo.media.digest import content_digest
+        from octavo.media.reels import VideoHeader, kind_of
+
+        processor = self.require()
+        frames, rate = video if isinstance(video, tuple) else (video, {})
+        if isinstance(frames, (str, os.PathLike, bytes, bytearray, memoryview)):
+            data = _read(frames)[0]
+            if kind_of(data) != "video":
+                raise _wrong("a video is not an MP4, MOV, WebM, Matroska or AVI file", "multi_modal_data")
+            return self._item_of_file(data, name)
+        pictures = _frames(frames)
+        header = VideoHeader(pictures[0].width, pictures[0].height, len(pictures), _rate(rate))
+        reel = processor.reel(header)
+        pixels = f"{header} ".encode() + b"".join(picture.pixels.tobytes() for picture in pictures)
+        key = content_digest("video", pixels, processor) if name is None else _named(name, processor)
+        pairs = zip(reel.layouts, reel.frames, strict=True)
+        shots = [processor.frame_tiles([pictures[i] for i in group], layout) for layout, group in pairs]
+        return series_of_reel(reel, shots, processor, key)
+
+    def _item_of_file(self, data: bytes, name: str | None) -> MediaItem | ItemSeries:
+        from octavo.engine.texts.reel_items import item_of_file
+        from octavo.media.reels import kind_of
+
+        processor, kind = self.require(), kind_of(data)
+        assert self._decoder is not None, "a model that sees has one"
+        try:
+            return item_of_file(self._decoder, data, kind, processor, None if name is None else _named(name, processor))
+        except UsageError as error:
+            raise UsageError(f"{_ARTICLES[kind]} {error}", param="multi_modal_data", code=error.code) from None
 
     def close(self) -> None:
         """Ends the processes that decode files. May be called twice."""
@@ -122,8 +174,8 @@ def split_images(prompt: object) -> tuple[Any, Mapping[str, Any]]:
     return {key: value for key, value in prompt.items() if key not in _KEYS}, given
 
 
-def _checked(given: Mapping[str, Any]) -> tuple[list[Any], list[str | None]]:
-    """The images, and the names that the caller gives them."""
+def _checked(given: Mapping[str, Any], kind: str) -> list[tuple[Any, str | None]]:
+    """The images or videos, each with the name that the caller gives it."""
     if options := given.get("mm_processor_kwargs"):
         raise _wrong(
             f"mm_processor_kwargs has {next(iter(options))!r:.80}, which is not supported; image_max_tokens limits the "
@@ -131,22 +183,56 @@ def _checked(given: Mapping[str, Any]) -> tuple[list[Any], list[str | None]]:
             "mm_processor_kwargs",
         )
     data = given.get("multi_modal_data", {})
-    if not isinstance(data, Mapping) or (unknown := [key for key in data if key != "image"]):
+    if not isinstance(data, Mapping) or (unknown := [key for key in data if key not in ("image", "video")]):
         found = f"{unknown[0]!r:.80}" if isinstance(data, Mapping) else f"{data!r:.80}"
-        raise _wrong(f"multi_modal_data has {found}; it has images: {{'image': one or a list}}", "multi_modal_data")
-    images = _listed(data.get("image"))
-    names = _listed((given.get("multi_modal_uuids") or {}).get("image")) or [None] * len(images)
-    if len(names) != len(images) or not all(name is None or (isinstance(name, str) and name) for name in names):
         raise _wrong(
-            f"multi_modal_uuids names {names!r:.80}; it has a text for each image, or None", "multi_modal_uuids"
+            f"multi_modal_data has {found}; it has images and videos: {{'image': one or a list, 'video': ...}}",
+            "multi_modal_data",
         )
-    return images, names
+    values = _listed(data.get(kind), kind)
+    names = _listed((given.get("multi_modal_uuids") or {}).get(kind), kind) or [None] * len(values)
+    if len(names) != len(values) or not all(name is None or (isinstance(name, str) and name) for name in names):
+        raise _wrong(
+            f"multi_modal_uuids names {names!r:.80}; it has a text for each {kind}, or None", "multi_modal_uuids"
+        )
+    return list(zip(values, names, strict=True))
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: Any, kind: str) -> list[Any]:
     if value is None:
         return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    is_list = isinstance(value, list) or (isinstance(value, tuple) and kind == "image")  # a tuple is a video
+    return list(value) if is_list else [value]
+
+
+def _named(name: str, processor: ImageProcessor) -> bytes:
+    """The key of a content that the caller names."""
+    from octavo.media.digest import content_digest
+
+    return content_digest("name", name.encode(), processor)
+
+
+def _frames(frames: Any) -> list[Picture]:
+    """The frames of a video: an array of uint8 [frames, height, width, 3], or a list of images of one size."""
+    if not isinstance(frames, (list, np.ndarray)) or not len(frames):
+        raise _wrong(
+            f"a video is {type(frames).__name__}; it is a path, bytes, frames of uint8 [frames, height, width, 3] or a "
+            "list of images",
+            "multi_modal_data",
+        )
+    pictures = [picture for frame in frames if (picture := _read(frame)[1]) is not None]
+    if len({picture.pixels.shape for picture in pictures}) != 1 or len(pictures) != len(frames):
+        raise _wrong("the frames of a video are pictures of one size", "multi_modal_data")
+    return pictures
+
+
+def _rate(metadata: Any) -> float:
+    rate = metadata.get("fps") if isinstance(metadata, Mapping) else metadata
+    if rate is None:
+        return _USUAL_RATE
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e4:
+        raise _wrong(f"fps of a video is {rate!r:.80}; it is a positive number", "multi_modal_data")
+    return float(rate)
 
 
 def _read(image: Any) -> tuple[bytes, Picture | None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from octavo.errors import UsageError
 from octavo.image_layout import ImageLayout
@@ -12,11 +14,34 @@ from octavo.prompt import SPAN_TOKEN_ID, MediaItem, Prompt, Span
 _OFFSET = struct.Struct("<q")
 
 
+@dataclass(frozen=True, slots=True)
+class ItemSeries:
+    """The pages of a document or the frames of a video, which one mark stands for.
+
+    items: layouts instead of items are only counted. texts: before each; the first one precedes `opening`, the text
+    that a template may write before the mark.
+    """
+
+    items: tuple[MediaItem | ImageLayout, ...]
+    texts: tuple[str, ...]
+    opening: str
+
+    @property
+    def num_rows(self) -> int:
+        """The positions of all items, without those of the texts among them."""
+        return sum(_layout(item).num_tokens for item in self.items)
+
+    @property
+    def description(self) -> str:
+        """The number of pictures, for people."""
+        return f"{len(self.items)} pictures"
+
+
+Placed: TypeAlias = MediaItem | ImageLayout | ItemSeries
+
+
 def place_items(
-    token_ids: Sequence[int],
-    items: Sequence[MediaItem | ImageLayout],
-    placeholder_id: int,
-    encode: Callable[[str], Sequence[int]],
+    token_ids: Sequence[int], items: Sequence[Placed], placeholder_id: int, encode: Callable[[str], Sequence[int]]
 ) -> Prompt:
     """The prompt in which the i-th placeholder is the i-th item. encode: token ids of a mark that is a text.
 
@@ -38,15 +63,33 @@ def place_items(
         if token_id != placeholder_id:
             placed.append(token_id)
             continue
-        _place(next(waiting), placed, spans, encode)
+        item = next(waiting)
+        if isinstance(item, ItemSeries):
+            _place_series(item, placed, spans, encode)
+        else:
+            _place(item, placed, spans, encode)
     return Prompt(placed, spans)
+
+
+def _place_series(
+    series: ItemSeries, placed: list[int], spans: list[Span], encode: Callable[[str], Sequence[int]]
+) -> None:
+    first, *others = series.texts
+    opening = list(encode(series.opening)) if series.opening else []
+    at = len(placed) - len(opening)
+    if placed[at:] != opening:
+        at = len(placed)
+    placed[at:at] = encode(first) if first else []
+    for text, item in zip(["", *others], series.items, strict=True):
+        placed += encode(text) if text else []
+        _place(item, placed, spans, encode)
 
 
 def _place(
     item: MediaItem | ImageLayout, placed: list[int], spans: list[Span], encode: Callable[[str], Sequence[int]]
 ) -> None:
     offset = 0
-    for mark in (item.layout if isinstance(item, MediaItem) else item).marks:
+    for mark in _layout(item).marks:
         if isinstance(mark, str):
             placed += encode(mark)
             continue
@@ -54,3 +97,7 @@ def _place(
             spans.append(Span(len(placed), mark, item.key + _OFFSET.pack(offset), item=item, offset=offset))
         placed += [SPAN_TOKEN_ID] * mark
         offset += mark
+
+
+def _layout(item: MediaItem | ImageLayout) -> ImageLayout:
+    return item.layout if isinstance(item, MediaItem) else item

@@ -49,6 +49,9 @@ class IdeficsImages(ImageProcessor):
             return read(self.settings.changed(do_image_splitting=False))
         return read(self.settings.changed(size={"longest_edge": longest}))
 
+    def frame_text(self, seconds: float) -> str:
+        return f"\nFrame from {int(seconds // 60):02d}:{int(seconds % 60):02d}:"
+
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """The picture with its longest side as set, the other one an even number."""
         ratio = width / height

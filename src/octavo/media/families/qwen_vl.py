@@ -1,16 +1,18 @@
-"""Images of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen 3.5: one tile of any size, kept in shape."""
+"""Images and videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen 3.5: one tile of any size, kept in shape."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from octavo.errors import UsageError
-from octavo.media.pixels import Normalization, blocks, normalized
-from octavo.media.processor import ImageLayout, ImageProcessor, ImageTile
+from octavo.media.pixels import Normalization, blocks, normalized, resized
+from octavo.media.processor import ImageLayout, ImageProcessor, ImageTile, Picture
+from octavo.media.reels import Reel, VideoHeader, between, spread
 from octavo.media.settings import BICUBIC, CLIP_MEAN, CLIP_STD, HALF, ImageSettings
 
 if TYPE_CHECKING:
@@ -21,57 +23,154 @@ MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", 
 
 _MAX_RATIO = 200
 _NUM_FRAMES = 2  # of a still picture both are the same
+_VIDEO_IMAGES = 8  # a video has at most as many pixels as so many of the largest images
+_VIDEO_PIXELS = 15 << 20  # of all frames, so that a prompt can have them
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRule:
+    """The frames of a video that are seen, and their size.
+
+    rate: frames a second; least_frames, most_frames: of a video. least_pixels, most_pixels: of a frame in Qwen 2 and
+    2.5, of all frames later. tokens_per_second: of the positions of Qwen 2.5; None: pairs of frames are one apart, or
+    have a text with their time before them.
+    """
+
+    rate: float
+    least_frames: int
+    most_frames: int
+    least_pixels: int
+    most_pixels: int
+    tokens_per_second: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QwenImages(ImageProcessor):
-    """num_frames: of a patch. least_pixels, most_pixels: bounds of the resized picture."""
+    """num_frames: of a patch. least_pixels, most_pixels: bounds of the resized picture.
+
+    has_times: texts with times are before the frames of a video; otherwise their positions are apart.
+    """
 
     placeholder: ClassVar[str] = "<|image_pad|>"
     wrapping: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
+    video_placeholder: ClassVar[str | None] = "<|video_pad|>"
 
     num_frames: int
     least_pixels: int
     most_pixels: int
+    has_times: bool
+    video: VideoRule
 
     @property
     def max_patches(self) -> int:
         return self.most_pixels // self.patch_size**2
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        if max(width, height) > _MAX_RATIO * min(width, height):
-            raise UsageError(
-                f"is {width} x {height} pixels: one side is more than {_MAX_RATIO} times the other, which "
-                "this model cannot take; crop it",
-                code="image_too_narrow",
-            )
-        new_height, new_width = self._fitted(height, width)
-        rows, cols = new_height // self.patch_size, new_width // self.patch_size
-        tile = ImageTile(rows, cols, rows * cols // self.merge_size**2)
+        _check_ratio(width, height)
+        tile = self._tile(*self._fitted(height, width, self.least_pixels, self.most_pixels))
         return ImageLayout(width, height, (tile,), (tile.num_tokens,))
 
+    def reel(self, video: VideoHeader) -> Reel:
+        _check_ratio(video.width, video.height)
+        numbers = self._sampled(video)
+        size = self._fitted_video(video, len(numbers))
+        padded = [*numbers, *numbers[-1:] * (-len(numbers) % self.num_frames)]
+        groups = [tuple(padded[i : i + self.num_frames]) for i in range(0, len(padded), self.num_frames)]
+        tile = replace(self._tile(*size), num_frames=self.num_frames)
+        tiles = [replace(tile, time=time) for time in self._times(video, groups)]
+        layouts = [ImageLayout(video.width, video.height, (tile,), (tile.num_tokens,)) for tile in tiles]
+        texts: tuple[str, ...] = ("",) * len(groups)
+        if self.has_times:
+            seconds = [(group[0] + group[-1]) / 2 / video.frames_per_second for group in groups]
+            texts = between(self, [f"<{second:.1f} seconds>" for second in seconds])
+        return Reel(tuple(layouts), texts, tuple(groups))
+
+    def frame_tiles(self, frames: Sequence[Picture], layout: ImageLayout) -> tuple[UInt8, ...]:
+        (tile,), side = layout.tiles, self.patch_size
+        width, height = tile.grid_cols * side, tile.grid_rows * side
+        return (np.concatenate([resized(frame.pixels, width, height, self.resample) for frame in frames]),)
+
     def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
-        patches = normalized(blocks(tiles[0], self.patch_size, self.merge_size), self.normalization)
-        frames = np.broadcast_to(patches[:, :, None], (*patches.shape[:2], self.num_frames, *patches.shape[2:]))
-        return frames.reshape(len(patches), -1)
+        return self.frame_rows(tiles, 1)
+
+    def frame_rows(self, tiles: tuple[UInt8, ...], num_frames: int) -> Float32:
+        frames = np.split(tiles[0], num_frames)
+        parts = [normalized(blocks(frame, self.patch_size, self.merge_size), self.normalization) for frame in frames]
+        patches = np.stack(parts, axis=2)  # [patches, 3, frames, y, x]
+        whole = np.broadcast_to(patches, (*patches.shape[:2], self.num_frames, *patches.shape[3:]))
+        return whole.reshape(len(whole), -1)
 
     def limited(self, max_tokens: int) -> ImageProcessor:
         pixels = max_tokens * (self.patch_size * self.merge_size) ** 2
         return read(self.settings.changed(max_pixels=max(self.least_pixels, min(pixels, self.most_pixels))))
 
-    def _fitted(self, height: int, width: int) -> tuple[int, int]:
-        """The sides as multiples of a block's side, their product within bounds, about in the same ratio."""
+    def _tile(self, height: int, width: int) -> ImageTile:
+        rows, cols = height // self.patch_size, width // self.patch_size
+        return ImageTile(rows, cols, rows * cols // self.merge_size**2)
+
+    def _fitted(
+        self, height: int, width: int, least: int, most: int, count: int = 1, planned: int = 1
+    ) -> tuple[int, int]:
+        """The sides as multiples of a block's side, about in the same ratio, with least to most pixels in all.
+
+        count: frames of this size; planned: the same as whole groups.
+        """
         side = self.patch_size * self.merge_size
         new_height, new_width = round(height / side) * side, round(width / side) * side  # halves to even numbers
-        if new_height * new_width > self.most_pixels:
-            shrink = math.sqrt((height * width) / self.most_pixels)
+        if planned * new_height * new_width > most:
+            shrink = math.sqrt((count * height * width) / most)
             new_height = max(side, math.floor(height / shrink / side) * side)
             new_width = max(side, math.floor(width / shrink / side) * side)
-        elif new_height * new_width < self.least_pixels:
-            grow = math.sqrt(self.least_pixels / (height * width))
+        elif planned * new_height * new_width < least:
+            grow = math.sqrt(least / (count * height * width))
             new_height = math.ceil(height * grow / side) * side
             new_width = math.ceil(width * grow / side) * side
         return new_height, new_width
+
+    def _fitted_video(self, video: VideoHeader, count: int) -> tuple[int, int]:
+        """Height and width of each of `count` frames: as the rule says, or smaller so that a prompt can have all."""
+        rule, height, width = self.video, video.height, video.width
+        if self.has_times:
+            side = self.patch_size * self.merge_size
+            if height < side or width < side:
+                scale = max(side / height, side / width)
+                height, width = int(height * scale), int(width * scale)
+            planned = max(1, round(count / self.num_frames)) * self.num_frames
+            size = self._fitted(height, width, rule.least_pixels, rule.most_pixels, count, planned)
+        else:
+            size = self._fitted(height, width, rule.least_pixels, rule.most_pixels)
+        most = min(self.most_pixels, min(_VIDEO_IMAGES * self.most_pixels, _VIDEO_PIXELS) // count)
+        return size if size[0] * size[1] <= most else self._fitted(height, width, 0, most)
+
+    def _sampled(self, video: VideoHeader) -> list[int]:
+        """The numbers of the frames that are seen."""
+        rule, total = self.video, video.num_frames
+        wanted = total / video.frames_per_second * rule.rate
+        if self.has_times:
+            return list(spread(total, min(max(int(wanted), rule.least_frames), rule.most_frames, total)))
+        group = self.num_frames
+        most = min(rule.most_frames, total) // group * group
+        count = max(1, math.floor(min(max(wanted, rule.least_frames), most) / group) * group)
+        return [int(i * (total / count)) for i in range(count)]
+
+    def _times(self, video: VideoHeader, groups: Sequence[tuple[int, ...]]) -> list[int | None]:
+        """The distance of each group of frames from the first one in positions; None: it is a picture of its own."""
+        if self.has_times:
+            return [None] * len(groups)
+        if self.video.tokens_per_second is None:
+            return [None, *range(1, len(groups))]
+        shown = len({number for group in groups for number in group}) / video.num_frames * video.frames_per_second
+        step = np.float32(self.num_frames / shown) * np.float32(self.video.tokens_per_second)
+        return [None, *(int(i * step) for i in np.arange(1, len(groups), dtype=np.float32))]
+
+
+def _check_ratio(width: int, height: int) -> None:
+    if max(width, height) > _MAX_RATIO * min(width, height):
+        raise UsageError(
+            f"is {width} x {height} pixels: one side is more than {_MAX_RATIO} times the other, which "
+            "this model cannot take; crop it",
+            code="image_too_narrow",
+        )
 
 
 def read(settings: ImageSettings) -> ImageProcessor:
@@ -91,4 +190,21 @@ def read(settings: ImageSettings) -> ImageProcessor:
         most_pixels=settings.count("max_pixels", bounds["longest_edge"]),
         resample=settings.resample(BICUBIC),
         normalization=Normalization.of(*settings.statistics(mean, std)),
+        has_times=not is_second,
+        video=_video_rule(settings),
+    )
+
+
+def _video_rule(settings: ImageSettings) -> VideoRule:
+    """The rule of video_preprocessor_config.json, or the one with which the family was published."""
+    is_second, video = settings.model_type.startswith("qwen2"), settings.of_videos()
+    edges = (128 * 28 * 28, 768 * 28 * 28) if is_second else (1 << 12, 3 << 23)
+    bounds = video.size("size", dict(zip(("shortest_edge", "longest_edge"), edges, strict=True)), most=1 << 28)
+    return VideoRule(
+        rate=max(video.number("fps", 2.0), 1e-3),
+        least_frames=video.side("min_frames", 4),
+        most_frames=video.side("max_frames", 768),
+        least_pixels=video.count("min_pixels", bounds["shortest_edge"]),
+        most_pixels=video.count("max_pixels", bounds["longest_edge"]),
+        tokens_per_second=settings.vision("tokens_per_second", 2) if settings.model_type == "qwen2_5_vl" else None,
     )

@@ -125,7 +125,8 @@ class Config(TowerConfig):
 
     @classmethod
     def processor_settings(cls, reader: ConfigReader) -> tuple[str, Mapping[str, Any], Mapping[str, Any]]:
-        return "qwen2_5_vl", {}, {**qwen_pixels(reader, 14), **statistics(reader)}
+        model_type = "qwen2_5_vl" if reader.has("n_wa_pattern") else "qwen2_vl"  # whose videos have other positions
+        return model_type, {}, {**qwen_pixels(reader, 14), **statistics(reader)}
 
     def most_rows(self, patches: int) -> dict[RowDomain, int]:
         return {**super(Config, self).most_rows(patches), **({WINDOWS: patches} if self.window else {})}

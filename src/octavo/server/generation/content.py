@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from octavo.server.errors import refuse
-from octavo.server.models.image_reader import ImageSource, image_processor
+from octavo.server.models.image_reader import READ_URLS, ImageSource, image_processor, names_media
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.image_marks import ImageMarks
 
@@ -41,12 +41,25 @@ class Media:
 MessagePart: TypeAlias = PlainText | Media
 MessageContent: TypeAlias = tuple[MessagePart, ...]
 
+_READS: dict[MediaKind, str] = {
+    **dict.fromkeys(("image", "audio"), "text and images only"),
+    "video": "text, images and videos with their data: URL only",
+    "file": "text, images, videos and PDF documents with their data only",
+}
 _NAMES: dict[MediaKind, str] = {"image": "an image", "audio": "audio", "video": "a video", "file": "a file"}
 
 
 def plain(text: str) -> MessageContent:
     """The content that is this text."""
     return (PlainText(text),)
+
+
+def of_file(data: str | None, filename: str | None, where: str, field: str) -> Media:
+    """A file in base64 or a data: URL. where: its part of the request; field: the field that holds it."""
+    if data is None or not (data.startswith(READ_URLS) or names_media(filename)):
+        return Media("file", where)
+    is_image = data.startswith("data:image/")
+    return Media("image" if is_image else "file", where, ImageSource(data, field, is_data=not data.startswith("data:")))
 
 
 def in_a_row(parts: Iterable[MessagePart], separator: str) -> MessageContent:
@@ -93,11 +106,13 @@ class ImagePlan:
 
     def mark(self, part: Media) -> str:
         """The mark of a further image."""
-        if part.kind != "image" or self.marks is None:
-            reads = "text only" if self.marks is None else "text and images only"
-            if part.kind == "image" and self._model.info.no_images:
-                raise refuse(part.where, f"is an image, but {self._model.name} {self._model.info.no_images}")
-            raise refuse(part.where, f"is {_NAMES[part.kind]}, but {self._model.name} reads {reads}")
+        is_known = part.kind == "image" or part.source is not None
+        if self.marks is None or not is_known:
+            reads = "text only" if self.marks is None else _READS[part.kind]
+            if is_known and self._model.info.no_images:
+                raise refuse(part.where, f"is {_NAMES[part.kind]}, but {self._model.name} {self._model.info.no_images}")
+            remedy = ": send its text, or ask a model that sees" if part.kind == "file" and is_known else ""
+            raise refuse(part.where, f"is {_NAMES[part.kind]}, but {self._model.name} reads {reads}{remedy}")
         if part.source is None:
             raise refuse(
                 part.where, "is an image in a form that is not supported; send it as data:image/png;base64,..."

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from octavo.engine.texts.placing import place_items
+from octavo.engine.texts.placing import Placed, place_items
 from octavo.errors import ModelLoadError, UsageError
-from octavo.image_layout import ImageLayout
-from octavo.prompt import MediaItem, Prompt
+from octavo.prompt import Prompt
 from octavo.server.models.image_reader import image_processor
 from octavo.server.models.served_model import ServedModel
 
@@ -16,7 +15,7 @@ from octavo.server.models.served_model import ServedModel
 class PlacedImages:
     """images: in the order of their marks; layouts instead of items are only counted."""
 
-    def __init__(self, model: ServedModel, images: Sequence[MediaItem | ImageLayout]) -> None:
+    def __init__(self, model: ServedModel, images: Sequence[Placed]) -> None:
         self._model = model
         self._images = images
 

@@ -1,4 +1,4 @@
-"""The images of requests, from what a protocol names to the items of a prompt."""
+"""The images, documents and videos of requests, from what a protocol names to the items of a prompt."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+
 from octavo.engine.client import ModelInfo
+from octavo.engine.texts.placing import ItemSeries
+from octavo.engine.texts.reel_items import counted, item_of_file
 from octavo.errors import UsageError
 from octavo.media.decoding import PictureDecoder
-from octavo.media.digest import content_digest
 from octavo.media.processor import ImageLayout, ImageProcessor, read_processor
+from octavo.media.reels import FileKind, Reel, kind_of
 from octavo.media.settings import ImageSettings
 from octavo.prompt import MediaItem
 from octavo.server.config import ServerConfig
@@ -23,11 +28,12 @@ from octavo.server.models.media_fetcher import MediaFetcher
 
 MAX_PIXELS = 256_000_000  # of all images of a request, as their files have them
 MAX_FILE_BYTES = 20 << 20  # of one that is fetched, or read from the machine
+_MEASURERS = CapacityLimiter(2)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """The image as a request names it.
+    """The image as a request names it, or the document or video: its content says which of them it is.
 
     text: base64 if `is_data`, else a URL. where: the field of the request. detail: `low` asks for few tokens.
     """
@@ -38,19 +44,28 @@ class ImageSource:
     detail: Literal["low", "high", "auto"] = "auto"
 
 
-def names_image(filename: str | None) -> bool:
-    """True if a file of this name is an image that can be read."""
-    return filename is not None and filename.lower().endswith((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"))
+READ_URLS = ("data:image/", "data:application/pdf", "data:video/")
+_NAMES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".pdf", ".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
+
+
+def names_media(filename: str | None) -> bool:
+    """True if a file of this name is an image, a document or a video that can be read."""
+    return filename is not None and filename.lower().endswith(_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """The bytes of an image with its place in the request, its processor and the layout that follow from them."""
+    """The bytes of a file with its place in the request, its processor and what the model will see of it."""
 
     data: bytes
     source: ImageSource
     processor: ImageProcessor
-    layout: ImageLayout
+    shown: ImageLayout | Reel
+
+    @property
+    def layout(self) -> ImageLayout | ItemSeries:
+        """Its positions in a prompt, without pixels."""
+        return counted(self.shown, self.processor)
 
 
 class ImageReader:
@@ -78,30 +93,40 @@ class ImageReader:
         for source in sources:
             data = await self._bytes(source)
             processor = image_processor(settings, source.detail == "low")
-            try:
-                header = self._decoder.header(data)
-                layout = processor.layout(*header.size)
-            except UsageError as error:
-                raise _about(source, error) from None
-            if layout.num_tokens >= info.max_model_len:
-                problem = f"needs {layout.num_tokens} tokens, the context has {info.max_model_len - 1}"
-                raise _about(source, UsageError(f"{problem}: send a smaller one", code="context_length_exceeded"))
-            num_pixels += header.stored_width * header.stored_height
+            shown, file_pixels = await self._shown(data, source, processor)
+            if shown.num_tokens >= info.max_model_len:
+                problem = f"needs {shown.num_tokens} tokens, the context has {info.max_model_len - 1}"
+                error = UsageError(f"{problem}: send a smaller one", code="context_length_exceeded")
+                raise _about(source, error, kind_of(data))
+            num_pixels += file_pixels
             if num_pixels > MAX_PIXELS:
                 problem = (
                     f"is one too many: the images of a request have at most {MAX_PIXELS // 1_000_000} million pixels"
                 )
                 raise _about(source, UsageError(problem, code="image_too_large"))
-            found.append(ImageFile(data, source, processor, layout))
+            found.append(ImageFile(data, source, processor, shown))
         return found
 
-    def item(self, file: ImageFile) -> MediaItem:
-        """The decoded image. It takes a while. Raises UsageError that names the field."""
+    async def _shown(
+        self, data: bytes, source: ImageSource, processor: ImageProcessor
+    ) -> tuple[ImageLayout | Reel, int]:
+        """The layouts of a file, and the pixels of an image; those of a document or a video pass one by one."""
+        kind = kind_of(data)
         try:
-            layout, tiles = self._decoder.tiles(file.data, file.processor)
+            if kind == "image":
+                header = self._decoder.header(data)
+                return processor.layout(*header.size), header.stored_width * header.stored_height
+            return await run_sync(self._decoder.reel, data, kind, processor, limiter=_MEASURERS), 0
         except UsageError as error:
-            raise _about(file.source, error) from None
-        return MediaItem(content_digest("image", file.data, file.processor), layout, tiles)
+            raise _about(source, error, kind) from None
+
+    def item(self, file: ImageFile) -> MediaItem | ItemSeries:
+        """The decoded image, document or video. It takes a while. Raises UsageError that names the field."""
+        kind = kind_of(file.data)
+        try:
+            return item_of_file(self._decoder, file.data, kind, file.processor)
+        except UsageError as error:
+            raise _about(file.source, error, kind) from None
 
     def close(self) -> None:
         """Ends the decoding processes. May be called twice."""
@@ -160,9 +185,9 @@ def _decoded(text: str, source: ImageSource) -> bytes:
         raise _about(source, UsageError("is not base64", code="invalid_value")) from None
 
 
-def _about(source: ImageSource, error: UsageError) -> UsageError:
-    """The error about an image with its place in the request."""
-    return UsageError(f"{source.where}: the image {error}", param=source.where, code=error.code)
+def _about(source: ImageSource, error: UsageError, kind: FileKind = "image") -> UsageError:
+    """The error about a file with its place in the request."""
+    return UsageError(f"{source.where}: the {kind} {error}", param=source.where, code=error.code)
 
 
 def _wrong(source: ImageSource, reason: str) -> UsageError:

@@ -13,8 +13,6 @@ from octavo.server.errors import refuse
 from octavo.server.generation.content import (
     Media,
     MessageContent,
-    MessagePart,
-    PlainText,
     in_a_row,
     joined,
     plain,
@@ -78,7 +76,7 @@ class MediaSource(Historic):
 
 
 class MediaBlock(Block):
-    """An image or a document. Of documents a model here reads those that are text."""
+    """An image or a document: a text, or a PDF file for models that see."""
 
     type: Literal["image", "document"]
     source: MediaSource | None = None
@@ -417,15 +415,15 @@ def _continues(last: dict[str, Any]) -> bool:
 def _content(content: str | Sequence[ResultBlock], where: str) -> MessageContent:
     if isinstance(content, str):
         return plain(content)
-    return in_a_row((_part(block, f"{where}[{i}]") for i, block in enumerate(content)), "\n")
+    return in_a_row((part for i, block in enumerate(content) for part in _parts(block, f"{where}[{i}]")), "\n")
 
 
-def _part(block: ResultBlock, where: str) -> MessagePart:
+def _parts(block: ResultBlock, where: str) -> MessageContent:
     if isinstance(block, TextBlock):
-        return PlainText(block.text)
+        return plain(block.text)
     if isinstance(block, ToolReferenceBlock):
-        return PlainText(f"The tool {block.tool_name} can be called now.")
-    return _document(block, where) if block.type == "document" else _image(block, where)
+        return plain(f"The tool {block.tool_name} can be called now.")
+    return _document(block, where) if block.type == "document" else (_image(block, where),)
 
 
 def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: str) -> None:
@@ -433,7 +431,7 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
     if role != wanted:
         raise refuse(f"{where}.type", f"belongs in a message of the {wanted}, not of the {role}", "invalid_value")
     if isinstance(block, (TextBlock, MediaBlock)):
-        conversation.add(role, (_part(block, where),), "\n")
+        conversation.add(role, _parts(block, where), "\n")
     elif isinstance(block, ToolUseBlock):
         conversation.add_call(block.id, block.name, arguments_text(block.input))
     elif isinstance(block, (RedactedThinkingBlock, ServerBlock)):
@@ -448,18 +446,18 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
         conversation.add_result(block.tool_use_id, content, f"{where}.tool_use_id")
 
 
-def _image(block: MediaBlock, where: str) -> Media:
+def _image(block: MediaBlock, where: str, kind: Literal["image", "file"] = "image") -> Media:
     source = block.source
     if source is not None and source.type == "base64" and source.data is not None:
-        return Media("image", f"{where}.type", ImageSource(source.data, f"{where}.source.data", is_data=True))
+        return Media(kind, f"{where}.type", ImageSource(source.data, f"{where}.source.data", is_data=True))
     if source is not None and source.type == "url" and source.url is not None:
-        return Media("image", f"{where}.type", ImageSource(source.url, f"{where}.source.url"))
-    return Media("image", f"{where}.type")
+        return Media(kind, f"{where}.type", ImageSource(source.url, f"{where}.source.url"))
+    return Media(kind, f"{where}.type")
 
 
-def _document(block: MediaBlock, where: str) -> MessagePart:
-    """A document that is text, with its title and what the client says of it before it."""
-    source = block.source
-    if source is None or source.type != "text" or source.data is None:
-        return Media("file", f"{where}.type")
-    return PlainText("\n".join(text for text in (block.title, block.context, source.data) if text))
+def _document(block: MediaBlock, where: str) -> MessageContent:
+    """A document that is text or a PDF file, with its title and what the client says of it before it."""
+    source, texts = block.source, [text for text in (block.title, block.context) if text]
+    if source is not None and source.type == "text" and source.data is not None:
+        return plain("\n".join([*texts, *filter(None, [source.data])]))
+    return (*(plain("\n".join(texts)) if texts else ()), _image(block, where, "file"))

@@ -10,10 +10,19 @@ from pydantic import AfterValidator, Field
 from octavo.engine.texts.prompt_encoder import OWN_VARIABLES
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
-from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, in_a_row, plain
+from octavo.server.generation.content import (
+    Media,
+    MediaKind,
+    MessageContent,
+    MessagePart,
+    PlainText,
+    in_a_row,
+    of_file,
+    plain,
+)
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Text, quote
-from octavo.server.models.image_reader import ImageSource, names_image
+from octavo.server.models.image_reader import ImageSource
 from octavo.server.protocols.cache_breakpoints import PromptCacheBreakpoint, openai_breakpoints
 from octavo.server.protocols.conversation import chat_call, chat_tools
 from octavo.server.protocols.ignored_fields import CHAT, with_ignored
@@ -55,13 +64,14 @@ class ContentPart(Historic):
     """A part of the content: text, an image, or one that no model here reads, of which the error names the type.
 
     image_url: of OpenAI's clients, an object or a plain text; image, url: of other clients; uuid: their name for it,
-    which the content itself makes needless.
+    which the content itself makes needless. video_url: of vLLM's clients.
     """
 
     type: Text
     text: Text | None = None
     refusal: Text | None = None
     image_url: ImageUrl | Text | None = None
+    video_url: ImageUrl | Text | None = None
     image: Text | None = None
     url: Text | None = None
     detail: Detail | None = None
@@ -314,8 +324,10 @@ def _media(part: ContentPart, name: str) -> Media:
         if url is None:
             raise refuse(field, "is required", "missing_required_parameter")
         return Media(kind, where, ImageSource(url, field, detail=detail or part.detail or "auto"))
-    data = part.file.file_data if part.type == "file" and part.file is not None else None
-    if data is not None and (data.startswith("data:image/") or names_image(part.file.filename if part.file else None)):
-        is_data = not data.startswith("data:")
-        return Media("image", where, ImageSource(data, f"{name}.file.file_data", is_data=is_data))
+    if part.type == "video_url" and part.video_url is not None:
+        is_object = isinstance(part.video_url, ImageUrl)
+        url = part.video_url.url if isinstance(part.video_url, ImageUrl) else part.video_url
+        return Media(kind, where, ImageSource(url, f"{name}.video_url{'.url' if is_object else ''}"))
+    if part.type == "file" and part.file is not None:
+        return of_file(part.file.file_data, part.file.filename, where, f"{name}.file.file_data")
     return Media(kind, where)

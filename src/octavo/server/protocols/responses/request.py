@@ -9,11 +9,11 @@ from pydantic import Field, PrivateAttr
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
-from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, plain
+from octavo.server.generation.content import Media, MediaKind, MessageContent, MessagePart, PlainText, of_file, plain
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
-from octavo.server.models.image_reader import ImageSource, names_image
+from octavo.server.models.image_reader import ImageSource, names_media
 from octavo.server.protocols.cache_breakpoints import PromptCacheBreakpoint, PromptCacheOptions, openai_breakpoints
 from octavo.server.protocols.conversation import Conversation, chat_tools
 from octavo.server.protocols.ignored_fields import RESPONSES, with_ignored
@@ -434,10 +434,8 @@ def _media(part: MediaPart, where: str) -> Media:
     name = where.removesuffix(".type")
     if part.type == "input_image" and part.image_url is not None:
         return Media("image", where, ImageSource(part.image_url, f"{name}.image_url", detail=part.detail or "auto"))
-    data = part.file_data
-    if data is not None and (data.startswith("data:image/") or names_image(part.filename)):
-        is_data = not data.startswith("data:")
-        return Media("image", where, ImageSource(data, f"{name}.file_data", is_data=is_data))
-    if part.file_url is not None and names_image(part.file_url.partition("?")[0]):
-        return Media("image", where, ImageSource(part.file_url, f"{name}.file_url"))
+    if part.type == "input_file" and part.file_url is not None and names_media(part.file_url.partition("?")[0]):
+        return Media("file", where, ImageSource(part.file_url, f"{name}.file_url"))
+    if part.type == "input_file":
+        return of_file(part.file_data, part.filename, where, f"{name}.file_data")
     return Media(_MEDIA[part.type], where)

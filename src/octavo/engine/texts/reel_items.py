@@ -1,0 +1,49 @@
+"""Files as the items of prompts: one for an image, a series for the pages of a document or the frames of a video."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from octavo.engine.texts.placing import ItemSeries
+from octavo.image_layout import ImageLayout
+from octavo.media.digest import content_digest
+from octavo.prompt import MediaItem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from octavo.media.decoding import PictureDecoder
+    from octavo.media.processor import ImageProcessor, UInt8
+    from octavo.media.reels import FileKind, Reel
+
+_NUMBER = struct.Struct("<q")
+
+
+def item_of_file(
+    decoder: PictureDecoder, data: bytes, kind: FileKind, processor: ImageProcessor, key: bytes | None = None
+) -> MediaItem | ItemSeries:
+    """The item or the items of a file. key: the name of its content; None: a digest.
+
+    It takes a while. Raises UsageError, the rest of a sentence about the file.
+    """
+    key = content_digest(kind, data, processor) if key is None else key
+    if kind == "image":
+        layout, tiles = decoder.tiles(data, processor)
+        return MediaItem(key, layout, tiles)
+    reel, shots = decoder.shots(data, kind, processor)
+    return series_of_reel(reel, shots, processor, key)
+
+
+def series_of_reel(reel: Reel, shots: Sequence[tuple[UInt8, ...]], processor: ImageProcessor, key: bytes) -> ItemSeries:
+    """The items of a reel. shots: the tiles of each. key: the name of the content."""
+    pairs = zip(reel.layouts, shots, strict=True)
+    items = [MediaItem(key + _NUMBER.pack(i), layout, tiles) for i, (layout, tiles) in enumerate(pairs)]
+    return ItemSeries(tuple(items), reel.texts, processor.wrapping[0])
+
+
+def counted(shown: ImageLayout | Reel, processor: ImageProcessor) -> ImageLayout | ItemSeries:
+    """The same without pixels, to count its positions."""
+    if isinstance(shown, ImageLayout):
+        return shown
+    return ItemSeries(shown.layouts, shown.texts, processor.wrapping[0])

@@ -1,0 +1,67 @@
+"""Frames of videos as pictures, by FFmpeg's libraries. For the process that decodes: nothing else opens such a file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+import av
+import numpy as np
+
+from octavo.errors import UsageError
+from octavo.media.processor import Picture
+from octavo.media.reels import VideoHeader
+
+_USUAL_RATE = 24.0  # where a file does not say it
+
+
+class Frames:
+    """A video that is open, computed on one thread. Raises UsageError, the rest of a sentence about it."""
+
+    def __init__(self, data: bytes, max_pixels: int) -> None:
+        """max_pixels: of a frame."""
+        self._container = av.open(io.BytesIO(data), "r", metadata_errors="ignore")
+        if not self._container.streams.video:
+            raise UsageError("has no pictures, only sound")
+        self._stream = self._container.streams.video[0]
+        self._stream.thread_type = "NONE"
+        self._stream.codec_context.thread_count = 1
+        width, height = self._stream.width, self._stream.height
+        if width * height > max_pixels:
+            raise UsageError(f"is {width} x {height} pixels, more than the {max_pixels:,} of --max-image-pixels")
+
+    def header(self) -> VideoHeader:
+        """Frames are counted without being decoded, but for the first one."""
+        num_frames = sum(packet.size > 0 for packet in self._container.demux(self._stream))
+        self._container.seek(0)
+        first = next(self._container.decode(self._stream))
+        turned = first.rotation % 180 != 0
+        width, height = (first.height, first.width) if turned else (first.width, first.height)
+        rate = self._stream.average_rate
+        return VideoHeader(width, height, num_frames, float(rate) if rate else _USUAL_RATE)
+
+    def pictures(self, numbers: Sequence[int]) -> Iterator[tuple[int, Picture]]:
+        """Each of these frames, in ascending order, with its number."""
+        self._container.seek(0)
+        wanted = iter(numbers)
+        number = next(wanted, None)
+        for i, frame in enumerate(self._container.decode(self._stream)):
+            if number is None:
+                return
+            if i == number:
+                pixels = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+                yield number, Picture(np.ascontiguousarray(pixels))
+                number = next(wanted, None)
+        if number is not None:
+            raise EOFError
+
+
+def blank_video() -> bytes:
+    """A file with one grey frame."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=1, width=16, height=16, pix_fmt="yuv420p")
+        frame = av.VideoFrame.from_ndarray(np.full((16, 16, 3), 128, np.uint8), format="rgb24")
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            container.mux(packet)
+    return buffer.getvalue()

@@ -1,0 +1,60 @@
+"""Pages of PDF documents as pictures, by pdfium. For the process that decodes: nothing else opens such a file."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+
+import pypdfium2
+
+from octavo.errors import UsageError
+from octavo.media.processor import Picture
+
+MAX_PAGES = 100
+_SCALE = 2.0  # 144 pixels an inch
+_LONGEST_SIDE = 2048  # in pixels
+
+
+class Pages:
+    """A document that is open. Raises UsageError, the rest of a sentence about it, if it needs a password or has more
+    than MAX_PAGES pages."""
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            self._document = pypdfium2.PdfDocument(data)
+        except pypdfium2.PdfiumError as error:
+            if "password" in str(error).lower():
+                raise UsageError("needs a password: send it without") from None
+            raise
+        if not 0 < len(self._document) <= MAX_PAGES:
+            raise UsageError(f"has {len(self._document)} pages; 1 to {MAX_PAGES} are read: send a part of it")
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """(width, height) of each page, in pixels."""
+        return [self._size(number)[1:] for number in range(len(self._document))]
+
+    def pictures(self, numbers: Sequence[int]) -> Iterator[tuple[int, Picture]]:
+        """Each of these pages with its number, on white."""
+        for number in numbers:
+            scale, width, height = self._size(number)
+            page = self._document[number]
+            pixels = page.render(scale=scale, rev_byteorder=True).to_numpy()
+            page.close()
+            if pixels.shape[:2] != (height, width):
+                raise ValueError("two sizes")
+            yield number, Picture(pixels[:, :, :3].copy())
+
+    def _size(self, number: int) -> tuple[float, int, int]:
+        """The scale of a page, and its size in pixels."""
+        width, height = self._document.get_page_size(number)
+        scale = min(_SCALE, _LONGEST_SIDE / max(width, height, 1))
+        return scale, math.ceil(width * scale), math.ceil(height * scale)
+
+
+def blank_document() -> bytes:
+    """A file with one empty page."""
+    document, buffer = pypdfium2.PdfDocument.new(), io.BytesIO()
+    document.new_page(8, 8)
+    document.save(buffer)
+    return buffer.getvalue()

@@ -1,0 +1,80 @@
+"""Files that a model sees as several pictures: pages of documents, and frames of videos at their times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from octavo.image_layout import ImageLayout
+
+if TYPE_CHECKING:
+    from octavo.media.processor import ImageProcessor
+
+FileKind: TypeAlias = Literal["image", "document", "video"]
+
+_BEGIN = 1024  # bytes in which a PDF file has its signature
+_MATROSKA = b"\x1a\x45\xdf\xa3"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoHeader:
+    """width, height: of a frame as it is shown, in pixels. frames_per_second: on average."""
+
+    width: int
+    height: int
+    num_frames: int
+    frames_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reel:
+    """The pictures of a file, each an item of the prompt.
+
+    texts: before each. The first one precedes what a template writes around the mark, the others have it.
+    frames: the numbers of the pages or frames of each item, in order; a number may be repeated.
+    """
+
+    layouts: tuple[ImageLayout, ...]
+    texts: tuple[str, ...]
+    frames: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """The positions of all pictures, without those of the texts among them."""
+        return sum(layout.num_tokens for layout in self.layouts)
+
+
+def kind_of(data: bytes) -> FileKind:
+    """The kind of a file by its first bytes; `image` if they are of no other."""
+    if b"%PDF-" in data[:_BEGIN]:
+        return "document"
+    is_video = data[4:8] == b"ftyp" or data.startswith(_MATROSKA) or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
+    return "video" if is_video else "image"
+
+
+def reel_of_pages(processor: ImageProcessor, sizes: Sequence[tuple[int, int]]) -> Reel:
+    """The reel of pages of these sizes, (width, height) in pixels. Raises UsageError for one that is too narrow."""
+    layouts = tuple(processor.layout(width, height) for width, height in sizes)
+    texts = between(processor, [""] * len(sizes))
+    return Reel(layouts, texts, tuple((number,) for number in range(len(sizes))))
+
+
+def between(processor: ImageProcessor, texts: Sequence[str]) -> tuple[str, ...]:
+    """These texts before items; those after the first with what stands around a mark."""
+    before, after = processor.wrapping
+    return tuple(f"{after}{text}{before}" if i else text for i, text in enumerate(texts))
+
+
+def spread(count: int, chosen: int) -> tuple[int, ...]:
+    """`chosen` numbers of frames of `count`, the first and the last among them, evenly spread."""
+    return tuple(int(number) for number in np.linspace(0, count - 1, chosen).round())
+
+
+def reel_of(kind: FileKind, header: Any, processor: ImageProcessor) -> Reel:
+    """The reel of a file. header: sizes of its pages, or the fields of VideoHeader. Raises UsageError."""
+    if kind == "document":
+        return reel_of_pages(processor, header)
+    return processor.reel(VideoHeader(**header))

@@ -1,0 +1,156 @@
+"""Documents and videos in every protocol: from the field of a request to the items of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from octavo.media.decoding import PictureDecoder
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.server.test_images import USE, USER, chat, shown, text
+from tests.support.fake_client import Script
+from tests.support.scripted_server import ScriptedServer, scripted_server
+from tests.support.seeing import base64_of, data_url, seeing, seeing_client
+from tests.support.videos import encoded_document, encoded_video, frames
+
+pytest.importorskip("av", reason="PyAV is not installed")
+pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed")
+
+FAMILIES = ("openai", "anthropic", "responses", "ollama", "llama_cpp", "tokenize")
+PDF = encoded_document([Image.new("RGB", (48, 32), colour) for colour in ("red", "blue")])
+VIDEO = encoded_video(frames(8, 64, 96), 4)
+PAGE = "<|vision_start|>" + "#" * 6 + "<|vision_end|>"
+SEEN = f"{USER}{PAGE * 2}"
+FILM = f"{USER}<0.2 seconds>{PAGE}<1.5 seconds>{PAGE}"
+FILE = {"type": "file", "file": {"file_data": data_url(PDF, "application/pdf")}}
+BLOCK = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": base64_of(PDF)},
+}
+VIDEO_URL = {"type": "video_url", "video_url": {"url": data_url(VIDEO, "video/x-matroska")}}
+
+
+def responses(**part: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": [{"type": "input_file", **part}]}]}
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
+    with scripted_server(seeing(smollm2_tokenizer), *FAMILIES, **seeing_client()) as running:
+        running.script = Script(["Hello"])
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "seen"),
+    [
+        ("/v1/chat/completions", chat(FILE, text("b")), f"{SEEN}b<|im_end|>"),
+        (
+            "/v1/chat/completions",
+            chat({"type": "file", "file": {"file_data": base64_of(PDF), "filename": "A.PDF"}}),
+            SEEN,
+        ),
+        ("/v1/chat/completions", chat(VIDEO_URL, text("b")), f"{FILM}b<|im_end|>"),
+        ("/v1/chat/completions", chat({**VIDEO_URL, "video_url": data_url(VIDEO, "video/webm")}), FILM),
+        ("/v1/messages", {"max_tokens": 9, **chat(BLOCK, text("b"))}, f"{SEEN}b<|im_end|>"),
+        ("/v1/messages", {"max_tokens": 9, **chat({**BLOCK, "title": "T", "context": "C"})}, f"{USER}T\nC{PAGE * 2}"),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [
+                    {"role": "assistant", "content": [USE]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [BLOCK]}]},
+                ],
+            },
+            PAGE * 2,
+        ),
+        ("/v1/responses", responses(file_data=data_url(PDF, "application/pdf"), filename="a.pdf"), SEEN),
+        ("/v1/responses", responses(file_data=base64_of(PDF), filename="a.pdf"), SEEN),
+        ("/api/chat", {**chat(), "messages": [{"role": "user", "content": "a", "images": [base64_of(PDF)]}]}, SEEN),
+    ],
+)
+def test_pages_and_frames_are_items_of_the_prompt(server: ScriptedServer, path: str, body: Any, seen: str) -> None:
+    answer = server.post(path, {**body, "stream": False})
+    assert answer.status_code == 200, answer.text
+    prompt = server.last_request.prompt
+    assert seen in shown(server, prompt)
+    assert len({item.key for item in prompt.items}) == 2
+
+
+def test_a_marker_of_a_raw_prompt_is_a_whole_document(server: ScriptedServer) -> None:
+    text = f"x {server.get('/props').json()['media_marker']} y"
+    body = {"prompt": {"prompt_string": text, "multimodal_data": [base64_of(PDF)]}, "n_predict": 3}
+    assert server.post("/completion", body).status_code == 200
+    assert shown(server, server.last_request.prompt) == f"x {PAGE * 2} y"
+
+
+@pytest.mark.parametrize(("path", "part"), [("/v1/messages/count_tokens", BLOCK), ("/tokenize", VIDEO_URL)])
+def test_counts_need_no_pixels(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, path: str, part: dict[str, Any]
+) -> None:
+    route = "/v1/messages" if part is BLOCK else "/v1/chat/completions"
+    assert server.post(route, {**chat(part, text("b")), "max_tokens": 9}).status_code == 200
+    wanted = len(server.last_request.prompt)
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(PictureDecoder, "shots", fail)
+    answer = server.post(path, chat(part, text("b"))).json()
+    assert answer.get("count", answer.get("input_tokens")) == wanted
+
+
+WHERE = "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "message"),
+    [
+        (
+            {"type": "file", "file": {"file_data": data_url(PDF[:200], "application/pdf")}},
+            "invalid_document",
+            f"{WHERE}.file.file_data: the document is damaged: PdfiumError",
+        ),
+        (
+            {"type": "file", "file": {"file_id": "x"}},
+            "unsupported_value",
+            f"{WHERE}.type is a file, but fake reads text, images, videos and PDF documents with their data only",
+        ),
+        (
+            {"type": "file", "file": {"file_data": base64_of(b"PK"), "filename": "a.docx"}},
+            "unsupported_value",
+            f"{WHERE}.type is a file, but fake reads text, images, videos and PDF documents with their data only",
+        ),
+        ({"type": "input_video"}, "unsupported_value", f"{WHERE}.type is a video, but fake reads"),
+        (
+            {"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}},
+            "invalid_value",
+            f"{WHERE}.video_url.url is an https URL, which this server does not fetch",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused(server: ScriptedServer, part: Any, code: str, message: str) -> None:
+    answer = server.post("/v1/chat/completions", chat(part))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, code)
+    assert message in error["message"]
+
+
+def test_a_model_that_reads_says_what_to_send(smollm2_tokenizer: Tokenizer) -> None:
+    with scripted_server(smollm2_tokenizer, "openai", "anthropic") as server:
+        for path, part in (("/v1/chat/completions", FILE), ("/v1/messages", BLOCK)):
+            error = server.post(path, {**chat(part), "max_tokens": 9}).json()["error"]
+            assert error["message"] == (
+                f"{WHERE}.type is a file, but fake reads text only: send its text, or ask a model that sees"
+            )
+
+
+def test_a_document_beyond_the_context_names_both_numbers(smollm2_tokenizer: Tokenizer) -> None:
+    with scripted_server(seeing(smollm2_tokenizer), "openai", **seeing_client(), max_model_len=10) as server:
+        error = server.post("/v1/chat/completions", chat(FILE)).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "the document needs 12 tokens, the context has 9" in error["message"]
