@@ -68,10 +68,13 @@ PARTS = {
             "src/octavo/quality",
             "src/octavo/adapters",
             "src/octavo/finetune",
+            "src/octavo/models/towers",
+            "src/octavo/media/families",
         ),
         (
             "tests/adapters/test_peft_judge.py",
             "tests/compress/test_merge.py",
+            "tests/engine/test_mtmd_judge.py",
             "tests/finetune",
             "tests/compress/test_checkpoint_types.py",
             "tests/compress/test_checkpoint_memory.py",
