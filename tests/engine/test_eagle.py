@@ -162,10 +162,13 @@ def test_the_answers_are_those_without_it(agrees: bool, method: str, tmp_path: P
         assert llm.metrics.num_prefix_hits_total
 
 
-def test_drafts_are_those_of_the_numpy_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+def test_drafts_are_those_of_the_numpy_meaning(has_bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the hidden states of transformers' model, and then from its own, in the tokens of the model."""
     model = six_layers()
     head = random_eagle(model, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 3, 5]})
+    if has_bias:  # of the hidden states of the model, not of the head's own
+        head.tensors["fc.bias"] = 3 * np.random.default_rng(2).normal(size=model.config.hidden_size).astype(np.float32)
     seen: list[tuple[list[int], Draft]] = []
     plain = EagleDrafter.draft
 

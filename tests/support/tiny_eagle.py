@@ -63,7 +63,8 @@ class TinyEagle:
         """
         w = {name: array.astype(np.float64) for name, array in self.tensors.items()}
         embeddings = w.get("embed_tokens.weight", self.model.model.embed_tokens.weight.detach().double().numpy())
-        hidden = of_model @ w["fc.weight"].T + own
+        is_of_model = of_model.any(axis=1, keepdims=True)
+        hidden = of_model @ w["fc.weight"].T + is_of_model * w.get("fc.bias", 0.0) + own
         normed = _norm(hidden, w["midlayer.hidden_norm.weight"])
         x = np.hstack([_norm(embeddings[token_ids], w["midlayer.input_layernorm.weight"]), normed])
         h = (normed if self.norms_residual else hidden) + self._attention(x, start, cache, w)

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 class DraftHead:
     """taps: the layers of the target whose inputs it reads; none: it reads the input of the output head.
 
-    columns: of each of its inputs. target_ids: the token of each row of its logits; None: the row's number.
-    borrows_cache: it reads the target's keys and values, and has none of its own.
+    columns: of each of its inputs. target_ids: the token of each row of its logits; None: the row's number. bias: added
+    to the product of its first input; None: there is none. borrows_cache: it reads the target's keys and values and has
+    none of its own.
     """
 
     taps: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
     target_ids: NDArray[np.int32] | None = None
+    bias: NDArray[np.float32] | None = None
     borrows_cache: bool = False
 
     def tapped(self, target: Graph) -> Graph:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.backends import Executor, ExecutorLimits
 from octavo.config import EngineConfig
 from octavo.engine.loading.cache_plan import wants_drafts
@@ -21,7 +24,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.loader.assistant import is_assistant_folder, open_assistant
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_tensors
-from octavo.loader.eagle_head import is_eagle_head, open_eagle_head
+from octavo.loader.eagle_head import EagleHead, is_eagle_head, open_eagle_head
 from octavo.loader.hub import resolve_model
 from octavo.models import build_draft_graph, gemma4
 from octavo.models._assistant import AssistantConfig, assistant_graph
@@ -162,7 +165,8 @@ def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, pat
         own = dataclasses.replace(opened.config, rope=opened.config.rope.for_length(model_len))
         try:
             graph = eagle3_graph(own, opened.checkpoint.weights.shapes, opened.output_head)
-            head = DraftHead(own.taps, tuple(value.cols for value in graph.inputs), opened.target_ids)
+            columns = tuple(value.cols for value in graph.inputs)
+            head = DraftHead(own.taps, columns, opened.target_ids, _bias_of(opened))
             head.tapped(target)
         except GraphError as error:
             raise ModelLoadError(f"{path}: this EAGLE-3 head does not fit {checkpoint.path}: {error}") from error
@@ -172,6 +176,12 @@ def eagle_model(config: EngineConfig, checkpoint: Checkpoint, target: Graph, pat
         own_config = draft_config(config, str(path))
         closed.pop_all()
     return DraftModel(own_config, opened.checkpoint, graph, model_len, head)
+
+
+def _bias_of(head: EagleHead) -> NDArray[np.float32] | None:
+    """The bias of the layer that reads the hidden states of the model."""
+    name, weights = f"layers.{head.config.layer}.fc.bias", head.checkpoint.weights
+    return weights[name].dequantize() if name in weights else None
 
 
 def beside_head(limits: ExecutorLimits) -> ExecutorLimits:

@@ -40,9 +40,14 @@ class EagleDrafter(HeadDrafter):
         return output.taps
 
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:
-        """The hidden states of the model and those of the head, one of them zeros: the head adds both."""
+        """The hidden states of the model and those of the head, one of them zeros: the head adds both.
+
+        The bias of its first layer is for those of the model alone.
+        """
         of_model, own = (np.zeros((len(rows), columns), np.float32) for columns in self._head.columns)
-        return (of_model, rows) if are_own else (rows, own)
+        if not are_own:
+            return rows, own
+        return of_model, rows if self._head.bias is None else rows - self._head.bias
 
     def _token_of(self, row: int) -> int:
         ids = self._head.target_ids
