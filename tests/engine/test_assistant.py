@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import closing
 from dataclasses import replace
@@ -17,17 +18,22 @@ from octavo import LLM
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.batch import BlockBytes
 from octavo.config import EngineConfig
+from octavo.engine.load import load_engine
 from octavo.engine.loading.draft_model import assistant_model
 from octavo.engine.loading.draft_needs import separate_head_needs
 from octavo.engine.loading.model_graph import model_graph
+from octavo.engine.schedule import Schedule
 from octavo.engine.speculation.assistant_drafter import AssistantDrafter
 from octavo.engine.speculation.draft_source import Draft
 from octavo.engine.speculation.policy import DraftPolicy
 from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams
+from tests.support.answers import Answers
 from tests.support.batches import Request, step
 from tests.support.drafting import AnyPolicy
+from tests.support.fake_executor import create_request
+from tests.support.integrity import check_integrity
 from tests.support.text_models import TEXTS, save_byte_level_tokenizer
 from tests.support.tiny_models import tiny_model
 
@@ -185,6 +191,35 @@ def test_other_backends_and_caches(options: dict[str, Any], tmp_path: Path) -> N
             right = llm.metrics.num_accepted_draft_tokens_total.get("assistant", 0)
     assert found[0] == found[1]
     assert right > 30
+
+
+def test_preemptions_and_aborts(tmp_path: Path) -> None:
+    model = target_model(is_memoryless=True, window=5)
+    folder, target = save(agreeing(model), tmp_path / "assistant"), save(model, tmp_path / "model")
+    prompts = [[5 + (7 * i + j) % 40 for j in range(20 + i)] for i in range(4)]
+    found = []
+    for config in ({"method": "off"}, {"model": folder, "prompt_lookup_min": 16}):
+        loaded = load_engine(EngineConfig(model=target, speculative_config=config, **OPTIONS))
+        engine, outputs = loaded.engine, Answers()
+        for i, prompt in enumerate(prompts):
+            engine.add_request(create_request(engine, str(i), prompt, replace(GREEDY, n=1 + i % 2, seed=i)))
+        for at in itertools.count():
+            if not engine.has_work:
+                break
+            outputs.take(engine.step())
+            if at in (2, 4):
+                engine.admission.preempt(engine.admission.queue.running[-1], Schedule(0, 0, 0))
+            if at == 3:
+                engine.abort("0")
+            check_integrity(engine.scheduler)
+        assert engine.metrics.num_preemptions_total == 2
+        found.append([[choice.token_ids for choice in outputs[str(i)].outputs] for i in range(1, 4)])  # type: ignore[union-attr]
+        right = engine.metrics.num_accepted_draft_tokens_total.get("assistant", 0)
+        assert (right > 20) == ("model" in config)
+        if loaded.draft_executor is not None:
+            loaded.draft_executor.close()
+        loaded.executor.close()
+    assert found[0] == found[1]
 
 
 def test_the_cache_is_that_of_the_model(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from octavo.outputs import OutputDelta
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.engine.test_model_runs import VOCAB_SIZE, tiny_engine
 from tests.support.answers import Answers, answers_of
+from tests.support.drafting import AnyPolicy, ScriptedSource, with_drafts
 from tests.support.fake_executor import EOS_ID, FakeExecutor, create_request, fake_engine
 from tests.support.late_steps import LateExecutor
 from tests.support.tiny_models import tiny_graph
@@ -128,6 +129,41 @@ def test_answers_are_those_of_one_step_at_a_time(
         assert [choice.text for choice in output.outputs] == [choice.text for choice in expected.outputs]
         num_whole += 1
     assert num_whole > 8
+
+
+@pytest.mark.parametrize("seed", [2, 3], ids=["plain", "captured"])
+def test_drafts_and_two_steps_in_flight_take_turns_on_torch(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step after one with drafts waits for its tokens; other steps take theirs from where the device left them."""
+    alone = tiny_engine("llama", "torch")
+    kinds = [FINAL, KINDS[1], KINDS[6]]
+    prompts = [[(11 * i + 7 * j) % VOCAB_SIZE for j in range(6 + i)] for i in range(len(kinds))]
+    specs = [
+        (prompt, replace(kind, max_tokens=24, ignore_eos=True)) for prompt, kind in zip(prompts, kinds, strict=True)
+    ]
+    script: dict[str, list[list[int]]] = {}
+    for i, (prompt, params) in enumerate(specs):
+        alone.add_request(create_request(alone, str(i), prompt, params))
+        output = answers_of(alone)[str(i)]
+        assert isinstance(output, OutputDelta)
+        script[str(i)] = [choice.token_ids for choice in output.outputs]
+    engine, late = late_engine("llama", "torch", seed)
+    policy = AnyPolicy(seed, least=1)
+    lengths = policy.lengths
+
+    def in_turns(chains: Any, *rest: Any, **more: Any) -> list[int]:
+        pays = engine.metrics.num_steps_total % 8 < 4
+        return lengths(chains if pays else [[]] * len(chains), *rest, **more)
+
+    monkeypatch.setattr(policy, "lengths", in_turns)
+    with_drafts(engine, ScriptedSource(script, lambda position: position % 5 != 3), policy)
+    for i, (prompt, params) in enumerate(specs):
+        engine.add_request(create_request(engine, str(i), prompt, params))
+    found = ending(engine)
+    for name, output in found.items():
+        assert isinstance(output, OutputDelta)
+        assert [choice.token_ids for choice in output.outputs] == script[name]
+    assert late.num_ahead > 3
+    assert engine.metrics.num_accepted_draft_tokens_total["script"] > 10
 
 
 def fake_late_engine(**limits: int) -> Engine:
