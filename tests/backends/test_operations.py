@@ -30,7 +30,16 @@ from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
 from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.low_rank import ADAPTERS, AdapterSlots, AddLowRank, AddToEmbedding, LowRank
 from octavo.graph.ops.moe import MoE, Routing
-from octavo.graph.ops.recurrence import ChannelScan, DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan, ShortConv
+from octavo.graph.ops.recurrence import (
+    ChannelScan,
+    DeltaHeads,
+    DiagonalDeltaRule,
+    GatedDeltaRule,
+    RealGatedRecurrence,
+    ScanHeads,
+    SelectiveScan,
+    ShortConv,
+)
 from octavo.graph.ops.rows import AddRows, Gather, PoolRows, Splice
 from octavo.graph.ops.rowwise import Activation, Add, Clip, GatedActivation, LayerNorm, Mul, RMSNorm, Scale, Softcap
 from octavo.graph.ops.spanning_norm import GroupSums, NormColumns, SpanningNorm
@@ -85,6 +94,7 @@ SHAPES = {
     "moe.experts.gate_proj.weight": (4, 32, WIDTH),
     "moe.experts.up_proj.weight": (4, 32, WIDTH),
     "moe.experts.down_proj.weight": (4, WIDTH, 32),
+    "slope": (WIDTH,),
 }
 
 
@@ -124,6 +134,16 @@ def channel_scan(g: Graph, x: Value) -> Value:
     decay, skip = Parameter("conv.weight", (4 * WIDTH,)), Parameter("norm.weight", (WIDTH,))
     b = g.linear(x, "gates")
     return g.add(ChannelScan(x, x * 2.0, b, b * 0.5, decay, skip, 0))
+
+
+def diagonal_delta_rule(g: Graph, x: Value) -> Value:
+    k, gate = x * 0.1, g.add(Activation(x, "sigmoid")) * -0.6
+    return g.add(DiagonalDeltaRule(x, k, x, k, k, gate, g.linear(x, "gates"), None, 16, 16, False, 0))
+
+
+def real_gated_recurrence(g: Graph, x: Value) -> Value:
+    slope, bias = (Parameter(name, (WIDTH,)) for name in ("slope", "norm.bias"))
+    return g.add(RealGatedRecurrence(x, x * 0.5, x * 2.0, slope, bias, bias, 0))
 
 
 def streams(g: Graph, x: Value) -> Value:
@@ -199,6 +219,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     GatedDeltaRule: gated_delta_rule,
     SelectiveScan: selective_scan,
     ChannelScan: channel_scan,
+    DiagonalDeltaRule: diagonal_delta_rule,
+    RealGatedRecurrence: real_gated_recurrence,
     ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),
     FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
     FusedAttention: fused_attention,
@@ -215,6 +237,7 @@ ALL_OPS = [cls for cls in operations() if not issubclass(cls, Collective | Send 
 def test_operation(backend: str, op: type[Op]) -> None:
     rng = np.random.default_rng(0)
     weights = {n: DenseWeight(rng.normal(0, s[-1] ** -0.5, s).astype(np.float32)) for n, s in SHAPES.items()}
+    weights["slope"] = DenseWeight(np.abs(weights["slope"].data))
     g = Graph(SHAPES)
     value = GRAPHS[op](g, g.embedding("embed"))
     g.output = g.select_rows(value) if value.rows is TOKENS else value

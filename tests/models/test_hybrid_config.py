@@ -50,6 +50,12 @@ def from_hf(name: str, **changes: Any) -> Any:
         ("nemotron-h", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is .* steps are not limited"),
         ("nemotron-h", {"n_groups": 3}, "n_groups is 3: does not divide 8 heads"),
         ("zamba2", {"layers_block_type": ["hybrid", "rnn", "hybrid", "hybrid"]}, "layers_block_type is 'rnn'"),
+        ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope is False: must be true"),
+        ("kimi-linear", {"layer_types": ["linear_attention", "mamba"] * 2}, "layer_types is 'mamba'"),
+        ("kimi-linear", {"layer_types": ..., "linear_attn_config": {"full_attn_layers": [5]}}, "from 1 to 4"),
+        ("kimi-linear", {"linear_head_dim": 0}, "linear_head_dim is 0"),
+        ("recurrent-gemma", {"block_types": ["mamba"]}, "block_types is 'mamba': must be recurrent or attention"),
+        ("recurrent-gemma", {"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
         ("zamba2", {"n_mamba_heads": 7}, "n_mamba_heads is 7: must divide 128 columns"),
         ("zamba2", {"mamba_ngroups": 3}, "mamba_ngroups is 3: does not divide 8 heads"),
         ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings is False: must be true"),
@@ -146,3 +152,13 @@ def test_blocks_for_further_tokens_are_left_out(tmp_path: Path) -> None:
     config = load_architecture("qwen35").Config.from_gguf(ConfigReader(metadata, "qwen35."), checkpoint.weights.shapes)
     assert config == checkpoint.config
     assert build_graph("qwen35", config, checkpoint.weights.shapes).makes_logits
+
+
+def test_the_authors_form_of_kimi_linear() -> None:
+    """Their keys, with layers that count from 1, mean what those of transformers mean."""
+    own = {
+        "linear_attn_config": {"head_dim": 16, "num_heads": 4, "full_attn_layers": [2, 4], "kda_layers": [1, 3]},
+        "first_k_dense_replace": 1,
+    }
+    left_out = dict.fromkeys(("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads"), ...)
+    assert from_hf("kimi-linear", **left_out, **own) == from_hf("kimi-linear")

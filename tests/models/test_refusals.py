@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from octavo.errors import ModelLoadError
 from octavo.models import find_architecture, load_architecture
@@ -250,6 +251,24 @@ def nearest_to(name: str, **changes: Any) -> str:
     with pytest.raises(ModelLoadError) as caught:
         find_architecture("novel", reader, lambda module, own: module.Config.from_hf(own))
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("nanochat", "arcee, which has no key final_logit_softcapping ("),
+        ("vaultgemma", "gemma2, which has all its keys ("),
+        ("deepseek_v4", "deepseek2 ("),
+        ("xglm", None),  # glm4 has a similar name and nothing else in common
+        ("xlstm", None),
+    ],
+)
+def test_what_is_near_to_published_architectures(name: str, near: str | None) -> None:
+    reader = ConfigReader(AutoConfig.for_model(name).to_dict())
+    with pytest.raises(ModelLoadError) as caught:
+        find_architecture(name, reader, lambda module, own: module.Config.from_hf(own))
+    expected = "and no supported one is near it" if near is None else f"nearest of the supported ones: {near}"
+    assert expected in str(caught.value)
 
 
 def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:

@@ -14,10 +14,12 @@ from transformers import (
     FalconH1Config,
     FalconMambaConfig,
     JambaConfig,
+    KimiLinearConfig,
     Mamba2Config,
     MambaConfig,
     NemotronHConfig,
     PreTrainedConfig,
+    RecurrentGemmaConfig,
     Zamba2Config,
 )
 
@@ -53,6 +55,20 @@ _NO_ATTENTION = {
 _NO_ATTENTION |= {"num_hidden_layers": 3}
 _MAMBA2 = {**_NO_ATTENTION, "num_heads": 8, "head_dim": 16, "state_size": 24}
 _ZAMBA = {**_SIZES, "num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_d_state": 24, "adapter_rank": 8}
+_KIMI = {key: value for key, value in _SIZES.items() if "attention_heads" not in key and "key_value" not in key}
+_KIMI |= {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "moe_intermediate_size": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+}
+_GRIFFIN = {key: value for key, value in _SIZES.items() if "key_value" not in key and "max_position" not in key}
 _JAMBA = {**_SIZES, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 12}
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -121,6 +137,30 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         tie_word_embeddings=False,
     ),
     "falcon-mamba": lambda: FalconMambaConfig(**_NO_ATTENTION, mixer_rms_eps=1e-5),
+    "kimi-linear": lambda: KimiLinearConfig(
+        **_KIMI, num_attention_heads=4, num_key_value_heads=4, n_group=1, topk_group=1
+    ),
+    "kimi-linear-groups": lambda: KimiLinearConfig(
+        **_KIMI,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        linear_conv_kernel_dim=3,
+        q_lora_rank=24,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        mlp_layer_types=["dense", "dense", "sparse", "sparse"],
+    ),
+    "recurrent-gemma": lambda: RecurrentGemmaConfig(**_GRIFFIN, num_key_value_heads=1, attention_window_size=7),
+    "recurrent-gemma-wide": lambda: RecurrentGemmaConfig(
+        **_GRIFFIN,
+        lru_width=128,
+        attention_bias=True,
+        conv1d_width=3,
+        logits_soft_cap=4.0,
+        block_types=["attention", "recurrent"],
+        tie_word_embeddings=False,
+    ),
     "jamba": lambda: JambaConfig(**_JAMBA, num_experts=4, expert_layer_period=2, expert_layer_offset=0),
     "zamba2": lambda: Zamba2Config(
         **_ZAMBA,
@@ -149,6 +189,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 # GGUF files have no place for what makes these special; those of Bamba have Granite's architecture.
 WITHOUT_GGUF = {"bamba", "bamba-biased", "falcon-h1-biased", "zamba2", "zamba2-plain"}
+WITHOUT_GGUF |= {"kimi-linear", "kimi-linear-groups", "recurrent-gemma", "recurrent-gemma-wide"}
 
 Tensors = dict[str, NDArray[np.float32]]
 

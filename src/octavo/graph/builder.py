@@ -322,6 +322,25 @@ class Graph:
         decay, skip = (self._parameter(f"{name}.{part}.weight", "channel_scan") for part in ("decay", "skip"))
         return self.add(ChannelScan(x, dt, *bc, decay, skip, len(self.state_caches)))
 
+    def kimi_delta_rule(self, qkv: tuple[Value, Value, Value], gate: Value, beta: Value, decay: str) -> Value:
+        """The delta rule of Kimi Linear: see `DiagonalDeltaRule`. decay: the whole name of a vector, one a head."""
+        from octavo.graph.ops.recurrence import DiagonalDeltaRule
+
+        q, k, v = qkv
+        decays = self._parameter(decay, "diagonal_delta_rule")
+        heads = decays.shape[0]
+        sizes = q.cols // heads, v.cols // heads
+        return self.add(DiagonalDeltaRule(q, k, v, k, k, gate, beta, decays, *sizes, True, len(self.state_caches)))
+
+    def real_gated_recurrence(self, x: Value, name: str) -> Value:
+        """`RealGatedRecurrence` of `decay` under `name`, with `_gate` and `_bias` of `input` and `recurrent`."""
+        from octavo.graph.ops.recurrence import RealGatedRecurrence
+
+        into, decays = (self.head_linear(x, f"{name}.{gate}_gate") for gate in ("input", "recurrent"))
+        names = ("decay.weight", "input_bias.weight", "recurrent_bias.weight")
+        slope, *biases = (self._parameter(f"{name}.{part}", "real_gated_recurrence") for part in names)
+        return self.add(RealGatedRecurrence(x, into, decays, slope, biases[0], biases[1], len(self.state_caches)))
+
     # Operations that name weights in their own way, or rows.
 
     def scale_columns(self, x: Value, name: str) -> Value:

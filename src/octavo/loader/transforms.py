@@ -22,6 +22,7 @@ from octavo.models._weights import (
     Fold,
     Heads,
     NegativeExp,
+    OfLayers,
     OneRow,
     Ones,
     Permute,
@@ -54,6 +55,9 @@ def transformed(
     for transform in transforms:
         if transform.only in (None, file_format) and transform.stem in groups:
             group = groups.pop(transform.stem)
+            if isinstance(transform, OfLayers):
+                group, groups[transform.stem] = _of_layers(group, transform, config)
+                transform = transform.step
             if isinstance(transform, Unfolded) and transform.frames in groups:
                 group = _with_frames(group, groups.pop(transform.frames))
             for name, source in _apply(transform, group, config):
@@ -78,7 +82,17 @@ def restored(
     return {str(name): source for name, source in found.items()}
 
 
+def _of_layers(group: _Group, transform: OfLayers, config: Any) -> tuple[_Group, _Group]:
+    """The tensors of the layers of a transform, and the others."""
+    layers = transform.layers(config)
+    chosen = {name: source for name, source in group.items() if name.numbers and name.numbers[0] in layers}
+    return chosen, {name: source for name, source in group.items() if name not in chosen}
+
+
 def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
+    if isinstance(transform, OfLayers):
+        chosen, others = _of_layers(found, transform, config)
+        return others | _undone(chosen, transform.step, config)
     chosen = {name: source for name, source in found.items() if name.stem == transform.stem}
     if getattr(transform, "one_way", False):
         return found

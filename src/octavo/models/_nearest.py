@@ -39,6 +39,7 @@ _NEUTRAL_PARTS = (
 )
 _SHOWN = 12  # keys; an architecture that lacks more is not near
 _ALIKE = 0.75  # of names
+_BEGINNING = 2  # letters that alike names share
 
 
 def nearest(
@@ -64,7 +65,9 @@ def nearest(
         found.append((len(unread), -likeness, known, unread))
     *_, known, unread = min(found, default=(0, 0.0, "", []))
     if not found or len(unread) > _SHOWN:
-        return next(iter(difflib.get_close_matches(name[:80], architectures, 1, _ALIKE)), "")
+        # A name that begins otherwise is of another family: `glm4` says nothing about `xglm`.
+        related = [known for known in architectures if known[:_BEGINNING] == name[:_BEGINNING]]
+        return next(iter(difflib.get_close_matches(name[:80], related, 1, _ALIKE)), "")
     if not unread:
         return f"{known}, which has all its keys"
     return f"{known}, which has no key {', '.join(key.removeprefix(reader.prefix)[:60] for key in unread)}"

@@ -6,7 +6,7 @@ expert. The loader applies a table (`octavo.loader.transforms`); nothing here to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -180,8 +180,24 @@ class Ones:
     only: FileFormat | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OfLayers:
+    """A transform of the tensors of some layers alone. layers: from a configuration to their numbers."""
+
+    step: Transform
+    layers: Callable[[Any], Collection[int]]
+
+    @property
+    def stem(self) -> str:
+        return self.step.stem
+
+    @property
+    def only(self) -> FileFormat | None:
+        return self.step.only
+
+
 Transform = (Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp) | (
-    ScaledRows | Softplus | Unfolded | UnitRows | Ones
+    ScaledRows | Softplus | Unfolded | UnitRows | Ones | OfLayers
 )
 
 

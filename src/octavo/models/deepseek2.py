@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from octavo.models._weights import (
     Heads,
     Permute,
     Split,
+    Transform,
     WeightTable,
     halves_of_pairs,
     shared_expert_names,
@@ -41,6 +43,9 @@ _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 _INDEX_TOPK = 2048
 
 _LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
+
+
+LatentT = TypeVar("LatentT", bound="Config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,12 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        topk = reader.integer("attention.indexer.top_k") if reader.has("attention.indexer.top_k") else None
+        return cls.latent_from_gguf(reader, shapes)._indexed(topk)
+
+    @classmethod
+    def latent_from_gguf(cls: type[LatentT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> LatentT:
+        """The configuration without an indexer."""
         reader = without_heads(reader)
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
         mlp = MLPConfig.from_gguf(
@@ -98,10 +109,15 @@ class Config(DecoderConfig):
             scale=mscale**2 * head_dim**-0.5,
             nope_dim=head_dim - rope_dim,
             head_value_dim=_columns(reader, f"attention.{value}", plain.num_heads),
-        )._indexed(reader.integer("attention.indexer.top_k") if reader.has("attention.indexer.top_k") else None)
+        )
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
+        return cls.latent_from_hf(reader)._indexed(_index_topk(reader))
+
+    @classmethod
+    def latent_from_hf(cls: type[LatentT], reader: ConfigReader) -> LatentT:
+        """The configuration without an indexer."""
         num_heads = reader.integer("num_attention_heads", high=MAX_WIDTH)
         rope_dim = _columns(reader, "qk_rope_head_dim", num_heads, 2)
         if rope_dim % 2:
@@ -134,7 +150,7 @@ class Config(DecoderConfig):
             scale=mscale**2 * (nope_dim + rope_dim) ** -0.5,
             nope_dim=nope_dim,
             head_value_dim=_columns(reader, "v_head_dim", num_heads),
-        )._indexed(_index_topk(reader))
+        )
 
     def _indexed(self, topk: int | None) -> Config:
         """The configuration for the contexts in which an indexer chooses all tokens."""
@@ -142,14 +158,14 @@ class Config(DecoderConfig):
         return replace(self, index_topk=topk, max_position_embeddings=min(length, topk or length))
 
     def _with_latent(
-        self,
+        self: LatentT,
         *,
         latent_dim: int,
         rope: RopeParams,
         scale: float,
         nope_dim: int,
         head_value_dim: int,
-    ) -> Config:
+    ) -> LatentT:
         return replace(
             self,
             num_kv_heads=1,
@@ -226,6 +242,29 @@ _QUERIES = ("q_", "q_b_")  # from the input, and from the latent of queries
 _K_PARTS = (_ATTENTION + "kv_a_proj", _ATTENTION + "k_rope_proj")
 _B_PARTS = (_ATTENTION + "k_b_rows", _ATTENTION + "v_b_rows")
 
+LATENT_TRANSFORMS: tuple[Transform, ...] = (
+    *(
+        step
+        for q in _QUERIES
+        for step in (
+            Permute(f"{_ATTENTION}{q}proj", lambda c: _apart(c.num_heads, c.nope_dim, c.rope_dim, c.is_interleaved)),
+            Split(f"{_ATTENTION}{q}proj", (f"{_ATTENTION}{q}nope_proj", f"{_ATTENTION}{q}rope_proj"), _q_rows),
+        )
+    ),
+    Permute(_ATTENTION + "kv_a_proj_with_mqa", lambda c: _apart(1, c.latent_dim, c.rope_dim, c.is_interleaved)),
+    Split(_ATTENTION + "kv_a_proj_with_mqa", _K_PARTS, lambda c: (c.latent_dim, c.rope_dim)),
+    # GGUF files have had the two halves since April 2025.
+    Permute(
+        _ATTENTION + "kv_b_proj",
+        lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False),
+        one_way=True,
+    ),
+    Split(_ATTENTION + "kv_b_proj", _B_PARTS, _kv_b_rows, one_way=True),
+    Heads(_B_PARTS[0], _ATTENTION + "k_b_proj", lambda c: c.num_heads, transposed=True, one_way=True),
+    Heads(_B_PARTS[1], _ATTENTION + "v_b_proj", lambda c: c.num_heads, one_way=True),
+)
+"""Those of the weights of attention."""
+
 WEIGHTS = WeightTable(
     names={
         "blk.*.attn_q_a": _ATTENTION + "q_a_proj",
@@ -238,30 +277,7 @@ WEIGHTS = WeightTable(
         "blk.*.attn_v_b": _ATTENTION + "v_b_proj",
         **shared_expert_names(),
     },
-    transforms=(
-        *(
-            step
-            for q in _QUERIES
-            for step in (
-                Permute(
-                    f"{_ATTENTION}{q}proj", lambda c: _apart(c.num_heads, c.nope_dim, c.rope_dim, c.is_interleaved)
-                ),
-                Split(f"{_ATTENTION}{q}proj", (f"{_ATTENTION}{q}nope_proj", f"{_ATTENTION}{q}rope_proj"), _q_rows),
-            )
-        ),
-        Permute(_ATTENTION + "kv_a_proj_with_mqa", lambda c: _apart(1, c.latent_dim, c.rope_dim, c.is_interleaved)),
-        Split(_ATTENTION + "kv_a_proj_with_mqa", _K_PARTS, lambda c: (c.latent_dim, c.rope_dim)),
-        # GGUF files have had the two halves since April 2025.
-        Permute(
-            _ATTENTION + "kv_b_proj",
-            lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False),
-            one_way=True,
-        ),
-        Split(_ATTENTION + "kv_b_proj", _B_PARTS, _kv_b_rows, one_way=True),
-        Heads(_B_PARTS[0], _ATTENTION + "k_b_proj", lambda c: c.num_heads, transposed=True, one_way=True),
-        Heads(_B_PARTS[1], _ATTENTION + "v_b_proj", lambda c: c.num_heads, one_way=True),
-        *stacked_experts(),
-    ),
+    transforms=(*LATENT_TRANSFORMS, *stacked_experts()),
 )
 
 
@@ -285,15 +301,19 @@ def _layer(g: Graph, cfg: Config, h: Value, layer: int) -> Value:
     return h + mlp(g, g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps), cfg, layer)
 
 
-def latent_attention(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
-    """The heads' own products with keys are absorbed into queries, those with values come after the attention."""
+def latent_attention(g: Graph, cfg: Config, x: Value, layer: int, *, rotates: bool = True) -> Value:
+    """The heads' own products with keys are absorbed into queries, those with values come after the attention.
+
+    rotates: False: nothing has a position.
+    """
     p = f"layers.{layer}.self_attn."
     q, stem = x, p + _QUERIES[0]
     if p + "q_a_proj.weight" in g.weights:
         q, stem = g.rms_norm(g.linear(x, p + "q_a_proj"), p + "q_a_layernorm", _LATENT_EPS), p + _QUERIES[1]
-    q_rope = g.add(Rope(g.linear(q, stem + "rope_proj"), cfg.rope_dim, cfg.rope.params))
     q_latent = g.head_linear(g.linear(q, stem + "nope_proj"), p + "k_b_proj")
     latent = g.rms_norm(g.linear(x, p + "kv_a_proj"), p + "kv_a_layernorm", _LATENT_EPS)
-    k_rope = g.add(Rope(g.linear(x, p + "k_rope_proj"), cfg.rope_dim, cfg.rope.params))
+    q_rope, k_rope = g.linear(q, stem + "rope_proj"), g.linear(x, p + "k_rope_proj")
+    if rotates:
+        q_rope, k_rope = (g.add(Rope(y, cfg.rope_dim, cfg.rope.params)) for y in (q_rope, k_rope))
     mixed = g.add(LatentAttention(q_latent, q_rope, latent, k_rope, cfg.attention_params(layer)))
     return g.linear(g.head_linear(mixed, p + "v_b_proj"), p + "o_proj")

@@ -64,7 +64,7 @@ class Config(deepseek2.Config):
             nope_dim=nope_dim,
             head_value_dim=value_dim,
         )
-        return replace(config, rope=rope, is_interleaved=False)  # type: ignore[return-value]
+        return replace(config, rope=rope, is_interleaved=False)
 
     def _scaled(self, embedding: float, depth: float, base: int) -> Config:
         return replace(

@@ -190,6 +190,27 @@ void compare_states(Judge& judge, Random& random) {
         compare_state(judge, random, call, {cols, cols, 12, 12}, static_cast<size_t>(12) * cols,
                       std::to_string(cols) + " columns");
     }
+    for (const int32_t cols : {48, 23}) {
+        Call call;
+        call.kernel = "real_gated_recurrence";
+        call.cols = cols;
+        call.weights = {random_vector(random, cols), random_vector(random, cols), random_vector(random, cols)};
+        for (int i = 0; i < cols; ++i) call.weights[0].plain->data()[i] = 1.0f + call.weights[0].plain->data()[i];
+        call.ints = {0};
+        call.floats = {8.0f};
+        compare_state(judge, random, call, {cols, cols, cols}, static_cast<size_t>(cols),
+                      std::to_string(cols) + " columns");
+    }
+    for (const int32_t dim : {16, 40}) {  // three heads
+        Call call;
+        call.kernel = "diagonal_delta_rule";
+        call.cols = 3 * dim;
+        call.weights = {random_vector(random, 3)};
+        for (int i = 0; i < 3; ++i) call.weights[0].plain->data()[i] = -1.0f - call.weights[0].plain->data()[i];
+        call.ints = {24, dim, dim == 16, 0};
+        compare_state(judge, random, call, {72, 72, 3 * dim, 72, 72, 72, 3}, static_cast<size_t>(3) * 24 * dim,
+                      "values of " + std::to_string(dim));
+    }
     for (const int32_t dim : {16, 40}) {  // three key heads, six value heads
         Call call;
         call.kernel = "gated_delta_rule";

@@ -14,7 +14,16 @@ from octavo.backends.cpu import CompileOptions
 from octavo.backends.cpu import compile as compile_native
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
-from octavo.graph.ops.recurrence import ChannelScan, DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
+from octavo.graph.ops.recurrence import (
+    ChannelScan,
+    DeltaHeads,
+    DiagonalDeltaRule,
+    GatedDeltaRule,
+    RealGatedRecurrence,
+    ScanHeads,
+    SelectiveScan,
+)
+from octavo.graph.ops.rowwise import Activation
 from octavo.graph.values import Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
@@ -39,7 +48,8 @@ class Case:
         shapes = {"embed.weight": (VOCAB, self.cols), **self.shapes}
         rng = np.random.default_rng(self.cols)
         arrays = {n: (rng.standard_normal(s) * self.sizes.get(n, 0.5)).astype(np.float32) for n, s in shapes.items()}
-        arrays = {name: -np.abs(array) if name.endswith(".decay") else array for name, array in arrays.items()}
+        signs = {".decay": -1.0, ".slope": 1.0}
+        arrays = {n: signs[n[1:]] * np.abs(array) if n[1:] in signs else array for n, array in arrays.items()}
         g = Graph(shapes)
         g.output = g.select_rows(self.build(g, g.embedding("embed")))
         return g, {name: DenseWeight(array) for name, array in arrays.items()}
@@ -88,7 +98,42 @@ def channels(cols: int, state_dim: int) -> Case:
     return Case(32, shapes, build, 2e-5)
 
 
+def diagonal(heads: int, key_dim: int, value_dim: int, *, kimi: bool) -> Case:
+    """With decays, shared keys and amounts as in Kimi Linear, or as in RWKV 7."""
+    keys = ("q", "k", "gate") if kimi else ("q", "k", "gate", "read", "erase")
+    widths = {**dict.fromkeys(keys, heads * key_dim), "v": heads * value_dim, "beta": heads}
+    shapes = {**{f"{n}.weight": (w, 32) for n, w in widths.items()}, "a.decay": (heads,)}
+
+    def build(g: Graph, x: Value) -> Value:
+        made = {name: g.linear(x, name) for name in widths}
+        read, erase = (made["k"],) * 2 if kimi else (made["read"] * 0.1, made["erase"] * 0.1)
+        gate = made["gate"] if kimi else g.add(Activation(made["gate"], "sigmoid")) * -0.6
+        beta, decay = (made["beta"], Parameter("a.decay", (heads,))) if kimi else (None, None)
+        k = g.rms_norm(made["k"], None, 1e-6, key_dim) * key_dim**-0.5
+        read, erase = (k, k) if kimi else (read, erase)
+        rest = (gate, beta, decay, key_dim, value_dim, kimi, 0)
+        return g.add(DiagonalDeltaRule(made["q"], k, made["v"], read, erase, *rest))
+
+    return Case(32, shapes, build, 2e-5)
+
+
+def gated(cols: int) -> Case:
+    vectors = dict.fromkeys(("a.slope", "a.input", "a.gate"), (cols,))
+    shapes = {**{f"{n}.weight": (cols, 32) for n in "xig"}, **vectors}
+
+    def build(g: Graph, x: Value) -> Value:
+        slope, *biases = (Parameter(name, shape) for name, shape in vectors.items())
+        return g.add(RealGatedRecurrence(*(g.linear(x, name) for name in "xig"), slope, *biases, 0))
+
+    return Case(32, shapes, build, 2e-5)
+
+
 CASES = {
+    "diagonal-kimi": diagonal(2, 16, 32, kimi=True),
+    "diagonal-kimi-odd": diagonal(3, 5, 19, kimi=True),
+    "diagonal-rwkv": diagonal(2, 24, 24, kimi=False),
+    "gated": gated(64),
+    "gated-odd": gated(23),
     "delta": delta(2, 4, 16, 32),
     "delta-odd": delta(1, 3, 5, 19),
     "delta-tiled": delta(3, 6, 16, 16),

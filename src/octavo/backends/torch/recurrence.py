@@ -90,6 +90,33 @@ def channel_scan(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], d
     return _recur(step, cache, tokens, advance)
 
 
+def diagonal_delta_rule(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], reads_decayed: bool) -> Tensor:
+    """tokens: q, k, v, read, erase, gates [tokens, heads, dim], amounts [tokens, heads].
+
+    See `octavo.graph.ops.DiagonalDeltaRule`.
+    """
+
+    def advance(token: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v, read, erase, gate, amount = token
+        seen = torch.einsum("nhk,nhkv->nhv", read * gate if reads_decayed else read, state)
+        added = k[..., None] * v[..., None, :] - erase[..., None] * seen[..., None, :]
+        state = state * gate[..., None] + amount[..., None, None] * added
+        return torch.einsum("nhk,nhkv->nhv", q, state), state
+
+    return _recur(step, cache, tokens, advance)
+
+
+def gated_sum(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor]) -> Tensor:
+    """tokens: what is added and what the sum before is multiplied by, [tokens, cols]."""
+
+    def advance(token: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        added, gate = token
+        state = state * gate[:, None] + added[:, None]
+        return state[:, 0], state
+
+    return _recur(step, cache, tokens, advance)
+
+
 def _recur(step: TorchStep, cache: StateCache, tokens: Sequence[Tensor], advance: AdvanceTokens) -> Tensor:
     """The outputs of all tokens [tokens, columns]: the first ones of all sequences together, then the second ones."""
     (states,) = step.read_states(cache)

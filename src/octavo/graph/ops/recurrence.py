@@ -19,6 +19,7 @@ from octavo.graph.splits import ColumnSplit, HeadSplit, Range, StateSplit, merge
 from octavo.graph.values import TOKENS, Parameter, RowDomain, Value
 
 MAX_TAPS = 8  # of a short convolution; native kernels keep them in registers
+MOST_ROWS = 256  # of a state of `DiagonalDeltaRule`; native kernels keep their gates on the stack
 
 # From the rows of one sequence and its states before them, which it replaces in place, to their output.
 Advance = Callable[[slice, list[Array]], Array]
@@ -315,6 +316,127 @@ class ChannelScan(Op):
                 state *= np.exp(decay * steps[t])
                 state += b[t][:, None] * (steps[t] * x[t])
                 out[at] = c[t] @ state + skipped[t]
+            return out
+
+        return advance_states(step, self.cache, self.x.cols, advance)
+
+
+@dataclass(frozen=True, slots=True)
+class DiagonalDeltaRule(Op):
+    """A delta rule with a decay for each row of a state [key_dim, value_dim], as in Kimi Linear (arXiv 2510.26692) and
+    RWKV 7 (2503.14456).
+
+    Of each token and head, with gates = exp(decay * softplus(gate)), or exp(gate) without `decay`:
+    seen = read @ state, of the state times the gates if `reads_decayed`, else of that before;
+    state = gates * state + sigmoid(beta) * (outer(k, v) - outer(erase, seen)); out = q @ state. No beta: a factor of 1.
+    """
+
+    q: Value  # [TOKENS, heads * key_dim], like all but v and beta
+    k: Value
+    v: Value  # [TOKENS, heads * value_dim]
+    read: Value
+    erase: Value
+    gate: Value
+    beta: Value | None  # [TOKENS, heads]
+    decay: Parameter | None  # [heads], negative
+    key_dim: int
+    value_dim: int
+    reads_decayed: bool
+    index: int
+
+    @property
+    def num_heads(self) -> int:
+        return self.v.cols // self.value_dim
+
+    @property
+    def cache(self) -> StateCache:
+        return StateCache(self.index, ((self.num_heads, self.key_dim, self.value_dim),))
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        sizes = f"heads of {self.key_dim} and {self.value_dim} columns"
+        require(0 < self.key_dim <= MOST_ROWS, f"{sizes}: the first must be at most {MOST_ROWS}")
+        require(self.value_dim > 0 and self.v.cols % self.value_dim == 0, f"v {describe(self.v)} is not of {sizes}")
+        width = self.num_heads * self.key_dim
+        require_rows(self, {**dict.fromkeys(("q", "k", "read", "erase", "gate"), width), "v": self.v.cols})
+        if self.beta is not None:
+            require_rows(self, {"beta": self.num_heads})
+        require_parameter(self.decay, self.num_heads)
+        return TOKENS, self.v.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return sizes.tokens * self.num_heads * self.key_dim * (9 * self.value_dim + 3)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        q, k, read, erase, gate = (
+            step.values[x].reshape(-1, self.num_heads, self.key_dim)
+            for x in (self.q, self.k, self.read, self.erase, self.gate)
+        )
+        v = step.values[self.v].reshape(-1, self.num_heads, self.value_dim)
+        gates = np.exp(gate if self.decay is None else step.weights[self.decay][:, None] * softplus(gate))
+        amounts = np.ones(v.shape[:2], v.dtype) if self.beta is None else sigmoid(step.values[self.beta])
+
+        def advance(rows: slice, states: list[Array]) -> Array:
+            (state,) = states  # [heads, key_dim, value_dim]
+            out = np.empty((rows.stop - rows.start, *v.shape[1:]), state.dtype)
+            for at, t in enumerate(range(rows.start, rows.stop)):
+                before = read[t] * gates[t] if self.reads_decayed else read[t]
+                seen = np.einsum("hk,hkv->hv", before, state)
+                added = k[t, :, :, None] * v[t, :, None] - erase[t, :, :, None] * seen[:, None]
+                state *= gates[t, :, :, None]
+                state += amounts[t, :, None, None] * added
+                out[at] = np.einsum("hk,hkv->hv", q[t], state)
+            return out.reshape(len(out), -1)
+
+        return advance_states(step, self.cache, self.v.cols, advance)
+
+
+@dataclass(frozen=True, slots=True)
+class RealGatedRecurrence(Op):
+    """The RG-LRU of Griffin, arXiv 2402.19427: each column is a sum that decays by itself.
+
+    Of each token, with rate = -sharpness * slope * sigmoid(decay_gate + decay_bias):
+    state = exp(rate) * state + size * x * sigmoid(input_gate + input_bias), size = sqrt(1 - exp(2 * rate)), and 1 for
+    the first token of a sequence. The state is the output.
+    """
+
+    x: Value  # [TOKENS, cols], like the gates
+    input_gate: Value
+    decay_gate: Value
+    slope: Parameter  # [cols], positive, like the others
+    input_bias: Parameter
+    decay_bias: Parameter
+    index: int
+    sharpness: float = 8.0
+
+    @property
+    def cache(self) -> StateCache:
+        return StateCache(self.index, ((1, self.x.cols),))
+
+    def infer_shape(self) -> tuple[RowDomain, int]:
+        require_rows(self, dict.fromkeys(("x", "input_gate", "decay_gate"), self.x.cols))
+        for parameter in (self.slope, self.input_bias, self.decay_bias):
+            require_parameter(parameter, self.x.cols)
+        return TOKENS, self.x.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return sizes.tokens * self.x.cols * 16
+
+    def evaluate(self, step: Evaluation) -> Array:
+        weights = (step.weights[p] for p in (self.slope, self.input_bias, self.decay_bias))
+        slope, input_bias, decay_bias = weights
+        rates = -self.sharpness * slope * sigmoid(step.values[self.decay_gate] + decay_bias)
+        is_first = step.batch.positions[:, None] == 0
+        sizes = np.where(is_first, 1.0, np.sqrt(-np.expm1(2 * rates))).astype(rates.dtype, copy=False)
+        added = sizes * step.values[self.x] * sigmoid(step.values[self.input_gate] + input_bias)
+        gates = np.exp(rates)
+
+        def advance(rows: slice, states: list[Array]) -> Array:
+            (state,) = states  # [1, cols]
+            out = np.empty((rows.stop - rows.start, self.x.cols), state.dtype)
+            for at, t in enumerate(range(rows.start, rows.stop)):
+                state *= gates[t]
+                state += added[t]
+                out[at] = state[0]
             return out
 
         return advance_states(step, self.cache, self.x.cols, advance)

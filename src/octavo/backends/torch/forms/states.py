@@ -10,9 +10,23 @@ from torch.nn import functional
 
 from octavo.backends.torch.forms.register import form
 from octavo.backends.torch.plain import ACTIVATIONS, wide
-from octavo.backends.torch.recurrence import channel_scan, delta_rule, selective_scan, short_conv
+from octavo.backends.torch.recurrence import (
+    channel_scan,
+    delta_rule,
+    diagonal_delta_rule,
+    gated_sum,
+    selective_scan,
+    short_conv,
+)
 from octavo.backends.torch.step import TorchStep
-from octavo.graph.ops.recurrence import ChannelScan, GatedDeltaRule, SelectiveScan, ShortConv
+from octavo.graph.ops.recurrence import (
+    ChannelScan,
+    DiagonalDeltaRule,
+    GatedDeltaRule,
+    RealGatedRecurrence,
+    SelectiveScan,
+    ShortConv,
+)
 
 
 @form(ShortConv)
@@ -69,3 +83,25 @@ def _channel_scan(op: ChannelScan, step: TorchStep) -> Tensor:
     decay = step.weight(op.decay).reshape(op.b.cols, op.x.cols)
     scanned = channel_scan(step, op.cache, (steps * x, b, c, steps), decay)
     return (scanned + step.weight(op.skip) * x).to(step.values[op.x].dtype)
+
+
+@form(DiagonalDeltaRule)
+def _diagonal_delta_rule(op: DiagonalDeltaRule, step: TorchStep) -> Tensor:
+    values = (op.q, op.k, op.read, op.erase, op.gate)
+    q, k, read, erase, gate = (wide(step.values[x]).reshape(-1, op.num_heads, op.key_dim) for x in values)
+    v = wide(step.values[op.v]).reshape(-1, op.num_heads, op.value_dim)
+    if op.decay is not None:
+        gate = step.weight(op.decay)[:, None] * functional.softplus(gate, threshold=60.0)
+    amounts = torch.ones_like(v[..., 0]) if op.beta is None else torch.sigmoid(wide(step.values[op.beta]))
+    tokens = (q, k, v, read, erase, torch.exp(gate), amounts)
+    return diagonal_delta_rule(step, op.cache, tokens, op.reads_decayed).to(step.values[op.v].dtype)
+
+
+@form(RealGatedRecurrence)
+def _real_gated_recurrence(op: RealGatedRecurrence, step: TorchStep) -> Tensor:
+    x, input_gate, decay_gate = (wide(step.values[value]) for value in (op.x, op.input_gate, op.decay_gate))
+    rates = -op.sharpness * step.weight(op.slope) * torch.sigmoid(decay_gate + step.weight(op.decay_bias))
+    is_first = (step.rows.positions == 0)[:, None]
+    sizes = torch.where(is_first, 1.0, torch.sqrt(-torch.expm1(2 * rates)))
+    added = sizes * x * torch.sigmoid(input_gate + step.weight(op.input_bias))
+    return gated_sum(step, op.cache, (added, torch.exp(rates))).to(step.values[op.x].dtype)
