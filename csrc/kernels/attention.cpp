@@ -9,12 +9,12 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(Attention, (q, k, v), (alibi_slopes, query_scales, sinks, key_mean),
+OCTAVO_SIGNATURE(Attention, (q, k, v), (alibi_slopes, query_scales, sinks, distance_bias, key_mean),
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
                   sees_spans, kv_type),
                  (scale, softcap));
 OCTAVO_SIGNATURE(FusedAttention, (qkv),
-                 (alibi_slopes, query_scales, frequencies, axes, sinks, q_norm, k_norm, key_mean),
+                 (alibi_slopes, query_scales, frequencies, axes, sinks, q_norm, k_norm, distance_bias, key_mean),
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
                   sees_spans, norms_q, norms_k, norms_v, kv_type),
                  (scale, softcap, attention_factor, eps));
@@ -25,9 +25,14 @@ OCTAVO_SIGNATURE(LatentAttention, (q, q_rope, latent, k_rope), (alibi_slopes, qu
                  (scale, softcap));
 
 OCTAVO_SIGNATURE(CrossAttention, (q, k, v), (alibi_slopes, key_mean),
-                 (num_heads, num_kv_heads, head_dim, window, layer, domain, kv_type), (scale));
+                 (num_heads, num_kv_heads, head_dim, window, layer, domain, kv_type), (scale, softcap));
 
 constexpr int32_t LATENT_HEADS = 32;  // heads that share a conversion of keys; other heads are other workers' work
+
+void set_distance_bias(const Weight& weight, AttentionShape& shape) {
+    shape.distance_bias = weight.data;
+    shape.distance_bias_size = weight.data ? static_cast<int64_t>(weight.size) : 0;
+}
 
 AttentionTask plain_task(const Args& args) {
     const View &q = args.inputs[Attention::q], &k = args.inputs[Attention::k], &v = args.inputs[Attention::v];
@@ -40,6 +45,7 @@ AttentionTask plain_task(const Args& args) {
     task.in.v_stride = v.cols;
     task.writes = k.data != nullptr;
     task.shape.sinks = args.weights[Attention::sinks].data;
+    set_distance_bias(args.weights[Attention::distance_bias], task.shape);
     return task;
 }
 
@@ -61,6 +67,7 @@ AttentionTask fused_task(const Args& args) {
     task.in.v_norm = {args.ints[FusedAttention::norms_v] != 0, nullptr};
     task.in.eps = args.floats[FusedAttention::eps];
     task.shape.sinks = args.weights[FusedAttention::sinks].data;
+    set_distance_bias(args.weights[FusedAttention::distance_bias], task.shape);
     return task;
 }
 
@@ -100,6 +107,7 @@ AttentionTask cross_task(const Args& args) {
     s.padded_dim = kv_padded_dim(dims.value);
     s.sees_all = true;
     s.scale = args.floats[F::scale];
+    s.softcap = args.floats[F::softcap];
     s.scale_length = 1;
     task.kv_type = kv_type_of<F>(args);
     task.in.q = q.data;
@@ -177,7 +185,8 @@ bool attention_fits(const Args& args) {
     const bool has_keys = has_cols(k, static_cast<int64_t>(dims.heads) * dims.key) &&
                           has_cols(v, static_cast<int64_t>(dims.heads) * dims.value) && has_rows_of(k, v);
     return has_cols(q, heads * dims.key) && has_cols(args.output, heads * dims.value) && has_rows_of(q, args.output) &&
-           (has_keys || (is_absent(k) && is_absent(v))) && is_vector_or_absent(args.weights[Attention::sinks], heads);
+           (has_keys || (is_absent(k) && is_absent(v))) && is_vector_or_absent(args.weights[Attention::sinks], heads) &&
+           is_distance_bias_or_absent(args.weights[Attention::distance_bias], heads);
 }
 
 bool fused_attention_fits(const Args& args) {
@@ -191,7 +200,9 @@ bool fused_attention_fits(const Args& args) {
            is_within(args.weights[F::frequencies].size, 0, dims.key / 2) &&
            is_vector_or_absent(args.weights[F::axes], args.weights[F::frequencies].size) &&
            is_vector_or_absent(args.weights[F::q_norm], dims.key) &&
-           is_vector_or_absent(args.weights[F::k_norm], dims.key) && is_vector_or_absent(args.weights[F::sinks], heads);
+           is_vector_or_absent(args.weights[F::k_norm], dims.key) &&
+           is_vector_or_absent(args.weights[F::sinks], heads) &&
+           is_distance_bias_or_absent(args.weights[F::distance_bias], heads);
 }
 
 bool latent_attention_fits(const Args& args) {

@@ -85,17 +85,11 @@ class RowsSoftmax {
     // A row's maximum is found while the row before it is computed.
     void look_ahead(int32_t row, float* scores) {
         next_keys_ = seen_of_split(shape_, block_, start_, row, row);
-        if (shape_.softcap == 0.0f && !shape_.slopes) {
+        if (!has_rule(shape_)) {
             next_max_ = largest(scores, next_keys_);
             return;
         }
-        const int32_t head = block_.kv_head * shape_.group + row % shape_.group;
-        const int32_t position = block_.first_position + row / shape_.group;
-        next_max_ = largest_score(
-            {scores,
-             next_keys_.begin,
-             next_keys_.end,
-             {shape_.softcap, shape_.slopes ? shape_.slopes[head] : 0.0f, static_cast<float>(start_ - position)}});
+        next_max_ = largest_score({scores, next_keys_.begin, next_keys_.end, rule_of(shape_, block_, row, start_)});
     }
     __attribute__((noinline)) void begin_row() {
         block_.split_max[row_] = max_ = next_max_;

@@ -37,8 +37,10 @@ struct AttentionShape {
     bool sees_all;                  // a token sees all keys of its sequence, which are those of other rows
     bool sees_spans;                // a token also sees the later keys of its span
     float scale, softcap;
-    const float* slopes;        // ALiBi [num_heads] or null
-    const float* sinks;         // [num_heads] or null
+    const float* slopes;         // ALiBi [num_heads] or null
+    const float* sinks;          // [num_heads] or null
+    const float* distance_bias;  // see DistanceBias; [distance_bias_size] or null
+    int64_t distance_bias_size;
     const float* query_scales;  // [num_query_scales], one for each scale_length positions, or null
     int64_t num_query_scales, scale_length, scale_offset;
 };
@@ -95,6 +97,17 @@ inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& bloc
     const int32_t last = block.last_seen[last_row / shape.group];
     const int32_t end = last > high ? last + 1 : high + 1;
     return {first_visible(shape, low), end < block.seq_len ? end : block.seq_len};
+}
+
+// The steps of the scores of a row in the keys from position `start` on.
+inline ScoreRule rule_of(const AttentionShape& shape, const QueryBlock& block, int32_t row, int32_t start) {
+    const int32_t head = block.kv_head * shape.group + row % shape.group;
+    const int32_t position = block.first_position + row / shape.group;
+    return {shape.softcap, shape.slopes ? shape.slopes[head] : 0.0f, static_cast<float>(start - position),
+            distance_bias_of(shape.distance_bias, shape.distance_bias_size, shape.num_heads, head)};
+}
+inline bool has_rule(const AttentionShape& shape) {
+    return shape.softcap != 0.0f || shape.slopes || shape.distance_bias;
 }
 
 struct Tiles {
@@ -171,24 +184,19 @@ inline void score_panels(const AttentionShape& shape, const QueryBlock& block, c
 inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, const ChunkKeys& chunk, int32_t first,
                          int32_t count) {
     const Interval seen = tile_keys(shape, block, chunk, first, first + count - 1);
-    const bool ruled = shape.softcap != 0.0f || shape.slopes;
+    const bool ruled = has_rule(shape);
     const Interval common =
         intersect(tile_keys(shape, block, chunk, first, first),
                   tile_keys(shape, block, chunk, first + count - 1, first + count - 1).begin, CHUNK);
     const bool plain = !ruled && common.begin == 0 && common.end == CHUNK;
     RowScores rows[TILE_ROWS];
     for (int32_t r = 0; r < count; ++r) {
-        const int32_t row = first + r, position = block.first_position + row / shape.group;
-        const int32_t head = block.kv_head * shape.group + row % shape.group;
+        const int32_t row = first + r;
         float* scores = block.scores + row * CHUNK;
         rows[r].scores = scores;
         if (plain) continue;
         const Interval keys = tile_keys(shape, block, chunk, row, row);
-        rows[r] = {
-            scores,
-            keys.begin,
-            keys.end,
-            {shape.softcap, shape.slopes ? shape.slopes[head] : 0.0f, static_cast<float>(chunk.start - position)}};
+        rows[r] = {scores, keys.begin, keys.end, rule_of(shape, block, row, chunk.start)};
         const Interval own = keys.empty() ? Interval{seen.end, seen.end} : keys;
         for (int32_t k = seen.begin; k < own.begin; ++k) scores[k] = 0.0f;
         for (int32_t k = own.end; k < seen.end; ++k) scores[k] = 0.0f;

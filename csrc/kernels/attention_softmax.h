@@ -9,11 +9,25 @@ namespace {
 
 constexpr float NO_SCORE = -1e30f;  // below every score; finite, so that differences are defined
 
+// What a head adds to scores by the distance of key and query: 2 * reach + 1 values, from the furthest key before the
+// query to the furthest behind it. Keys beyond have the value at the end.
+struct DistanceBias {
+    const float* values;  // null: none
+    int32_t reach;
+};
+
+// That of all heads: [num_heads, 2 * reach + 1] or null.
+inline DistanceBias distance_bias_of(const float* values, int64_t size, int32_t num_heads, int64_t head) {
+    const int64_t width = values ? size / num_heads : 1;
+    return {values ? values + head * width : nullptr, static_cast<int32_t>(width / 2)};
+}
+
 // The steps that a score q . k goes through (the scale is in q already).
 struct ScoreRule {
-    float softcap;   // 0: none
-    float slope;     // ALiBi; 0: none
-    float distance;  // position of the chunk's first key minus that of the query
+    float softcap;      // 0: none
+    float slope;        // ALiBi; 0: none
+    float distance;     // position of the chunk's first key minus that of the query
+    DistanceBias bias;  // the last step
 };
 
 // cap * tanh(x / cap), absolute error about 1e-7 * cap.
@@ -37,12 +51,24 @@ inline F32x16 keep_lanes(F32x16 a, int begin, int end, float replacement) {
     return select_greater(broadcast(static_cast<float>(end) - 0.5f), lane, from_begin, other);
 }
 
+// The values for sixteen keys, the first of which is `distance` behind the query.
+inline F32x16 load_bias(const DistanceBias& bias, int32_t distance) {
+    if (distance >= -bias.reach && distance + 15 <= bias.reach) return load(bias.values + bias.reach + distance);
+    float lanes[16];
+    for (int32_t i = 0; i < 16; ++i) {
+        const int32_t apart = distance + i < -bias.reach ? -bias.reach : distance + i;
+        lanes[i] = bias.values[bias.reach + (apart < bias.reach ? apart : bias.reach)];
+    }
+    return load(lanes);
+}
+
 inline F32x16 apply_rule(F32x16 score, const ScoreRule& rule, int group) {
     if (rule.softcap != 0.0f) score = soft_cap(score, rule.softcap);
     if (rule.slope != 0.0f) {
         const F32x16 distance = load(LANE_INDEX) + broadcast(rule.distance + static_cast<float>(group * 16));
         score = score + broadcast(rule.slope) * distance;
     }
+    if (rule.bias.values) score = score + load_bias(rule.bias, static_cast<int32_t>(rule.distance) + group * 16);
     return score;
 }
 
@@ -56,7 +82,7 @@ struct RowScores {
 // The largest score. Rules are applied and lanes outside the range hidden, in place.
 inline float largest_score(const RowScores& row) {
     if (row.begin >= row.end) return NO_SCORE;
-    const bool plain = row.rule.softcap == 0.0f && row.rule.slope == 0.0f;
+    const bool plain = row.rule.softcap == 0.0f && row.rule.slope == 0.0f && !row.rule.bias.values;
     F32x16 largest = broadcast(NO_SCORE);
     for (int g = row.begin / 16; g * 16 < row.end; ++g) {
         F32x16 score = load(row.scores + g * 16);

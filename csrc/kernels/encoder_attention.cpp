@@ -10,14 +10,17 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(EncoderAttention, (q, k, v), (alibi_slopes), (num_heads, num_kv_heads, head_dim, window), (scale));
+OCTAVO_SIGNATURE(EncoderAttention, (q, k, v), (alibi_slopes, distance_bias),
+                 (num_heads, num_kv_heads, head_dim, window), (scale, softcap));
 
 constexpr int ENCODER_ROWS = 16 * TILE_ROWS;  // queries of an item
 
 struct EncoderShape {
     int32_t num_heads, group, head_dim, padded_dim, window;
-    float scale;
-    const float* slopes;  // ALiBi [num_heads] or null
+    float scale, softcap;
+    const float* slopes;         // ALiBi [num_heads] or null
+    const float* distance_bias;  // see DistanceBias; [distance_bias_size] or null
+    int64_t distance_bias_size;
 };
 
 inline EncoderShape encoder_shape(const Args& args) {
@@ -29,7 +32,10 @@ inline EncoderShape encoder_shape(const Args& args) {
             (head_dim + 15) / 16 * 16,
             dim(EncoderAttention::window),
             args.floats[EncoderAttention::scale],
-            args.weights[EncoderAttention::alibi_slopes].data};
+            args.floats[EncoderAttention::softcap],
+            args.weights[EncoderAttention::alibi_slopes].data,
+            args.weights[EncoderAttention::distance_bias].data,
+            static_cast<int64_t>(args.weights[EncoderAttention::distance_bias].size)};
 }
 
 // The scratch of one worker.
@@ -86,6 +92,7 @@ struct EncoderItem {
     int64_t q_stride, kv_stride;
     int32_t first, rows, length;  // queries [first, first + rows) of `length` tokens
     float slope;                  // of the head; 0: none
+    DistanceBias bias;
 };
 
 inline void load_rows(const EncoderShape& s, const EncoderItem& item, const EncoderScratch& scratch) {
@@ -152,7 +159,7 @@ inline void attend_tile(const EncoderShape& s, const EncoderItem& item, int32_t 
         const Seen kept = mine.begin < mine.end ? mine : Seen{seen.end, seen.end};
         for (int32_t key = seen.begin; key < kept.begin; ++key) own[key] = 0.0f;
         for (int32_t key = kept.end; key < seen.end; ++key) own[key] = 0.0f;
-        rows[r] = {own, mine.begin, mine.end, {0.0f, 0.0f, 0.0f}};
+        rows[r] = {own, mine.begin, mine.end, {s.softcap, 0.0f, static_cast<float>(start - first - r), item.bias}};
     }
     softmax_tile(rows, count, false, {scratch.max + row, scratch.sum + row * 16, scratch.rescale + row});
     add_values(count, scores, ValueRows<float>{values, values, s.padded_dim, seen.begin, seen.end}, s.padded_dim,
@@ -220,7 +227,8 @@ void encoder_attention(const Args& args, const Step& step, Worker& worker) {
                                       first,
                                       length - first < ENCODER_ROWS ? length - first : ENCODER_ROWS,
                                       length,
-                                      s.slopes ? s.slopes[head] : 0.0f};
+                                      s.slopes ? s.slopes[head] : 0.0f,
+                                      distance_bias_of(s.distance_bias, s.distance_bias_size, s.num_heads, head)};
             attend_item(s, item, scratch);
         }
 }
@@ -233,7 +241,8 @@ bool encoder_attention_fits(const Args& args) {
     return heads > 0 && kv_heads > 0 && heads % kv_heads == 0 && has_cols(q, heads * dim) &&
            has_cols(k, kv_heads * dim) && is_like(v, k) && has_rows_of(k, q) && is_like(q, args.output) &&
            args.ints[EncoderAttention::window] >= 0 &&
-           is_vector_or_absent(args.weights[EncoderAttention::alibi_slopes], heads);
+           is_vector_or_absent(args.weights[EncoderAttention::alibi_slopes], heads) &&
+           is_distance_bias_or_absent(args.weights[EncoderAttention::distance_bias], heads);
 }
 
 }  // namespace

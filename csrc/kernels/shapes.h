@@ -28,6 +28,12 @@ inline bool is_vector_or_absent(const Weight& weight, int64_t size) {
     return is_absent(weight) || is_vector(weight, size);
 }
 
+// As many values for each head, an odd number: attention_softmax.h.
+inline bool is_distance_bias_or_absent(const Weight& weight, int64_t heads) {
+    const int64_t size = static_cast<int64_t>(weight.size);
+    return is_absent(weight) || (is_vector(weight, size) && size % heads == 0 && size / heads % 2 == 1);
+}
+
 // A packed weight [rows, cols].
 inline bool is_matrix(const Weight& weight, int64_t rows, int64_t cols) {
     return weight.packed && weight.packed->n == rows && weight.packed->k == cols;

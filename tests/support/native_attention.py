@@ -25,13 +25,14 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Extras:
-    """FusedAttention's operations on heads before the dot product, and the sinks of both operations."""
+    """FusedAttention's operations on heads before the dot product, and the tables of both operations."""
 
     rope: RopeParams | None = None
     q_norm: np.ndarray | None = None
     k_norm: np.ndarray | None = None
     eps: float = 1e-5
     sinks: np.ndarray | None = None
+    distance_bias: np.ndarray | None = None  # [num_heads, 2 * reach + 1]
     key_mean: np.ndarray | None = None  # [num_kv_heads, head_dim], what an int8 cache takes off keys
     bare_norms: str = ""  # those of q, k and v that have a norm without a weight
 
@@ -72,9 +73,10 @@ class NativeAttention:
         )
         op = self._operation(inputs, extras)
         operands = lower(op, self._format(extras))
-        arrays = {"sinks": extras.sinks, "q_norm": extras.q_norm, "k_norm": extras.k_norm}
+        arrays = {name: getattr(extras, name) for name in ("sinks", "q_norm", "k_norm", "distance_bias")}
         weights = [(name, arrays.get(name) if value is None else value) for name, value in operands.weights]
-        places = [(n, -1 if a is None else self.program.add_plain_weight(np.array(a, np.float32))) for n, a in weights]
+        add = self.program.add_plain_weight
+        places = [(n, -1 if a is None else add(np.array(a, np.float32).reshape(-1))) for n, a in weights]
         self.program.add_record(
             op.name,
             "layers.0",
@@ -228,6 +230,9 @@ def dense_attention(
             scores *= np.take(p.query_scales, steps, mode="clip")[:, None]
         if p.softcap:
             scores = p.softcap * np.tanh(scores / p.softcap)
+        if extras.distance_bias is not None:
+            reach = extras.distance_bias.shape[1] // 2
+            scores += extras.distance_bias[head][np.clip(distance, -reach, reach) + reach]
         if p.alibi_slopes:
             scores += p.alibi_slopes[head] * distance
         weights = np.exp(np.where(visible, scores, -np.inf))

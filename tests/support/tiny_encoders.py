@@ -13,8 +13,11 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     BertConfig,
+    DistilBertConfig,
+    ElectraConfig,
     Gemma3TextConfig,
     ModernBertConfig,
+    MPNetConfig,
     NomicBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -73,6 +76,16 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     ),
     "jina-bert-reglu": lambda **more: JinaBertConfig(**_SIZES, feed_forward_type="reglu", **more),
     "jina-bert-plain": lambda **more: JinaBertConfig(**_SIZES, feed_forward_type="original", **more),
+    "distilbert": lambda **more: DistilBertConfig(**_SIZES, hidden_dim=80, **more),
+    "distilbert-relu": lambda **more: DistilBertConfig(
+        **_SIZES, hidden_dim=96, activation="relu", sinusoidal_pos_embds=True, **more
+    ),
+    "mpnet": lambda **more: MPNetConfig(**{**_SIZES, "max_position_embeddings": 66}, **more),
+    "mpnet-tanh-gelu": lambda **more: MPNetConfig(
+        **{**_SIZES, "max_position_embeddings": 66, "pad_token_id": 3}, hidden_act="gelu_new", **more
+    ),
+    "electra": lambda **more: ElectraConfig(**_SIZES, embedding_size=64, **more),
+    "electra-narrow": lambda **more: ElectraConfig(**_SIZES, embedding_size=24, hidden_act="relu", **more),
     "gemma-embedding": lambda **more: Gemma3TextConfig(
         **{**_SIZES, "num_hidden_layers": 7},
         num_key_value_heads=2,
@@ -128,7 +141,7 @@ def tiny_encoder(name: str, *, labels: int = 0, seed: int = 0, **more: object) -
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
-            if "orm" in parameter_name and parameter_name.endswith("weight"):
+            if "orm" in parameter_name.replace("transformer", "") and parameter_name.endswith("weight"):
                 parameter += 0.0 if name.startswith("gemma") else 1.0  # whose norms multiply by 1 + weight
             elif "embed" in parameter_name and parameter.dim() > 1:
                 parameter *= parameter.shape[-1] ** 0.25

@@ -13,7 +13,7 @@ from octavo.graph.ops.adapted import AdaptedLinear
 from octavo.graph.ops.attention import Attention, AttentionParams
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather
-from octavo.graph.ops.encoder import TokenTypeEmbedding
+from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, TokenTypeEmbedding
 from octavo.graph.ops.latent_attention import HeadLinear
 from octavo.graph.ops.linear import Embedding, Input, Linear, Logits, PositionEmbedding
 from octavo.graph.ops.low_rank import AddLowRank
@@ -348,13 +348,28 @@ class Graph:
         return self.add(ScaleColumns(x, self._weight(name, "scale_columns")))
 
     def attention(
-        self, q: Value, k: Value | None, v: Value | None, params: AttentionParams, sinks: str | None = None
+        self,
+        q: Value,
+        k: Value | None,
+        v: Value | None,
+        params: AttentionParams,
+        sinks: str | None = None,
+        distance_bias: str | None = None,
     ) -> Value:
-        """Causal attention over the paged cache of layer `params.layer`. sinks: the full name of their weight.
+        """Causal attention over the paged cache of layer `params.layer`. sinks, distance_bias: full names of weights.
 
         k, v: None: those that the attention of that layer, an earlier operation, has written.
         """
-        return self.add(Attention(q, k, v, params, None if sinks is None else self._parameter(sinks, "attention")))
+        logits = None if sinks is None else self._parameter(sinks, "attention")
+        bias = None if distance_bias is None else self._parameter(distance_bias, "attention", plain=True)
+        return self.add(Attention(q, k, v, params, logits, bias))
+
+    def encoder_attention(
+        self, q: Value, k: Value, v: Value, params: EncoderAttentionParams, distance_bias: str | None = None
+    ) -> Value:
+        """Attention both ways within the texts of a step. distance_bias: the full name of the weight."""
+        bias = None if distance_bias is None else self._parameter(distance_bias, "encoder_attention", plain=True)
+        return self.add(EncoderAttention(q, k, v, params, bias))
 
     def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
@@ -402,12 +417,12 @@ class Graph:
         name = f"{stem}.bias"
         return Parameter(name, tuple(self.weights[name]), plain=plain) if name in self.weights else None
 
-    def _parameter(self, name: str, op_name: str) -> Parameter:
+    def _parameter(self, name: str, op_name: str, *, plain: bool = False) -> Parameter:
         layer = _LAYER.match(name)
         self._layer = layer[0] if layer else name.rsplit(".", 1)[0]
         if name not in self.weights:
             raise GraphError(f"{self._layer}: {op_name}: the checkpoint has no weight {name}")
-        return Parameter(name, tuple(self.weights[name]))
+        return Parameter(name, tuple(self.weights[name]), plain=plain)
 
 
 def _shape(op: Op, layer: str) -> tuple[RowDomain, int]:

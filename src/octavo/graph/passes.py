@@ -118,6 +118,7 @@ def fuse_attention(node: Node, view: _View) -> list[Node] | None:
         norms_q=q_norm is not None,
         norms_k=k_norm is not None,
         norms_v=v_norm is not None,
+        distance_bias=op.distance_bias,
     )
     return [Node(product, qkv, node.layer), replace(node, op=attention)]
 

@@ -17,6 +17,7 @@ from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import TensorName
 from octavo.models._decoder import ModelConfig
 from octavo.models._weights import (
+    ByDistance,
     FileFormat,
     Flatten,
     Fold,
@@ -245,6 +246,9 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
             applies = transform.applies(config)
             for name, source in group.items():
                 yield name, _unit_rows(source) if applies else source
+        case ByDistance():
+            for name, source in group.items():
+                yield name, _by_distance(source, transform.buckets(config))
         case Ones():
             for name, source in group.items():
                 yield name, source
@@ -454,6 +458,19 @@ def _unit_rows(source: Source) -> Source:
         return DenseWeight(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-7))
 
     return replace(source, type_name="F32", make=make, steps=f"{source.steps} in unit rows")
+
+
+def _by_distance(source: Source, buckets: NDArray[np.intp]) -> Source:
+    if len(source.shape) != 2 or source.shape[0] <= buckets.max():
+        found = f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}"
+        raise ModelLoadError(f"{found}; the configuration asks for {buckets.max() + 1} buckets of distances")
+
+    def make() -> Weight:
+        return DenseWeight(np.ascontiguousarray(source.make().dequantize().astype(np.float32)[buckets].T))
+
+    shape = (source.shape[1], len(buckets))
+    steps = f"{source.steps} by distance {zlib.crc32(buckets.tobytes())}"
+    return replace(source, type_name="F32", shape=shape, nbytes=4 * math.prod(shape), make=make, steps=steps)
 
 
 def _ones(count: int) -> Source:

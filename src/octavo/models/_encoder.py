@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import Rope, RopeParams
-from octavo.graph.ops.encoder import EncoderAttention, EncoderAttentionParams, MeanPool
+from octavo.graph.ops.encoder import EncoderAttentionParams, MeanPool
 from octavo.graph.ops.rowwise import Activation, GatedActivation
 from octavo.graph.values import Value
 from octavo.models._classic import ACTIVATIONS
@@ -48,6 +48,7 @@ class EncoderConfig(ModelConfig):
     has_classifier: bool = False
     head_activation: str = "tanh"
     alibi_slopes: tuple[float, ...] | None = None
+    distance_bias: str | None = None  # the full name of the weight, one for all layers
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
@@ -167,6 +168,8 @@ def build(g: Graph, cfg: EncoderConfig) -> Value:
     if cfg.position_offset is not None:
         h = h + g.position_embedding("embed_positions", cfg.position_offset)
     h = g.layer_norm(h, "embed_norm", cfg.norm_eps)
+    if "project_in.weight" in g.weights:  # the embeddings may be narrower
+        h = g.linear(h, "project_in")
     for layer in range(cfg.num_layers):
         h = _block(g, cfg, h, layer)
     if cfg.block == "pre_norm":
@@ -204,7 +207,7 @@ def _attention(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
     rope = cfg.ropes[layer]
     if rope is not None:
         q, k = (g.add(Rope(y, cfg.head_dim, rope)) for y in (q, k))
-    mixed = g.add(EncoderAttention(q, k, v, cfg.attention_params(layer)))
+    mixed = g.encoder_attention(q, k, v, cfg.attention_params(layer), cfg.distance_bias)
     return g.linear(mixed, p + "o_proj")
 
 

@@ -169,6 +169,18 @@ class UnitRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ByDistance:
+    """Makes biases by distance, [heads, distances], of a table of buckets, [buckets, heads], once: float32.
+
+    buckets: from a configuration to that of each distance, from the furthest key before a query on.
+    """
+
+    stem: str
+    buckets: Callable[[Any], NDArray[np.intp]]
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ones:
     """Adds the weights of a norm that no file has: as many ones as a matrix, which stays, has columns.
 
@@ -197,7 +209,7 @@ class OfLayers:
 
 
 Transform = (Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp) | (
-    ScaledRows | Softplus | Unfolded | UnitRows | Ones | OfLayers
+    ScaledRows | Softplus | Unfolded | UnitRows | Ones | ByDistance | OfLayers
 )
 
 

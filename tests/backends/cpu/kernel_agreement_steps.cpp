@@ -117,7 +117,7 @@ void compare_cross(Judge& judge, Random& random, int32_t head_dim, int32_t block
     call.kernel = "cross_attention";
     call.weights = {Operand{}, type == KvType::int8 ? random_vector(random, 2 * head_dim) : Operand{}};
     call.ints = {4, 2, head_dim, 0, 0, FIRST_FURTHER_DOMAIN, static_cast<int64_t>(type)};
-    call.floats = {0.125f};
+    call.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
     call.cols = 4 * head_dim;
     const Batch written(0, 45, block_size);
     LevelCaches caches(call, block_size);
@@ -267,7 +267,8 @@ void compare_positions(Judge& judge, Random& random) {
                 const int64_t window = block_size == 16 ? 37 : 0;
                 Call plain;
                 plain.kernel = "attention";
-                plain.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, Operand{}, Operand{}};
+                plain.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, Operand{}, Operand{},
+                                 block_size == 16 ? Operand{} : random_vector(random, 4 * 61)};
                 plain.ints = {0, 4, 2, head_dim, window, 0, 1, 0, window > 0 && head_dim > 64, 0, kv_type};
                 plain.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
                 Call fused;
@@ -278,7 +279,8 @@ void compare_positions(Judge& judge, Random& random) {
                                  Operand{},
                                  random_vector(random, 4),
                                  random_vector(random, head_dim),
-                                 random_vector(random, head_dim)};
+                                 random_vector(random, head_dim),
+                                 block_size == 16 ? random_vector(random, 4 * 9) : Operand{}};
                 fused.ints = {0, 4, 2, head_dim, window, 0, 20, 3, window > 0, 0, 1, 1, block_size > 8, kv_type};
                 fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f};
                 for (Call* call : {&plain, &fused})

@@ -116,6 +116,7 @@ def test_chunked_attention(isa: str, length: int, block_size: int) -> None:
     check(params, Extras(), run(params, Extras(), setup, [330, 31, 64]))
 
 
+BIASES = np.random.default_rng(7).normal(0, 2, (4, 141)).astype(np.float32)
 OPTIONS = {
     "softcap": (attention_params(4, 2, 32, softcap=3.0), Extras()),
     "alibi": (attention_params(4, 2, 32, alibi_slopes=(0.5, 0.25, 0.0625, 0.004)), Extras()),
@@ -125,9 +126,10 @@ OPTIONS = {
         Extras(),
     ),
     "sinks": (attention_params(4, 2, 32, window=40), Extras(sinks=np.array([-3, 0, 2, 5], np.float32))),
+    "biases by distance": (attention_params(4, 2, 32), Extras(distance_bias=BIASES)),
     "everything": (
         attention_params(4, 2, 32, softcap=20.0, alibi_slopes=(0.5, 0.25, 0.0625, 0.004), window=90),
-        Extras(sinks=np.array([-3, 0, 2, 5], np.float32)),
+        Extras(sinks=np.array([-3, 0, 2, 5], np.float32), distance_bias=BIASES[:, 60:81]),
     ),
 }
 
@@ -137,6 +139,14 @@ OPTIONS = {
 def test_options(level: str, name: str) -> None:
     params, extras = OPTIONS[name]
     check(params, extras, run(params, extras, Setup(isa=level, fused=False, threads=2, checked=True), [300, 1, 20]))
+
+
+@each_arithmetic
+def test_biases_by_distance_beside_fused_heads(level: str) -> None:
+    for heads, reach in ((4, 70), (3, 0), (6, 200)):
+        bias = np.random.default_rng(heads).normal(0, 2, (heads, 2 * reach + 1)).astype(np.float32)
+        params, extras = attention_params(heads, 1, 32), Extras(rope=rope_params(32), distance_bias=bias)
+        check(params, extras, run(params, extras, Setup(isa=level, threads=2, checked=True), [300, 1, 20]))
 
 
 @each_arithmetic

@@ -1,5 +1,7 @@
 """The kernels of encoders: numpy's meaning, the same bits on every instruction set, whatever lies beside a text."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,27 @@ def test_attention(shape, slope, lengths, run_op, numpy_op):
         for threads in (1, 3):
             wide = run_op(op, values, batch=batch, isa=isa, threads=threads)
             np.testing.assert_array_equal(wide.view("u4"), scalar.view("u4"), f"{isa}, {threads} threads")
+
+
+@pytest.mark.parametrize(("softcap", "reach"), [(None, 9), (2.0, None), (3.0, 150)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_biases_by_distance_and_soft_caps(shape, softcap, reach, run_op, numpy_op):
+    batch = texts([64, 65, 3, 200])
+    op, values = attention(shape, batch)
+    weights = {}
+    if reach is not None:
+        bias = np.random.default_rng(1).normal(0, 2, (shape[0], 2 * reach + 1)).astype("f4")
+        weights = {"bias": DenseWeight(bias)}
+        op = replace(op, distance_bias=Parameter("bias", bias.shape, plain=True))
+    op = replace(op, params=replace(op.params, softcap=softcap))
+    expected = numpy_op(op, values, weights=weights, batch=batch)
+    without = numpy_op(replace(op, distance_bias=None, params=replace(op.params, softcap=None)), values, batch=batch)
+    assert np.abs(expected - without).max() > 0.1 * np.abs(expected).max() or shape[3] == 1
+    scalar = run_op(op, values, weights=weights, batch=batch, isa="scalar")
+    np.testing.assert_allclose(scalar, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+    for isa in _native.known_isas()[1 : _native.known_isas().index(_native.detected_isa()) + 1]:
+        wide = run_op(op, values, weights=weights, batch=batch, isa=isa, threads=3)
+        np.testing.assert_array_equal(wide.view("u4"), scalar.view("u4"), isa)
 
 
 @pytest.mark.parametrize("slope", SLOPES)

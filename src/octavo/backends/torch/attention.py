@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.backends.torch.step import constant
+from octavo.backends.torch.step import HeadTables, constant
 from octavo.graph.ops.attention import AttentionParams
 from octavo.graph.ops.encoder import EncoderAttentionParams
 
@@ -42,7 +42,7 @@ class Queries:
 _SCORES = 1 << 26  # scores that are held at a time
 
 
-def attend(x: Queries, p: AttentionParams, sinks: Tensor | None) -> Tensor:
+def attend(x: Queries, p: AttentionParams, tables: HeadTables) -> Tensor:
     """The mixed values [n, t, num_heads, value_dim]: `octavo.graph.ops.attention`, a part of the tokens at a time."""
     n, t = x.q.shape[:2]
     index = torch.arange(x.keys.shape[1], device=x.q.device)
@@ -50,7 +50,7 @@ def attend(x: Queries, p: AttentionParams, sinks: Tensor | None) -> Tensor:
     values = x.values.masked_fill((index >= x.end[:, None])[..., None, None], 0.0)
     step = max(_SCORES // max(n * x.keys.shape[1] * p.num_heads, 1), 1)
     parts = [
-        _attend_part(x.q[:, rows], x.keys, values, _visible(x, index, rows, p), p, sinks)
+        _attend_part(x.q[:, rows], x.keys, values, _visible(x, index, rows, p), p, tables)
         for rows in (slice(begin, begin + step) for begin in range(0, t, step))
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -68,7 +68,7 @@ def _visible(x: Queries, index: Tensor, rows: slice, p: AttentionParams) -> tupl
 
 
 def _attend_part(
-    q: Tensor, keys: Tensor, values: Tensor, seen: tuple[Tensor, Tensor], p: AttentionParams, sinks: Tensor | None
+    q: Tensor, keys: Tensor, values: Tensor, seen: tuple[Tensor, Tensor], p: AttentionParams, tables: HeadTables
 ) -> Tensor:
     group, (n, t) = p.num_heads // p.num_kv_heads, q.shape[:2]
     # [n, kv heads, group, t, head_dim] x [n, kv heads, 1, head_dim, length]
@@ -81,6 +81,10 @@ def _attend_part(
     if p.alibi_slopes is not None:
         slopes = constant(p.alibi_slopes, wide, q.device).reshape(p.num_kv_heads, group, 1, 1)
         scores = scores + slopes * distance.to(wide)
+    sinks, bias = tables
+    if bias is not None:
+        found = distance_biases(bias, distance[:, 0, 0]).to(wide).transpose(0, 1)  # [n, heads, t, length]
+        scores = scores + found.reshape(n, p.num_kv_heads, group, t, -1)
     scores = scores.masked_fill(~visible, -torch.inf)
     if sinks is None:
         weights = torch.softmax(scores, dim=-1)
@@ -91,10 +95,16 @@ def _attend_part(
     return mixed.permute(0, 3, 1, 2, 4).reshape(n, t, p.num_heads, -1)
 
 
-def attend_all(q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams) -> Tensor:
-    """Rows that see all keys: q [rows, heads * dim], k and v [keys, kv heads * dim].
+def distance_biases(bias: Tensor, distance: Tensor) -> Tensor:
+    """bias [num_heads, 2 * reach + 1] at distances [...] of keys from queries -> [num_heads, ...]."""
+    reach = bias.shape[1] // 2
+    return bias[:, distance.clamp(-reach, reach) + reach]
 
-    With a window or slopes they are the tokens of one whole text, each seeing those before and after it.
+
+def attend_all(q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams, bias: Tensor | None = None) -> Tensor:
+    """Rows that see all keys: q [rows, heads * dim], k and v [keys, kv heads * dim]. bias: by distance.
+
+    With a window, slopes or a bias they are the tokens of one whole text, each seeing those before and after it.
     """
     num_heads, num_kv_heads = p.num_heads, p.num_kv_heads
     queries, keys, values = (
@@ -103,12 +113,20 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, p: EncoderAttentionParams) -> Te
     )
     mask = None
     index = torch.arange(len(k), device=q.device)
-    distance = (index - index[: len(q), None]).abs()
+    ahead = index - index[: len(q), None]
     if p.window is not None:
-        mask = distance <= p.window
+        mask = ahead.abs() <= p.window
+    added = None if bias is None else distance_biases(bias, ahead).to(q.dtype)
     if p.alibi_slopes is not None:
-        bias = -constant(p.alibi_slopes, q.dtype, q.device)[:, None, None] * distance
-        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+        lowered = -constant(p.alibi_slopes, q.dtype, q.device)[:, None, None] * ahead.abs()
+        added = lowered if added is None else added + lowered
+    if added is not None:
+        mask = added if mask is None else added.masked_fill(~mask, -torch.inf)
     keys, values = (x.repeat_interleave(num_heads // num_kv_heads, dim=0) for x in (keys, values))
+    if p.softcap is not None:
+        scores = p.softcap * torch.tanh(queries @ keys.transpose(1, 2) * p.scale / p.softcap)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+        return (torch.softmax(scores, dim=-1) @ values).transpose(0, 1).reshape(q.shape)
     mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=p.scale)
     return mixed.transpose(0, 1).reshape(q.shape)

@@ -19,7 +19,7 @@ from torch import Tensor
 from octavo.backends.parameters import weight_of
 from octavo.backends.torch.attention import Queries, attend, scaled_queries
 from octavo.backends.torch.operations import evaluate
-from octavo.backends.torch.step import StepRows, TorchStep
+from octavo.backends.torch.step import HeadTables, StepRows, TorchStep
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import StateCache
@@ -156,7 +156,7 @@ class EagerStep(TorchStep):
         k: Tensor | None,
         v: Tensor | None,
         p: AttentionParams,
-        sinks: Tensor | None,
+        tables: HeadTables,
         out: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
         if k is not None and v is not None:
@@ -172,7 +172,7 @@ class EagerStep(TorchStep):
         ):
             first = positions[rows][:1]
             text = Queries(heads[None, rows], keys[None, rows], values[None, rows], positions[None, rows], first, end)
-            mixed.append(attend(text, p, sinks)[0].flatten(1))
+            mixed.append(attend(text, p, tables)[0].flatten(1))
         return torch.cat(mixed)
 
     def read_states(self, cache: StateCache) -> list[Tensor]:

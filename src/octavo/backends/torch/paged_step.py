@@ -19,7 +19,7 @@ from octavo.backends.torch.plain import ProductEnd, linear
 from octavo.backends.torch.quantized import dequantized, matrix_of, product
 from octavo.backends.torch.rank_group import TorchRankGroup
 from octavo.backends.torch.sampler import Samples
-from octavo.backends.torch.step import TorchStep, constant
+from octavo.backends.torch.step import HeadTables, TorchStep, constant
 from octavo.backends.torch.step_arrays import EqualSequences, StepArrays
 from octavo.backends.torch.weights import DeviceWeights
 from octavo.backends.torch.workspace import Workspace
@@ -358,7 +358,7 @@ class PagedStep(TorchStep):
         k: Tensor | None,
         v: Tensor | None,
         p: AttentionParams,
-        sinks: Tensor | None,
+        tables: HeadTables,
         out: Tensor | None = None,
     ) -> Tensor:
         group = self.cache.layers[p.layer].group
@@ -372,10 +372,10 @@ class PagedStep(TorchStep):
         out = q.new_empty((len(q), p.output_width)) if out is None else out
         for some, small in zip(self.arrays.sequences, self.small.sequences, strict=True):
             if some.rows is None:  # all sequences have equally many tokens
-                return self._attended(heads, p, (some, small), sinks, out)
+                return self._attended(heads, p, (some, small), tables, out)
             # These tokens lie apart.
             own = torch.index_select(heads, 0, some.rows, out=self.find((len(some.rows), *heads.shape[1:]), q.dtype))
-            mixed = self._attended(own, p, (some, small), sinks, self.find((len(own), p.output_width), q.dtype))
+            mixed = self._attended(own, p, (some, small), tables, self.find((len(own), p.output_width), q.dtype))
             out.index_copy_(0, some.rows, mixed)
         return out
 
@@ -384,7 +384,7 @@ class PagedStep(TorchStep):
         q: Tensor,
         p: AttentionParams,
         some: tuple[EqualSequences, EqualSequences],
-        sinks: Tensor | None,
+        tables: HeadTables,
         out: Tensor | None,
     ) -> Tensor:
         """The mixed values [n * t, output width] of queries [n * t, num_heads, head_dim].
@@ -394,18 +394,19 @@ class PagedStep(TorchStep):
         group = self.cache.layers[p.layer].group
         window = some[1].windows[group]
         last = self._last_seen(p, some[0])
-        if self.calls is not None and last is None:
+        if self.calls is not None and last is None and tables.distance_bias is None:
             length = window.tables.shape[1] * self.cache.block_size
             shape = self.calls.parts_shape(p, len(window.end), length)
             parts = None if shape is None else self.workspace.find(shape, torch.float32)
             pages = self.cache.layers[p.layer]
-            return self.calls.attend(q, pages, p, some[1], sinks, repeats=self.repeats, memory=(out, parts))
+            found = tables.sinks
+            return self.calls.attend(q, pages, p, some[1], found, repeats=self.repeats, memory=(out, parts))
         window, positions = some[0].windows[group], some[0].positions
         keys, values = (x.to(q.dtype) for x in self.cache.read(p.layer, window.tables))
         if not values.shape[-1]:
             values = keys[..., : p.cache.value_dim]
         own = q.reshape(*positions.shape, p.num_heads, p.head_dim)
-        mixed = attend(Queries(own, keys, values, positions, window.first, window.end, last), p, sinks)
+        mixed = attend(Queries(own, keys, values, positions, window.first, window.end, last), p, tables)
         return mixed.reshape(-1, p.output_width)
 
     def _last_seen(self, p: AttentionParams, some: EqualSequences) -> Tensor | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +53,16 @@ class StepRows:
     def spans(self) -> list[slice]:
         """The tokens of each sequence."""
         return [slice(begin, end) for begin, end in pairwise(self.starts)]
+
+
+class HeadTables(NamedTuple):
+    """Weights with something for each head of an attention: `Attention.sinks` and `Attention.distance_bias`."""
+
+    sinks: Tensor | None = None
+    distance_bias: Tensor | None = None
+
+
+NO_TABLES = HeadTables()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +155,7 @@ class TorchStep(ABC):
         k: Tensor | None,
         v: Tensor | None,
         p: AttentionParams,
-        sinks: Tensor | None,
+        tables: HeadTables,
         out: Tensor | None = None,
     ) -> Tensor:
         """Causal attention over all tokens of each sequence so far -> [tokens, p.output_width].

@@ -14,6 +14,7 @@ from octavo.graph.cuts import Cut, Groups
 from octavo.graph.domain_rows import domain_rows
 from octavo.graph.head_cuts import AttentionHeads
 from octavo.graph.ops.base import Evaluation, Op, RowNeed, StepSizes, describe, require, require_parameter
+from octavo.graph.ops.distance_bias import require_distance_bias, with_distance_bias
 from octavo.graph.ops.rowwise import rms_norm, softcap
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
@@ -117,8 +118,8 @@ class Rope(Op):
 class Attention(Op):
     """Writes k and v of the step into the paged cache, then causal attention over it.
 
-    score(i, j) = softcap(scale * q_i . k_j) + alibi_slope * (j - i); a sink is one more logit in the softmax
-    that carries no value. Grouped heads: arXiv 2305.13245; ALiBi: arXiv 2108.12409; sinks: arXiv 2309.17453.
+    score(i, j) = softcap(scale * q_i . k_j) + alibi_slope * (j - i) + distance_bias(j - i); a sink is one more logit in
+    the softmax that carries no value. Grouped heads: arXiv 2305.13245; ALiBi: 2108.12409; sinks: arXiv 2309.17453.
     Without k and v it reads those that another operation has written to the cache of layer `params.layer` in the same
     step (arXiv 2405.05254).
     """
@@ -130,10 +131,12 @@ class Attention(Op):
     v: Value | None  # [TOKENS, num_kv_heads * value_dim]; -> [TOKENS, num_heads * value_dim]
     params: AttentionParams
     sinks: Parameter | None = None  # [num_heads], one extra logit a head in the softmax
+    distance_bias: Parameter | None = None  # [num_heads, 2 * reach + 1]: see `with_distance_bias`
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
         require_attention(p, self.sinks)
+        require_distance_bias(self.distance_bias, p.num_heads)
         heads = {"q": (p.num_heads, p.head_dim), "k": (p.num_kv_heads, p.head_dim)}
         heads["v"] = (p.num_kv_heads, p.cache.value_dim)
         require((self.k is None) == (self.v is None), "k and v are given both or neither")
@@ -163,8 +166,9 @@ class Attention(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         sinks = None if self.sinks is None else step.weights[self.sinks]
+        bias = None if self.distance_bias is None else step.weights[self.distance_bias]
         k, v = (None if value is None else step.values[value] for value in (self.k, self.v))
-        return paged_attention(step, step.values[self.q], k, v, self.params, sinks)
+        return paged_attention(step, step.values[self.q], k, v, self.params, sinks, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +188,12 @@ class FusedAttention(Op):
     norms_q: bool = False
     norms_k: bool = False
     norms_v: bool = False
+    distance_bias: Parameter | None = None
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
         require_attention(p, self.sinks)
+        require_distance_bias(self.distance_bias, p.num_heads)
         if self.rope is not None:
             require_rope(self.rope, p.head_dim)
         require(
@@ -215,15 +221,16 @@ class FusedAttention(Op):
         return self.params.cache
 
     def evaluate(self, step: Evaluation) -> Array:
-        p, sinks = self.params, None if self.sinks is None else step.weights[self.sinks]
+        p = self.params
+        sinks, bias = (None if x is None else step.weights[x] for x in (self.sinks, self.distance_bias))
         q, k, v = np.split(step.values[self.qkv], np.cumsum(p.widths)[:2], axis=-1)
         q = self._ready(step, q, self.norms_q, self.q_norm)
         if not self.owns_cache:
-            return paged_attention(step, q, None, None, p, sinks)
+            return paged_attention(step, q, None, None, p, sinks, bias)
         k = self._ready(step, k, self.norms_k, self.k_norm)
         if self.norms_v:
             v = rms_norm(v, None, p.cache.value_dim, self.eps)
-        return paged_attention(step, q, k, v, p, sinks)
+        return paged_attention(step, q, k, v, p, sinks, bias)
 
     def _ready(self, step: Evaluation, x: Array, is_normed: bool, weight: Parameter | None) -> Array:
         """Queries or keys with norm and rope."""
@@ -317,17 +324,25 @@ def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int3
 
 
 def paged_attention(
-    step: Evaluation, q: Array, k: Array | None, v: Array | None, params: AttentionParams, sinks: Array | None
+    step: Evaluation,
+    q: Array,
+    k: Array | None,
+    v: Array | None,
+    params: AttentionParams,
+    sinks: Array | None,
+    bias: Array | None = None,
 ) -> Array:
     """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
     if k is not None and v is not None:
         cache = step.caches[params.layer]
         keys, values = (x.reshape(x.shape[0], params.num_kv_heads, -1) for x in (k, v))
         cache.write(step.batch.slot_mapping[cache.group], keys, values)
-    return attend_cached(step, q, params, sinks)
+    return attend_cached(step, q, params, sinks, bias)
 
 
-def attend_cached(step: Evaluation, q: Array, params: AttentionParams, sinks: Array | None) -> Array:
+def attend_cached(
+    step: Evaluation, q: Array, params: AttentionParams, sinks: Array | None, bias: Array | None = None
+) -> Array:
     """q [tokens, num_heads * head_dim] over the keys and values in the cache -> [tokens, params.output_width].
 
     In a cache without values they are the first columns of the keys.
@@ -344,7 +359,7 @@ def attend_cached(step: Evaluation, q: Array, params: AttentionParams, sinks: Ar
         slots = cache.slots(batch.block_tables[cache.group, request], begin, int(length))
         queries = q[tokens] * _query_scales(p, positions).astype(q.dtype)
         places = positions - begin, last[tokens] - begin
-        out[tokens] = _attend(queries, cache.keys[slots], stored[slots], places, p, sinks)
+        out[tokens] = _attend(queries, cache.keys[slots], stored[slots], places, p, (sinks, bias))
     return out
 
 
@@ -367,13 +382,14 @@ def _attend(
     values: Array,
     places: tuple[NDArray[np.int32], NDArray[np.int32]],
     p: AttentionParams,
-    sinks: Array | None,
+    tables: tuple[Array | None, Array | None],
 ) -> Array:
     """One request: q [t, num_heads * head_dim], keys [length, num_kv_heads, head_dim], values likewise.
 
-    places: of the queries among these keys [t], and of the last that each sees; the first key begins a chunk.
+    places: of the queries among these keys [t], and of the last that each sees; the first key begins a chunk. tables:
+    sinks, and biases by distance.
     """
-    positions, last = places
+    (positions, last), (sinks, bias) = places, tables
     group = p.num_heads // p.num_kv_heads
     # [num_kv_heads, group, t, head_dim] x [num_kv_heads, 1, head_dim, length]
     heads = q.reshape(-1, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
@@ -384,6 +400,7 @@ def _attend(
     if p.alibi_slopes is not None:
         slopes = np.asarray(p.alibi_slopes, dtype=q.dtype).reshape(p.num_kv_heads, group, 1, 1)
         scores = scores + slopes * distance.astype(q.dtype)
+    scores = with_distance_bias(scores, distance, bias)
     visible = distance <= (last - positions)[:, None]
     if p.window is not None:
         limit = positions % p.window + 1 if p.chunked else np.full_like(positions, p.window)  # tokens seen, at most

@@ -17,6 +17,8 @@ from octavo.graph.cuts import Cut
 from octavo.graph.domain_rows import domain_rows
 from octavo.graph.head_cuts import AttentionHeads
 from octavo.graph.ops.base import Evaluation, Op, RowNeed, StepSizes, describe, require
+from octavo.graph.ops.distance_bias import require_distance_bias, with_distance_bias
+from octavo.graph.ops.rowwise import softcap
 from octavo.graph.values import LOGITS, OUTPUTS, TOKENS, Parameter, RowDomain, Value
 
 
@@ -25,7 +27,7 @@ class EncoderAttentionParams:
     """The attention of one layer. window: a token sees the tokens at most so far from it, before and after.
 
     alibi_slopes: a score is less by the slope of its head times the distance, [num_heads]. Press et al., arXiv
-    2108.12409; both ways as in Günther et al., arXiv 2310.19923.
+    2108.12409; both ways as in Günther et al., arXiv 2310.19923. softcap: as in `AttentionParams`; not beside slopes.
     """
 
     num_heads: int
@@ -34,6 +36,7 @@ class EncoderAttentionParams:
     scale: float
     window: int | None = None
     alibi_slopes: tuple[float, ...] | None = None
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class EncoderAttention(Op):
     k: Value  # [rows, num_kv_heads * head_dim]
     v: Value  # [rows, num_kv_heads * head_dim]; -> [rows, num_heads * head_dim]
     params: EncoderAttentionParams
+    distance_bias: Parameter | None = None  # [num_heads, 2 * reach + 1]: see `with_distance_bias`
 
     def infer_shape(self) -> tuple[RowDomain, int]:
         p = self.params
@@ -59,6 +63,8 @@ class EncoderAttention(Op):
         require(p.window is None or p.window > 0, f"window {p.window} is not positive")
         slopes = p.num_heads if p.alibi_slopes is None else len(p.alibi_slopes)
         require(slopes == p.num_heads, f"{slopes} slopes do not fit {p.num_heads} heads")
+        require(p.alibi_slopes is None or p.softcap is None, "slopes beside a soft cap")
+        require_distance_bias(self.distance_bias, p.num_heads)
         rows = self.q.rows
         require(rows not in (OUTPUTS, LOGITS), f"q {describe(self.q)}: such rows are of no sequences")
         for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
@@ -80,8 +86,9 @@ class EncoderAttention(Op):
         q, k, v = (step.values[x] for x in (self.q, self.k, self.v))
         out = np.empty_like(q)
         starts = domain_rows(step.batch, self.q.rows).starts
+        bias = None if self.distance_bias is None else step.weights[self.distance_bias]
         for begin, end in pairwise([] if starts is None else starts.tolist()):
-            out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], self.params)
+            out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], self.params, bias)
         return out
 
 
@@ -204,16 +211,19 @@ def _require_rows(name: str, value: Value, rows: RowDomain, heads: int, head_dim
     )
 
 
-def _attend(q: Array, k: Array, v: Array, p: EncoderAttentionParams) -> Array:
+def _attend(q: Array, k: Array, v: Array, p: EncoderAttentionParams, bias: Array | None = None) -> Array:
     """One sequence: q [rows, num_heads * head_dim], k and v [keys, num_kv_heads * head_dim].
 
-    With a window or slopes, rows and keys are the same.
+    With a window, slopes or a bias, rows and keys are the same.
     """
     group, rows, length = p.num_heads // p.num_kv_heads, q.shape[0], k.shape[0]
     heads = q.reshape(rows, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
     keys, values = (x.reshape(length, p.num_kv_heads, p.head_dim) for x in (k, v))
     scores = heads @ keys.transpose(1, 2, 0)[:, None] * p.scale
-    distance = np.abs(np.arange(length) - np.arange(rows)[:, None])
+    if p.softcap is not None:
+        scores = softcap(scores, p.softcap)
+    ahead = np.arange(length) - np.arange(rows)[:, None]
+    scores, distance = with_distance_bias(scores, ahead, bias), np.abs(ahead)
     if p.alibi_slopes is not None:
         slopes = np.asarray(p.alibi_slopes, q.dtype).reshape(p.num_kv_heads, group, 1, 1)
         scores = scores - slopes * distance.astype(q.dtype)

@@ -61,7 +61,7 @@ class Case:
             v = k[..., : self.p.cache.value_dim] if values is None else values.numpy()[block, :, slot]
             q = self.q.numpy()[token : token + count].reshape(count, -1)
             positions = np.arange(length - count, length, dtype=np.int32) - low
-            out.append(_attend(q, k, v, (positions, positions), self.p, self.sinks.numpy() if sinks else None))
+            out.append(_attend(q, k, v, (positions, positions), self.p, (self.sinks.numpy() if sinks else None, None)))
             token += count
         return torch.from_numpy(np.concatenate(out)).reshape(self.q.shape[0], self.p.num_heads, -1)
 
