@@ -31,7 +31,7 @@ from octavo.quantization.packed import DENSE_TYPES, WeightInfo, group_of  # noqa
 from tests.models import test_wrapped  # noqa: E402
 from tests.models.test_real_models import REAL_MODELS  # noqa: E402
 from tests.quantization.test_checkpoints import tiny_model  # noqa: E402
-from tests.support import quantized_checkpoints, tiny_encoders, tiny_models  # noqa: E402
+from tests.support import quantized_checkpoints, tiny_encoder_decoders, tiny_encoders, tiny_models  # noqa: E402
 from tests.test_text_vectors import REAL_ENCODER  # noqa: E402
 
 _SHAPE = (64, 4096)  # of the matrix whose bits are counted
@@ -46,10 +46,12 @@ def tested_architectures() -> Iterable[Cells]:
     tested = {name: modules[tiny_models.config_values(name)["model_type"]] for name in tiny_models.CONFIGS}
     for name, make in tiny_encoders.CONFIGS.items():
         tested[name] = architecture_name(make().model_type, ConfigReader(make().to_dict()))
+    tested |= {name: modules[make().model_type] for name, make in tiny_encoder_decoders.CONFIGS.items()}
     for name, make in test_wrapped.CONFIGS.items():
         if make().model_type in modules:
             tested[name] = modules[make().model_type]
-    with_gguf = {*tiny_models.GGUF_CONFIGS, *tiny_encoders.GGUF_CONFIGS, *test_wrapped.GGUF_NAMES}
+    families = (tiny_models.GGUF_CONFIGS, tiny_encoders.GGUF_CONFIGS, tiny_encoder_decoders.GGUF_CONFIGS)
+    with_gguf = {*test_wrapped.GGUF_NAMES, *(name for names in families for name in names)}
     for module in sorted({*modules.values()}):
         found = [name for name, architecture in tested.items() if architecture == module]
         names = ", ".join(f"`{name}`" for name in sorted(modules) if modules[name] == module)

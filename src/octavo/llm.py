@@ -55,7 +55,7 @@ class OutputStream:
         self._request = request
         self._request_id = request.request_id
         self._items: queue.SimpleQueue[OutputDelta | OctavoError] = queue.SimpleQueue()
-        self._builder = OutputBuilder(request.params, request.prompt, request.text)
+        self._builder = OutputBuilder(request.params, request.given_prompt, request.text)
         self._is_finished = False
         session.submit(request, self._items.put)
         # A stream that is dropped before its end must not go on computing.
@@ -77,7 +77,7 @@ class OutputStream:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
-        return self._request.num_prompt_tokens
+        return self._request.num_given_tokens
 
     @property
     def num_computed_tokens(self) -> int:
@@ -380,7 +380,7 @@ class LLM(LoadedLLM):
                     request = pending.pop(i)
                     bar.update("requests", len(prompts) - len(pending), len(prompts))
                     if isinstance(item, OutputDelta):
-                        outputs[i] = OutputBuilder(request.params, request.prompt, request.text).add(item)
+                        outputs[i] = OutputBuilder(request.params, request.given_prompt, request.text).add(item)
                     elif isinstance(item, PoolingOutput):
                         outputs[i] = item
                     elif single or isinstance(item, EngineDeadError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from array import array
 from bisect import bisect_right
@@ -57,6 +58,11 @@ class MediaItem:
         return f"{self.layout.width} x {self.layout.height}"
 
     @property
+    def num_inputs(self) -> int:
+        """The rows that the encoder reads of it."""
+        return self.num_patches
+
+    @property
     def num_patches(self) -> int:
         """The patches of all tiles."""
         return sum(tile.grid_rows * tile.grid_cols for tile in self.layout.tiles)
@@ -65,6 +71,27 @@ class MediaItem:
     def nbytes(self) -> int:
         """The bytes of the pixels."""
         return sum(tile.nbytes for tile in self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """A text that a model's encoder reads before the model answers. key: a digest of its ids."""
+
+    token_ids: tuple[int, ...]
+    key: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", hashlib.blake2b(array("i", self.token_ids).tobytes(), digest_size=16).digest())
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that the encoder makes of it."""
+        return len(self.token_ids)
+
+    @property
+    def num_inputs(self) -> int:
+        """The rows that the encoder reads of it."""
+        return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +135,18 @@ class Span:
 class Prompt:
     """Token ids in order, with the spans among them: in order, apart from each other, inside the prompt.
 
-    The id at each position of a span is SPAN_TOKEN_ID.
+    The id at each position of a span is SPAN_TOKEN_ID. source: of a model with an encoder and a decoder, the text that
+    the encoder reads; the engine makes it of the prompt that it gets.
     """
 
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...]
+    source: SourceText | None
 
-    def __init__(self, token_ids: Iterable[int], spans: Iterable[Span] = ()) -> None:
+    def __init__(self, token_ids: Iterable[int], spans: Iterable[Span] = (), source: SourceText | None = None) -> None:
         """token_ids: integers of 32 bits; a model checks whether it has them. Raises UsageError."""
         object.__setattr__(self, "token_ids", _plain_ids(token_ids))
+        object.__setattr__(self, "source", source)
         try:
             object.__setattr__(self, "spans", tuple(spans))
         except TypeError:

@@ -29,7 +29,8 @@ PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 class SlowEncoder:
     """Needs `parts` calls for a step; notes the items and the seconds of each."""
 
-    max_patches = 16
+    max_inputs = 16
+    processor = None
 
     def __init__(self, parts: int = 1) -> None:
         self.parts, self.left = parts, 0

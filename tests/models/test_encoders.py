@@ -141,7 +141,6 @@ def test_a_text_is_the_same_alone_and_among_others(name: str, tmp_path: Path) ->
         ("nomic-bert", "num_attention_heads", 64),
         ("xlm-roberta", "position_embedding_type", "alibi"),
         ("mpnet", "relative_attention_num_buckets", 16),
-        ("distilbert", "activation", "mish"),
         ("jina-bert", "feed_forward_type", "swiglu"),
         ("jina-bert", "is_decoder", True),
         ("gemma-embedding", "architectures", ["Gemma3TextForSequenceClassification"]),

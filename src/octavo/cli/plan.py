@@ -176,6 +176,7 @@ def _write(needs: MemoryNeeds, suggestion: DraftNeeds | str | None) -> None:
             **_suggestion_facts(needs, suggestion),
             **({"adapters": _adapter_facts(needs)} if needs.adapter_bytes else {}),
             **({"images": _image_facts(needs.images)} if needs.images else {}),
+            **({"encoder": f"{size(needs.reader_bytes)}, counted above"} if needs.reader_bytes else {}),
             **({"GPU": _gpu_facts(needs.gpu)} if needs.gpu else {}),
             **{f"rank {each.rank}": _rank_facts(each) for each in needs.ranks},
             **({"replicas": _replica_facts(needs)} if needs.replicas > 1 else {}),

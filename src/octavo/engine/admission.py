@@ -331,8 +331,8 @@ class GroupAdmission:
         size, num_ahead, num_wasted = self.kv_cache.block_size, 0, 0
         for sequence in self.running:
             num_blocks = -(-sequence.num_computed_tokens // size)
-            for table in sequence.block_tables:
-                num_ahead += len(table.block_ids) - num_blocks
+            for index in self.kv_cache.token_groups if sequence.block_tables else ():
+                num_ahead += len(sequence.block_tables[index].block_ids) - num_blocks
                 num_wasted += num_blocks * size - sequence.num_computed_tokens
         self._metrics.num_allocated_slots_total += (self.kv_cache.pool.num_used_blocks - num_ahead) * size
         self._metrics.num_wasted_slots_total += num_wasted

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import SAMPLING_ROW, Batch, Float32, Int32, SamplingBatch, token_mask
+from octavo.batch import SAMPLING_ROW, Batch, DomainRows, Float32, Int32, SamplingBatch, token_mask
 from octavo.engine.adapter_rows import add_adapters, following_domains
 from octavo.engine.consumers.row_consumer import RowKind
 from octavo.engine.overlap import UNKNOWN_TOKEN
 from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
+from octavo.engine.source_rows import RowsOfSource, add_sources, source_lengths
 from octavo.engine.span_rows import RowsOf, add_rotary, add_spans, values_of
+from octavo.graph.source import SOURCE
+from octavo.graph.values import TOKENS
 from octavo.speculative_config import MAX_DRAFTING
 
 if TYPE_CHECKING:
     from octavo.engine.limits import EngineLimits
     from octavo.engine.texts.constrained import MaskRows
+    from octavo.graph.cache import CacheLayout
 
 _Values = TypeVar("_Values", Int32, Float32)
 
@@ -120,24 +124,29 @@ class SamplingState:
 class BatchBuilder:
     """Keeps constant parameters in tables by `Sequence.row`, and gathers each step from them.
 
-    num_rows: sequences that may run at once. num_groups: of layers, each with block tables of its own.
+    num_rows: sequences that may run at once. layout: the groups of layers, each with block tables of its own.
     """
 
-    def __init__(self, limits: EngineLimits, num_rows: int, num_groups: int) -> None:
+    def __init__(self, limits: EngineLimits, num_rows: int, layout: CacheLayout) -> None:
         self.rows_of: RowsOf = values_of
+        self.rows_of_source: RowsOfSource = lambda _: None
+        self._has_sources = bool(limits.sources.width)
+        self._is_of_tokens = [group.domain is TOKENS for group in layout.groups]
         self._components = limits.images.position_components
         self._block_size = limits.block_size
         self._vocab_size = limits.vocab_size  # bounds masks and top_k
         max_blocks = -(-limits.max_model_len // limits.block_size)
-        self._block_tables = np.zeros((num_groups, num_rows, max_blocks), np.int32)
+        self._block_tables = np.zeros((len(layout.groups), num_rows, max_blocks), np.int32)
         self._sampling_rows = np.zeros(num_rows, SAMPLING_ROW)
         self._owners: list[Sequence | None] = [None] * num_rows
         self._states: list[SamplingState | None] = [None] * num_rows
         self.gives_hidden = False  # of all tokens, behind those that consumers want, for a head that drafts
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
         self._adapter_slots = limits.adapter_slots
-        # Of a step without spans, for a graph that takes some.
-        self._inputs = (np.zeros((0, limits.span_width), np.float32),) if limits.span_width else ()
+        # Of a step without spans or sources, for a graph that takes some.
+        width = limits.span_width or limits.sources.width
+        self._inputs = (np.zeros((0, width), np.float32),) if width else ()
+        self._takes_spans = bool(limits.span_width)
 
     def build(self, step: Schedule, sources: Mapping[Sequence, int] | None = None) -> Batch:
         """The arrays of the step; output rows are in the order of the sequences and their `rows`.
@@ -174,7 +183,7 @@ class BatchBuilder:
             positions=positions,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_tables=self._tables_of(rows, seq_lens),
+            block_tables=self._tables_of(rows, seq_lens, scheduled),
             slot_mapping=np.ascontiguousarray(slots),
             logits_indices=logits_indices,
             hidden_indices=hidden_indices,
@@ -184,7 +193,9 @@ class BatchBuilder:
             return_logits=any(each.request.params.sampling.processed_logprobs for each in wanted.sequences),
             inputs=self._inputs,
         )
-        if self._inputs:
+        if self._has_sources:
+            add_sources(batch, scheduled, batch.block_tables, self._block_size, self.rows_of_source)
+        if self._takes_spans:
             add_spans(batch, scheduled, self.rows_of)
         if self._components > 1:
             add_rotary(batch, scheduled, self._components)
@@ -213,7 +224,7 @@ class BatchBuilder:
             for row in begins.tolist():
                 self._sync_blocks(sequences[row])
             rows = np.array([sequence.row for sequence in sequences], np.int32)
-            tables = self._tables_of(rows, batch.seq_lens + 1)
+            tables = self._tables_of(rows, batch.seq_lens + 1, list(step.scheduled.values()))
             blocks = positions[begins] // np.int32(self._block_size)
             slots[:, begins] = self._block_tables[:, rows[begins], blocks] * np.int32(self._block_size)
         options = sampling.rows.copy()  # a step in flight reads the others
@@ -230,13 +241,19 @@ class BatchBuilder:
             inputs=self._inputs,
             domains=following_domains(batch) if self._adapter_slots else {},
         )
+        if self._has_sources:
+            lengths = batch.domains[SOURCE.name].lengths
+            followed.domains = {**followed.domains, SOURCE.name: DomainRows(0, lengths=lengths)}
         if self._components > 1:
             add_rotary(followed, list(step.scheduled.values()), self._components)
         return followed
 
-    def _tables_of(self, rows: Int32, seq_lens: Int32) -> Int32:
-        """The block tables of sequences in these rows, as wide as the longest of them needs."""
-        num_blocks = -(-int(seq_lens.max()) // self._block_size)
+    def _tables_of(self, rows: Int32, seq_lens: Int32, scheduled: list[ScheduledSequence]) -> Int32:
+        """The block tables of sequences in these rows, as wide as the longest of them, or its source, needs."""
+        longest = int(seq_lens.max())
+        if self._has_sources:
+            longest = max(longest, int(source_lengths(scheduled).max()))
+        num_blocks = -(-longest // self._block_size)
         return np.take(self._block_tables[:, :, :num_blocks], rows, axis=1)
 
     def _gather_token_ids(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32:
@@ -254,7 +271,10 @@ class BatchBuilder:
         first, end = sequence.num_synced_blocks, len(tables[0].block_ids)
         if first < end:
             for group, table in enumerate(tables):
-                self._block_tables[group, row, first:end] = table.block_ids[first:]
+                if self._is_of_tokens[group]:
+                    self._block_tables[group, row, first:end] = table.block_ids[first:]
+                elif first == 0:
+                    self._block_tables[group, row, : len(table.block_ids)] = table.block_ids
             sequence.num_synced_blocks = end
 
     def _adopt(self, sequence: Sequence) -> None:

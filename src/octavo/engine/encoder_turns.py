@@ -1,4 +1,4 @@
-"""The rounds of the step loop in which the encoder of images runs."""
+"""The rounds of the step loop in which the encoder of images or sources runs."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class EncoderTurns:
     def _needed_keys(self) -> set[bytes]:
         """The keys of the items that running sequences have to compute."""
         running = self._scheduler.admission.running
+        sources = (each.request.prompt.source for each in running if not each.num_computed_tokens)
         pairs = ((each.request.prompt, each.num_computed_tokens) for each in running)
         spans = (span for prompt, start in pairs if prompt.spans for span in prompt.overlapping(start, len(prompt)))
-        return {span.item.key for span in spans if span.item is not None}
+        found = {span.item.key for span in spans if span.item is not None}
+        return found | {source.key for source in sources if source is not None}

@@ -130,7 +130,7 @@ class Engine:
         elif store is not None:
             logger.warning("the store of cached blocks is not used: prefix caching is off")
         self.speculation: Speculation | None = None
-        self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, len(layout.groups))
+        self._batch_builder = BatchBuilder(limits, limits.max_num_seqs, layout)
         self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, heads)
         self._publisher = Publisher(tokenizer, self.admission, self.metrics)
         self.slots = SlotPrompts(kv_cache)
@@ -164,12 +164,13 @@ class Engine:
         self.speculation = Speculation(sources, self.scheduler.times, self.metrics, most)
 
     def see(self, encodings: Encodings) -> None:
-        """Takes images from now on, whose rows these make."""
+        """Takes images or sources from now on, whose rows these make."""
         from octavo.engine.encoder_turns import EncoderTurns
 
         self.encodings = self.scheduler.encodings = encodings
         self._encoder_turns = EncoderTurns(encodings, self.scheduler)
         self._batch_builder.rows_of = encodings.rows_of
+        self._batch_builder.rows_of_source = encodings.rows_of_source
         encodings.metrics = self.metrics
 
     def draft_with(self, draft: Executor, max_drafts: int = MAX_DRAFTS, head: DraftHead | None = None) -> None:
@@ -284,7 +285,7 @@ class Engine:
         self._requests[request.request_id] = request
         if request.is_measured:
             self.metrics.num_requests_total += 1
-            self.metrics.num_prompt_tokens_total += request.num_prompt_tokens
+            self.metrics.num_prompt_tokens_total += request.num_given_tokens
 
     def abort(self, request_id: str) -> Output | None:
         """Ends a request at once; returns its output so far, with finish_reason `abort`. None: the request is unknown.
@@ -295,8 +296,8 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        if self.encodings is not None and request.prompt.spans:
-            self.encodings.begin_round()  # nobody else may want its images
+        if self.encodings is not None and (request.prompt.spans or request.prompt.source):
+            self.encodings.begin_round()  # nobody else may want its rows
         self._settle(request)
         was_finished = request.is_finished
         self._publisher.end(request, FinishReason.ABORT)

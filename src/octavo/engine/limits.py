@@ -25,6 +25,22 @@ NO_IMAGES = ImageLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class SourceLimits:
+    """The texts that a model's encoder reads before the model answers.
+
+    width: columns of their rows; 0: the model has no such encoder. start_token_id: the first token of an answer, which
+    is not part of it. max_rows: of all texts whose answers begin in a step.
+    """
+
+    width: int = 0
+    start_token_id: int = 0
+    max_rows: int = 0
+
+
+NO_SOURCES = SourceLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLimits:
     """The limits of the engine. max_model_len: prompt and output of one sequence, in tokens.
 
@@ -43,6 +59,7 @@ class EngineLimits:
     max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
     span_width: int = 0  # columns of the values that spans of prompts give; 0: the model takes no spans
     images: ImageLimits = NO_IMAGES
+    sources: SourceLimits = NO_SOURCES
     adapter_slots: int = 0  # 0: requests cannot name adapters
     num_states: int = 0  # slots for states, STATES_PER_SEQUENCE for each of max_num_seqs; 0: the model keeps no states
     num_draft_states: int = 0  # further ones among num_states, for the states before drafts

@@ -33,12 +33,14 @@ from octavo.engine.loading.larger_than_memory import (
 from octavo.engine.loading.model_graph import executor_limits, model_graph
 from octavo.engine.loading.model_identity import cache_identity
 from octavo.engine.loading.progress_bar import size
+from octavo.engine.loading.source_encoder import check_options, encoder_graph, load_sources, source_limits
 from octavo.engine.speculation.open_sources import draft_sources, why_no_drafts
 from octavo.engine.texts.prompt_encoder import template_eos_id
 from octavo.engine.texts.text_heads import text_heads
 from octavo.engine.texts.text_model import text_model
 from octavo.errors import InsufficientMemoryError, UsageError
 from octavo.graph.builder import Graph
+from octavo.graph.source import source_width
 from octavo.graph.spans import span_width
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
@@ -125,6 +127,7 @@ def _load_checkpoint(config: EngineConfig, progress: LoadProgress | None) -> Loa
             if vision is not None:
                 checkpoint = checkpoint.with_sight(vision.config.sight)
             graph = model_graph(checkpoint, model_len)
+            check_options(config, graph)
             with found_draft_model(config, checkpoint, graph, tokenizer.result, model_len) as draft:
                 return _load(config, checkpoint, vision, graph, tokenizer, defaults, draft)
     finally:
@@ -190,13 +193,13 @@ def _load(
     if draft_model is not None and head is not None:
         used |= {parameter.name for parameter in draft_model.graph.parameters}
         compiled, computed = beside_head(limits), head.tapped(graph)
+    reader = _reader(checkpoint, graph, used)
     warn_unused_weights(checkpoint, used, () if vision is None else vision.tensors)
     with ExitStack() as opened:
-        taps = () if head is None else head.taps
-        executor = _executor(config, checkpoint, computed, compiled, tokenizer.report, taps)
+        executor = _executor(config, checkpoint, computed, compiled, tokenizer.report, head.taps if head else ())
         opened.callback(executor.close)
         vocabulary = tokenizer.result()
-        encodings = None if vision is None else _encodings(config, vision, executor, opened)
+        encodings = _encodings(config, checkpoint, vision, reader, executor, opened)
         draft = None if draft_model is None else draft_model.load(executor)
         if draft is not None:
             opened.callback(draft.close)
@@ -208,6 +211,7 @@ def _load(
             vocab_size=checkpoint.config.vocab_size,
             longer_context=_longer_context(model_len, plan.max_model_len, trained),
             images=NO_IMAGES if vision is None else image_limits(vision),
+            sources=source_limits(config, checkpoint, graph, model_len),
         )
         texts = text_model(graph, checkpoint.pooling, vocabulary)
         heads = text_heads(graph, checkpoint, texts, vocabulary)
@@ -234,6 +238,15 @@ def _load(
     )
 
 
+def _reader(checkpoint: Checkpoint, graph: Graph, used: set[str]) -> Graph | None:
+    """The graph of the encoder whose rows a decoder takes; None: it takes none. used: gets the names of its weights."""
+    if not source_width(graph):
+        return None
+    reader = encoder_graph(checkpoint)
+    used |= {parameter.name for parameter in reader.parameters}
+    return reader
+
+
 def _engine_limits(config: EngineConfig, plan: CachePlan, limits: ExecutorLimits, graph: Graph) -> EngineLimits:
     """The limits that follow from options and graph."""
     return EngineLimits(
@@ -246,16 +259,29 @@ def _engine_limits(config: EngineConfig, plan: CachePlan, limits: ExecutorLimits
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
         vocab_size=graph.output.cols,
-        enable_prefix_caching=config.enable_prefix_caching and not graph.takes_whole_texts,
+        # An answer's first tokens have the keys of its source, which is not among them.
+        enable_prefix_caching=config.enable_prefix_caching and not (graph.takes_whole_texts or source_width(graph)),
         max_itl_s=config.max_itl / 1e3 if graph.generates else 0.0,
         span_width=span_width(graph),
         adapter_slots=0 if limits.adapters is None else limits.adapters.slots,
     )
 
 
-def _encodings(config: EngineConfig, vision: VisionPart, executor: Executor, opened: ExitStack) -> Encodings:
-    """Those of a model that sees, on the threads of its executor."""
-    encodings = load_encodings(config, vision)
+def _encodings(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    vision: VisionPart | None,
+    reader: Graph | None,
+    executor: Executor,
+    opened: ExitStack,
+) -> Encodings | None:
+    """Those of a model that sees, or that reads sources with another graph, on the threads of its executor."""
+    if vision is not None:
+        encodings = load_encodings(config, vision)
+    elif reader is not None:
+        encodings = load_sources(config, checkpoint, reader, executor)
+    else:
+        return None
     opened.callback(encodings.encoder.close)
     share_threads(encodings.encoder.executor, executor)
     return encodings

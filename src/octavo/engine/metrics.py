@@ -123,9 +123,9 @@ class EngineMetrics:
         self.num_generated_tokens_total += request.num_generated_tokens
         self.num_cached_tokens_total += request.num_cached_tokens
         self.e2e_s.observe(now - times.arrival)
-        self.prompt_tokens.observe(request.num_prompt_tokens)
+        self.prompt_tokens.observe(request.num_given_tokens)
         self.generated_tokens.observe(request.num_generated_tokens)
-        self.computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
+        self.computed_tokens.observe(request.num_given_tokens - request.num_cached_tokens)
         self.longest_choice.observe(max([sequence.num_output_tokens for sequence in request.sequences], default=0))
         self.preemptions.observe(request.num_preemptions)
         self.params_n.observe(request.params.num_choices)

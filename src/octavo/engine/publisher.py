@@ -209,7 +209,7 @@ def _metrics(request: Request) -> RequestMetrics:
         prefill_s=max(times.first_token - times.scheduled, 0.0),
         decode_s=max(times.last_token - times.first_token, 0.0),
         time_to_first_token_s=times.first_token - times.arrival if times.first_token else None,
-        num_prompt_tokens=request.num_prompt_tokens,
+        num_prompt_tokens=request.num_given_tokens,
         num_cached_tokens=request.num_cached_tokens,
         num_loaded_tokens=request.num_loaded_tokens,
         num_generated_tokens=request.num_generated_tokens,

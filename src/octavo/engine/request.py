@@ -235,6 +235,21 @@ class Request:
         self.num_prompt_tokens = len(self.prompt)
 
     @property
+    def num_source_tokens(self) -> int:
+        """The tokens that an encoder reads before the prompt; 0: there is none."""
+        return 0 if self.prompt.source is None else len(self.prompt.source.token_ids)
+
+    @property
+    def given_prompt(self) -> Prompt:
+        """The prompt as a client gave it, which may be the source."""
+        return self.prompt if self.prompt.source is None else Prompt(self.prompt.source.token_ids)
+
+    @property
+    def num_given_tokens(self) -> int:
+        """The tokens of that prompt."""
+        return self.num_source_tokens or self.num_prompt_tokens
+
+    @property
     def is_finished(self) -> bool:
         # A generator would take longer, and every step asks it of every request.
         for sequence in self.sequences:  # noqa: SIM110

@@ -23,7 +23,7 @@ from octavo.engine.texts.text_heads import NO_HEADS, TextHeads
 from octavo.engine.texts.text_model import ANSWERS_ONLY, TextModel
 from octavo.errors import UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams
-from octavo.prompt import MediaItem, Prompt, Span
+from octavo.prompt import MediaItem, Prompt, SourceText, Span
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -66,6 +66,9 @@ class RequestFactory:
         self._check_prompt(generation)
         self._texts.check(params, len(prompt))
         room = self._limits.max_model_len - len(prompt)
+        if self._limits.sources.width:
+            prompt = self._after_source(generation)
+            room -= len(prompt)
         self._check_params(params, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         prediction = generation.options.prediction
@@ -142,7 +145,7 @@ class RequestFactory:
         context = limits.max_model_len
         if not is_answered:
             context = min(context, limits.num_blocks * limits.block_size)
-        longest = context - is_answered
+        longest = context - is_answered - bool(limits.sources.width)  # an answer begins with a token of its own
         if len(prompt) > longest:
             raise UsageError(
                 f"the prompt has {len(prompt)} tokens; with a context of {context} tokens it can have at most "
@@ -154,6 +157,17 @@ class RequestFactory:
         self._check_range("prompt", (min(prompt.token_ids), max(prompt.token_ids)))
         for span in prompt.spans:
             self._check_span(span)
+
+    def _after_source(self, generation: GenerationRequest) -> Prompt:
+        """The start of an answer to a text that the encoder reads. Raises UsageError for what is of a prompt alone."""
+        params = generation.params
+        if not params.is_answered:
+            message = "this model has an encoder and a decoder: it answers and has no vectors of texts"
+            raise UsageError(message, param="model", code="unsupported_model")
+        if params.prompt_logprobs is not None:
+            message = "this model reads prompts with its encoder: their tokens have no log-probabilities; leave it out"
+            raise UsageError(message, param="prompt_logprobs", code="unsupported_parameter")
+        return Prompt([self._limits.sources.start_token_id], source=SourceText(generation.prompt.token_ids))
 
     def _check_span(self, span: Span) -> None:
         """Raises UsageError if the model does not take the values of the span, or none are given."""
@@ -230,6 +244,7 @@ class RequestFactory:
         # The last token of an answer is never computed, and beams share the full blocks of their prompt.
         shared = cache.num_shared_blocks(request.num_prompt_tokens) if num_seqs > 1 else 0
         needed = shared + num_seqs * (cache.max_blocks(request.max_total_tokens - request.params.is_answered) - shared)
+        needed += cache.num_source_blocks(request.num_source_tokens)
         if needed > cache.pool.num_blocks:
             raise UsageError(
                 f"a request of {request.num_prompt_tokens} prompt tokens and up to "

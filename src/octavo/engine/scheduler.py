@@ -53,7 +53,7 @@ class Scheduler:
         takes_whole_texts: bool = False,
     ) -> None:
         """takes_whole_texts: all tokens of a text are computed in one step."""
-        self.encodings: Encodings | None = None  # of a model that sees
+        self.encodings: Encodings | None = None  # of a model that sees, or that reads sources
         self._takes_whole_texts = takes_whole_texts
         self.admission = admission
         self.kv_cache = admission.kv_cache
@@ -61,6 +61,7 @@ class Scheduler:
         self.times = StepTimes()
         self.step_budget = StepBudget(limits.max_itl_s, self.times) if limits.max_itl_s else None
         self._keeps_spans_whole = bool(limits.images.longest_span)
+        self._max_source_rows = limits.sources.max_rows
         self._max_num_tokens = limits.max_num_batched_tokens
         self._max_num_outputs = limits.max_num_outputs
         self._queue, self._stages = admission.queue, admission.stages
@@ -196,8 +197,8 @@ class Scheduler:
             members = group.members
             sequence, known = members[0], len(members[0].token_ids)
             is_next = known - sequence.num_computed_tokens == 1
-            if is_next and self.encodings is not None and sequence.request.prompt.touches(known - 1, known):
-                behind.append(group)  # the prompt ends with an image, whose rows may be missing
+            if is_next and self.encodings is not None and _may_lack_rows(sequence):
+                behind.append(group)
                 continue
             if is_next and len(members) == 1 and not sequence.draft_token_ids and has_room(sequence):
                 consumers = group.consumers
@@ -285,13 +286,17 @@ class Scheduler:
             step.chunk_start = start
 
     def _num_ready(self, sequence: Sequence, count: int, step: Schedule) -> int:
-        """Of a sequence's next tokens, those that need no rows of an image that are still to be made.
+        """Of a sequence's next tokens, those that need no rows of an image or source that are still to be made.
 
         Where the positions of a span see each other, a step has all of them that are left, or none.
         """
         prompt, start = sequence.request.prompt, sequence.num_computed_tokens
-        if self.encodings is None or not prompt.spans or count <= 0:
+        if self.encodings is None or not (prompt.spans or prompt.source) or count <= 0:
             return count
+        if prompt.source is not None and start == 0:
+            begun = (item.sequence.request.num_source_tokens for item in step.scheduled.values() if item.start == 0)
+            if sum(begun) + prompt.source.num_rows > self._max_source_rows:
+                return 0
         if self._keeps_spans_whole:
             count = _with_whole_spans(prompt, start, count, step.num_tokens_left + step.num_tokens_held_back)
             missing = max(count - step.num_tokens_left, 0)
@@ -370,6 +375,12 @@ class Scheduler:
             metrics.batched_tokens.observe(num_tokens)
             self.admission.observe_slots()
         self.admission.observe_state()
+
+
+def _may_lack_rows(sequence: Sequence) -> bool:
+    """True if the prompt ends with an image, or the answer begins, whose rows may be missing."""
+    prompt, known = sequence.request.prompt, len(sequence.token_ids)
+    return prompt.touches(known - 1, known) or (prompt.source is not None and known == 1)
 
 
 def _with_whole_spans(prompt: Prompt, start: int, count: int, most: int) -> int:

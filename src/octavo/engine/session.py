@@ -183,6 +183,7 @@ class Session:
         loaded = self.model()
         executor, limits, speculation = loaded.executor, loaded.engine.limits, loaded.engine.speculation
         encodings = loaded.engine.encodings
+        processor = None if encodings is None else encodings.encoder.processor
         return ModelInfo(
             model=loaded.name,
             path=str(loaded.path),
@@ -203,7 +204,7 @@ class Session:
             num_threads=executor.num_threads,
             sampling_defaults=loaded.sampling_defaults,
             texts=loaded.engine.texts,
-            images=None if encodings is None else encodings.encoder.processor.settings,
+            images=None if processor is None else processor.settings,
             draft_sources=() if speculation is None else speculation.source_names,
             max_drafts=0 if speculation is None else speculation.max_drafts,
             no_images=loaded.no_images,

@@ -226,12 +226,9 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
         case Fold():
             for name, source in group.items():
                 yield name, _folded(source, transform.addend) if name.kind == ".weight" else source
-        case NegativeExp():
+        case NegativeExp() | Flatten():
             for name, source in group.items():
-                yield name, _negative_exp(source)
-        case Flatten():
-            for name, source in group.items():
-                yield name, _flattened(source)
+                yield name, _negative_exp(source) if isinstance(transform, NegativeExp) else _flattened(source)
         case Unfolded():
             for name, source in group.items():
                 yield name, _as_matrix(source) if len(source.shape) > 2 else source

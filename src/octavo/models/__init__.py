@@ -128,6 +128,13 @@ def build_draft_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple
     return g
 
 
+def build_encoder_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """The unoptimized graph of the encoder of a model whose decoder sees its rows. Raises GraphError."""
+    g = Graph(shapes)
+    g.output = cast(Any, load_architecture(name)).build_encoder(g, config)
+    return g
+
+
 def weight_table(architecture: Architecture) -> WeightTable:
     """The table of a module of this package; an empty one if it has none."""
     table: WeightTable = getattr(architecture, "WEIGHTS", WeightTable())

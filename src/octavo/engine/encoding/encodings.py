@@ -1,4 +1,4 @@
-"""The rows of images for the spans of prompts: those that are known, and the order in which others are made."""
+"""The rows of images and of sources: those that are known, and the order in which others are made."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from octavo.prompt import MediaItem, Prompt, Span
+from octavo.prompt import Prompt, SourceText, Span
 
 if TYPE_CHECKING:
     from octavo.batch import Float32
-    from octavo.engine.encoding.image_encoder import ImageEncoder
+    from octavo.engine.encoding.row_encoder import Item, RowEncoder
     from octavo.engine.metrics import EngineMetrics
 
 logger = logging.getLogger(__name__)
@@ -24,13 +24,13 @@ class Encodings:
     The oldest are dropped first, but for those that a running sequence still has to compute.
     """
 
-    def __init__(self, encoder: ImageEncoder, max_bytes: int) -> None:
+    def __init__(self, encoder: RowEncoder, max_bytes: int) -> None:
         self.encoder = encoder
         self.num_bytes = 0
         self.metrics: EngineMetrics | None = None  # which count its work
         self._max_bytes = max_bytes
         self._rows: OrderedDict[bytes, Float32] = OrderedDict()
-        self._wanted: dict[bytes, MediaItem] = {}
+        self._wanted: dict[bytes, Item] = {}
 
     @property
     def has_work(self) -> bool:
@@ -51,8 +51,21 @@ class Encodings:
         self._rows.move_to_end(span.item.key)
         return rows[span.offset : span.offset + span.length]
 
+    def rows_of_source(self, source: SourceText) -> Float32 | None:
+        """The rows of a source; None: they have to be made."""
+        rows = self._rows.get(source.key)
+        if rows is not None:
+            self._rows.move_to_end(source.key)
+        return rows
+
     def num_ready(self, prompt: Prompt, start: int, count: int) -> int:
-        """Of the tokens from `start` on, those before the first whose rows are to be made, which are wanted then."""
+        """Of the tokens from `start` on, those before the first whose rows are to be made, which are wanted then.
+
+        The first token needs the rows of its source.
+        """
+        if prompt.source is not None and start == 0 and self.rows_of_source(prompt.source) is None:
+            self._wanted.setdefault(prompt.source.key, prompt.source)
+            return 0
         for span in prompt.overlapping(start, start + count):
             if self.rows_of(span) is None:
                 assert span.item is not None
@@ -81,15 +94,15 @@ class Encodings:
         if self.num_bytes > self._max_bytes:
             self._evict({*needed(), *(item.key for item, _ in found)})
 
-    def _next_items(self) -> list[MediaItem]:
+    def _next_items(self) -> list[Item]:
         """The first that is wanted, and those behind it that fit into its step."""
-        items: list[MediaItem] = []
-        left = self.encoder.max_patches
+        items: list[Item] = []
+        left = self.encoder.max_inputs
         for item in self._wanted.values():
-            if items and item.num_patches > left:
+            if items and item.num_inputs > left:
                 break
             items.append(item)
-            left -= item.num_patches
+            left -= item.num_inputs
         return items
 
     def _evict(self, needed: set[bytes]) -> None:

@@ -16,6 +16,7 @@ from octavo.engine.kv.state_slots import StateSlots
 from octavo.engine.request import BlockTable, Sequence
 from octavo.engine.schedule import ScheduledSequence, StateSnapshot
 from octavo.graph.cache import CacheLayout, cache_layout
+from octavo.graph.values import TOKENS
 from octavo.speculative_config import MAX_DRAFTS, MAX_STATE_DRAFTS
 
 _ARRIVED = -1  # in a block table: the bytes of this block have come from a store, and it has no place yet
@@ -53,6 +54,11 @@ class KVCacheManager:
         self.layout = layout or cache_layout(())
         self.max_step_tokens = max_step_tokens
         self.states = StateSlots(num_states) if num_states else None
+        kinds = [group.domain is TOKENS for group in self.layout.groups]
+        # The others hold what an encoder has made of a source: all of its blocks from the first token of an answer on,
+        # never written again.
+        self.token_groups = [index for index, of_tokens in enumerate(kinds) if of_tokens]
+        self._source_groups = [index for index, of_tokens in enumerate(kinds) if not of_tokens]
         self._has_windows = any(group.window is not None for group in self.layout.groups)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -60,14 +66,22 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def max_blocks(self, num_tokens: int) -> int:
-        """The maximum number of blocks that a sequence of this many tokens holds at once."""
-        return self.layout.max_blocks(num_tokens, self.block_size, self.max_step_tokens)
+        """The maximum number of blocks that a sequence of this many tokens holds at once, without those of a source."""
+        groups = (self.layout.groups[index] for index in self.token_groups)
+        return sum(group.max_blocks(num_tokens, self.block_size, self.max_step_tokens) for group in groups)
+
+    def num_source_blocks(self, num_rows: int) -> int:
+        """The blocks of a source of so many rows, which all sequences of its request share."""
+        return self.num_blocks_for(num_rows) * len(self._source_groups)
 
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
         """Blocks that its known tokens still need; a sequence without blocks shares those of num_shared_tokens."""
         size, count, missing = self.block_size, len(sequence.token_ids), 0
         step = min(self.max_step_tokens, max(count - sequence.num_computed_tokens, 1))
-        for index, group in enumerate(self.layout.groups):
+        if not sequence.block_tables and not num_shared_tokens:
+            missing = self.num_source_blocks(sequence.request.num_source_tokens)
+        for index in self.token_groups:
+            group = self.layout.groups[index]
             if sequence.block_tables:
                 held = sequence.block_tables[index].num_held
             else:
@@ -77,15 +91,16 @@ class KVCacheManager:
 
     def num_shared_blocks(self, num_tokens: int) -> int:
         """The full blocks of this many tokens that sequences with the same prefix share as long as they run."""
-        return sum(num_tokens // self.block_size for group in self.layout.groups if group.window is None)
+        groups = (self.layout.groups[index] for index in self.token_groups)
+        return sum(num_tokens // self.block_size for group in groups if group.window is None)
 
     def has_room(self, sequence: Sequence, count: int = 1) -> bool:
         """True if so many more tokens, at least one, fit into the last blocks without allocation."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
         if offset == 0 or offset + count > self.block_size:
             return False
-        for table in sequence.block_tables:
-            if self.pool.is_shared(table.block_ids[position]):
+        for index in self.token_groups:
+            if self.pool.is_shared(sequence.block_tables[index].block_ids[position]):
                 return False
         return self.states is None or self.states.is_own(sequence)
 
@@ -97,7 +112,9 @@ class KVCacheManager:
             if count:
                 entries = len(sequence.block_tables[0].block_ids) if sequence.block_tables else 0
                 added = self.num_blocks_for(sequence.num_computed_tokens + count) - entries
-                needed += added * len(self.layout.groups)
+                needed += added * len(self.token_groups)
+                if not sequence.block_tables:
+                    needed += self.num_source_blocks(sequence.request.num_source_tokens)
                 shared += [block_id for _, block_id in self._shared_last(sequence)]
         # The last of a block's owners writes in place.
         writers = Counter(shared).items() if shared else ()
@@ -110,6 +127,9 @@ class KVCacheManager:
         """
         if not sequence.block_tables:
             sequence.block_tables = [BlockTable() for _ in self.layout.groups]
+            for index in self._source_groups:
+                count = self.num_blocks_for(sequence.request.num_source_tokens)
+                sequence.block_tables[index].block_ids = [self.pool.allocate() for _ in range(count)]
         copies = []
         position = sequence.num_computed_tokens // self.block_size
         for table, block_id in self._shared_last(sequence):
@@ -117,7 +137,8 @@ class KVCacheManager:
             self.pool.free(block_id)
             table.block_ids[position] = copies[-1][1]
             sequence.num_synced_blocks = min(sequence.num_synced_blocks, position)
-        for table in sequence.block_tables:
+        for index in self.token_groups:
+            table = sequence.block_tables[index]
             for _ in range(self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table.block_ids)):
                 table.block_ids.append(self.pool.allocate())
         return copies
@@ -127,7 +148,8 @@ class KVCacheManager:
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
         if offset == 0:
             return []
-        lasts = [(table, table.block_ids[position]) for table in sequence.block_tables]
+        tables = (sequence.block_tables[index] for index in self.token_groups)
+        lasts = [(table, table.block_ids[position]) for table in tables]
         return [(table, block_id) for table, block_id in lasts if self.pool.is_shared(block_id)]
 
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
@@ -422,7 +444,12 @@ class KVCacheManager:
             self.states.share(parent, child)
         num_blocks = self.num_blocks_for(num_tokens)
         child.block_tables = []
-        for group, table in zip(self.layout.groups, parent.block_tables, strict=True):
+        for index, (group, table) in enumerate(zip(self.layout.groups, parent.block_tables, strict=True)):
+            if index in self._source_groups:
+                child.block_tables.append(BlockTable(list(table.block_ids)))
+                for block_id in table.block_ids:
+                    self.pool.share(block_id)
+                continue
             assert table.num_passed <= group.first_block(num_tokens, self.block_size), "the parent has moved on"
             copy = BlockTable(table.block_ids[:num_blocks], table.num_passed)
             child.block_tables.append(copy)
@@ -451,7 +478,8 @@ class KVCacheManager:
     def truncate(self, sequence: Sequence) -> None:
         """Frees the blocks after the computed tokens, when a step's tokens were not all accepted."""
         num_blocks = self.num_blocks_for(sequence.num_computed_tokens)
-        for table in sequence.block_tables:
+        for index in self.token_groups if sequence.block_tables else ():
+            table = sequence.block_tables[index]
             for block_id in reversed(table.block_ids[num_blocks:]):
                 self.pool.free(block_id)
             del table.block_ids[num_blocks:]

@@ -17,10 +17,11 @@ from octavo.engine.loading.encoder import ImageNeeds, image_needs
 from octavo.engine.loading.larger_than_memory import disk_problem, part_in_main_memory, resident_bytes
 from octavo.engine.loading.model_graph import model_sizes
 from octavo.engine.loading.rank_needs import RankNeeds, rank_needs
+from octavo.engine.loading.source_encoder import encoder_bytes
 from octavo.engine.loading.weight_notes import size_notes
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes
-from octavo.graph.cost import ExpertCost, expert_cost, graph_cost
+from octavo.graph.cost import Cost, ExpertCost, expert_cost, graph_cost
 from octavo.graph.ops.base import StepSizes
 from octavo.graph.ops.low_rank import AddToEmbedding, BesideWeights
 from octavo.loader.checkpoint import Checkpoint
@@ -79,6 +80,7 @@ class MemoryNeeds:
     draft: DraftNeeds | None = None  # beside the model, and part of the sums
     adapter_bytes: int = 0  # of max_loras adapters of max_lora_rank, and part of the sums
     images: ImageNeeds | None = None  # the same of its part that sees
+    reader_bytes: int = 0  # the same of the encoder of a model that reads a text before it answers
 
 
 def memory_needs(
@@ -96,21 +98,20 @@ def memory_needs(
     model_context: int = checkpoint.config.max_position_embeddings
     wanted, (config, users, memory) = context or model_context, _of_replica(config, users, memory)
     sizes = _sizes(checkpoint, config, wanted, users if context else 0)
-    images, own_cache = image_needs(config, checkpoint), sizes.cache
-    memory = _both_memories(config, sizes, memory).without(beside := _beside(images, draft, config, sizes))
+    images, own, reader = image_needs(config, checkpoint), sizes.cache, encoder_bytes(config, checkpoint, sizes, wanted)
+    memory = _both_memories(config, sizes, memory).without(beside := _beside(images, draft, config, sizes) + reader)
     sizes = sizes if draft is None else _with_twins(sizes, draft)
     cache, block, most = sizes.cache, config.block_size, step_tokens(config)
     room = _room(checkpoint, config, sizes, memory, context, users)
     longest = cache.layout.max_tokens(room.num_blocks // users, block, most, model_context)
-    kv_bytes, both_bytes = (_kv_bytes(config, each, wanted, users, room) for each in (own_cache, cache))
-    step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
-    experts, num_parameters = expert_cost(sizes.graph, sizes.weights), checkpoint.num_parameters
+    kv_bytes, both_bytes = (_kv_bytes(config, each, wanted, users, room) for each in (own, cache))
+    experts, step = expert_cost(sizes.graph, sizes.weights), _step_cost(sizes, users, wanted)
     return MemoryNeeds(
         model=str(checkpoint.path),
         architecture=checkpoint.architecture,
         quantization=checkpoint.quantization,
-        num_parameters=num_parameters,
-        num_active_parameters=num_parameters - (experts.inactive_parameters if experts else 0),
+        num_parameters=checkpoint.num_parameters,
+        num_active_parameters=checkpoint.num_parameters - (experts.inactive_parameters if experts else 0),
         experts=experts,
         bits_per_weight=checkpoint.bits_per_weight,
         weight_bytes=sizes.weight_bytes,
@@ -140,7 +141,13 @@ def memory_needs(
         adapter_bytes=_adapter_bytes(config, sizes),
         draft=None if draft is None else replace(draft, kv_bytes=both_bytes - kv_bytes),
         images=images,
+        reader_bytes=reader,
     )
+
+
+def _step_cost(sizes: Sizes, users: int, context: int) -> Cost:
+    """The cost of a step in which each of so many users takes a token."""
+    return graph_cost(sizes.graph, StepSizes(users, users, users, context, sizes.kv_element_bytes), sizes.weights)
 
 
 def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:

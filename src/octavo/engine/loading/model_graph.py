@@ -12,8 +12,9 @@ from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.low_rank import AdapterLimits
 from octavo.graph.shard_wishes import Steps
+from octavo.graph.source import SOURCE, source_width
 from octavo.graph.spans import SPANS, longest_span, span_width, with_sight
-from octavo.graph.values import TOKENS
+from octavo.graph.values import TOKENS, RowDomain
 from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.tensor_files import Weights
 from octavo.models import build_graph
@@ -35,10 +36,10 @@ def model_graph(checkpoint: Checkpoint, context: int) -> Graph:
     except GraphError as error:  # a weight is missing or has another shape than the configuration says
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
     for cache in graph.kv_caches:
-        if cache.domain is not TOKENS:
+        if cache.domain not in (TOKENS, SOURCE):
             raise ModelLoadError(
                 f"{checkpoint.path}: layer {cache.layer} has a cache of {cache.domain.name}; the engine allocates "
-                "blocks for tokens only. Run the graph on an executor, with lengths and slots of your own"
+                "blocks for tokens and sources only. Run the graph on an executor, with lengths and slots of your own"
             )
     return graph
 
@@ -55,9 +56,16 @@ def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Execu
         max_num_outputs=max(step, outputs) if graph.generates else outputs,
         max_model_len=model_len,
         max_logits_rows=min(outputs, _MAX_LOGITS_ROWS),
-        further_rows={SPANS: tokens} if span_width(graph) else {},
+        further_rows=_further_rows(graph, tokens, max(step, model_len)),
         adapters=AdapterLimits(config.max_loras, config.max_lora_rank) if config.takes_adapters else None,
     )
+
+
+def _further_rows(graph: Graph, span_rows: int, source_rows: int) -> dict[RowDomain, int]:
+    """The most rows of a step in the domains beside tokens."""
+    if source_width(graph):
+        return {SOURCE: source_rows}
+    return {SPANS: span_rows} if span_width(graph) else {}
 
 
 def held(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Weights:

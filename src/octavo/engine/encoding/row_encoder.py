@@ -1,0 +1,89 @@
+"""An encoder whose rows answers see: steps of several items, in parts if the executor can."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.backends import Executor, PartExecutor
+from octavo.batch import Batch, Float32, StepOutput
+from octavo.prompt import MediaItem, SourceText
+
+if TYPE_CHECKING:
+    from octavo.media.processor import ImageProcessor
+
+Item = MediaItem | SourceText
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that has begun. done: its first operations, which are computed."""
+
+    items: Sequence[Item]
+    batch: Batch
+    done: int = 0
+
+
+class RowEncoder(ABC):
+    """Makes rows of items. One step at a time; nothing else may run on the executor's threads meanwhile.
+
+    max_inputs: of the items of a step (`Item.num_inputs`). processor: of images; None: it reads none.
+    """
+
+    processor: ImageProcessor | None = None
+
+    def __init__(self, executor: Executor, max_inputs: int) -> None:
+        self.executor = executor
+        self.max_inputs = max_inputs
+        self._step: _Step | None = None
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """Those of the step that has begun; none: no step has."""
+        return () if self._step is None else self._step.items
+
+    def begin(self, items: Sequence[Item]) -> None:
+        """Begins a step of items with at most max_inputs inputs, in place of one that is not done."""
+        self._step = _Step(items, self._batch_of(items))
+
+    def run(self, seconds: float | None) -> list[tuple[Item, Float32]]:
+        """Computes for about so long, or to the end. The items with their rows [num_rows, width] once all are done."""
+        step = self._step
+        assert step is not None, "no step has begun"
+        if seconds is None or not isinstance(self.executor, PartExecutor):
+            return self._finish(step, self.executor.submit(step.batch).wait())
+        deadline = time.perf_counter() + seconds
+        while True:
+            output = self.executor.submit_part(step.batch, step.done, step.done + 1).wait()
+            step.done += 1
+            if step.done == self.executor.num_operations:
+                return self._finish(step, output)
+            if time.perf_counter() >= deadline:
+                return []
+
+    def drop(self) -> None:
+        """Forgets the step that has begun."""
+        self._step = None
+
+    def close(self) -> None:
+        """Frees weights and memory."""
+        self.executor.close()
+
+    @abstractmethod
+    def _batch_of(self, items: Sequence[Item]) -> Batch:
+        """The step of items."""
+
+    @abstractmethod
+    def _rows_of(self, output: StepOutput) -> Float32:
+        """The rows of all items, in their order."""
+
+    def _finish(self, step: _Step, output: StepOutput) -> list[tuple[Item, Float32]]:
+        self._step = None
+        rows, found, begin = self._rows_of(output), [], 0
+        for item in step.items:
+            found.append((item, rows[begin : begin + item.num_rows].copy()))
+            begin += item.num_rows
+        return found

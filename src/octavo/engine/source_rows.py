@@ -1,0 +1,45 @@
+"""The rows of the texts that an encoder has read, in the step in which an answer begins; later only their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from octavo.batch import Batch, DomainRows, Float32, Int32
+from octavo.engine.schedule import ScheduledSequence
+from octavo.graph.source import SOURCE
+from octavo.prompt import SourceText
+
+RowsOfSource = Callable[[SourceText], "Float32 | None"]
+"""The rows of a source that its encoder has made."""
+
+
+def source_lengths(scheduled: Sequence[ScheduledSequence]) -> Int32:
+    """The rows of each sequence in the cache [N]."""
+    return np.array([item.sequence.request.num_source_tokens for item in scheduled], np.int32)
+
+
+def add_sources(
+    batch: Batch, scheduled: Sequence[ScheduledSequence], tables: Int32, block_size: int, rows_of: RowsOfSource
+) -> None:
+    """Fills the fields of a batch about sources. tables: the block tables of its sequences [G, N, blocks].
+
+    A sequence whose first token is in the step writes the keys and values of its source.
+    """
+    lengths, values, slots = source_lengths(scheduled), [], []
+    for index, item in enumerate(scheduled):
+        source = item.sequence.request.prompt.source
+        if item.start or source is None:
+            continue
+        rows = rows_of(source)
+        assert rows is not None, "the scheduler waits for the rows of a source"
+        values.append(rows)
+        block, offset = np.divmod(np.arange(len(rows), dtype=np.int32), np.int32(block_size))
+        slots.append(tables[:, index, block] * np.int32(block_size) + offset)
+    if not values:
+        batch.domains = {**batch.domains, SOURCE.name: DomainRows(0, lengths=lengths)}
+        return
+    batch.inputs = (np.concatenate(values),)
+    places = np.ascontiguousarray(np.concatenate(slots, axis=1))
+    batch.domains = {**batch.domains, SOURCE.name: DomainRows(places.shape[1], lengths=lengths, slots=places)}
