@@ -109,10 +109,13 @@ def all_cases() -> list[Case]:
     import gpu_models
     import gpu_offload
     import gpu_products
+    import gpu_providers
+    import gpu_real
     from gpu_cases import Case
 
     first = [Case("tests", "correctness", correctness, 240)]
-    return [*gpu_ceilings.CASES, *first, *gpu_models.CASES, *gpu_products.CASES, *gpu_kernels.CASES, *gpu_offload.CASES]
+    kernels = [*gpu_products.CASES, *gpu_providers.CASES, *gpu_kernels.CASES]
+    return [*gpu_ceilings.CASES, *first, *gpu_real.CASES, *gpu_models.CASES, *kernels, *gpu_offload.CASES]
 
 
 def described() -> dict[str, Any]:

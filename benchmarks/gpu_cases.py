@@ -128,10 +128,12 @@ def as_json(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     return [asdict(figure) for figure in figures]
 
 
-def seconds_of(machine: Machine, calls: Sequence[Callable[[], object]], repeats: int = 7) -> float:
+def seconds_of(
+    machine: Machine, calls: Sequence[Callable[[], object]], repeats: int = 7, *, captured: bool = True
+) -> float:
     """Seconds of one call, on a GPU those of one in a captured graph of many: launches take no time of the host.
 
-    calls: the same work on different inputs, in turns.
+    calls: the same work on different inputs, in turns. captured: False: they are launched, as prompts are.
     """
     begin = time.perf_counter()
     for call in calls:  # compiles, and makes the handles of libraries
@@ -143,21 +145,27 @@ def seconds_of(machine: Machine, calls: Sequence[Callable[[], object]], repeats:
     calls[0]()
     machine.wait()
     rounds = max(1, min(20, int(0.02 / max(time.perf_counter() - began, 1e-5)) // len(calls)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def all_calls() -> None:
         for _ in range(rounds):
             for call in calls:
                 call()
-    graph.replay()
+
+    run = all_calls
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            all_calls()
+        run = graph.replay
+    run()
     times = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        graph.replay()
+        run()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e-3)
-    del graph
     return statistics.median(times) / rounds / len(calls)
 
 

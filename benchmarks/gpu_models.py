@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from octavo.backends.torch.compile import TorchBackend
 from octavo.backends.torch.executor import TorchExecutor
 from octavo.backends.torch.graphs import CudaReplay
 from octavo.backends.torch.kernels.planes import Planes
+from octavo.backends.torch.pieces import MOST_TOKENS
 from octavo.engine.engine import Engine
 from octavo.engine.limits import EngineLimits
 from octavo.generation_request import GenerationRequest
@@ -160,7 +162,9 @@ def loaded(machine: Machine, type_name: str, place: Callable[..., Executor] | No
     sequences = max(s.batches)
     graph = build_graph("llama", config_of(s), weight_shapes(s))
     limits = ExecutorLimits(s.step_tokens, sequences, sequences + 4, longest)
-    backend = TorchBackend(machine.device, machine.dtype, capture=CudaReplay if machine.is_gpu else None)
+    backend = TorchBackend(
+        machine.device, machine.dtype, capture=CudaReplay if machine.is_gpu else None, prompt_tokens=MOST_TOKENS
+    )
     begin = time.perf_counter()
     with _packed_once():
         executor: Any = (place or backend.compile)(graph, RandomWeights(weight_shapes(s), type_name), limits)
@@ -239,8 +243,10 @@ def decode_s(model: Model, batch: int) -> float:
 
 @contextmanager
 def _changed(model: Model, name: str) -> Iterator[None]:
-    """Without graphs, or without steps that are queued behind one that runs."""
-    changes: dict[str, tuple[str, Any]] = {"eager": ("_graphs", None), "no overlap": ("max_in_flight", 1)}
+    """Without graphs, without pieces of prompts, or without steps that are queued behind one that runs."""
+    changes: dict[str, tuple[str, Any]] = {
+        "eager": ("_graphs", None), "launched": ("_pieces", None), "no overlap": ("max_in_flight", 1)
+    }  # fmt: skip
     with patch.object(model.executor, *changes[name]):
         yield
 
@@ -298,6 +304,49 @@ def prompts(machine: Machine, type_name: str) -> list[Figure]:
         share = machine.share(operations, "bf16 product", seconds)
         found.append(Figure(f"prompt of {count}", count / seconds, "tokens/s", share))
     return found
+
+
+def beside(machine: Machine, type_name: str) -> list[Figure]:
+    """The first prompt length, launched and in captured pieces, alone and beside streams that go on meanwhile."""
+    model, found = loaded(machine, type_name), []
+    count, streams = machine.shapes.prefills[0], 31 if machine.is_gpu else 1
+    pieces = prompt_s(model, count)
+    usual, longest = _gaps(machine, model, streams, count)
+    with _changed(model, "launched"):
+        launched = prompt_s(model, count)
+        _, waited = _gaps(machine, model, streams, count)
+    found = [Figure(f"prompt of {count}, launched over in pieces", launched / pieces, "x")]
+    found += [Figure(f"longest gap of {streams} streams beside it, over a usual step", longest / usual, "x")]
+    return [*found, Figure(f"longest gap of {streams} streams, launched, over a usual step", waited / usual, "x")]
+
+
+def _gaps(machine: Machine, model: Model, streams: int, count: int) -> tuple[float, float]:
+    """Seconds of a usual step of streams, and of the longest gap between their tokens while a prompt is computed."""
+    engine, s = model.engine(), model.shapes
+    names = [f"r{i}" for i in range(streams)]
+    for i, name in enumerate(names):
+        _add(engine, name, _prompt(s.context, i, s.vocab), s.steps + _SPARE_TOKENS)
+    loop, seen = rounds(engine), Counter[str]()
+    while len(seen) < streams:
+        seen += next(loop)
+    times = [time.perf_counter()]
+    for _ in range(8 if machine.is_gpu else 1):
+        next(loop)
+        times.append(time.perf_counter())
+    usual = sorted(b - a for a, b in pairwise(times))[len(times) // 2 - 1]
+    _add(engine, "prompt", _prompt(count, 77, s.vocab), 1)
+    times, is_done = times[-1:], False
+    while not is_done:
+        new = next(loop)
+        is_done = "prompt" in new
+        if any(name in new for name in names):
+            times.append(time.perf_counter())
+    loop.close()
+    for name in names:
+        engine.abort(name)
+    while engine.has_work:
+        engine.step()
+    return usual, max((b - a for a, b in pairwise(times)), default=usual)
 
 
 def requests(machine: Machine, type_name: str) -> list[Figure]:
@@ -396,8 +445,9 @@ def cases_of(type_name: str, *runs: tuple[str, Callable[..., list[Figure]], floa
 
 
 CASES = [
-    *cases_of("bf16", ("decode", decode, 75), ("prompts", prompts, 20), ("graphs and overlap", modes, 40),
-              ("kernels of a step", profile, 25), ("many requests", requests, 40), ("equal runs", repeats, 25)),
+    *cases_of("bf16", ("decode", decode, 75), ("prompts", prompts, 20), ("beside streams", beside, 20),
+              ("graphs and overlap", modes, 40), ("kernels of a step", profile, 25), ("many requests", requests, 40),
+              ("equal runs", repeats, 25)),
     *cases_of("I4_128_Z", ("decode", decode, 90), ("prompts", prompts, 20), ("kernels of a step", profile, 25)),
     *cases_of("F8_E4M3_128X128", ("decode", decode, 90), ("prompts", prompts, 20)),
     *cases_of("I8_ROW", ("decode", decode, 90), ("prompts", prompts, 20)),

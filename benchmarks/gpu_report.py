@@ -28,6 +28,7 @@ class Target:
 _CHOICES, _BLOCKS = "decode attention, choices", "blocks of 16, parts of 512"
 _LONG, _MODES = "bf16 over this, batch 32, context 8192", "bf16: graphs and overlap"
 _FILTERS = "filters, rows 32"
+_BESIDE = "bf16: beside streams"
 TARGETS = [
     Target("decode attention, 32 sequences of 4,096", _CHOICES, f"batch 32, context 4096, {_BLOCKS}", 0.75, 0.88),
     Target("decode attention, 1 sequence of 8,192", _CHOICES, f"batch 1, context 8192, {_BLOCKS}", 0.60, 0.75),
@@ -56,10 +57,16 @@ TARGETS = [
     Target("bf16, batch 1", "bf16: decode", "batch 1", 200, 235, "more", "tokens/s"),
     Target("bf16, batch 32", "bf16: decode", "batch 32", 4600, 5500, "more", "tokens/s"),
     Target("bf16, batch 256", "bf16: decode", "batch 256", 12000, 14500, "more", "tokens/s"),
-    Target("4 bits, batch 1", "I4_128_Z: decode", "batch 1", 370, 550, "more", "tokens/s"),
-    Target("4 bits, batch 32", "I4_128_Z: decode", "batch 32", 5500, 8500, "more", "tokens/s"),
+    Target("4 bits, batch 1", "I4_128_Z: decode", "batch 1", 500, 550, "more", "tokens/s"),
+    Target("4 bits, batch 32", "I4_128_Z: decode", "batch 32", 7500, 8500, "more", "tokens/s"),
     Target("fp8, batch 1", "F8_E4M3_128X128: decode", "batch 1", 300, 400, "more", "tokens/s"),
     Target("bf16, a prompt of 2,048", "bf16: prompts", "prompt of 2048", 36000, 43000, "more", "tokens/s"),
+    Target("Q4_K beside bf16, 8 rows", "products, Q4_K", "plain over this, rows 8", 1.3, 1.8, "more", "x"),
+    Target("Q6_K beside bf16, 8 rows", "products, Q6_K", "plain over this, rows 8", 1.3, 1.8, "more", "x"),
+    Target("a prompt of 512 in pieces, over launched", _BESIDE, "prompt of 512, launched over in pieces", 2.0, 2.5,
+           "more", "x"),
+    Target("31 streams beside a prompt of 512", _BESIDE, "longest gap of 31 streams beside it, over a usual step",
+           1.3, 1.2, "less", "x"),
     Target("graphs, batch 1", _MODES, "default over eager, batch 1", 1.5, 2.0, "more", "x"),
     Target("all layers streamed, a prompt of 8,192", "stream", "prompt of 8192, over the longer part", 1.10, 1.05,
            "less", "x"),
@@ -77,8 +84,13 @@ tests do that; and where a note says otherwise), and a wrong one has no figure.
 measures for nine minutes at most, and writes the JSON after every case. The same command goes on where the last one
 stopped, also after a crash: a case that did not end is not tried again on the same commit. `--only "bf16: decode"`
 measures the cases with these words in their name again, `--minutes 0` writes this page from the JSON. All cases should
-take about 25 minutes. `--smoke` runs every case at tiny sizes on the CPU. `benchmarks/gpu_tiles.py` times the tiles
-that kernels may have.
+take about 30 minutes. `--smoke` runs every case at tiny sizes on the CPU. `benchmarks/gpu_tiles.py` times the tiles
+that kernels may have. `benchmarks/gpu_session.py` is one command of at most nine minutes for all of a session: these
+cases, with the real models of a folder and the libraries of the extra `gpu-fast` if they are installed, and then
+`compare.py` with 1 to 16 threads of the same machine's processor.
+
+Figures were measured at the commits that the page names. Since then prompts run in captured pieces, caches of eight
+bits are converted otherwise and filters count instead of sorting: none of that has yet run on a GPU.
 
 A case that names a commit was measured there: its kernels have not changed since.
 """
@@ -97,6 +109,7 @@ def page(record: Mapping[str, Any]) -> str:
     parts += ["## Targets\n", table(_COLUMNS, [_row(target, cases) for target in TARGETS]), ""]
     if missed := _missed(cases):
         parts += [f"The farthest from its target: {missed}.\n"]
+    parts += ["## Who wins where\n", _winners(cases), ""]
     groups = dict.fromkeys(case["group"] for case in cases.values())
     for group in groups:
         parts.append(f"## {group.capitalize()}\n")
@@ -120,6 +133,24 @@ def write(record: Mapping[str, Any], path: Path) -> None:
 
 _COLUMNS = {"what": "title", "measured": "found", "must": "must", "aim": "aim", "met": "met"}
 _FIGURES = {"figure": "name", "value": "value", "unit": "unit", "of the ceiling": "fraction"}
+
+
+def _winners(cases: Mapping[str, Any]) -> str:
+    """The table of problems with the fastest of our kernels and the libraries, from the cases of providers."""
+    times: dict[str, dict[str, float]] = {}
+    for case in cases.values():
+        for figure in case["figures"] if case["group"] == "providers" else ():
+            problem, _, contender = figure["name"].partition(": ")
+            if figure["unit"] != "not here":
+                times.setdefault(problem, {})[contender] = figure["value"]
+    if not times:
+        return f"Libraries beside our kernels: {NOT_RUN}.\n"
+    rows = []
+    for problem, found in times.items():
+        best = min(found, key=found.__getitem__)
+        all_times = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
+        rows.append({"problem": problem, "winner": best, "times": f"{all_times} microseconds"})
+    return table({"problem": "problem", "winner": "winner", "times": "times"}, rows)
 
 
 def _state(record: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ def test_every_case_runs_at_tiny_sizes_and_is_right(tmp_path: Path) -> None:
     done = run("--smoke", "--json", record)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     cases = json.loads(record.read_text())["cases"]
-    groups = {"correctness", "ceilings", "models", "products", "kernels", "offload"}
+    groups = {"correctness", "ceilings", "models", "products", "providers", "kernels", "offload"}
     assert {case["group"] for case in cases.values()} == groups
     for name, case in cases.items():
         assert case["state"] == "done", name
@@ -108,6 +108,16 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
     assert "not yet run on a GPU" in page
     assert "### rows (abb)\n" in page, "figures of another commit say so"
     assert "### launches\n\nBeware.\n" in page
+    assert "Libraries beside our kernels: not yet run on a GPU." in page
+    names = {"Q4_K, rows 8: triton": 40.0, "Q4_K, rows 8: humming": 25.0, "Q4_K, rows 16: triton": 41.0}
+    figures = [{"name": n, "value": v, "unit": "microseconds", "fraction": None} for n, v in names.items()]
+    figures.append(
+        {"name": "Q4_K, rows 16: humming, not installed", "value": 0.0, "unit": "not here", "fraction": None}
+    )
+    cases["providers, Q4_K"] = {"state": "done", "group": "providers", "commit": "abc", "figures": figures}
+    page = report.page({"machine": machine, "cases": cases})
+    assert "| Q4_K, rows 8 | humming | triton 40, humming 25 microseconds |" in page
+    assert "| Q4_K, rows 16 | triton | triton 41 microseconds |" in page
 
 
 def test_the_page_is_that_of_the_record(script: Callable[[str], ModuleType]) -> None:

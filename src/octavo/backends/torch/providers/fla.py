@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from octavo.backends.torch.providers.problems import Place, StateProblem, missing, unfit
-from octavo.backends.torch.step_arrays import StepArrays
+from octavo.backends.torch.step_arrays import StepArrays, sent
 from octavo.graph.ops.recurrence import GatedDeltaRule, SelectiveScan
 
 LEAST_TOKENS = 64  # of the longest sequence in a step: with fewer, one token after another is as fast
@@ -52,7 +54,7 @@ def advanced(
     assert is_fresh is not None
     current = torch.where(is_fresh.ne(0).reshape(-1, 1, 1, 1), 0.0, state[slots.long()])
     current = current.transpose(-1, -2).contiguous() if is_turned else current
-    stretches = _stretches(arrays)
+    stretches = _stretches(arrays.rows.starts, arrays.rows.saves, slots.device)
     out = torch.empty_like(tokens[2])
     for stretch in stretches:
         out[stretch.rows], current[stretch.sequences] = _called(call, tokens, current, stretch)
@@ -75,11 +77,9 @@ class _Stretch:
     def __init__(self, spans: Sequence[tuple[int, int, int]], saves: Sequence[Sequence[int]], starts: Sequence[int],
                  device: torch.device) -> None:  # fmt: skip
         """spans: (sequence, first token, end) each, in tokens of the step."""
-        rows = [row for _, begin, end in spans for row in range(begin, end)]
-        self.rows = torch.tensor(rows, device=device)
-        self.sequences = torch.tensor([sequence for sequence, _, _ in spans], device=device)
-        lengths = torch.tensor([0, *(end - begin for _, begin, end in spans)])
-        self.ends = torch.cumsum(lengths, 0).to(device)
+        self.rows = sent(np.concatenate([np.arange(begin, end) for _, begin, end in spans]), device)
+        self.sequences = sent(np.array([sequence for sequence, _, _ in spans]), device)
+        self.ends = sent(np.cumsum([0, *(end - begin for _, begin, end in spans)]), device)
         self.saved = [
             (number, sequence)
             for sequence, _, end in spans
@@ -88,14 +88,14 @@ class _Stretch:
         ]
 
 
-def _stretches(arrays: StepArrays) -> list[_Stretch]:
-    starts, saves = arrays.rows.starts, arrays.rows.saves
+@lru_cache(maxsize=2)  # all layers of a step have the same
+def _stretches(starts: tuple[int, ...], saves: tuple[tuple[int, ...], ...], device: torch.device) -> list[_Stretch]:
+    """The stretches of a step in the order of the calls. starts, saves: of `StepRows`."""
     cuts = []
     for sequence, (begin, end) in enumerate(pairwise(starts)):
         inner = {begin + counts[sequence] for counts in saves if counts[sequence]}
         places = sorted({begin, end} | inner)
         cuts.append([(sequence, *pair) for pair in pairwise(places)])
-    device = arrays.rows.positions.device
     most = max(map(len, cuts), default=0)
     turns = [[of[turn] for of in cuts if len(of) > turn] for turn in range(most)]
     return [_Stretch(spans, saves, starts, device) for spans in turns]
