@@ -275,16 +275,17 @@ def test_drafts_are_counted_by_place_and_by_source(engine: ScriptedEngine) -> No
     assert found["vllm:spec_decode_num_accepted_tokens_by_source_total{ngram}"] == 4
 
 
-def test_a_gauge_says_which_sources_of_drafts_are_in_use_or_why_none_is(engine: ScriptedEngine) -> None:
+@pytest.mark.parametrize("drafter", ["draft_model", "mtp", "eagle3", "assistant"])
+def test_a_gauge_says_which_sources_of_drafts_are_in_use_or_why_none_is(engine: ScriptedEngine, drafter: str) -> None:
     metrics = ServerMetrics()
-    engine.draft_info = {"draft_sources": ("ngram", "draft_model")}
+    engine.draft_info = {"draft_sources": ("ngram", drafter)}
     ObservedClient(engine, metrics, "m")
     for num_lost in (0, 1):
         engine.numbers = replace(engine.numbers, num_lost_draft_models=num_lost)
         asyncio.run(metrics.refresh())
         found = samples(metrics)
         assert found["vllm:spec_decode_source_enabled{ngram}"] == 1
-        assert found["vllm:spec_decode_source_enabled{draft_model}"] == 1 - num_lost
+        assert found[f"vllm:spec_decode_source_enabled{{{drafter}}}"] == 1 - num_lost
         assert not [name for name in found if "spec_decode_off" in name]
     engine.draft_info, metrics = {"no_drafts": "speculation is off"}, ServerMetrics()
     ObservedClient(engine, metrics, "m")

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.slots import SlotAction, SlotReport
-from octavo.engine.speculation.draft_source import DRAFT_MODEL
+from octavo.engine.speculation.draft_source import DRAFTERS
 from octavo.engine.texts.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.generation_request import GenerationRequest
@@ -63,8 +63,8 @@ class ModelInfo:
         return self.kv_cache_bytes // max(self.kv_bytes_per_token, 1)
 
     def drafts_in_use(self, metrics: EngineMetrics) -> dict[str, bool]:
-        """The draft sources by name; False: a draft model that has failed. metrics: the latest of the engine."""
-        return {name: name != DRAFT_MODEL or not metrics.num_lost_draft_models for name in self.draft_sources}
+        """The draft sources by name; False: a model or head that has failed. metrics: the latest of the engine."""
+        return {name: name not in DRAFTERS or not metrics.num_lost_draft_models for name in self.draft_sources}
 
 
 class AnswerStream(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.batch import Batch, DomainRows, Float32, SamplingBatch, StepOutput, greedy_rows
-from octavo.engine.speculation.draft_source import Draft
+from octavo.engine.speculation.draft_source import ASSISTANT, Draft
 from octavo.engine.speculation.head_drafter import HiddenRows
 from octavo.engine.speculation.model_drafter import Chain, ModelDrafter
 from octavo.graph.values import TOKENS
@@ -26,7 +26,7 @@ class AssistantDrafter(ModelDrafter):
     All guesses of a step are computed at the position of the last token, and see the tokens before it.
     """
 
-    name = "assistant"
+    name = ASSISTANT
     reads_hidden = True
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from octavo.engine.request import Sequence
 
 PREDICTION = "prediction"  # the source that requests bring with them
-DRAFT_MODEL = "draft_model"  # the source that may fail
+# The sources that compute, of which an engine has one at most; it may fail.
+DRAFT_MODEL, MTP, EAGLE3, ASSISTANT = DRAFTERS = ("draft_model", "mtp", "eagle3", "assistant")
 
 
 @dataclass(slots=True)

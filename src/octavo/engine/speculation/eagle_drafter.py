@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.engine.speculation.draft_source import EAGLE3
 from octavo.engine.speculation.head_drafter import HeadDrafter
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class EagleDrafter(HeadDrafter):
     Its logits may be of fewer tokens than the model has.
     """
 
-    name = "eagle3"
+    name = EAGLE3
 
     def __init__(
         self,

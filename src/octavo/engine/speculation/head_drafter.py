@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.batch import Batch, Float32, StepOutput
-from octavo.engine.speculation.draft_source import Draft
+from octavo.engine.speculation.draft_source import MTP, Draft
 from octavo.engine.speculation.model_drafter import Chain, ModelDrafter
 from octavo.engine.speculation.twin_blocks import TokenRun
 from octavo.speculative_config import MAX_DRAFTING
@@ -45,7 +45,7 @@ class HeadDrafter(ModelDrafter):
     such tokens get no drafts.
     """
 
-    name = "mtp"
+    name = MTP
     reads_hidden = True
 
     def __init__(
