@@ -44,12 +44,13 @@ from transformers import AutoModelForImageTextToText, Gemma3Config, PreTrainedCo
 
 from octavo import LLM, AsyncLLM, SamplingParams
 from tests.support import tiny_vision
-from tests.support.tiny_vision import SPECIALS
+from tests.support.tiny_vision.family import SPECIALS, VOCAB_SIZE
+from tests.support.tiny_vision.mmproj import save_gguf
 
 PARTS = ("encoders", "second", "streams")
 STREAMS, STREAM_TOKENS = 9, 100
 TEXT = {
-    **{"vocab_size": tiny_vision.VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
+    **{"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192},
 }
 MIDDLE_TEXT = {
@@ -101,8 +102,8 @@ def made(folder: Path, family: str, config: PreTrainedConfig, settings: Mapping[
         return found
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-    tiny_vision.PREPROCESSORS[folder.name] = dict(settings)
-    tiny_vision.save(model, folder, folder.name)
+    tiny_vision.save(model, folder, family)
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     if is_pair:
         _save_pair(model, folder, family, config)
         shutil.rmtree(folder)
@@ -124,7 +125,7 @@ def _save_pair(model: Any, folder: Path, family: str, config: PreTrainedConfig) 
 
     gguf.GGUFWriter.add_uint32 = add  # type: ignore[method-assign]
     try:
-        tiny_vision.save_gguf(model, folder, family)
+        save_gguf(model, folder, family)
     finally:
         gguf.GGUFWriter.add_uint32 = written  # type: ignore[method-assign]
 

@@ -62,11 +62,16 @@ def test_chat_takes_dropped_paths_and_the_command(model: Path, pictures: list[Pa
     one, two = pictures
     file = tmp_path / "talk.json"
     escaped = str(two).replace(" ", "\\ ")
+    bare = tmp_path / "three.png"
+    bare.write_bytes(one.read_bytes())
     lines = f"What? '{one}'\n/image {two}\nAnd?\n{escaped}\n/image {tmp_path / 'none.png'}\n/save {file}\n"
+    lines += f"/image {bare}\n"
     result = octavo_here("chat", model, *GREEDY, stdin=lines)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("attached one.png (60 x 44, ") == 1
     assert result.stdout.count("attached two b.jpg (60 x 44, ") == 2
+    assert result.stdout.count("attached three.png (60 x 44, ") == 1
+    assert "/image needs a file" not in result.stdout
     assert "none.png" in result.stdout
     messages = json.loads(file.read_text())["messages"]
     image = {"type": "image", "image": str(one)}

@@ -16,6 +16,8 @@ from octavo import LLM, SamplingParams
 from tests.support import tiny_vision
 from tests.support.pictures import encoded
 from tests.support.seeing import base64_of
+from tests.support.tiny_vision.family import VOCAB_SIZE
+from tests.support.tiny_vision.mmproj import save_gguf
 
 llama = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed", exc_type=ImportError)
 pytestmark = pytest.mark.slow
@@ -55,7 +57,7 @@ def asked(server: Any, data: bytes) -> tuple[dict[int, float], int]:
     marker = post(server, "/props", None).get("media_marker", "<__media__>")
     letter = post(server, "/tokenize", {"content": "a"})["tokens"][-1]  # text by itself, which llama.cpp shows
     prompt = {"prompt_string": marker + QUESTION, "multimodal_data": [base64_of(data)]}
-    body = {"prompt": prompt, "n_predict": 1, "n_probs": tiny_vision.VOCAB_SIZE, "temperature": 0}
+    body = {"prompt": prompt, "n_predict": 1, "n_probs": VOCAB_SIZE, "temperature": 0}
     answer = post(server, "/completion", {**body, "logit_bias": [[letter, 1000.0]]})
     top = answer["completion_probabilities"][0]["top_logprobs"]
     return {entry["id"]: entry["logprob"] for entry in top}, answer["tokens_evaluated"]
@@ -64,7 +66,7 @@ def asked(server: Any, data: bytes) -> tuple[dict[int, float], int]:
 @pytest.mark.parametrize("name", SIZES)
 def test_llama_cpp_sees_the_same(name: str, tmp_path: Path) -> None:
     model = tiny_vision.tiny_model(name)
-    text = tiny_vision.save_gguf(model, tiny_vision.save(model, tmp_path / "model", name), name)
+    text = save_gguf(model, tiny_vision.save(model, tmp_path / "model", name), name)
     width, height = SIZES[name]
     pixels = tiny_vision.picture(3, height, width).pixels
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=20)

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from octavo import LLM, SamplingParams, UsageError
+from octavo.media.processor import read_processor
 from octavo.outputs import RequestOutput
 from octavo.prompt import Prompt
 from tests.engine.test_images import NUM_TOKENS, PARAMS, TOLERANCE, loaded, model
@@ -73,8 +74,8 @@ def judged(name: str, prompt: Prompt) -> tuple[list[int], list[float]]:
 
 @cache
 def rows_of(name: str) -> Any:
-    settings = tiny_vision.PREPROCESSORS[name]
-    return tiny_vision.read_processor(name, tiny_vision.CONFIGS[name]().to_dict(), settings)
+    family = tiny_vision.FAMILIES[name]
+    return read_processor(name, family.config().to_dict(), family.preprocessor)
 
 
 def assert_right(output: RequestOutput, expected: tuple[list[int], list[float]]) -> None:

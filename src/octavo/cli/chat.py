@@ -126,7 +126,10 @@ class _Conversation:
 
     def take(self, message: str) -> bool:
         """Executes a command or answers a question. False: the user exits."""
-        message, dropped = dropped_images(message.strip())
+        message = message.strip()
+        dropped: list[Path] = []
+        if message.partition(" ")[0] != "/image":
+            message, dropped = dropped_images(message)
         if dropped and not self._attach(dropped):
             return True
         command, _, rest = message.partition(" ")

@@ -63,8 +63,8 @@ class ImageInputs:
         """The processor. Raises UsageError if the model only reads text."""
         if self._processor is None:
             raise UsageError(
-                f"the prompt has images, but {self._model} reads text only: leave out multi_modal_data, or load a "
-                "model with its part that sees",
+                f"the prompt has images, but {self._model} reads text only: leave them out, give the text of a "
+                "document, or load a model with its part that sees",
                 param="multi_modal_data",
                 code="unsupported_value",
             )
