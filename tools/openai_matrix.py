@@ -208,6 +208,7 @@ COMPLETIONS = Route(
     },
     {"suffix": "x", "messages": [], "tools": [], "top_logprobs": 1, "prompt_embeds": "x"},
 )
+A_CONVERSATION = {"input": None, "messages": MESSAGES}
 EMBEDDINGS = Route(
     "/v1/embeddings",
     EmbeddingsRequest,
@@ -215,6 +216,15 @@ EMBEDDINGS = Route(
     {
         "model": OWN_MODEL,
         "input": Entry(["Hi", [5, "Ho"]], [], INPUTS),
+        "messages": Entry(MESSAGES, [], "a conversation as in chat, in place of `input`", {"input": None}),
+        "add_generation_prompt": Entry(True, "x", "true, false; with `messages`", A_CONVERSATION),
+        "chat_template_kwargs": Entry({"a": 1}, {"messages": []}, "an object; with `messages`", A_CONVERSATION),
+        "continue_final_message": Entry(
+            True,
+            True,
+            "true, false; with `messages`",
+            {"input": None, "messages": [*MESSAGES, {"role": "assistant", "content": "Yes"}]},
+        ),
         "encoding_format": Entry("base64", "hex", "float, base64"),
         "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
         "pooling": Entry("last", "max", "mean, last, cls; of an encoder only its own"),

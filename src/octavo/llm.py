@@ -306,16 +306,15 @@ class LLM(LoadedLLM):
         pooling: Pooling | None = None,
         **options: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """The vectors of texts, in their order. Any model has them: `output.outputs.embedding`.
+        """The vectors of texts and of images with them, in their order. Any model has them: `output.outputs.embedding`.
 
         pooling: of the hidden states of a model that generates; None: as the checkpoint says, which for an encoder is
         the only one. The rest as `generate`.
         """
         items, is_single = _listed(prompts)
-        encoded = [self._session.encode(item) for item in items]
-        given = [item if isinstance(item, Prompt) else ids for item, ids in zip(items, encoded, strict=True)]
+        given = [self._session.to_prompt(item) for item in items]
         outputs = self._run(given, PoolingParams(pooling=pooling), options, use_tqdm, single=is_single)
-        return [embedding_output(ids, output) for ids, output in zip(encoded, outputs, strict=True)]
+        return [embedding_output(list(each.token_ids), output) for each, output in zip(given, outputs, strict=True)]
 
     def score(
         self,

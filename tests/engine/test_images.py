@@ -169,6 +169,16 @@ def test_kept_prompts_know_their_images(folders: dict[str, Path], tmp_path: Path
         assert (tokens, count > whole.spans[0].end, plain >= 16) == (expected(name)[0], True, True)
 
 
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "gemma4-small"])
+def test_vectors_of_texts_with_images(name: str, folders: dict[str, Path]) -> None:
+    """The mean of the last hidden states of text and images, and the last of them; also in chunks."""
+    states = tiny_vision.expected_states(name, model(name), PARTS)
+    with loaded(folders[name], max_num_batched_tokens=16) as llm:
+        for pooling, right in (("mean", states.mean(axis=0)), ("last", states[-1])):
+            (output,) = llm.embed(prompt_of(llm, PARTS), pooling=pooling)
+            np.testing.assert_allclose(output.outputs.embedding, right, rtol=0, atol=TOLERANCE)
+
+
 def test_preempted_requests_are_computed_again(folders: dict[str, Path]) -> None:
     name, block = "qwen3_vl", 4 * 2 * 32 * 2 * 2 * 8  # bytes; a prompt takes seven, and an answer one more
     given = {"block_size": 8, "kv_cache_memory": 14 * block, "max_model_len": 64, "enable_prefix_caching": False}
@@ -271,6 +281,17 @@ def test_programs_give_images_in_every_form(small: LLM, tmp_path: Path) -> None:
     assert swapped.outputs[0].cumulative_logprob != first_bits
     (one,) = small.generate({"prompt": "<|image_pad|>", "multi_modal_data": {"image": first}}, PARAMS)
     assert one.prompt_token_ids[0] == 0
+
+
+def test_images_are_embedded_from_vllms_keys(small: LLM) -> None:
+    images = [Image.fromarray(each.pixels) for each in PICTURES]
+    vectors = [
+        np.array(output.outputs.embedding)
+        for output in small.embed(
+            [{"prompt": TEXT, "multi_modal_data": {"image": each}} for each in (images, images[::-1])]
+        )
+    ]
+    assert np.abs(vectors[0] - vectors[1]).max() > 0.01
 
 
 def test_names_of_contents_take_the_place_of_digests(small: LLM) -> None:

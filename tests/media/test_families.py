@@ -60,6 +60,7 @@ IDEFICS = {
 }
 IDEFICS_SIZES = {"size": {"longest_edge": 256}, "max_image_size": {"longest_edge": 64}, "return_row_col_info": True}
 IDEFICS_CONFIG = {"vision_config": {"patch_size": 8, "image_size": 64}, "scale_factor": 2}
+DOCLING_CONFIG = {"vision_config": {"patch_size": 8, "image_size": 64, "scale_factor": 2}}
 PAN = {
     "do_pan_and_scan": True,
     "pan_and_scan_min_crop_size": 64,
@@ -124,7 +125,7 @@ CASES: dict[str, Case] = {
         "granite_docling",
         GraniteDoclingImageProcessorPil,
         {"size": {"height": 64, "width": 64}, "max_patches": 9},
-        IDEFICS_CONFIG,
+        DOCLING_CONFIG,
         GraniteDoclingProcessor,
         IDEFICS,
         "<image>",
@@ -139,7 +140,7 @@ CASES: dict[str, Case] = {
             "dense_max_scale": 0.9,
             "dense_min_aspect": 1.1,
         },
-        IDEFICS_CONFIG,
+        DOCLING_CONFIG,
         GraniteDoclingProcessor,
         IDEFICS,
         "<image>",

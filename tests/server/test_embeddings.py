@@ -136,7 +136,7 @@ def test_a_text_may_fill_the_context(fake: ScriptedServer) -> None:
         ({}, "input", "missing_required_parameter"),
         ({"input": []}, "input", "empty_array"),
         ({"input": [[]]}, "input", "empty_array"),
-        ({"input": None}, "input", "invalid_type"),
+        ({"input": None}, "input", "missing_required_parameter"),
         ({"input": [1, {}]}, "input[1]", "invalid_type"),
         ({"input": [1, "a", 1.5]}, "input[2]", "invalid_type"),
         ({"input": ["a", None]}, "input[1]", "invalid_type"),

@@ -417,3 +417,17 @@ def test_bodies_are_small_where_no_model_sees(smollm2_tokenizer: Tokenizer) -> N
 def test_templates_show_images_where_they_are_applied(server: ScriptedServer) -> None:
     prompt = server.post("/apply-template", chat(text("a"), URL)).json()["prompt"]
     assert prompt.startswith(f"{USER}a<|vision_start|><|image_pad|><|vision_end|><|im_end|>")
+
+
+def test_a_conversation_with_images_is_embedded(server: ScriptedServer) -> None:
+    """As vLLM takes it: `messages` in place of `input`, without the mark of an answer."""
+    answer = server.post("/v1/embeddings", chat(text("a"), URL)).json()
+    prompt = server.last_request.prompt
+    assert prompt.spans[0].item is not None
+    assert shown(server, prompt).endswith(f"a{SEEN}<|im_end|>\n")
+    check_item(prompt.spans[0].item)
+    assert answer["usage"]["prompt_tokens_details"] == {"image_tokens": NUM_TOKENS}
+    assert len(answer["data"]) == 1
+    assert np.linalg.norm(answer["data"][0]["embedding"]) == pytest.approx(1, abs=1e-6)
+    both = server.post("/v1/embeddings", {**chat(text("a")), "input": "b"})
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "messages")

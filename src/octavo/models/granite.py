@@ -14,6 +14,8 @@ from octavo.models._layers import attention, mlp
 from octavo.models._reading import ConfigReader
 from octavo.models.llama import WEIGHTS
 
+ALIASES = ("granite_docling_text",)
+
 __all__ = ["WEIGHTS", "Config", "build"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,6 +99,21 @@ def expected_logits(
     name: str, model: PreTrainedModel, parts: Sequence[list[int] | Picture], continuation: Sequence[int] = ()
 ) -> NDArray[np.float32]:
     """[positions, vocab] of a prompt of token ids and pictures in turn, and of the tokens after it."""
+    return np.asarray(_output(name, model, parts, continuation).logits[0].numpy())
+
+
+def expected_states(name: str, model: PreTrainedModel, parts: Sequence[list[int] | Picture]) -> NDArray[np.float32]:
+    """[positions, hidden]: the last hidden states, behind their norm."""
+    return np.asarray(_output(name, model, parts, output_hidden_states=True).hidden_states[-1][0].numpy())
+
+
+def _output(
+    name: str,
+    model: PreTrainedModel,
+    parts: Sequence[list[int] | Picture],
+    continuation: Sequence[int] = (),
+    **options: bool,
+) -> Any:
     family = FAMILIES[name]
     config = family.config()
     processor = read_processor(config.model_type, config.to_dict(), family.preprocessor)
@@ -123,5 +139,4 @@ def expected_logits(
         shape = torch.zeros(*mask.shape, 1)
         mask = model.create_masks_for_generate(model.config, shape, mask, None, places, given[family.kinds])
     with torch.no_grad():
-        output = model(input_ids=tokens, attention_mask=mask, **given)
-        return np.asarray(output.logits[0].numpy())
+        return model(input_ids=tokens, attention_mask=mask, **given, **options)

@@ -1,14 +1,14 @@
-"""Tiny models over SigLIP: SmolVLM and LFM2-VL."""
+"""Tiny models over SigLIP: SmolVLM, granite-docling and LFM2-VL."""
 
 from __future__ import annotations
 
 import gguf
 import numpy as np
 import torch
-from transformers import Lfm2VlConfig, PreTrainedModel, SmolVLMConfig
+from transformers import GraniteDoclingConfig, Lfm2VlConfig, PreTrainedModel, SmolVLMConfig
 
 from octavo.media.processor import ImageProcessor
-from tests.support.tiny_vision.family import SIGLIP, SPECIALS, TEXT, Seen, Tiny, add_siglip, flat_patches, tiles
+from tests.support.tiny_vision.family import HALF, SIGLIP, SPECIALS, TEXT, Seen, Tiny, add_siglip, flat_patches, tiles
 
 
 def _idefics_mmproj(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
@@ -36,7 +36,24 @@ def listed_tiles(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tenso
     return {"pixel_values": tiles(processor, seen)["pixel_values"][None]}
 
 
+def pages(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:
+    """Those of one text, none of which is padding."""
+    found = listed_tiles(processor, seen)["pixel_values"]
+    return {"pixel_values": found, "pixel_attention_mask": torch.ones(found.shape[:2], dtype=torch.bool)}
+
+
 CONFIGS = {
+    "granite_docling": lambda: GraniteDoclingConfig(
+        text_config={
+            **{key: value for key, value in TEXT.items() if key != "head_dim"},
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+        },
+        vision_config={
+            **{**SIGLIP, "image_size": 16, "scale_factor": 2, "out_hidden_size": 64},
+            "deepstack_visual_indexes": [0, 2],
+        },
+        image_token_id=SPECIALS.index("<image>"),
+    ),
     "smolvlm": lambda: SmolVLMConfig(
         text_config={"model_type": "llama", **TEXT},
         vision_config={**SIGLIP, "image_size": 16},
@@ -55,6 +72,9 @@ CONFIGS = {
     ),
 }
 FAMILIES = {
+    "granite_docling": Tiny(
+        CONFIGS["granite_docling"], {"size": {"height": 16, "width": 16}, "max_patches": 4, **HALF}, pages
+    ),
     "smolvlm": Tiny(
         CONFIGS["smolvlm"],
         {"max_image_size": {"longest_edge": 16}, "size": {"longest_edge": 32}},

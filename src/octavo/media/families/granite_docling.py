@@ -83,7 +83,7 @@ def read(settings: ImageSettings) -> ImageProcessor:
         settings=settings,
         side=side,
         patch_size=settings.vision("patch_size", 16),
-        merge_size=settings.text_count("scale_factor", 4),
+        merge_size=settings.vision("scale_factor", 4),
         bounds=(min(settings.side("min_patches", 1), most), most),
         dense=DenseRule(
             settings.side("dense_max_patches", 1) if dense and most > 1 else 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -93,8 +93,11 @@ def siglip_sizes(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-def build_layers(g: Graph, cfg: SiglipConfig) -> Value:
-    """The rows of the last layer with its norm [PATCHES, hidden]. Input 1 has the places."""
+def build_layers(g: Graph, cfg: SiglipConfig, take: Callable[[int, Value], None] | None = None) -> Value:
+    """The rows of the last layer with its norm [PATCHES, hidden]. Input 1 has the places.
+
+    take: is called with each layer and its rows.
+    """
     h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "embeddings.patch_embedding")
     h = h + g.add(Input(1, PATCHES, cfg.hidden_size))
     for i in range(cfg.num_layers):
@@ -104,4 +107,6 @@ def build_layers(g: Graph, cfg: SiglipConfig) -> Value:
         x = g.layer_norm(h, f"{stem}.layer_norm2", cfg.norm_eps)
         up = g.add(Activation(g.linear(x, f"{stem}.mlp.fc1"), cfg.activation))
         h = h + g.linear(up, f"{stem}.mlp.fc2")
+        if take is not None:
+            take(i, h)
     return g.layer_norm(h, "post_layernorm", cfg.norm_eps)

@@ -141,6 +141,11 @@ async def prepare_inputs(
     return prompts, num_truncated
 
 
+async def prepare_conversation(model: ServedModel, spec: ChatSpec) -> Prepared:
+    """A conversation to embed as the only prompt, with its images. Raises the errors of `prepare_prompts`."""
+    return await prepare_prompts(model, await _planned(model, spec))
+
+
 def max_counted_tokens(model: ServedModel) -> int:
     """The most tokens of a text or a conversation that is only tokenized, which may be longer than the context."""
     return max(_MOST_COUNTED, model.info.max_model_len)

@@ -98,7 +98,10 @@ EMBEDDINGS = json_schema(
     {
         "object": "list",
         "model": str,
-        "usage": _counts("prompt_tokens", "total_tokens", "truncated_tokens?"),
+        "usage": {
+            **_counts("prompt_tokens", "total_tokens", "truncated_tokens?"),
+            "prompt_tokens_details?": _counts("image_tokens"),
+        },
         "data": [{"object": "embedding", "index": int, "embedding": list[float] | str}],
     }
 )

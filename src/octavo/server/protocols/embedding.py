@@ -17,8 +17,9 @@ from starlette.responses import Response, StreamingResponse
 from octavo.batch import Float32
 from octavo.generation_request import Pooling, PoolingParams, RequestOptions
 from octavo.server.errors import refuse
-from octavo.server.generation.prompt import prepare_inputs
+from octavo.server.generation.prompt import prepare_conversation, prepare_inputs
 from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
+from octavo.server.generation.spec import ChatSpec
 from octavo.server.http.access_log import record_of
 from octavo.server.http.json_body import WHOLE_NUMBERS, Int, Text, quote
 from octavo.server.models.served_model import ServedModel
@@ -57,13 +58,14 @@ Input: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingJob:
-    """Texts to embed. truncate_to, side: see `Common.truncate_prompt_tokens`."""
+    """Texts to embed. truncate_to, side: see `Common.truncate_prompt_tokens`. chat: a conversation in place of them."""
 
     inputs: Sequence[str | Sequence[int | str]]
     options: RequestOptions
     pooling: Pooling | None = None  # as the checkpoint says
     truncate_to: int | None = None
     side: Literal["left", "right"] = "left"
+    chat: ChatSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Embedded:
     vectors: list[Float32]
     num_tokens: int
     num_truncated_tokens: int
+    num_image_tokens: int = 0
 
 
 async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) -> Embedded:
@@ -82,13 +85,15 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
     ticket = state_of(request).admission.admit(
         model,
         record.request_id,
-        num_sequences=min(len(job.inputs), PROMPTS_AT_ONCE),
+        num_sequences=min(len(job.inputs), PROMPTS_AT_ONCE) or 1,
         tenant=tenant_of(request),
         is_batch=record.batch_priority is not None,
     )
     options = with_batch_priority(job.options, record)
     try:
         prepare = partial(prepare_inputs, model, job.inputs, job.truncate_to, job.side)
+        if job.chat is not None:
+            prepare = partial(prepare_conversation, model, job.chat)
         prompts, num_truncated = await ticket.wait(prepare)
         record.num_prompt_tokens = sum(map(len, prompts))
         ticket.add_prompt_tokens(record.num_prompt_tokens)
@@ -96,7 +101,8 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
         vectors = await compute_vectors(ticket, model, [(prompt, params) for prompt in prompts], options)
     finally:
         ticket.release()
-    return Embedded(vectors, record.num_prompt_tokens, num_truncated)
+    num_image_tokens = sum(span.length for prompt in prompts for span in prompt.spans)
+    return Embedded(vectors, record.num_prompt_tokens, num_truncated, num_image_tokens)
 
 
 def list_of_inputs(given: Any) -> Sequence[str | Sequence[int | str]]:

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: texts as vectors, in OpenAI's shape."""
+"""`/v1/embeddings`: texts as vectors, in OpenAI's shape, and conversations with images, as vLLM takes them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.batch import Float32
+from octavo.sampling_params import SamplingParams
 from octavo.server.errors import refuse
-from octavo.server.generation.spec import read_options
+from octavo.server.generation.spec import ChatSpec, read_options
 from octavo.server.http.access_log import record_of
 from octavo.server.http.json_body import WHOLE, Int, Text
 from octavo.server.http.long_answer import run_unless_gone
@@ -28,20 +29,23 @@ from octavo.server.protocols.embedding import (
     vectors_response,
 )
 from octavo.server.protocols.ignored_fields import VECTORS, with_ignored
+from octavo.server.protocols.openai.chat_request import MAX_MESSAGES, Message, TemplateFields, chat_messages
 from octavo.server.protocols.openai.errors import OPENAI
 from octavo.server.protocols.protocol_fields import OptionFields
 from octavo.server.server_state import state_of
 
 FIELD_NAMES = {"prompt": "input"}
+IMAGE_PATHS = ("/v1/embeddings", "/embeddings")
 router = OPENAI.router(FIELD_NAMES)
 
 
-class EmbeddingsRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
-    """pooling: the pooling of the last hidden states, an addition to OpenAI's fields; None: as the
-    checkpoint says, else mean. dimensions: only the model's own number."""
+class EmbeddingsRequest(with_ignored(OptionFields, VECTORS), TemplateFields):  # type: ignore[misc]
+    """messages: a conversation as the only input. pooling: the pooling of the last hidden states, an addition to
+    OpenAI's fields; None: as the checkpoint says, else mean. dimensions: only the model's own number."""
 
     model: Text | None = None
-    input: Input
+    input: Input | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = None
     pooling: Literal["mean", "last", "cls"] | None = None
@@ -62,19 +66,40 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     if body.truncate_prompt_tokens == 0:
         reason = "is 0; it must be at least 1, or -1 for as many as fit"
         raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
-    inputs = list_of_inputs(body.input)
-    job = EmbeddingJob(inputs, read_options(body), body.pooling, body.truncate_prompt_tokens)
-    vectors = await embed_inputs(request, model, job)
+    vectors = await embed_inputs(request, model, _job(body))
 
     def write(index: int, vector: Float32) -> dict[str, Any]:
         return {"object": "embedding", "index": index, "embedding": _encode(vector, body.encoding_format)}
 
-    usage = {"prompt_tokens": vectors.num_tokens, "total_tokens": vectors.num_tokens}
+    usage: dict[str, Any] = {"prompt_tokens": vectors.num_tokens, "total_tokens": vectors.num_tokens}
+    if vectors.num_image_tokens:
+        usage["prompt_tokens_details"] = {"image_tokens": vectors.num_image_tokens}
     if body.truncate_prompt_tokens is not None:
         usage["truncated_tokens"] = vectors.num_truncated_tokens
     head = {"object": "list", "model": model.name, "usage": usage}
     response = await vectors_response(vectors.vectors, write, head, "data")
     return name_ignored(body.find_ignored(), record_of(request), response)
+
+
+def _job(body: EmbeddingsRequest) -> EmbeddingJob:
+    """Raises UsageError unless there is one of `input` and `messages`."""
+    options, room = read_options(body), body.truncate_prompt_tokens
+    if body.messages is None:
+        if stray := next((name for name in TemplateFields.model_fields if getattr(body, name) is not None), None):
+            raise refuse(stray, "needs messages, which a template renders", "invalid_value")
+        if body.input is None:
+            raise refuse("input", "is required, or messages with one conversation", "missing_required_parameter")
+        return EmbeddingJob(list_of_inputs(body.input), options, body.pooling, room)
+    if body.input is not None:
+        raise refuse("messages", "cannot be given beside input; send one of them", "invalid_value")
+    chat = ChatSpec(
+        params=SamplingParams(),
+        truncate_prompt_tokens=room,
+        messages=chat_messages(body.messages),
+        tool_choice="none",
+        template_arguments={"add_generation_prompt": False, **body.template_arguments(body.messages)},
+    )
+    return EmbeddingJob((), options, body.pooling, chat=chat)
 
 
 def _encode(vector: Float32, encoding: str | None) -> list[float] | str:
