@@ -25,6 +25,8 @@ FAMILIES: dict[str, Tiny] = {
     **internvl.FAMILIES,
     **pixtral.FAMILIES,
 }
+# Of the families, each with another value of what their configurations switch.
+SWITCHES: dict[str, Tiny] = {**qwen.SWITCHES, **gemma.SWITCHES, **siglip.SWITCHES, **internvl.SWITCHES}
 # Numbers that are no parameters: about the middle of each.
 _BUFFERS = {
     "input_min": -1.3,
@@ -36,11 +38,16 @@ _BUFFERS = {
 }
 
 
+def tiny(name: str) -> Tiny:
+    """A family or one with a switch."""
+    return {**FAMILIES, **SWITCHES}[name]
+
+
 def tiny_model(name: str) -> PreTrainedModel:
     """The model in float32, with weights so large that every part of it shows in the logits."""
-    torch.manual_seed(FAMILIES[name].seed)
+    torch.manual_seed(tiny(name).seed)
     model = AutoModelForImageTextToText.from_config(
-        FAMILIES[name].config(), dtype=torch.float32, attn_implementation="eager"
+        tiny(name).config(), dtype=torch.float32, attn_implementation="eager"
     )
     is_scaled = name.startswith("gemma")  # embeddings, by the model; larger ones would be all that it says
     with torch.no_grad():
@@ -68,7 +75,7 @@ def tiny_model(name: str) -> PreTrainedModel:
 def save(model: PreTrainedModel, folder: Path, name: str) -> Path:
     """The folder, with all that a loader reads but the vocabulary."""
     model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(FAMILIES[name].preprocessor))
+    (folder / "preprocessor_config.json").write_text(json.dumps(tiny(name).preprocessor))
     (folder / "tokenizer.json").write_text(_tokenizer())
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
@@ -114,7 +121,7 @@ def _output(
     continuation: Sequence[int] = (),
     **options: bool,
 ) -> Any:
-    family = FAMILIES[name]
+    family = tiny(name)
     config = family.config()
     processor = read_processor(config.model_type, config.to_dict(), family.preprocessor)
     tokenizer = Tokenizer.from_str(_tokenizer())

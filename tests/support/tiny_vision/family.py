@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -69,6 +70,17 @@ class Tiny:
     kinds: str = ""
     mmproj: Callable[[gguf.GGUFWriter, PreTrainedModel], None] | None = field(default=None)
     seed: int = 0
+
+    def changed(self, text: Mapping[str, Any], vision: Mapping[str, Any] = MappingProxyType({}), **whole: Any) -> Tiny:
+        """The same with other values in the sections of its configuration about text and vision, and outside them."""
+
+        def config() -> PreTrainedConfig:
+            plain = self.config()
+            sections = {"text_config": text, "vision_config": vision}
+            given = {name: {**getattr(plain, name).to_dict(), **values} for name, values in sections.items()}
+            return type(plain)(**{**plain.to_dict(), **given, **whole})
+
+        return replace(self, config=config, mmproj=None)
 
 
 def patch_rows(processor: ImageProcessor, seen: Seen) -> dict[str, torch.Tensor]:

@@ -113,3 +113,9 @@ FAMILIES = {
     "gemma4-small": Tiny(CONFIGS["gemma4-small"], _GEMMA4, placed_patches, _KINDS, _gemma4_mmproj),
     "gemma4_unified": Tiny(CONFIGS["gemma4_unified"], _GEMMA4, placed_patches, _KINDS, _gemma4_mmproj),
 }
+_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+SWITCHES = {
+    "gemma4-experts": FAMILIES["gemma4"].changed(_EXPERTS),
+    "gemma4-plain": FAMILIES["gemma4"].changed({"use_bidirectional_attention": None}, {"standardize": False}),
+    "gemma4_unified-causal": FAMILIES["gemma4_unified"].changed({"use_bidirectional_attention": None}),
+}

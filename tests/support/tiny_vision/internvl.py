@@ -81,3 +81,8 @@ FAMILIES = {
         mmproj=_internvl_mmproj,
     ),
 }
+SWITCHES = {
+    "internvl-large": FAMILIES["internvl"].changed(
+        {}, {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False}
+    ),
+}

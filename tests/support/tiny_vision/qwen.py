@@ -136,3 +136,7 @@ FAMILIES = {
     "qwen3_vl": Tiny(CONFIGS["qwen3_vl"], _PREPROCESSOR, patch_rows, _KINDS, _qwen_mmproj),
     "qwen3_5": Tiny(CONFIGS["qwen3_5"], _PREPROCESSOR, patch_rows, _KINDS),
 }
+SWITCHES = {
+    "qwen3_vl-plain": FAMILIES["qwen3_vl"].changed({}, {"deepstack_visual_indexes": []}),
+    "qwen2_5_vl-windows": FAMILIES["qwen2_5_vl"].changed({}, {"fullatt_block_indexes": [0, 2], "window_size": 8}),
+}
