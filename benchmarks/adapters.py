@@ -1,6 +1,6 @@
 """The bars of adapters (LoRA), in one run: random ones of rank 16 beside all linear modules.
 
-    python benchmarks/adapters.py [--model 1.5b.gguf] [--turns 5] [--only PART] [--realtime] [--peer llama.cpp=PYTHON]
+    python benchmarks/adapters.py [--model 1.5b.gguf] [--turns 5] [--only PART] [--realtime] [--peer NAME=PYTHON]
 
 An engine that takes adapters and one that does not are measured in turns, in one process. Ratios of medians.
 
@@ -12,9 +12,10 @@ An engine that takes adapters and one that does not are measured in turns, in on
 - prompts: the time of a prompt of 512 tokens with an adapter over that of the base, at most 1.12.
 - loading: seconds until an adapter in 16-bit floats (37 MB for 1.5B) has been read, at most 0.3; and the milliseconds
   by which the longest pause of a stream beside it is longer than that of the same stream alone, at most 10.
-- llama.cpp, with --peer: seconds of its four users over ours, at least 2.5. Its server computes requests with different
-  adapters in batches of their own, so the peer answers one user after another, with the adapter set before; changing
-  adapters at every token instead would take it longer. --model must be a GGUF file then.
+- llama.cpp, with --peer: seconds of its four users over ours, at least 2.5. `xllamacpp` is its server in a wheel, asked
+  by four users at once; its kernels may be for fewer instructions, which it says. `llama.cpp` is llama-cpp-python: as
+  the server computes requests with different adapters in batches of their own, it answers one user after another, with
+  the adapter set before. --model must be a GGUF file then.
 
 The exit code is 1 if a bar is missed.
 """
@@ -215,7 +216,8 @@ def measure_peer(given: argparse.Namespace, ours: Measurement, root: Path) -> di
         return float(peer.ask("adapted", prompts=prompts, adapters=paths, count=TOKENS - 1)["result"])
 
     try:
-        peer.ask("load", model=str(model), threads=machine()["cores"], context=1024, sequences=1)
+        print(peer.ask("load", model=str(model), threads=machine()["cores"], context=1024, sequences=USERS), flush=True)
+        peer_s()
         ratio = ours.in_turns(peer_s, lambda: ours.users_s(at_once=True))
     finally:
         peer.close()
@@ -263,7 +265,7 @@ def main() -> int:
     parser.add_argument("--model", default="qwen2.5-coder-1.5b-instruct")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", action="append", choices=PARTS, help="only this part; may be given several times")
-    parser.add_argument("--peer", metavar="llama.cpp=PYTHON", help="a Python that has llama-cpp-python")
+    parser.add_argument("--peer", metavar="NAME=PYTHON", help="llama.cpp or xllamacpp, and a Python that has it")
     parser.add_argument("--realtime", action="store_true", help="run at real-time priority (needs root)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="octavo-adapters-") as name, ahead((), given.realtime):

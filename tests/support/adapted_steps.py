@@ -69,4 +69,8 @@ def random_adapter(base: AdapterBase, seed: int, ranks: Sequence[int] = (4,), *,
         a = rng.standard_normal((*shape[:-2], rank, shape[-1])) * shape[-1] ** -0.5
         b = rng.standard_normal((*shape[:-2], shape[-2], rank)) * rank**-0.5
         parts[name] = LowRank(a.astype(np.float32), b.astype(np.float32), 0.7)
+        if i % 3 == 1:  # as magnitudes make them
+            parts[name] = replace(parts[name], gain=rng.uniform(0.5, 1.5, b.shape[:-1]).astype(np.float32))
+    if (head := parts.get("lm_head.weight")) is not None and seed == 1:
+        parts["lm_head.weight"] = LowRank.whole(rng.standard_normal(head.shape).astype(np.float32) * 0.1)
     return Adapter.of(f"random-{seed}", parts)
