@@ -10,6 +10,7 @@ import pytest
 
 from octavo import env
 from octavo.errors import UsageError
+from tests.support.processes import octavo_here
 
 NAMES = ("OCTAVO_CACHE", "OCTAVO_OFFLINE", "OCTAVO_ISA", "OCTAVO_NUM_THREADS", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
 
@@ -123,3 +124,20 @@ def test_places_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch, value: str 
         monkeypatch.setenv("LWS_WORKER_INDEX", value)
     with pytest.raises(UsageError, match=r"LWS_WORKER_INDEX is .* it must be a number"):
         env.cluster_of_launcher()
+
+
+def test_the_home_of_an_unknown_user_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert env.user_path("~/x") == Path("/home/me/x")
+    assert env.user_path("~nobody-has-this-name/x") == Path("~nobody-has-this-name/x")
+    monkeypatch.setenv("OCTAVO_CACHE", "~nobody-has-this-name/x")
+    assert env.cache_dir() == Path("~nobody-has-this-name/x")
+
+
+@pytest.mark.parametrize("command", [("show",), ("run", "hi", "-m"), ("plan",), ("batch", "in", "out", "-m")])
+def test_a_model_below_such_a_home_is_an_error_that_names_it(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "in").write_text('{"prompt": "a"}\n')
+    arguments = [str(tmp_path / word) if word in ("in", "out") else word for word in command]
+    result = octavo_here(*arguments, "~nobody-has-this-name/x.gguf")
+    assert result.returncode in (2, 3), result.stderr
+    assert "~nobody-has-this-name/x.gguf: no such file" in result.stderr

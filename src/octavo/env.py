@@ -34,10 +34,15 @@ _LAUNCHERS = (
 _INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512vnni", "amx", "neon", "dotprod", "i8mm")
 
 
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """A path with the home of `~` or `~name` in its place; a name that nobody has stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def cache_dir() -> Path:
     """Folder of downloaded models; this call does not create it. An empty variable counts as unset."""
     if chosen := os.environ.get("OCTAVO_CACHE"):
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "octavo"
 

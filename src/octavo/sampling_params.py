@@ -18,7 +18,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal, TypeVar, get_origin
 
 from octavo.errors import UsageError
@@ -51,11 +51,23 @@ def check_fields(params: Any, prefix: str = "") -> None:
 
     Raises UsageError with the field's name, after prefix, and its code: one word for what is wrong.
     """
-    for item in fields(params):
-        kind, value = str(item.type).removesuffix(" | None"), getattr(params, item.name)
-        check = _CHECKS.get(kind) if item.metadata or kind == "bool" else None
-        if check is not None and (value is not None or not str(item.type).endswith(" | None")):
-            object.__setattr__(params, item.name, check(prefix + item.name, value, **item.metadata))
+    kind: type = type(params)
+    for name, check, may_be_none, limits in _checked_fields(kind):
+        value = getattr(params, name)
+        if value is not None or not may_be_none:
+            object.__setattr__(params, name, check(prefix + name, value, **limits))
+
+
+@cache
+def _checked_fields(kind: type) -> Sequence[tuple[str, Callable[..., Any], bool, Mapping[str, Any]]]:
+    """The fields of a dataclass to check: the name, the check, whether None is allowed, and the limits."""
+    found = []
+    for item in fields(kind):
+        name = str(item.type)
+        is_checked = item.metadata or name.removesuffix(" | None") == "bool"
+        if is_checked and (check := _CHECKS.get(name.removesuffix(" | None"))) is not None:
+            found.append((item.name, check, name.endswith(" | None"), item.metadata))
+    return found
 
 
 def changed(params: _Checked, **values: Any) -> _Checked:

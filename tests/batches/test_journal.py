@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,26 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
         Journal(tmp_path / "out", tmp_path / "out")
     with pytest.raises(UsageError, match="no ordinary file"):
         Journal(tmp_path, None)
+
+
+def test_results_do_not_wait_for_the_disk_and_its_failure_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes nothing until the test lets it go on, and then fails."""
+    is_asked, may_fail = threading.Event(), threading.Event()
+
+    def fails(_: int) -> None:
+        is_asked.set()
+        may_fail.wait(20)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(journal_module, "_SYNC_S", 0.0)
+    journal = Journal(tmp_path / "out", None)
+    monkeypatch.setattr(os, "fsync", fails)
+    for number in range(3):
+        journal.put(result(number))
+        assert is_asked.wait(20)
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 3
+    may_fail.set()
+    with pytest.raises(OSError, match="No space left"):
+        journal.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import COMMAND, octavo
+from tests.support.processes import COMMAND, octavo, octavo_here
 
 LINES = [
     {"custom_id": "chat", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "abc"}]}},
@@ -134,6 +135,15 @@ def test_what_cannot_be_run_is_refused_before_the_model_is_loaded(
     result = octavo("batch", write(tmp_path / "in", lines), tmp_path / "out", *arguments)
     assert result.returncode == 2
     assert part in result.stderr
+
+
+def test_a_server_that_never_answers_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.cli.batch._HEALTH_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, and reads none
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        result = octavo_here("batch", write(tmp_path / "in", LINES[:1]), tmp_path / "out", "--url", url)
+    assert result.returncode == 2
+    assert "has sent nothing for 0.2 s; restart it" in result.stderr
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.errors import EngineDeadError, GenerationTimeoutError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, RequestOptions
-from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
@@ -105,6 +105,27 @@ def test_events_of_several_choices(smollm2_tokenizer: Tokenizer) -> None:
     assert events[-1].num_completion_tokens == sum(len(choice.token_ids) for choice in choices_of(events))
     assert all(len(choice.logprobs) == len(choice.token_ids) for choice in choices_of(events))
     assert sum(isinstance(event, ChoiceEnd) for event in events) == 2
+
+
+@pytest.mark.parametrize(
+    ("is_batch", "tools", "kind"),
+    [
+        (True, (), RequestOutputKind.FINAL_ONLY),
+        (True, (ADD,), RequestOutputKind.CUMULATIVE),  # a call may end it early
+        (False, (), RequestOutputKind.CUMULATIVE),  # the first output tells that it has begun
+    ],
+)
+def test_a_line_of_a_batch_has_one_output(
+    smollm2_tokenizer: Tokenizer, is_batch: bool, tools: tuple[Any, ...], kind: RequestOutputKind
+) -> None:
+    harness = Harness(smollm2_tokenizer, Script(["Hello"]))
+
+    async def work(state: ServerState) -> list[Event]:
+        spec = chat(tools=tools)
+        return [event async for event in await start_generation(state, harness.model, spec, "r", is_batch=is_batch)]
+
+    assert choices_of(harness.run(work))[0].text == "Hello"
+    assert harness.client.requests[-1].params.output_kind is kind
 
 
 def test_several_prompts_have_choices_in_their_order(smollm2_tokenizer: Tokenizer) -> None:

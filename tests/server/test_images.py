@@ -403,7 +403,8 @@ def test_bodies_with_images_may_be_larger(server: ScriptedServer) -> None:
     large = encoded(noise(900, 900), "BMP") + bytes(9 << 20)
     assert server.post("/v1/chat/completions", url(data_url(large))).status_code == 200
     answer = server.post("/v1/completions", {"prompt": "a" * (9 << 20)})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (413, "the body is larger than 8388608 bytes")
+    message = "the body is larger than 8388608 bytes; send less at once, or start the server with --max-body-bytes"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (413, message)
 
 
 def test_bodies_are_small_where_no_model_sees(smollm2_tokenizer: Tokenizer) -> None:

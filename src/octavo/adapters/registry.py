@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo import env
 from octavo.adapters.adapter import Adapter, AdapterBase
 from octavo.adapters.read import Stamps, read_adapter, stamps_of
 from octavo.backends import AdaptingExecutor
@@ -73,7 +74,7 @@ class AdapterRegistry:
         """
         if not name or "/" in name or "\\" in name:
             raise UsageError(f"an adapter's name is {name!r:.80}; it must be a word without slashes", param="adapter")
-        path = Path(path).expanduser()
+        path = env.user_path(path)
         with self._reading:
             source = AdapterSource(path, scale, stamps_of(path))
             with self._lock:

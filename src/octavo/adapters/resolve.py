@@ -25,7 +25,7 @@ def resolve_adapter(source: str) -> Path:
     """
     if "\0" in source or len(source) > 4096:
         raise ModelLoadError(f"{source!r:.80}: not a path")
-    path = Path(source).expanduser()
+    path = env.user_path(source)
     if path.exists():
         return _of_modelfile(path) or path
     wanted = parse(source)
@@ -58,7 +58,7 @@ def _of_modelfile(path: Path) -> Path | None:
     found = [name.strip("\"'") for name in _INSTRUCTION.findall(text)]
     if len(found) != 1:
         raise ModelLoadError(f"{path}: {len(found)} instructions ADAPTER; a request has one adapter")
-    adapter = path.parent / Path(found[0]).expanduser()
+    adapter = path.parent / env.user_path(found[0])
     if not adapter.exists():
         raise ModelLoadError(f"{path}: ADAPTER {found[0]}: no such file or directory")
     return adapter

@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -43,6 +44,8 @@ class Journal:
         self._early: dict[int, LineResult] = {}
         self._expected: list[int] = []  # the numbers of the lines that are still to come, the last first
         self._synced_at = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, "octavo-journal")
+        self._syncing: Future[None] | None = None
 
     def expect(self, numbers: list[int]) -> None:
         """The numbers of the lines to come, in their order; for `ordered`."""
@@ -60,18 +63,19 @@ class Journal:
         while self._expected and self._expected[-1] in self._early:
             self._write(self._early.pop(self._expected.pop()))
 
-    def sync(self) -> None:
-        """Brings everything to the disk."""
+    def _sync(self) -> None:
+        """Brings everything that is written to the disk, which may take a while."""
         for file in {self._output, self._errors}:
-            file.flush()
             os.fsync(file.fileno())
-        self._synced_at = time.monotonic()
 
     def end(self) -> None:
-        """Brings everything to the disk, and closes the files."""
+        """Brings everything to the disk, and closes the files. Raises OSError, also that of an earlier result."""
         try:
-            self.sync()
+            self._thread.submit(self._sync).result()
+            if self._syncing is not None:
+                self._syncing.result()
         finally:
+            self._thread.shutdown()
             for file in {self._output, self._errors}:
                 file.close()
 
@@ -85,10 +89,12 @@ class Journal:
         file = self._errors if result.is_failed else self._output
         file.write(result.record())
         self._note(result.custom_id, result.usage, is_failed=result.is_failed)
-        if time.monotonic() - self._synced_at >= _SYNC_S:
-            self.sync()
-        else:
-            file.flush()  # what another process sees, and what outlives this one
+        file.flush()  # what another process sees, and what outlives this one
+        now = time.monotonic()
+        if now - self._synced_at >= _SYNC_S and (self._syncing is None or self._syncing.done()):
+            if self._syncing is not None:
+                self._syncing.result()  # raises
+            self._synced_at, self._syncing = now, self._thread.submit(self._sync)  # the next lines do not wait for it
 
     def _note(self, custom_id: str, usage: Mapping[str, int], *, is_failed: bool) -> None:
         self._done.add(_digest(custom_id))

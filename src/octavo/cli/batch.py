@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _URL_WIDTH = 32
+_HEALTH_S = 30.0  # for the first answer of a server
 _EXIT_FAILED = 6
 
 
@@ -240,7 +241,12 @@ async def _server(url: str) -> AsyncIterator[tuple[Call, Callable[[], int]]]:
         raise UsageError(f"--url {url}: {error}") from None
     async with client:
         try:
-            await client.get("/health")  # a server that ends later is waited for
+            await client.get("/health", timeout=_HEALTH_S)  # a server that ends later is waited for
+        except httpx.ReadTimeout:
+            raise UsageError(
+                f"--url {url}: the server took the connection and has sent nothing for {_HEALTH_S:g} s; "
+                "restart it, or give another address"
+            ) from None
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise UsageError(f"--url {url}: no server answers: {reason}; start it, or give another address") from None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo import env
 from octavo.cli.chat_images import dropped_images
 from octavo.cli.chat_input import ChatInput
 from octavo.cli.command import HeadedCommand
@@ -256,7 +257,7 @@ class _Conversation:
 def _file(name: str, command: str) -> Path:
     if not name:
         raise UsageError(f"{command} needs a file, for example {command} talk.json")
-    return Path(os.path.expanduser(name))
+    return env.user_path(name)
 
 
 def _images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from octavo import env
+
 _NAME = r"\.(?:jpe?g|png|webp|gif|bmp|pdf|mp4|m4v|mov|webm|mkv|avi)"
 # In quotes, or with a backslash before each space, as terminals paste paths.
 _PATH = re.compile(
@@ -19,7 +21,7 @@ def dropped_images(message: str) -> tuple[str, list[Path]]:
     found: list[Path] = []
     while (match := _PATH.search(message)) is not None:
         name = match["single"] or match["double"] or re.sub(r"\\(.)", r"\1", match["bare"])
-        path = Path(name).expanduser()
+        path = env.user_path(name)
         if not path.is_file():
             break
         found.insert(0, path)

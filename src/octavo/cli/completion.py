@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
@@ -26,7 +24,7 @@ def install_completion(command: click.Command, shell: str | None) -> str:
     if name not in _FILES or found is None:
         raise UsageError(f"--install-completion: no completion for the shell {name!r}; give bash, zsh or fish")
     file, remark = _FILES[name]
-    path = Path(file).expanduser()
+    path = env.user_path(file)
     script = found(command, {}, "octavo", _VARIABLE).source()
     from octavo.loader.atomic_file import write_text  # numpy, which completing does without
 

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo import env
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_model_options
@@ -58,7 +58,7 @@ def show(*, model: str, as_json: bool, engine_options: Options) -> None:
 
 
 def _adapter(model: str) -> AdapterFacts | None:
-    path = Path(model).expanduser()
+    path = env.user_path(model)
     if not path.exists():
         return None
     from octavo.adapters.description import describe_adapter

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from octavo import env
 from octavo.backends import CHECKING, Executor, ExecutorLimits
 from octavo.backends.memory import MemoryBudget, address_space_limit, address_space_note, host_memory
 from octavo.backends.split import SplitBackend
@@ -306,7 +307,7 @@ def _prompt_store(config: EngineConfig, identity: CacheIdentity) -> BlockStore |
     # Most engines have none.
     from octavo.engine.kv.disk_store import open_disk_store
 
-    root, label = Path(config.prompt_cache_dir).expanduser(), f"{config.model} ({config.kv_dtype})"
+    root, label = env.user_path(config.prompt_cache_dir), f"{config.model} ({config.kv_dtype})"
     store = open_disk_store(root, identity, config.prompt_cache_bytes, label)
     if store is not None:
         store.keeps_private = config.prompt_cache_private

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from octavo import env
 from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.checkpoint import Checkpoint
 from octavo.loader.json_file import read_json_object
@@ -62,7 +63,7 @@ def sampling_defaults(checkpoint: Checkpoint, choice: str = "auto") -> SamplingD
     if choice in _NEUTRAL:
         return SamplingDefaults()
     if choice != "auto":
-        path = Path(choice).expanduser()
+        path = env.user_path(choice)
         path = path / FILE_NAME if path.is_dir() else path
         return SamplingDefaults(_from_json(path), str(path))
     if checkpoint.format == "gguf":

@@ -77,7 +77,7 @@ def resolve_model(
         return path
     if "\0" in name or len(name) > 4096:
         raise ModelLoadError(f"{name!r:.80}: not a path")
-    path = Path(name).expanduser()
+    path = env.user_path(name)
     if path.exists() or path.is_symlink():
         _check_no_revision(name, revision, "a path on this machine")
         return path

@@ -103,7 +103,7 @@ def _place(status: int, headers: Mapping[str, str]) -> tuple[int, int]:
 def _not_here(name: str, revision: str | None) -> Reference | None:
     if env.is_offline() or name.lower() in ALIASES or "\0" in name or len(name) > 4096:
         return None
-    path = Path(name).expanduser()
+    path = env.user_path(name)
     if path.exists() or path.is_symlink() or (wanted := parse(name)) is None:
         return None
     wanted = with_revision(wanted, revision)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo import env
 from octavo.batch import Array
 from octavo.errors import GraphError, ModelLoadError
 from octavo.graph.builder import Graph
@@ -78,7 +79,7 @@ def open_vision(checkpoint: Checkpoint, mmproj: str | None = None, max_tokens: i
             )
         return _from_safetensors(checkpoint, max_tokens)
     if mmproj is not None:
-        return _from_mmproj(checkpoint, Path(mmproj).expanduser(), max_tokens)
+        return _from_mmproj(checkpoint, env.user_path(mmproj), max_tokens)
     beside = mmproj_files(checkpoint.path)
     if not beside:
         return None

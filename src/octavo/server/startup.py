@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 from starlette.types import ASGIApp
 
+from octavo import env
 from octavo.config import EngineConfig, parse_bytes
 from octavo.core.heap import return_large_blocks
 from octavo.engine.client import EngineState
@@ -103,7 +104,7 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
 def _adapters(config: ServerConfig, models: Mapping[str, EngineConfig]) -> ServedAdapters:
     """The adapters of the options. Raises UsageError, or ModelLoadError for one without files."""
     quota = AdapterQuota(config.lora_quota, parse_bytes("lora_quota_bytes", config.lora_quota_bytes))
-    folder = None if config.lora_dir is None else Path(config.lora_dir).expanduser()
+    folder = None if config.lora_dir is None else env.user_path(config.lora_dir)
     if folder is not None and not folder.is_dir():
         raise UsageError(f"lora_dir is {config.lora_dir!r}, which is no folder")
     adapters = ServedAdapters(list(models), folder=folder, quota=quota, allows_all=config.allow_runtime_lora)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from octavo import env
 from octavo.engine.texts.placing import ItemSeries, Placed, place_items
 from octavo.errors import UsageError
 from octavo.prompt import MediaItem, Prompt
@@ -242,7 +242,7 @@ def _read(image: Any) -> tuple[bytes, Picture | None]:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image), None
     if isinstance(image, (str, os.PathLike)):
-        path = Path(cast("str | os.PathLike[str]", image)).expanduser()
+        path = env.user_path(cast("str | os.PathLike[str]", image))
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise _wrong(

@@ -44,6 +44,11 @@ class AnswerFormat:
     parallel_tool_calls: bool = True
     ignored_fields: tuple[str, ...] = ()
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the answer is text alone: nothing in it ends it early or has tokens that are counted apart."""
+        return self.create_tool_parser is None and self.reasoning is None
+
     def create_reader(self, index: int, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> ChoiceReader:
         """A reader for choice `index` of the answer to this prompt."""
         tools = None if self.create_tool_parser is None else self.create_tool_parser()

@@ -19,7 +19,7 @@ from octavo.errors import EngineDeadError, ModelLoadError, UsageError
 from octavo.generation_request import GenerationRequest, Pin, PoolingParams, RequestOptions
 from octavo.outputs import OutputDelta, PoolingOutput, RequestMetrics
 from octavo.prompt import Prompt
-from octavo.sampling_params import changed
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, changed
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
 from octavo.server.generation.events import ChoiceReader, Event, PromptProgress, Usage
@@ -205,10 +205,9 @@ async def start_generation(
             spec, answer_format = await ticket.wait(partial(run_sync, plan)) if is_long else plan()
         prompts, num_truncated = await ticket.wait(lambda: prepare_prompts(model, spec))
         pins = await ticket.wait(partial(find_pins, model, spec, prompts))
-        params = fit_max_tokens(model, spec.params, prompts)
-        if isinstance(spec, TextSpec) and isinstance(spec.prompts[0], Infill):
-            sampling, ends = params.sampling, infill_ends(model.tokenizer)
-            params = changed(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))
+        params = _params_of(model, spec, prompts)
+        if is_batch and answer_format.is_plain:  # outputs of each step would take time, and nobody reads them
+            params = params.with_output_kind(RequestOutputKind.FINAL_ONLY)
         ticket.add_prompt_tokens(sum(map(len, prompts)))
         options = adapted(separated(spec.options, spec.tenant), model)
 
@@ -236,6 +235,17 @@ async def start_generation(
         for stream in streams:
             await stream.aclose()
         raise
+
+
+def _params_of(
+    model: ServedModel, spec: ChatSpec | TextSpec, prompts: Sequence[Prompt]
+) -> SamplingParams | BeamSearchParams:
+    """The parameters of a request, with the ends of the answer that its model and its prompts ask for."""
+    params = fit_max_tokens(model, spec.params, prompts)
+    if not (isinstance(spec, TextSpec) and isinstance(spec.prompts[0], Infill)):
+        return params
+    sampling, ends = params.sampling, infill_ends(model.tokenizer)
+    return changed(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))
 
 
 async def compute_vectors(

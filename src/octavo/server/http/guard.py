@@ -122,7 +122,8 @@ class Guard:
         """
         _check_type(exchange.headers, self._origins)
         config = self._config
-        too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large", headers=_CLOSE)
+        reason = f"the body is larger than {limit} bytes; send less at once, or start the server with --max-body-bytes"
+        too_large = ApiError(413, reason, code="request_too_large", headers=_CLOSE)
         if exchange.length > limit:
             raise too_large
         body = bytearray()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from octavo import env
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.model_file import find_model_file
@@ -41,7 +42,7 @@ class ModelFiles:
 
 def read_model_files(entry: ModelEntry) -> ModelFiles | None:
     """The files of a model, loaded or not; None if they are not on this machine or cannot be read."""
-    path = Path(entry.config.model if entry.info is None else entry.info.path).expanduser()
+    path = env.user_path(entry.config.model if entry.info is None else entry.info.path)
     try:
         file = find_model_file(path)
         status = file.stat()

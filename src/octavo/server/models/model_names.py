@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from octavo import env
 from octavo.errors import UsageError
 
 DEFAULT_NAME = "default"  # the first model, unless another one has this name
@@ -19,7 +20,7 @@ def served_name(model: str) -> str:
     Of a file on this machine it is the name without suffix and number of the part, of a folder or of safetensors the
     folder's name, in the hub's cache the repository. Anything else is a name already.
     """
-    path = Path(model).expanduser()
+    path = env.user_path(model)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, ValueError):  # too long, or no path at all
@@ -68,7 +69,7 @@ class ModelNames:
     def __init__(self, models: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> None:
         self._known: dict[str, str] = {}
         for name, model in reversed(list(models.items())):  # of two ids for one file, the first counts
-            self._known |= dict.fromkeys((model, str(Path(model).expanduser().absolute())), name)
+            self._known |= dict.fromkeys((model, str(env.user_path(model).absolute())), name)
         if models:
             self._known[DEFAULT_NAME] = next(iter(models))
         self._known |= {**(aliases or {}), **{name: name for name in models}}

@@ -113,7 +113,8 @@ class Upload:
             raise bad_request("the form has no file", "file", "missing_required_parameter")
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the file is larger than {self._max_bytes} bytes", code="request_too_large")
+        message = f"the file is larger than {self._max_bytes} bytes; split it into several"
+        return ApiError(413, message, code="request_too_large")
 
     def _callbacks(self) -> Any:
         return {

@@ -46,7 +46,7 @@ async def set_scales(request: Request) -> Response:
     check_may_change_adapters(request)
     body = request.state.body
     if len(body) > _MAX_BYTES:
-        message = f"the body has {len(body)} bytes; at most {_MAX_BYTES} are read, enough for {_MAX_SCALES} adapters"
+        message = f"the body has {len(body)} bytes; at most {_MAX_BYTES} are read: send at most {_MAX_SCALES} adapters"
         raise ApiError(413, message, code="request_too_large")
     given = parse_value(body)
     try:

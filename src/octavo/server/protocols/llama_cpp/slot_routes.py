@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
@@ -11,6 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from octavo import env
 from octavo.engine.slots import SlotAction, SlotReport
 from octavo.generation_request import MAX_CACHE_SALT_CHARS, RequestOptions
 from octavo.server.errors import ApiError, refuse
@@ -55,7 +55,7 @@ async def act_on_slot(
     if folder is None:
         message = "this server saves no slots; start it with --slot-save-path DIR"
         raise ApiError(501, message, code="not_supported_error")
-    path = "" if action == "erase" else str(Path(folder).expanduser() / _file_name(body.filename))
+    path = "" if action == "erase" else str(env.user_path(folder) / _file_name(body.filename))
     salt = separated(RequestOptions(cache_salt=body.cache_salt or ""), tenant_of(request)).cache_salt
     async with state_of(request).models.use(body.model or model) as used:
         if not 0 <= id_slot < used.info.max_num_seqs:
