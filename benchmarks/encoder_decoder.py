@@ -32,7 +32,7 @@ Answer = Callable[[list[list[int]]], list[list[int]]]
 def save_model(size: str, directory: Path) -> None:
     """Weights and a vocabulary of made-up words, which only names tokens."""
     import torch
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
@@ -41,7 +41,8 @@ def save_model(size: str, directory: Path) -> None:
     )
     T5ForConditionalGeneration(config).save_pretrained(directory)
     words = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(3, _VOCAB_SIZE))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.Unigram([(word, -1.0) for word in words], unk_id=2))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(directory)
