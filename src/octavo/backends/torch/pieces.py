@@ -27,14 +27,11 @@ from octavo.graph.ops.attention import Attention, FusedAttention
 from octavo.graph.ops.encoder import CrossAttention, EncoderAttention
 from octavo.graph.ops.latent_attention import LatentAttention
 from octavo.graph.ops.low_rank import AddLowRank
-from octavo.graph.ops.recurrence import ChannelScan, GatedDeltaRule, SelectiveScan, ShortConv
 from octavo.graph.values import TOKENS, Value
 
 MOST_TOKENS = 2048
-_OF_SEQUENCES = (
-    Attention, FusedAttention, LatentAttention, EncoderAttention, CrossAttention, ShortConv, GatedDeltaRule,
-    SelectiveScan, ChannelScan, AddLowRank,
-)  # fmt: skip
+# Beside those with states of their own.
+_OF_SEQUENCES = (Attention, FusedAttention, LatentAttention, EncoderAttention, CrossAttention, AddLowRank)
 
 
 def token_sizes(most: int) -> list[int]:
@@ -54,7 +51,8 @@ def stretches_of(nodes: Sequence[Node]) -> list[Stretch]:
     """Nodes as the longest stretches of either kind."""
     found: list[Stretch] = []
     for node in nodes:
-        is_captured = node.output.rows is TOKENS and not isinstance(node.op, _OF_SEQUENCES)
+        has_states = node.op.cache is not None
+        is_captured = node.output.rows is TOKENS and not has_states and not isinstance(node.op, _OF_SEQUENCES)
         if found and found[-1].is_captured == is_captured:
             found[-1] = Stretch((*found[-1].nodes, node), is_captured)
         else:

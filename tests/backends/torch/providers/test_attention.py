@@ -54,7 +54,7 @@ class Case:
             k, v = (x.numpy()[table[at // block], :, at % block] for x in (self.pages.keys, self.pages.values))
             q = self.q[number * self.tokens :][: self.tokens].flatten(1).numpy()
             positions = np.arange(end - self.tokens, end, dtype=np.int32) - at[0]
-            found.append(_attend(q, k, v, (positions, positions), p, None))
+            found.append(_attend(q, k, v, (positions, positions), p, (None, None)))
         return np.concatenate(found)
 
     def check(self, module: Any) -> None:
