@@ -1,4 +1,4 @@
-"""The page `docs/performance_gpu.md`: the targets with what was measured, then all figures, from one JSON record."""
+"""The page `docs/lab/performance_gpu.md`: targets and figures from one JSON record."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 from octavo.cli.main import octavo
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "systemd" / "octavo.service"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "systemd" / "octavo.service"]
 
 
 def commands(text: str) -> Iterator[str]:

@@ -46,9 +46,9 @@ def test_no_table_of_figures_is_written_by_hand() -> None:
         assert set(titles) <= OTHER_TABLES, page
 
 
-def test_the_readme_shows_medians_of_the_table_of_that_machine() -> None:
-    (shown,) = figures.records("README.md").values()
-    whole = figures.records("docs/performance.md")["zen3"]
+def test_the_results_show_medians_of_the_table_of_that_machine() -> None:
+    shown = figures.records("docs/results.md")["readme"]
+    whole = figures.records("docs/lab/performance.md")["zen3"]
     assert whole["machine"] == shown["machine"]
     assert whole["commit"] == shown["commit"]
     groups = [whole["rows"][at : at + 3] for at in range(0, len(whole["rows"]), 3)]
@@ -79,6 +79,6 @@ def test_a_table_and_a_record_need_each_other() -> None:
 
 
 def test_the_chart_follows_the_records() -> None:
-    record = figures.records("docs/performance.md")[chart.TABLE]
+    record = figures.records("docs/lab/performance.md")[chart.TABLE]
     assert chart.CHART.read_text() == chart.draw(record), "run python tools/make_chart.py"
     assert ("Qwen2.5-1.5B, prefill of 512", {"llama.cpp": 1.73, "vLLM": 1.38}) in chart.ratios(record)

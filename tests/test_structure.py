@@ -29,7 +29,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tmp_path / "docs",
     ):
         folder.mkdir(parents=True)
-    (tmp_path / "docs" / "architecture.md").write_text("")
     monkeypatch.setattr(structure, "ROOT", tmp_path)
     monkeypatch.setattr(structure, "PACKAGE", package)
     return tmp_path
@@ -66,9 +65,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("python budgets", "src/octavo/graph/a.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
         ("python budgets", "src/octavo/graph/a.py", "def f(a, b, c, d, e, f, g, h, i): ...\n", "9 parameters"),
         ("C++ budgets", "csrc/a.cpp", "int f(int a) {\n" + "a++;\n" * 60 + "}\n", "a function of 62 lines"),
-        ("architecture", "csrc/a.cpp", "int x;\n", "no sentence about csrc/a.cpp"),
+        ("sentences", "csrc/a.cpp", "int x;\n", "csrc/a.cpp: begin with a sentence"),
         ("prose", "src/octavo/a.py", '"""What a step costs."""\n', "opens with 'What'"),
-        ("prose", "docs/architecture.md", "- `csrc/a.cpp`: how a step runs.\n", "opens with 'how'"),
     ],
 )
 def test_violations_are_found(repository: Path, check: str, path: str, text: str, message: str) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the structure of the repository: imports, length of functions, plain docstrings, and one sentence per file.
+"""Checks the structure of the repository: imports, length of functions, plain docstrings, a sentence in every file.
 
 Run from anywhere: `python tools/check_structure.py`. Prints every violation and exits 1 if there is one.
 """
@@ -14,6 +14,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.file_sentences import silent_files  # noqa: E402
+
 PACKAGE = ROOT / "src" / "octavo"
 LONG_FILE_LINES = 500  # a longer file is named in the report, and fails nothing
 MAX_FUNCTION_LINES = {"src": 60, "csrc": 60, "tests": 70, "tools": 60, "benchmarks": 60}
@@ -317,29 +321,10 @@ def check_cpp_budgets() -> Iterator[str]:
                 yield f"{relative}:{line}: a function of {length} lines, the budget is {budget}"
 
 
-def check_architecture() -> Iterator[str]:
-    """docs/architecture.md has one sentence for each file, and for no other."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    named = re.findall(r"^- `([^`]+)`: \S.*\.$", text, flags=re.M)
-    roots = {
-        "src/octavo": ("*.py", "*.pyi"),
-        "csrc": ("*.cpp", "*.h"),
-        "tools": ("*.py", "*.sh"),
-        "benchmarks": ("*.py",),
-    }
-    files = {
-        p.relative_to(ROOT).as_posix()
-        for root, patterns in roots.items()
-        for pattern in patterns
-        for p in (ROOT / root).rglob(pattern)
-        if p.name != "__init__.py" or p.read_text().strip().strip('"')
-    }
-    for name in sorted(files - set(named)):
-        yield f"docs/architecture.md: no sentence about {name}"
-    for name in sorted(set(named) - files):
-        yield f"docs/architecture.md: {name} does not exist"
-    for name in sorted({n for n in named if named.count(n) > 1}):
-        yield f"docs/architecture.md: {name} is named twice"
+def check_sentences() -> Iterator[str]:
+    """Every source file begins with a sentence about itself, a docstring or a comment."""
+    for path in silent_files(ROOT):
+        yield f"{path.relative_to(ROOT).as_posix()}: begin with a sentence that says what the file holds"
 
 
 # A docstring says what a thing is ("Cached tokens of a prompt"), not "What the cache has of a prompt".
@@ -355,9 +340,6 @@ def check_prose() -> Iterator[str]:
             ):
                 line = getattr(node, "lineno", 1)
                 yield f"{relative}:{line}: the docstring opens with {found.group()!r}; say what the thing is"
-    for line, text in enumerate((ROOT / "docs" / "architecture.md").read_text().splitlines(), 1):
-        if (sentence := re.match(r"- `([^`]+)`: (.*)", text)) and (found := _RIDDLE.match(sentence[2])):
-            yield f"docs/architecture.md:{line}: the sentence opens with {found.group()!r}; say what the file holds"
 
 
 # Request models and answers have the names that their protocol's documentation gives them.
@@ -427,7 +409,7 @@ CHECKS = {
     "python budgets": check_python_budgets,
     "C++ budgets": check_cpp_budgets,
     "product levels": check_product_levels,
-    "architecture": check_architecture,
+    "sentences": check_sentences,
     "prose": check_prose,
 }
 

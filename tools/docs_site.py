@@ -7,11 +7,9 @@ list of files from the first sentence of each file.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import re
-import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,15 @@ import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-import octavo
-from octavo.cli.main import octavo as command_line
-from octavo.config import EngineConfig
-from octavo.server.app import build_app, route_modules
-from octavo.server.config import ServerConfig
-
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("src/octavo", "csrc", "tools", "benchmarks")
-PATTERNS = ("*.py", "*.cpp", "*.h")
+sys.path.insert(0, str(ROOT))
+
+import octavo  # noqa: E402
+from octavo.cli.main import octavo as command_line  # noqa: E402
+from octavo.config import EngineConfig  # noqa: E402
+from octavo.server.app import build_app, route_modules  # noqa: E402
+from octavo.server.config import ServerConfig  # noqa: E402
+from tools.file_sentences import first_sentence, source_files  # noqa: E402
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -38,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/options.md": options(),
         "reference/python.md": python_interface(),
         "reference/http.md": http_routes(),
-        "internals/files.md": source_files(),
+        "internals/files.md": files_by_folder(),
     }
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
@@ -108,17 +106,10 @@ def http_routes() -> str:
     return "\n\n".join([*parts, "\n".join(rows)]) + "\n"
 
 
-def source_files() -> str:
+def files_by_folder() -> str:
     """The first sentence of every source file, by folder."""
-    names = subprocess.run(
-        ["git", "ls-files", *(f"{root}/{pattern}" for root in SOURCES for pattern in PATTERNS)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
     parts, folder = ["# Source files"], ""
-    for path in sorted((ROOT / name for name in names), key=lambda path: (str(path.parent), path.name)):
+    for path in source_files(ROOT):
         if not (about := first_sentence(path)):
             continue
         if path.parent.relative_to(ROOT).as_posix() != folder:
@@ -126,16 +117,3 @@ def source_files() -> str:
             parts.append(f"## {folder}\n")
         parts.append(f"- `{path.name}`: {about}")
     return "\n".join(parts) + "\n"
-
-
-def first_sentence(path: Path) -> str:
-    """The first sentence of a docstring, or of the first comment of a C++ file. Empty if there is none."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        about = ast.get_docstring(ast.parse(text)) or ""
-    else:
-        comment = re.match(r"(?:#[^\n]*\n|\s)*((?://[^\n]*\n)+)", text)
-        about = re.sub(r"^//\s?", "", comment[1], flags=re.M) if comment else ""
-    paragraph = " ".join(about.split("\n\n")[0].split())
-    found = re.match(r".*?[.:](?=\s|$)", paragraph)
-    return (found[0] if found else paragraph).strip().rstrip(".:") + "." if paragraph else ""

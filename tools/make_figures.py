@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of measured figures in the README and in pages of docs.
+"""Writes the tables of measured figures in pages of docs.
 
     python tools/make_figures.py [--check]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/performance.md", "docs/accuracy.md", "docs/speculation.md")
+PAGES = ("docs/results.md", "docs/lab/performance.md", "docs/accuracy.md", "docs/speculation.md")
 PROVENANCE = ("machine", "commit", "date", "command")
 _TABLE = re.compile(r"(<!-- figures (\w+) -->\n)(.*?)(<!-- end of figures -->\n)", re.DOTALL)
 

@@ -110,7 +110,7 @@ def test_a_command_that_fails_ends_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_smollm2_is_healed_within_twenty_minutes(smollm2_path: Path, tmp_path: Path) -> None:
-    """On a machine without other load, with a text as docs/quality.md has it: stories and code."""
+    """On a machine without other load, with a text as docs/lab/quality.md has it: stories and code."""
     if (novels := os.environ.get("OCTAVO_TEST_NOVELS")) is None:
         pytest.skip("set OCTAVO_TEST_NOVELS to a file with a megabyte of stories")
     parts = [Path(novels), *sorted(Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py"))]

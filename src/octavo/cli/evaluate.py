@@ -53,7 +53,7 @@ _TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
     "--reference-cache", default="8GiB", show_default=True, metavar="SIZE", help="disk space for all references"
 )
 @click.option(
-    "--task", "tasks", type=_PATH, multiple=True, metavar="FILE", help="questions as JSON lines, see docs/quality.md"
+    "--task", "tasks", type=_PATH, multiple=True, metavar="FILE", help="questions as JSON lines (docs/lab/quality.md)"
 )
 @click.option("--limit", type=_COUNT, help="questions of each task")
 @click.option("--few-shot", type=click.IntRange(min=0), default=0, show_default=True, help="examples before a question")
