@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Octavo need not be installed, and the tests' helpers never are. An installed one has its native library.
 SOURCES = [str(ROOT), *([] if importlib.util.find_spec("octavo") else [str(ROOT / "src")])]
 TESTS = ("tests/backends/torch/kernels", "tests/backends/torch/test_tokens.py")
-PAGE = ROOT / "docs" / "performance_gpu.md"
+PAGE = ROOT / "docs" / "lab" / "performance_gpu.md"
 _BROKEN_DEVICE = 3  # exit status of a worker whose device takes no more work
 _MOST_OVERRUN = 3  # times the seconds that a case needs, after which its process ends
 _STARTED = "did not end"

@@ -122,5 +122,5 @@ def test_targets_name_cases_and_are_met_or_not(script: Callable[[str], ModuleTyp
 
 def test_the_page_is_that_of_the_record(script: Callable[[str], ModuleType]) -> None:
     docs = ROOT / "docs"
-    record = json.loads((docs / "performance_gpu.json").read_text())
-    assert (docs / "performance_gpu.md").read_text() == script("gpu_report").page(record)
+    record = json.loads((docs / "lab" / "performance_gpu.json").read_text())
+    assert (docs / "lab" / "performance_gpu.md").read_text() == script("gpu_report").page(record)
