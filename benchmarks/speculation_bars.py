@@ -169,6 +169,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.json and given.only:
         parser.error("--json wants all measurements, and --only some of them")
+    if given.only and "peer" in given.only and not given.llama_cpp:
+        parser.error("--only peer needs --llama-cpp")
     reports: dict[str, Report] = {}
     for name, wanted in MEASUREMENTS.items():
         if not given.only or name in given.only:

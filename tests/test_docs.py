@@ -18,7 +18,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "exa
 
 def commands(text: str) -> Iterator[str]:
     """Each `octavo` command line of the fenced blocks and of inline code, without prompts, pipes and comments."""
-    fenced = re.findall(r"^```(?:sh|bash|text|console|)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    fenced = [body for kind, body in blocks if kind in {"", "sh", "bash", "text", "console"}]
     lines = [line for block in fenced for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
     lines += re.findall(r"^ExecStart=\S*/(octavo .*)$", text, re.MULTILINE)
     inline = re.findall(r"`(octavo [^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
@@ -39,9 +40,7 @@ def words_of(command: str) -> list[str] | None:
         if set(word) <= set("|<>&;"):
             words = words[:at]
             break
-    if any(word in {"...", "|"} or word.endswith("...") for word in words):
-        words = [word for word in words if word != "..."]
-    return words
+    return [word for word in words if word != "..."]
 
 
 def problem(words: list[str]) -> str | None:
@@ -56,7 +55,7 @@ def problem(words: list[str]) -> str | None:
             return f"no command {words[0]!r}"
         group, words = found, words[1:]
     known = {name for option in group.params for name in (*option.opts, *option.secondary_opts)}
-    known |= {"--help", "-h", "--debug", "--config"}
+    known |= {"--help", "--help-all", "-h", "--debug", "--config"}
     for word in words:
         if word == "--":
             break
@@ -74,6 +73,7 @@ def test_commands_on_the_page_exist(page: Path) -> None:
 
 
 def test_a_command_that_does_not_exist_is_found() -> None:
-    [unknown, option] = commands("```sh\noctavo dance\noctavo run --dance 'x'\n```\n")
+    text = "```python\nx = 1\n```\n\n```sh\noctavo dance\noctavo run --dance 'x'\n```\n"
+    [unknown, option] = commands(text)
     assert problem(words_of(unknown) or []) == "no command 'dance'"
     assert problem(words_of(option) or []) == "run has no option --dance"

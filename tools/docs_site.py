@@ -46,9 +46,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def commands() -> str:
     """The help text of every command."""
     parent = click.Context(command_line, info_name="octavo")
-    parts = ["# Commands", "`octavo COMMAND --help` prints the same text at a terminal."]
+    parts = [
+        "# Commands",
+        "`octavo COMMAND --help-all` (or `--help`) prints the same text.",
+    ]
     for name, command in _flat_commands(command_line, parent, "octavo"):
         context = click.Context(command, info_name=name, max_content_width=96, terminal_width=96)
+        context.meta["octavo.full_help"] = True
         parts.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```")
     return "\n\n".join(parts) + "\n"
 
@@ -66,9 +70,9 @@ def options() -> str:
     """Every field of the engine's and the server's configuration, with its default and its help."""
     return (
         "# Options\n\n"
-        "Each option is a flag (`--max-model-len`), a keyword of `LLM` (`max_model_len`) and a key of a "
-        "configuration file.\n\n"
-        f"## Engine\n\n{_fields(EngineConfig)}\n\n## Server\n\n{_fields(ServerConfig)}\n"
+        "Each option is a flag (`--max-model-len`) and a key of a configuration file (`max_model_len`).\n\n"
+        f"## Engine\n\nThese are also keywords of `LLM`.\n\n{_fields(EngineConfig)}\n\n"
+        f"## Server\n\n{_fields(ServerConfig)}\n"
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "docs" / "plots" / "speed.svg"
 TABLE, PEERS = "zen4_peers", {"llama.cpp": "#3b82f6", "vLLM": "#f59e0b"}
+NOTES = {"vLLM": " (bfloat16)"}  # it does not read the quantized file
 MODELS = ("SmolLM2-135M", "Qwen2.5-1.5B")
 WIDTH, LEFT, BAR, GAP = 760, 250, 15, 12
 SCALE = (WIDTH - LEFT - 60) / 6.5  # pixels for each unit of the ratio
@@ -60,7 +61,7 @@ def draw(record: dict[str, Any]) -> str:
     legend, x = [], LEFT
     for peer, colour in PEERS.items():
         legend.append(f'<rect x="{x}" y="32" width="11" height="11" fill="{colour}"/>')
-        legend.append(f'<text x="{x + 16}" y="42">speed / that of {escape(peer)}</text>')
+        legend.append(f'<text x="{x + 16}" y="42">speed / that of {escape(peer)}{NOTES.get(peer, "")}</text>')
         x += 210
     notes = (
         f"{record['machine']}, {record['date']}.",

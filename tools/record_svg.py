@@ -10,6 +10,7 @@ screen; long waits, such as the start, are shortened to a second.
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import pty
 import re
@@ -52,6 +53,7 @@ def record(environment: dict[str, str]) -> list[Piece]:
     )
     os.close(slave)
     start, pieces = time.monotonic(), []
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while True:
         try:
             data = os.read(master, 1 << 16)
@@ -59,7 +61,7 @@ def record(environment: dict[str, str]) -> list[Piece]:
             break
         if not data:
             break
-        pieces.append((time.monotonic() - start, plain_text(data.decode(errors="replace"))))
+        pieces.append((time.monotonic() - start, plain_text(decoder.decode(data))))
     os.close(master)
     if process.wait(10) != 0:
         raise RuntimeError("".join(text for _, text in pieces))

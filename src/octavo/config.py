@@ -56,10 +56,10 @@ class EngineConfig:
     )
     dtype: WeightDtype = option(  # noqa: RUF009 - a literal cannot change
         "auto",
-        "number type in memory of weights that are plain numbers: auto (as stored), float32, float16 or bfloat16; "
-        "the CPU computes in float32 with any of them",
+        "in-memory number type of unquantized weights: auto (as stored), float32, float16 or bfloat16; "
+        "the CPU computes in float32 whichever is chosen",
     )
-    trust_remote_code: bool = option(False, "accepted, but code from a repository is never run; octavo has its own")
+    trust_remote_code: bool = option(False, "accepted for compatibility; code from a model repository is never run")
     device: str | None = option(
         None, "where to compute: cuda, cuda:1 (the second GPU) or cpu; default: a GPU if torch finds one, else the CPU"
     )
@@ -69,67 +69,69 @@ class EngineConfig:
         "reference (numpy: slow, but it defines the results)",
     )
     gpu_layers: int | str = option(
-        "auto", "layers on the GPU, the CPU computes the others; auto: as many as fit in the GPU's memory"
+        "auto", "layers to run on the GPU; the CPU runs the rest; auto: as many as fit in GPU memory"
     )
     gpu_offload: Offload = option(  # noqa: RUF009 - a literal cannot change
         "auto",
-        "layers that the GPU has no room for: the CPU computes them, or each step streams them to the GPU; auto: what "
-        "takes less time for gpu_offload_users",
+        "layers that do not fit on the GPU: cpu (the CPU runs them), stream (each step copies them there), or auto: "
+        "whichever is faster for gpu_offload_users",
     )
     gpu_offload_users: int | None = option(
-        None, "requests at the same time by which gpu_offload auto decides; default: max_num_seqs"
+        None, "number of concurrent requests that gpu_offload auto assumes; default: max_num_seqs"
     )
     gpu_memory: float | int | str | None = option(
-        None, "the GPU's memory to use: a fraction of it, such as 0.8, or a size such as '20GiB'; default: what is free"
+        None, "GPU memory to use: a fraction, such as 0.8, or a size, such as '20GiB'; default: all that is free"
     )
     max_model_len: int | None = option(
-        None, "maximum tokens of a request, prompt and answer; default: the model's limit, or as many as fit in memory"
+        None, "maximum tokens per request, prompt plus answer; default: the model's limit, or as many as fit in memory"
     )
-    max_num_seqs: int = option(64, "maximum sequences that run at the same time")
+    max_num_seqs: int = option(64, "maximum number of sequences that run at once")
     max_num_batched_tokens: int | None = option(
-        None, "maximum tokens computed in one step; fewer make streams smoother; default: 512, on a GPU 2048"
+        None, "maximum tokens computed in one step; a lower value makes streams smoother; default: 512, on a GPU 2048"
     )
     max_itl: int = option(
         200,
-        "milliseconds between two tokens of a stream: the maximum beside long prompts, else the average; 0: no limit",
+        "target milliseconds between tokens of a stream: a maximum while long prompts run, else a mean; 0: no limit",
     )
     kv_cache_memory: int | str | None = option(
         None, "memory of the KV cache, in bytes or as '2GiB'; default: at most half of the free memory"
     )
     kv_dtype: KVDtype = option(  # noqa: RUF009 - a literal cannot change
         "float16",
-        "number type of the KV cache: float16, int8 (1.9 times the tokens in the same memory), or on a GPU fp8 (twice)",
+        "number type of the KV cache: float16, int8 (fits 1.9 times as many tokens) or, on a GPU, fp8 (twice as many)",
     )
     deterministic: bool = option(
         False,
-        "on a GPU too, the same answer for a request alone and in any batch; slower there, and always so on the CPU",
+        "on a GPU too, give a request the same answer alone and in any batch; slower there, and always so on the CPU",
     )
     block_size: int = option(16, "tokens in one block of the KV cache")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of earlier prompts with the same beginning")
     speculation: SpeculationMode = option(  # noqa: RUF009 - a literal cannot change
         "auto",
-        "guess next tokens from the text so far, and compute several in one step where that is faster; answers stay "
+        "guess upcoming tokens from the text so far and verify several per step where that is faster; answers stay "
         "the same: ngram, off, or auto (ngram on the CPU)",
     )
     draft_model: str | None = option(
         None,
-        "small model with the same vocabulary, or EAGLE-3 head, that guesses next tokens: a path, hub id or short name",
+        "model that guesses next tokens: a small one with the same vocabulary, an EAGLE-3 head or a Gemma 4 assistant",
     )
     speculative_config: dict[str, Any] | str | None = option(  # noqa: RUF009 - None cannot change
         None,
-        "the same as JSON with vLLM's keys: method (ngram, draft_model, eagle3, mtp), model, revision, "
+        "settings of speculation as JSON with vLLM's keys: method (ngram, draft_model, eagle3, mtp), model, revision, "
         "num_speculative_tokens, "
         "prompt_lookup_min, prompt_lookup_max",
     )
     enable_lora: bool = option(False, "make room for adapters (LoRA): each request may name one")
     lora_modules: dict[str, str] | str | None = option(  # noqa: RUF009 - None cannot change
         None,
-        "adapters that are read at the start, as NAME=PATH, several with spaces between: folders of PEFT or GGUF "
+        "adapters to load at startup, as NAME=PATH, separated by spaces: PEFT folders or GGUF "
         "files; PATH:SCALE multiplies the effect",
     )
-    max_loras: int = option(8, "adapters of the sequences of one step")
+    max_loras: int = option(8, "maximum number of different adapters in one step")
     max_lora_rank: int = option(64, "highest rank of an adapter")
-    max_cpu_loras: int = option(64, "adapters that stay in memory; the least recently used are read again when needed")
+    max_cpu_loras: int = option(
+        64, "adapters to keep in memory; the least recently used are dropped, and read again when needed"
+    )
     pack_cache: bool | None = option(
         None,
         "keep packed weights on disk; later starts map them and share their memory; default: only of models larger "
@@ -143,20 +145,20 @@ class EngineConfig:
     )
     prompt_cache_size: int | str = option("10GiB", "maximum disk space for the kept prompts of a model")
     host_cache_memory: int | str | None = option(
-        None, "main memory for blocks that leave the KV cache of a GPU, such as '16GiB'; they come back from there"
+        None, "main memory for blocks evicted from a GPU's KV cache, such as '16GiB'; they are copied back when needed"
     )
-    prompt_cache_private: bool = option(False, "keep also the prompts of requests with a cache_salt or an API key")
+    prompt_cache_private: bool = option(False, "also keep the prompts of requests with a cache_salt or an API key")
     mmproj: str | None = option(
         None,
-        "file with the part of a GGUF model that sees; none: the model only reads text; default: the one *mmproj*.gguf "
+        "file with the vision encoder of a GGUF model; none: text only; default: the one *mmproj*.gguf "
         "beside the model",
     )
     image_max_tokens: int | None = option(
         None,
-        "maximum tokens of an image of any size, which is made smaller to fit; default: the model's own, on the CPU "
+        "maximum tokens per image; larger images are scaled down to fit; default: the model's own limit, on the CPU "
         "at most 1024",
     )
-    media_cache_size: int | str = option("256MiB", "memory for the encoded rows of images that were seen")
+    media_cache_size: int | str = option("256MiB", "memory for caching the encodings of images")
     num_threads: int = option(0, "compute threads; 0: one for each core that this process may use")
     tensor_parallel_size: int = option(
         1, "processes on this machine that compute each layer together, each with a part of its weights"
@@ -165,14 +167,14 @@ class EngineConfig:
         1, "stages that the layers are cut into, one after another, each with its own tensor_parallel_size processes"
     )
     enable_expert_parallel: bool = option(
-        False, "each of tensor_parallel_size processes has whole experts of a mixture, not a part of every expert"
+        False, "give each of the tensor_parallel_size processes whole experts instead of a part of every expert"
     )
-    nnodes: int = option(1, "machines that run the stages of pipeline_parallel_size, as many on each")
+    nnodes: int = option(1, "machines that run the stages of pipeline_parallel_size, the same number on each")
     node_rank: int = option(0, "number of this machine among nnodes; 0 answers requests, the others help it")
-    master: str | None = option(None, "HOST:PORT of the machine with node_rank 0, where the others come")
+    master: str | None = option(None, "HOST:PORT of the machine with node_rank 0, to which the others connect")
     distributed_executor: DistributedExecutor = option(  # noqa: RUF009 - a literal cannot change
         "processes",
-        "starts the ranks: processes (of this machine and the others of nnodes), or ray (actors on nnodes of a Ray "
+        "how to start ranks: processes (on this machine and the others of nnodes), or ray (actors on nnodes of a Ray "
         "cluster; needs octavo[ray])",
     )
     data_parallel_size: int = option(
@@ -181,11 +183,11 @@ class EngineConfig:
     )
     generation_config: str = option(
         "auto",
-        "sampling for fields that a request leaves open: auto (what the model's makers recommend), none (neutral "
+        "sampling values where a request sets none: auto (what the model's makers recommend), none (neutral "
         "values), or the path of a generation_config.json",
     )
     override_generation_config: str | None = option(
-        None, f"values in place of those, as a JSON object of some of {', '.join(SAMPLING_DEFAULTS)}"
+        None, f"values that override generation_config, as a JSON object with any of {', '.join(SAMPLING_DEFAULTS)}"
     )
 
     def __post_init__(self) -> None:

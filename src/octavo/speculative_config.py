@@ -32,8 +32,8 @@ class SpeculativeConfig:
     """The sources of drafts and their limits.
 
     method: auto is on the CPU n-grams and the head of a model that has one, else off; mtp is both wherever the model
-    runs; draft_model uses n-grams, too, and so does eagle3. model, revision: the draft model, or the EAGLE-3 head.
-    num_speculative_tokens: the most drafts of a sequence in a step; fewer are computed wherever fewer pay.
+    runs; draft_model uses n-grams, too, and so does eagle3. model, revision: the draft model, the EAGLE-3 head or the
+    assistant. num_speculative_tokens: the most drafts of a sequence in a step; fewer are computed wherever fewer pay.
     prompt_lookup_min, prompt_lookup_max: the tokens that must match for an n-gram, at least two, and the most that are
     compared, at most MAX_MATCH.
     """
@@ -91,8 +91,8 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"speculative_config: {name} is {value!r}; it must be a name")
     values = {name: value for name, value in given.items() if value is not None}
     method = values.setdefault("method", "auto" if values.get("model") is None else "draft_model")
-    if method.endswith("_mtp"):  # vLLM's names say the architecture, which the model itself knows
-        method = values["method"] = "mtp" if values.get("model") is None else "draft_model"
+    if method.endswith("_mtp"):  # vLLM's names give the architecture, which the model knows; Gemma 4's is a folder
+        method = values["method"] = "draft_model" if method.startswith("gemma4") else "mtp"
     if method not in get_args(DraftMethod):
         raise UsageError(f"speculative_config: method is {method!r}; it must be {', '.join(get_args(DraftMethod))}")
     if (method in ("draft_model", "eagle3")) != ("model" in values):

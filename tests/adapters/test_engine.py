@@ -37,6 +37,8 @@ def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4, **more: ob
             out_features, in_features = weight.shape
             tensors[f"{stem}.lora_A.weight"] = rng.standard_normal((rank, in_features)).astype(np.float32)
             tensors[f"{stem}.lora_B.weight"] = rng.standard_normal((out_features, rank)).astype(np.float32)
+            if more.get("use_dora"):
+                tensors[f"{stem}.lora_magnitude_vector"] = rng.uniform(0.5, 1.5, out_features).astype(np.float32)
     folder.mkdir(exist_ok=True)
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 6, **more}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
@@ -265,3 +267,13 @@ def test_other_executors(options: dict[str, object], llm: LLM, model: Path, adap
     expected = [tokens for tokens, _ in answers(llm, PROMPTS[:3], requests)]  # type: ignore[arg-type]
     with LLM(str(model), enable_lora=True, **OPTIONS, **options) as other:  # type: ignore[arg-type]
         assert [tokens for tokens, _ in answers(other, PROMPTS[:3], requests)] == expected  # type: ignore[arg-type]
+
+
+def test_magnitudes_are_read_once_the_model_is_loaded(llm: LLM, model: Path, tmp_path: Path) -> None:
+    """They need the numbers of the model, whose files are closed by then. The answers are those of a start with it."""
+    folder = save_adapter(model, tmp_path / "dora", 9, use_dora=True)
+    request = LoRARequest("dora", 1, folder)
+    later = answers(llm, PROMPTS, [request] * len(PROMPTS))
+    options = {"enable_lora": True, "max_loras": 2, "lora_modules": f"dora={folder}", **OPTIONS}
+    with LLM(str(model), **options) as started:  # type: ignore[arg-type]
+        assert answers(started, PROMPTS, [request] * len(PROMPTS)) == later

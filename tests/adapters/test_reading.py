@@ -74,7 +74,7 @@ def test_both_formats_mean_the_same(base: AdapterBase, tmp_path: Path) -> None:
     assert (name, part.scale, plain.name, plain.rank) == ("layers.0.self_attn.q_proj.weight", 1.5, "sql", 2)
     np.testing.assert_array_equal(part.b, B)
     assert plain.digest == converted.digest
-    assert plain.nbytes == 2 * (A.size + B.size)
+    assert plain.nbytes == 6 * (A.size + B.size)
 
 
 def test_the_digest_names_the_content(base: AdapterBase, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
     )
     assert built.returncode == 0, built.stdout + built.stderr
     contents = {
-        "reference/commands": "octavo batch",
+        "reference/commands": "--min-p",
         "reference/options": "max_model_len",
         "reference/python": "temperature",
         "reference/http": "/v1/chat/completions",

@@ -85,7 +85,9 @@ def test_every_cut_gives_the_same_bits(name: str, backend: str) -> None:
             continue
         segments = cut(graph, layers)
         found = [{node.layer_index for node in segment.nodes} - {None} for segment in segments]
-        assert found == [set(part) for part in layers]
+        # Later blocks of Zamba 2 have the weights, and so the names, of an earlier layer.
+        for each, part in zip(found, layers, strict=True):
+            assert each >= {*part} if "zamba2" in name else each == {*part}
         for expected, found in zip(whole, logits_of(backend, segments, weights), strict=True):
             np.testing.assert_array_equal(found, expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ def decoder() -> Iterator[PictureDecoder]:
 
 def test_kinds_are_known_by_their_first_bytes() -> None:
     assert {kind_of(data) for data in files().values()} == {"image"}
+    assert kind_of(b"\0\0\0\x18ftypheic" + bytes(20)) == "image"  # a photo of a phone, which cannot be read
+    assert kind_of(b"\xff\xd8\xff\xe0\0\x10JFIF\0 %PDF-1.4" + bytes(20)) == "image"
     assert kind_of(DOCUMENT) == kind_of(b"\n" * 100 + DOCUMENT) == "document"
     for kind in ("matroska", "mp4", "avi", "mov"):
         assert kind_of(encoded_video(frames(2, 16, 16), 1, kind, "mpeg4")) == "video"
@@ -176,3 +179,19 @@ print("av" in sys.modules, "pypdfium2" in sys.modules)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["24", str(kind == "video"), str(kind == "document")]
     assert picture_worker.__doc__
+
+
+def test_the_frames_before_the_first_one_shown_are_not_counted(decoder: PictureDecoder) -> None:
+    """Lossless cuts keep frames that an edit list hides: the video has as many frames as a player shows."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=6, width=64, height=48, pix_fmt="yuv420p")
+        packets = [p for each in frames(12, 48, 64) for p in stream.encode(av.VideoFrame.from_ndarray(each, "rgb24"))]
+        for packet in [*packets, *stream.encode(None)]:
+            packet.pts, packet.dts = packet.pts - 6, packet.dts - 6
+            container.mux(packet)
+    reel = decoder.reel(buffer.getvalue(), "video", PROCESSOR)
+    assert [reel.frames[-1][-1], decoder.reel(FILM, "video", PROCESSOR).frames[-1][-1]] == [5, 11]
+    assert len(decoder.shots(buffer.getvalue(), "video", PROCESSOR)[1]) == len(reel.layouts)

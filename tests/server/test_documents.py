@@ -118,12 +118,12 @@ WHERE = "messages[0].content[0]"
         (
             {"type": "file", "file": {"file_id": "x"}},
             "unsupported_value",
-            f"{WHERE}.type is a file, but fake reads text, images, videos and PDF documents with their data only",
+            f"{WHERE}.type is a file, but fake reads only text, images, videos and PDF documents given as data",
         ),
         (
             {"type": "file", "file": {"file_data": base64_of(b"PK"), "filename": "a.docx"}},
             "unsupported_value",
-            f"{WHERE}.type is a file, but fake reads text, images, videos and PDF documents with their data only",
+            f"{WHERE}.type is a file, but fake reads only text, images, videos and PDF documents given as data",
         ),
         ({"type": "input_video"}, "unsupported_value", f"{WHERE}.type is a video, but fake reads"),
         (

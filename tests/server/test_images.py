@@ -280,11 +280,11 @@ def url(value: str, **fields: Any) -> dict[str, Any]:
             f"{WHERE} is an http URL, which this server does not fetch; send the image as data:image/png;base64,... or "
             "start the server with --allowed-media-domains",
         ),
-        (url("ftp://x/y"), "invalid_value", f"{WHERE} is no URL of an image; send data:image/png;base64,..."),
+        (url("ftp://x/y"), "invalid_value", f"{WHERE} is not a URL of an image; send data:image/png;base64,..."),
         (
             chat(*[URL] * 4),
             "too_many_items",
-            "the request has 4 images, at most 3 are allowed (--max-items-per-request)",
+            "the request has 4 images, documents and videos; at most 3 are allowed (--max-items-per-request)",
         ),
         (
             chat({"type": "image_embeds", "image_embeds": "x"}),

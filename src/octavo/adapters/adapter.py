@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
@@ -12,11 +14,13 @@ from octavo.errors import ModelLoadError
 from octavo.graph.adapters import adaptable_weights, embedding_tables
 from octavo.graph.builder import Graph
 from octavo.graph.ops.low_rank import LowRank
+from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import load_architecture, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._weights import WeightTable
 from octavo.quantization.packed import Weight
 
+EMBEDDING = "embed_tokens.weight"  # the table that a tied head is
 MAX_INVOCATION_TOKENS = 1 << 10  # every prompt is searched for them
 
 
@@ -25,7 +29,8 @@ class AdapterBase:
     """A model that adapters may be for.
 
     places: the weights of its graph that adapters may change, by name, with their shapes, those of tables transposed.
-    weights: its numbers, which magnitudes are relative to. tables: the names of its embeddings.
+    weights: its numbers, which magnitudes are relative to. tables: the names of its embeddings. path: the checkpoint to
+    open for the numbers; None: `weights` can be read at any time.
     """
 
     architecture: str  # module under `octavo.models`
@@ -33,11 +38,21 @@ class AdapterBase:
     places: Mapping[str, tuple[int, ...]]
     weights: Mapping[str, Weight]
     tables: frozenset[str] = frozenset()
+    path: Path | None = None
 
     @classmethod
     def of(cls, architecture: str, config: ModelConfig, graph: Graph, weights: Mapping[str, Weight]) -> AdapterBase:
         """The model that a graph computes, which has to be whole."""
         return cls(architecture, config, adaptable_weights(graph), weights, embedding_tables(graph))
+
+    @contextmanager
+    def opened(self) -> Iterator[Mapping[str, Weight]]:
+        """The numbers of its weights, also once the files of the loaded model are closed. Raises ModelLoadError."""
+        if self.path is None:
+            yield self.weights
+            return
+        with closing(open_checkpoint(self.path)) as checkpoint:
+            yield checkpoint.weights
 
     @property
     def table(self) -> WeightTable:
@@ -64,7 +79,7 @@ class Adapter:
         cls, name: str, parts: Mapping[str, LowRank], scale: float = 1.0, invocation_tokens: tuple[int, ...] = ()
     ) -> Adapter:
         """An adapter of these parts, whose effect is multiplied by `scale`. Parts without effect are left out."""
-        scaled = {key: part.scaled(scale) for key, part in parts.items() if part.scale * scale != 0}
+        scaled = {key: part.scaled(scale) for key, part in parts.items() if _acts(part, scale)}
         return cls(name, _digest(scaled, invocation_tokens) if scaled else b"", scaled, invocation_tokens)
 
     def start_in(self, token_ids: Sequence[int]) -> int | None:
@@ -84,8 +99,12 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts in 16-bit numbers."""
-        return sum(2 * part.size for part in self.parts.values())
+        """Bytes of all parts: float32 as read, and 16-bit numbers as prepared."""
+        return sum(6 * part.size for part in self.parts.values())
+
+
+def _acts(part: LowRank, scale: float) -> bool:
+    return scale != 0 and (part.scale != 0 or part.gain is not None)
 
 
 def checked_invocation(where: str, found: object) -> tuple[int, ...]:

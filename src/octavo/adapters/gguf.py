@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart, checked_invocation
+from octavo.adapters.adapter import EMBEDDING, AdapterBase, StoredAdapter, StoredPart, checked_invocation
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.low_rank import LowRank
 from octavo.loader.gguf import open_gguf
@@ -18,7 +18,6 @@ from octavo.loader.tensor_files import TensorFiles
 from octavo.loader.tensor_names import GGUF_STEMS, renamed
 
 _SUFFIXES = (".lora_a", ".lora_b")
-_TABLE = "embed_tokens.weight"
 _ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 
 
@@ -59,7 +58,7 @@ def _parts(path: Path, file: TensorFiles, base: AdapterBase) -> dict[str, Stored
         if weight + _SUFFIXES[1] not in file.tensors:
             raise ModelLoadError(f"{path}: tensor {tensor!r:.80} has no {weight}{_SUFFIXES[1]} beside it")
         a, b = (file.weight(weight + each).dequantize().astype(np.float32) for each in _SUFFIXES)
-        if name == _TABLE:  # a table has a row of A for each token
+        if name == EMBEDDING:  # a table has a row of A for each token
             a = np.ascontiguousarray(a.T)
         part = LowRank.checked(a, b, 1.0, tensor)
         found[name] = StoredPart(tensor, replace(part, scale=alpha / part.rank))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from octavo.adapters.adapter import AdapterBase
+from octavo.adapters.adapter import EMBEDDING, AdapterBase
 from octavo.batch import Float32
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.low_rank import HEAD_PLACE, LowRank
+from octavo.quantization.packed import Weight
 
-_EMBEDDING = "embed_tokens.weight"
 _ROWS = 1 << 12  # whose change is in memory at once
 
 
@@ -22,28 +22,32 @@ def with_gains(parts: Mapping[str, LowRank], base: AdapterBase) -> dict[str, Low
     Those with a gain have magnitudes m there, one a row of the weight, as the norms are. Raises ModelLoadError for a
     row of zeros.
     """
-    return {
-        name: part if part.gain is None or part.a is None else _with_gain(part, name, base)
-        for name, part in parts.items()
-    }
+    magnified = {name for name, part in parts.items() if part.gain is not None and part.a is not None}
+    if not magnified:
+        return dict(parts)
+    with base.opened() as weights:
+        return {
+            name: _with_gain(part, name, _weight(name, weights, base.tables)) if name in magnified else part
+            for name, part in parts.items()
+        }
 
 
-def _with_gain(part: LowRank, name: str, base: AdapterBase) -> LowRank:
+def _with_gain(part: LowRank, name: str, weight: Float32) -> LowRank:
     assert part.gain is not None, "it has magnitudes"
-    norms = _norms(part, _weight(name, base))
+    norms = _norms(part, weight)
     if not norms.all():
         raise ModelLoadError(f"{name}: a row of the changed weight is zero, so its magnitude has no direction")
     gain = (part.gain / norms).astype(np.float32)
     return replace(part, b=part.b * gain[..., None], gain=gain)
 
 
-def _weight(name: str, base: AdapterBase) -> Float32:
+def _weight(name: str, weights: Mapping[str, Weight], tables: Collection[str]) -> Float32:
     """[out, in], or a stack of them; a table of embeddings transposed, as its parts are."""
     stored = name
-    if name == HEAD_PLACE and name not in base.weights:
-        stored = _EMBEDDING  # a head that is the embedding
-    numbers = base.weights[stored].dequantize()
-    return numbers.T if name in base.tables else numbers
+    if name == HEAD_PLACE and name not in weights:
+        stored = EMBEDDING  # a head that is the embedding
+    numbers = weights[stored].dequantize()
+    return numbers.T if name in tables else numbers
 
 
 def _norms(part: LowRank, weight: Float32) -> Float32:

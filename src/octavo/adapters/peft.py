@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.adapters.adapter import AdapterBase, StoredAdapter, StoredPart, checked_invocation
+from octavo.adapters.adapter import EMBEDDING, AdapterBase, StoredAdapter, StoredPart, checked_invocation
 from octavo.adapters.module_patterns import ModulePatterns
 from octavo.batch import Float32
 from octavo.errors import ModelLoadError
@@ -137,6 +137,10 @@ def checked_scales(path: Path, settings: Mapping[str, object]) -> _Scales:
     for key, what in _REFUSED.items():
         if settings.get(key):
             raise ModelLoadError(f"{path}: {key} is {settings[key]!r:.80}: {what} are not supported")
+    if not isinstance(settings.get("modules_to_save") or [], list):
+        raise ModelLoadError(
+            f"{path}: modules_to_save is {settings['modules_to_save']!r:.80}; it must be a list of names"
+        )
     return _Scales(
         rank=_number(path, "r", settings.get("r", 8), low=1),
         alpha=_number(path, "lora_alpha", settings.get("lora_alpha", 8)),
@@ -195,6 +199,8 @@ def _whole_parts(file: TensorFiles, names: Iterable[str], base: AdapterBase) -> 
     for tensor in names:
         module = re.sub(r"(?:\.modules_to_save(?:\.\w+)?)?\.weight\Z", "", tensor.removeprefix(PREFIX))
         name, numbers = checkpoint_name(f"{module}.weight", base.table), _numbers(file, tensor)
+        if numbers.ndim != 2:
+            raise ModelLoadError(f"tensor {tensor!r:.120} is {list(numbers.shape)}; it must be a matrix")
         if not np.isfinite(numbers).all():
             raise ModelLoadError(f"tensor {tensor!r:.120} has numbers that are not finite")
         found[name] = StoredPart(tensor, LowRank.whole(numbers.T if name in base.tables else numbers))
@@ -206,7 +212,7 @@ def _tied(parts: Mapping[str, StoredPart], base: AdapterBase) -> dict[str, Store
     if HEAD_PLACE in base.weights or HEAD_PLACE in parts:
         return {}
     found: dict[str, StoredPart] = {}
-    for name in base.tables & parts.keys():
+    for name in {EMBEDDING} & base.tables & parts.keys():
         part = parts[name]
         if part.low_rank.gain is not None and part.low_rank.a is not None:
             raise part.refuse("has magnitudes (DoRA) of columns, which a head that is tied to it has as rows")

@@ -129,6 +129,8 @@ def _stacked(
         b = np.zeros((count, out_features, rank), np.float32)
         for number, part in experts.items():
             found = part.low_rank
+            if found.gain is not None or found.a is None:
+                raise part.refuse("is more than a low-rank product, which a stack of experts does not take")
             if number >= count or found.shape != first.low_rank.shape:
                 raise part.refuse(f"is for {list(found.shape)} of expert {number}, unlike {first.tensor!r:.120}")
             a[number, : found.rank] = found.a

@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-import time
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,9 +43,10 @@ class Journal:
         self._ordered = ordered
         self._early: dict[int, LineResult] = {}
         self._expected: list[int] = []  # the numbers of the lines that are still to come, the last first
-        self._synced_at = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "octavo-journal")
-        self._syncing: Future[None] | None = None
+        self._syncs: list[Future[None]] = []
+        self._has_sync = False  # one is to come, for what is written now
+        self._has_ended = threading.Event()
 
     def expect(self, numbers: list[int]) -> None:
         """The numbers of the lines to come, in their order; for `ordered`."""
@@ -65,15 +66,22 @@ class Journal:
 
     def _sync(self) -> None:
         """Brings everything that is written to the disk, which may take a while."""
+        self._has_sync = False  # what is written from here on asks for another one
         for file in {self._output, self._errors}:
             os.fsync(file.fileno())
 
+    def _sync_soon(self) -> None:
+        """The same after a second, for all that is written until then, or at the end."""
+        self._has_ended.wait(_SYNC_S)
+        self._sync()
+
     def end(self) -> None:
         """Brings everything to the disk, and closes the files. Raises OSError, also that of an earlier result."""
+        self._has_ended.set()
         try:
             self._thread.submit(self._sync).result()
-            if self._syncing is not None:
-                self._syncing.result()
+            for sync in self._syncs:
+                sync.result()
         finally:
             self._thread.shutdown()
             for file in {self._output, self._errors}:
@@ -90,11 +98,11 @@ class Journal:
         file.write(result.record())
         self._note(result.custom_id, result.usage, is_failed=result.is_failed)
         file.flush()  # what another process sees, and what outlives this one
-        now = time.monotonic()
-        if now - self._synced_at >= _SYNC_S and (self._syncing is None or self._syncing.done()):
-            if self._syncing is not None:
-                self._syncing.result()  # raises
-            self._synced_at, self._syncing = now, self._thread.submit(self._sync)  # the next lines do not wait for it
+        while self._syncs and self._syncs[0].done():
+            self._syncs.pop(0).result()  # raises
+        if not self._has_sync:
+            self._has_sync = True
+            self._syncs.append(self._thread.submit(self._sync_soon))  # the next lines do not wait for it
 
     def _note(self, custom_id: str, usage: Mapping[str, int], *, is_failed: bool) -> None:
         self._done.add(_digest(custom_id))

@@ -46,7 +46,7 @@ class FailedLinesError(OctavoError):
 )
 @click.option("--errors", type=_PATH, metavar="FILE", help="write lines that fail to FILE [default: to OUTPUT as well]")
 @click.option("--ordered", is_flag=True, help="write answers in the order of the input")
-@click.option("--retry-failed", is_flag=True, help="also run the lines again that failed in an earlier run")
+@click.option("--retry-failed", is_flag=True, help="also retry lines that failed in an earlier run")
 @click.option("--column", metavar="NAME", help="column of a CSV or Parquet file with the prompts")
 @click.option("--template", metavar="TEXT", help="prompt with columns in braces: 'Translate: {text}'")
 @click.option("--system", metavar="TEXT", help="system message of every prompt from a column")
@@ -56,14 +56,14 @@ class FailedLinesError(OctavoError):
     "--rows", type=click.IntRange(1, 4096), help=f"lines at once [default: all that fit; {_URL_WIDTH} of --url]"
 )
 @click.option("--ray", is_flag=True, help="answer on the machines of a Ray cluster (RAY_ADDRESS), or on a local one")
-@click.option("--ray-actors", type=click.IntRange(min=1), help="engines on that cluster [default: one a machine]")
-@click.option("--ray-cpus", type=click.IntRange(min=1), help="processors of each engine there [default: a machine's]")
+@click.option("--ray-actors", type=click.IntRange(min=1), help="engines on that cluster [default: one per machine]")
+@click.option("--ray-cpus", type=click.IntRange(min=1), help="CPUs per engine there [default: all of a machine's]")
 @with_engine_options
 def batch(*, source: Path, output: Path, engine_options: Options, **given: Any) -> None:
-    """Answer all requests of a file, and go on where it stopped if it is run again.
+    """Answer all requests in a file; run it again to resume where it stopped.
 
     INPUT has a request in each line: OpenAI's batch format, or an object with a prompt, messages or input of its own.
-    A file of the suffix .csv or .parquet has a row for each prompt. OUTPUT gets OpenAI's batch results, as they come.
+    In a .csv, .tsv or .parquet file, each row is a prompt. OUTPUT gets OpenAI's batch results, as they come.
 
     Exit codes: 0 if every line has its answer, 6 if some failed, 130 after Ctrl-C.
     """

@@ -108,11 +108,13 @@ def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) 
 
 @bench.command()
 @_model
-@_number("--turns", 3, "turns that count, each without drafts and with")
+@_number("--turns", 3, "measured turns, each without and with drafts")
 @_number("--output-len", 300, "tokens of each answer at most")
-@_number("--users", 1, "prompts at the same time; 8: all kinds at once")
+@_number("--users", 1, "concurrent prompts; 8: all kinds at once")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="of the answers")
-@click.option("--kind", "kinds", multiple=True, help="of text, instead of all eight; may be given several times")
+@click.option(
+    "--kind", "kinds", multiple=True, help="kind of text to measure instead of all eight; may be given several times"
+)
 @_as_json
 @with_engine_options
 def speculation(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:

@@ -42,7 +42,7 @@ _HELP = """/clear          start a new conversation (also /reset)
 /system TEXT    start a new conversation with this system message; without TEXT: with none
 /set NAME VALUE set a sampling parameter; /set alone lists them
 /save FILE      write the conversation to a file; /load FILE continues it
-/image FILE     show an image with the next message; a path that is dropped at its end does the same
+/image FILE     send an image with the next message, or drop its file at the end of the message
 /help           show this list (also /?)
 /exit           exit (or Ctrl-D)
 Ctrl-C          stop the answer

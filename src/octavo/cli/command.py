@@ -9,7 +9,7 @@ import click
 # Options of the engine, the server and sampling that the short help shows.
 _COMMON = frozenset(
     {
-        *("host", "port", "api_key", "allow_remote"),
+        *("host", "port", "api_key", "api_key_file", "allow_unauthenticated"),
         *("max_model_len", "max_num_seqs", "kv_cache_memory", "num_threads", "quantization", "revision"),
         *("temperature", "top_p", "seed", "max_tokens", "stop"),
     }

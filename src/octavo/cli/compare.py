@@ -30,11 +30,16 @@ _ENGINE_OPTIONS = ("prompts", "html", "max_tokens")
 @click.command(cls=HeadedCommand)
 @click.argument("models", nargs=-1, shell_complete=complete_model)
 @click.option("--reference", metavar="MODEL", help="model that the others are compared with: KL divergence, agreement")
-@click.option("--types", metavar="A,B", help="the reference in these types too, made where they are missing")
+@click.option(
+    "--types", metavar="A,B", help="also compare the reference quantized to these types, which are made if missing"
+)
 @with_report_options
 @click.option("--engine", "engines", multiple=True, help="compare engines: octavo, llama.cpp=PROGRAM, NAME=URL")
 @click.option(
-    "--prompts", type=_PATH, metavar="FILE", help="of engines, between lines of --- [default: nine built-in ones]"
+    "--prompts",
+    type=_PATH,
+    metavar="FILE",
+    help="prompts for --engine, separated by lines of --- [default: nine built-in ones]",
 )
 @click.option("--max-tokens", type=_COUNT, help=f"tokens of each answer of an engine [default: {_ANSWER_TOKENS}]")
 @click.option("--html", type=_PATH, metavar="FILE", help="write the answers of engines side by side to FILE")

@@ -24,7 +24,7 @@ from octavo.errors import UsageError
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     required=True,
     metavar="TEXT",
-    help="text on which the teacher's next tokens are learnt, in UTF-8",
+    help="UTF-8 text on which the student learns the teacher's next tokens",
 )
 @click.option(
     "--minutes", type=click.FloatRange(0, min_open=True), default=20.0, show_default=True, help="time to train"
@@ -48,16 +48,16 @@ from octavo.errors import UsageError
     type=click.FloatRange(0, min_open=True),
     default=1.0,
     show_default=True,
-    help="of both models; other than 1, only the teacher's likeliest tokens count",
+    help="softmax temperature of both models; unless it is 1, only the teacher's likeliest tokens count",
 )
 @click.option(
     "--top-k", type=click.IntRange(2), default=64, show_default=True, help="tokens of the teacher that are kept"
 )
 @float_type
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of the order of the pieces")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="for the order of the pieces")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
 def distill(**options: Any) -> None:
-    """Train STUDENT towards the next tokens of TEACHER, and write it as the GGUF file DST.
+    """Train STUDENT to predict the next tokens that TEACHER does, and write it as the GGUF file DST.
 
     Both need the same vocabulary. All weights of the student are trained, on the CPU; products are in bfloat16 where
     that is faster. The teacher's likeliest tokens are computed once for a text and kept in the cache. Needs torch:

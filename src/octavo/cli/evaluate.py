@@ -41,10 +41,14 @@ _TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
     type=click.Choice(["chunks", "strided"]),
     default="chunks",
     show_default=True,
-    help="of perplexity: llama.cpp's chunks, whose second halves count, or windows that count every token once",
+    help="how to measure perplexity: llama.cpp's chunks, scoring second halves, or windows that score every token once",
 )
 @click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="tokens of a window")
-@click.option("--stride", type=_COUNT, help="tokens from window to window, of the strided convention [default: half]")
+@click.option(
+    "--stride",
+    type=_COUNT,
+    help="with --convention strided: tokens from one window to the next [default: half a window]",
+)
 @click.option("--reference", metavar="MODEL", help="model to compare with: KL divergence and agreement")
 @click.option(
     "--reference-backend", default="cpu", show_default=True, help="cpu, or reference: numpy in float32 (slow, exact)"
@@ -55,7 +59,7 @@ _TASK_OPTIONS = ("limit", "few_shot", "few_shot_from")
 @click.option(
     "--task", "tasks", type=_PATH, multiple=True, metavar="FILE", help="questions as JSON lines (docs/lab/quality.md)"
 )
-@click.option("--limit", type=_COUNT, help="questions of each task")
+@click.option("--limit", type=_COUNT, help="maximum number of questions per task")
 @click.option("--few-shot", type=click.IntRange(min=0), default=0, show_default=True, help="examples before a question")
 @click.option(
     "--few-shot-from", type=_PATH, metavar="FILE", help="file of the examples [default: the task's first lines]"

@@ -41,12 +41,18 @@ _STOPPED = 130
     metavar="ADAPTER",
     help="folder of the adapter [default: the name of the data with -lora]",
 )
-@click.option("--rank", type=click.IntRange(1, 1024), default=16, show_default=True, help="of the adapter's matrices")
+@click.option(
+    "--rank", type=click.IntRange(1, 1024), default=16, show_default=True, help="rank of the adapter's matrices"
+)
 @click.option("--alpha", type=click.FloatRange(0, min_open=True), help="scale times rank  [default: twice the rank]")
 @click.option(
-    "--learning-rate", type=click.FloatRange(0, min_open=True), default=2e-4, show_default=True, help="the highest"
+    "--learning-rate",
+    type=click.FloatRange(0, min_open=True),
+    default=2e-4,
+    show_default=True,
+    help="peak learning rate",
 )
-@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="times that the data is read")
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="passes over the data")
 @click.option("--batch-tokens", type=click.IntRange(1), default=1024, show_default=True, help="tokens of a step")
 @click.option(
     "--sequence-length", type=click.IntRange(2), default=1024, show_default=True, help="most tokens of an example"
@@ -56,7 +62,7 @@ _STOPPED = 130
     type=click.FloatRange(0, 0.9),
     default=0.05,
     show_default=True,
-    help="share of the lines that is not learnt, and on which the loss is shown",
+    help="share of the lines to keep out of training and measure the loss on",
 )
 @click.option("--held-out-every", type=click.IntRange(1), metavar="STEPS", help="[default: ten times in the run]")
 @click.option(
@@ -72,8 +78,14 @@ _STOPPED = 130
     show_default=True,
     help="weights that are not trained: kept in memory as floats, or dequantized whenever they are needed",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of the order and of first values")
-@click.option("--restart", is_flag=True, help="forget an unfinished run")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="for the order of examples and for initial values",
+)
+@click.option("--restart", is_flag=True, help="discard an unfinished run and start over")
 @click.option("--force", is_flag=True, help="replace ADAPTER if it exists")
 @click.option("--json", "as_json", is_flag=True, help="write the report as JSON")
 def finetune(model: str, data: Path, output: Path | None, **options: Any) -> None:

@@ -107,9 +107,10 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if "--config" in options[:-1]:  # before the command or after it
-        at = options.index("--config")
-        arguments = [*arguments[at : at + 2], *arguments[:at], *arguments[at + 2 :]]
+    at = next((i for i, word in enumerate(options) if word.partition("=")[0] == "--config"), None)
+    if at is not None:  # before the command or after it
+        end = at + (1 if "=" in options[at] else 2)
+        arguments = [*arguments[at:end], *arguments[:at], *arguments[end:]]
     _set_up_logging(logging.DEBUG if is_debug else logging.WARNING)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # invalid bytes, or characters that the terminal lacks

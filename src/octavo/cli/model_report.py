@@ -35,7 +35,7 @@ _OPTIONS = (
         "--plots", type=_PATH, metavar="FOLDER", help="write plots to FOLDER, as SVG and PNG (octavo[report])"
     ),
     click.option(
-        "--turns", type=click.IntRange(min=0), default=3, show_default=True, help="measurements of speed of each"
+        "--turns", type=click.IntRange(min=0), default=3, show_default=True, help="speed measurements of each model"
     ),
 )
 

@@ -16,7 +16,7 @@ from octavo.errors import UsageError
 @click.argument("models", shell_complete=complete_model, nargs=-1, required=True, metavar="MODEL...")
 @click.option("--revision", help="branch, tag or commit of the repository [default: the newest]")
 def pull(*, models: tuple[str, ...], revision: str | None) -> None:
-    """Download models, or bring those that are here up to date.
+    """Download models, or update those already downloaded.
 
     MODEL is a short name (`octavo list --all`), a hub id such as org/name or org/name:Q4_K_M, or a hub URL.
     """
@@ -29,7 +29,7 @@ def pull(*, models: tuple[str, ...], revision: str | None) -> None:
 @click.option("--all", "every", is_flag=True, help="list every short name instead, with its repository")
 @click.option("--json", "as_json", is_flag=True, help="write JSON")
 def list_models(*, every: bool, as_json: bool) -> None:
-    """List the downloaded models: name, size, last use and where they lie."""
+    """List the downloaded models: name, size, last use and path."""
     from octavo.loader.library import age, installed
 
     if every:
@@ -38,7 +38,7 @@ def list_models(*, every: bool, as_json: bool) -> None:
     if as_json:
         write_json([{"name": m.name, "bytes": m.nbytes, "used": m.used, "path": str(m.path)} for m in models])
     elif not models:
-        write("No models are downloaded. `octavo run` brings smollm2; `octavo list --all` lists short names.\n")
+        write("No models are downloaded. `octavo run` downloads smollm2; `octavo list --all` lists short names.\n")
     else:
         rows = [{"NAME": m.name, "SIZE": size(m.nbytes), "USED": age(m.used), "PATH": str(m.path)} for m in models]
         write_table(rows)

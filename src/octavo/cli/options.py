@@ -120,8 +120,8 @@ def with_default_sampling(command: Callable[..., None]) -> Callable[..., None]:
     """Adds `--temperature` and `--seed` of requests that leave them open; the command gets them as
     `default_sampling`."""
     options: dict[str, _Flag] = {
-        "temperature": (float, "temperature of requests that give none", "the model's"),
-        "seed": (int, "seed of requests that give none; default, and -1: a random one each time", None),
+        "temperature": (float, "temperature for requests that set none", "the model's"),
+        "seed": (int, "seed for requests that set none; by default, or with -1, a random one each time", None),
     }
     return _with_options(command, "default_sampling", options, "Sampling")
 

@@ -43,7 +43,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     type=click.Choice(["wanda", "sparsegpt"]),
     default="wanda",
     show_default=True,
-    help="of --sparsity; sparsegpt changes the weights that stay, and takes longer",
+    help="method for --sparsity; sparsegpt adjusts the remaining weights, and takes longer",
 )
 @float_type
 @click.option(
@@ -55,7 +55,11 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 )
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0: one for each core  [default: 0]")
 @click.option("--force", is_flag=True, help="replace DST if it exists")
-@click.option("--report", is_flag=True, help="then compare SRC and DST, as `octavo compare` does; the rest is of it")
+@click.option(
+    "--report",
+    is_flag=True,
+    help="then compare SRC and DST, as `octavo compare` does; the options below are for this report",
+)
 @with_report_options
 def prune(**options: Any) -> None:
     """Write SRC without its least important parts as the GGUF file DST.

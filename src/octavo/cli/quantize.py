@@ -52,7 +52,7 @@ float_type = click.option(
     "--bpw",
     type=click.FloatRange(1, 32),
     metavar="BITS",
-    help="instead of --type: the mixture with the least measured loss of at most so many bits per weight",
+    help="instead of --type: the mixture with the lowest measured loss at up to this many bits per weight",
 )
 @click.option(
     "--calibration",
@@ -73,7 +73,7 @@ float_type = click.option(
     "--imatrix",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE|TEXT",
-    help="importance of columns: a file of llama-imatrix, or a text on which it is measured",
+    help="importance of columns: a llama-imatrix file, or a text to measure it on",
 )
 @click.option(
     "--save-imatrix",

@@ -45,9 +45,11 @@ def checkpoint_options(command: _Command) -> _Command:
             help="gptq, rtn, awq: columns with one scale; -1: a whole row  [default: 128 if it fits]",
         ),
         click.option("--act-order", is_flag=True, help="gptq: the most important columns first (desc_act)"),
-        click.option("--asymmetric", is_flag=True, help="gptq, rtn: a zero for each group"),
+        click.option("--asymmetric", is_flag=True, help="gptq, rtn: use a zero point for each group"),
         click.option(
-            "--damping", type=click.FloatRange(0, 1, min_open=True), help="gptq: share of the mean  [default: 1]"
+            "--damping",
+            type=click.FloatRange(0, 1, min_open=True),
+            help="gptq: damping of the Gram matrix, as a share of its mean  [default: 1]",
         ),
         click.option(
             "--smoothing",

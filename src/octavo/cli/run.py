@@ -69,11 +69,17 @@ class _RunCommand(HeadedCommand):
 @click.option("--closed-objects", is_flag=True, help="objects have only the properties that --schema names")
 @click.option("--grammar", metavar="TEXT", help="the answer matches this grammar, in Lark or GBNF")
 @click.option("--regex", metavar="TEXT", help="the answer matches this regular expression")
-@click.option("--choice", multiple=True, metavar="TEXT", help="the answer is this text or another --choice")
-@click.option("--lora", metavar="PATH[:SCALE]", help="adapter: a folder of PEFT or a GGUF file, its effect times SCALE")
-@click.option("--prompt-cache", metavar="FILE", help="keep the computed prompt in this file, and begin with it")
-@click.option("--prompt-cache-all", is_flag=True, help="keep the answer in it, too")
-@click.option("--prompt-cache-ro", is_flag=True, help="only read it")
+@click.option(
+    "--choice", multiple=True, metavar="TEXT", help="a text that the answer may be; give one --choice for each"
+)
+@click.option(
+    "--lora", metavar="PATH[:SCALE]", help="LoRA adapter: a PEFT folder or a GGUF file; SCALE multiplies its effect"
+)
+@click.option(
+    "--prompt-cache", metavar="FILE", help="save the KV cache of the prompt to this file, and reuse it next time"
+)
+@click.option("--prompt-cache-all", is_flag=True, help="with --prompt-cache: save the answer too")
+@click.option("--prompt-cache-ro", is_flag=True, help="with --prompt-cache: read the file, never write it")
 @click.option("--raw", is_flag=True, help="continue the prompt as it is, without the chat template")
 @click.option("--verbose", is_flag=True, help="print counts, times and rates at the end, on standard error")
 @click.option("--json", "as_json", is_flag=True, help="print text, token ids and timings as JSON at the end")

@@ -48,7 +48,7 @@ def ps(*, as_json: bool) -> None:
 def stop(*, target: str | None, every: bool, now: bool) -> None:
     """Stop a server, after its running requests have finished (see `octavo serve --drain`).
 
-    Without a server's name it asks, as another shell may have started it.
+    Without an argument it asks first, because another shell may have started the server.
     """
     chosen = _chosen(running_servers(), target, every)
     for server in chosen:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.adapters.adapter import Adapter, AdapterBase
+from octavo.adapters.adapter import EMBEDDING, Adapter, AdapterBase
 from octavo.adapters.read import read_adapter
 from octavo.compress.source import SourceModel, as_source, open_source
 from octavo.compress.to_gguf import gguf_form_of, tensors_in_gguf
@@ -52,7 +52,7 @@ def _one_by_weight(path: Path, adapter: Adapter, base: AdapterBase) -> Mapping[s
     if HEAD_PLACE in base.weights:
         return parts
     head = parts.pop(HEAD_PLACE, None)
-    table = next((parts[name] for name in base.tables if name in parts), None)
+    table = parts.get(EMBEDDING) if EMBEDDING in base.tables else None
     if (head is None) != (table is None) or (head and table and not head.equals(table.transposed())):
         name = "the output head" if table is None else "the embedding"
         raise ModelLoadError(

@@ -26,7 +26,7 @@ from octavo.distributed.rank_messages import (
     moved_tensors,
     step_message,
 )
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, OctavoError, UsageError
 
 if TYPE_CHECKING:
     from octavo.backends import AdaptingExecutor, Executor, Paging, PendingStep, RankGroup
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from octavo.distributed.ranks import Ranks
     from octavo.graph.cache import CacheSizes
     from octavo.graph.ops.low_rank import LowRank
+
+_MAX_PART_BYTES = 1 << 30  # of one message: other messages of the ring wait for it
 
 
 class GroupExecutor:
@@ -84,6 +86,12 @@ class GroupExecutor:
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> RankAdapter:
         """See `AdaptingExecutor`. The other ranks prepare theirs meanwhile; parts go one by one, between steps."""
+        largest = max((x.nbytes for part in parts.values() for x in (part.a, part.b) if x is not None), default=0)
+        if largest > _MAX_PART_BYTES:
+            raise UsageError(
+                f"a weight of the adapter has {largest:,} bytes, too many to send to other ranks (at most "
+                f"{_MAX_PART_BYTES:,}); run the model on one rank"
+            )
         number = next(self._adapter_numbers)
         for name, part in parts.items():
             a, gain = (None if each is None else Tensor.of(each) for each in (part.a, part.gain))

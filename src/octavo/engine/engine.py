@@ -188,7 +188,10 @@ class Engine:
             from octavo.engine.speculation.assistant_drafter import AssistantDrafter
 
             if not isinstance(draft, BorrowingExecutor):
-                raise UsageError("this draft_model reads the model's cache, which is in several places; take one place")
+                raise UsageError(
+                    "this draft_model reads the model's keys and values, so both must be on one device: give "
+                    "gpu_layers for all layers or for none, or leave draft_model out"
+                )
             draft.borrow_cache(self.executor)
             speculation.drafter = AssistantDrafter(draft, self.scheduler.times, limits, most, group)
             return
@@ -212,14 +215,22 @@ class Engine:
             why = "requests are running" if self.has_work else "its weights are in main memory already"
             raise UsageError(f"the engine cannot give back the memory of a device: {why}", code="cannot_sleep")
         self._kv_cache.discard_all()
-        self.executor.sleep()
+        for executor in (self.executor, self._encoder_executor()):
+            if isinstance(executor, SleepingExecutor):
+                executor.sleep()
         self._is_asleep = True
 
     def wake_up(self) -> None:
         """Ends a sleep; does nothing without one. Raises InsufficientMemoryError, and sleeps on."""
-        if self._is_asleep and isinstance(self.executor, SleepingExecutor):
-            self.executor.wake_up()
+        if self._is_asleep:
+            for executor in (self.executor, self._encoder_executor()):
+                if isinstance(executor, SleepingExecutor):
+                    executor.wake_up()
             self._is_asleep = False
+
+    def _encoder_executor(self) -> Executor | None:
+        """That of images or of sources, if the model has one."""
+        return None if self.encodings is None else self.encodings.encoder.executor
 
     # --- blocks outside of the cache ---
 

@@ -67,7 +67,7 @@ class EngineMetrics:
     num_steps_total: int = 0
     num_preemptions_total: int = 0
     num_evictions_total: int = 0
-    num_items_encoded_total: int = 0  # images that went through the encoder
+    num_items_encoded_total: int = 0  # images and sources that went through an encoder
     encoder_s_total: float = 0.0  # its time
     num_corrupted_total: int = 0  # requests whose logits were no numbers
     num_drafts_total: int = 0  # times that a sequence had drafts in a step

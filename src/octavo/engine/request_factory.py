@@ -162,10 +162,13 @@ class RequestFactory:
         """The start of an answer to a text that the encoder reads. Raises UsageError for what is of a prompt alone."""
         params = generation.params
         if not params.is_answered:
-            message = "this model has an encoder and a decoder: it answers and has no vectors of texts"
+            message = "this model has an encoder and a decoder: it generates text and cannot embed it"
             raise UsageError(message, param="model", code="unsupported_model")
         if params.prompt_logprobs is not None:
-            message = "this model reads prompts with its encoder: their tokens have no log-probabilities; leave it out"
+            message = (
+                "this model reads the prompt with its encoder, so prompt tokens have no log-probabilities; "
+                "leave prompt_logprobs out"
+            )
             raise UsageError(message, param="prompt_logprobs", code="unsupported_parameter")
         return Prompt([self._limits.sources.start_token_id], source=SourceText(generation.prompt.token_ids))
 
@@ -247,7 +250,7 @@ class RequestFactory:
         needed += cache.num_source_blocks(request.num_source_tokens)
         if needed > cache.pool.num_blocks:
             raise UsageError(
-                f"a request of {request.num_prompt_tokens} prompt tokens and up to "
+                f"a request of {request.num_given_tokens} prompt tokens and up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} new ones in {num_seqs} sequence(s) needs "
                 f"{needed} cache blocks of {cache.block_size} tokens; the cache has {cache.pool.num_blocks}. "
                 f"Lower max_tokens{' or beam_width' if num_seqs > 1 else ''}, or give the cache more memory",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import av
 import numpy as np
+from av.stream import Disposition
 
 from octavo.errors import UsageError
 from octavo.media.processor import Picture
@@ -21,9 +22,10 @@ class Frames:
     def __init__(self, data: bytes, max_pixels: int) -> None:
         """max_pixels: of a frame."""
         self._container = av.open(io.BytesIO(data), "r", metadata_errors="ignore")
-        if not self._container.streams.video:
+        films = [each for each in self._container.streams.video if not each.disposition & Disposition.attached_pic]
+        if not films:
             raise UsageError("has no pictures, only sound")
-        self._stream = self._container.streams.video[0]
+        self._stream, self._max_pixels = films[0], max_pixels
         self._stream.thread_type = "NONE"
         self._stream.codec_context.thread_count = 1
         width, height = self._stream.width, self._stream.height
@@ -32,10 +34,12 @@ class Frames:
 
     def header(self) -> VideoHeader:
         """Frames are counted without being decoded, but for the first one."""
-        num_frames = sum(packet.size > 0 for packet in self._container.demux(self._stream))
+        num_frames = sum(packet.size > 0 and not packet.is_discard for packet in self._container.demux(self._stream))
         self._container.seek(0)
-        first = next(self._container.decode(self._stream))
-        turned = first.rotation % 180 != 0
+        first = next(self._container.decode(self._stream), None)
+        if first is None:
+            raise EOFError
+        turned = first.rotation // 90 % 2 == 1
         width, height = (first.height, first.width) if turned else (first.width, first.height)
         rate = self._stream.average_rate
         return VideoHeader(width, height, num_frames, float(rate) if rate else _USUAL_RATE)
@@ -49,6 +53,8 @@ class Frames:
             if number is None:
                 return
             if i == number:
+                if frame.width * frame.height > self._max_pixels:
+                    raise UsageError("has larger frames than its header says")
                 pixels = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
                 yield number, Picture(np.ascontiguousarray(pixels))
                 number = next(wanted, None)

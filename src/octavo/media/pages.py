@@ -25,7 +25,7 @@ class Pages:
             self._document = pypdfium2.PdfDocument(data)
         except pypdfium2.PdfiumError as error:
             if "password" in str(error).lower():
-                raise UsageError("needs a password: send it without") from None
+                raise UsageError("is protected by a password: remove the password and send it again") from None
             raise
         if not 0 < len(self._document) <= MAX_PAGES:
             raise UsageError(f"has {len(self._document)} pages; 1 to {MAX_PAGES} are read: send a part of it")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from octavo.image_layout import ImageLayout
+from octavo.media.headers import begins_image
 
 if TYPE_CHECKING:
     from octavo.media.processor import ImageProcessor
@@ -17,6 +18,8 @@ FileKind: TypeAlias = Literal["image", "document", "video"]
 
 _BEGIN = 1024  # bytes in which a PDF file has its signature
 _MATROSKA = b"\x1a\x45\xdf\xa3"
+# Photos in the container of MP4: HEIC and AVIF.
+_STILL = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,12 @@ class Reel:
 
 def kind_of(data: bytes) -> FileKind:
     """The kind of a file by its first bytes; `image` if they are of no other."""
+    if begins_image(data):
+        return "image"
     if b"%PDF-" in data[:_BEGIN]:
         return "document"
-    is_video = data[4:8] == b"ftyp" or data.startswith(_MATROSKA) or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
+    is_film = data[4:8] == b"ftyp" and data[8:12] not in _STILL
+    is_video = is_film or data.startswith(_MATROSKA) or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
     return "video" if is_video else "image"
 
 

@@ -39,7 +39,7 @@ _NEUTRAL_PARTS = (
 )
 _SHOWN = 12  # keys; an architecture that lacks more is not near
 _ALIKE = 0.75  # of names
-_BEGINNING = 2  # letters that alike names share
+_BEGINNING = 1  # letters that alike names share
 
 
 def nearest(

@@ -1,7 +1,7 @@
 """BitNet b1.58: Llama with ternary weights, a norm before each output projection and a squared relu. arXiv 2402.17764.
 
 The published weights are three values times one number for each matrix. Octavo computes with them as they are stored;
-the rounding of activations to eight bits, which their authors trained with, happens in the kernels of ternary types.
+the rounding of activations to eight bits, which their authors trained with, happens in the CPU's kernels alone.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo.graph.builder import Graph
 from octavo.graph.ops.rowwise import GatedActivation
 from octavo.graph.values import Value
@@ -69,7 +71,7 @@ class Config(DecoderConfig):
 
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [LOGITS, vocab]."""
-    h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
+    h = g.embedding("embed_tokens") * _as_bfloat16(cfg.hidden_size**0.5)
     for i in range(cfg.num_layers):
         x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
         is_recurrent = f"layers.{i}.recurrent.decay.weight" in g.weights
@@ -84,3 +86,9 @@ def _recurrent_block(g: Graph, x: Value, stem: str) -> Value:
     u = g.short_conv(g.linear(x, f"{stem}.linear_x"), f"{stem}.conv_1d")
     out = g.add(GatedActivation(g.linear(x, f"{stem}.linear_y"), g.real_gated_recurrence(u, stem), _KIND))
     return g.linear(out, f"{stem}.linear_out")
+
+
+def _as_bfloat16(number: float) -> float:
+    """The nearest bfloat16: transformers holds the factor of embeddings in that type."""
+    bits = np.float32(number).view(np.uint32)
+    return float(((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32))

@@ -116,7 +116,7 @@ class Config(ModelConfig):
             norm_eps=reader.number("attention.layer_norm_rms_epsilon", 1e-6, high=1.0),
             activation="gelu_tanh" if is_gated else "relu",
             is_gated=is_gated,
-            num_buckets=reader.integer("attention.relative_buckets_count", 32, low=4, high=256),
+            num_buckets=reader.integer("attention.relative_buckets_count", 32, low=4, high=255),
             max_distance=128,
             scales_output=not has_head,
             start_token_id=reader.integer("decoder_start_token_id", 0, low=0, high=embedding[0] - 1),
@@ -129,7 +129,7 @@ class Config(ModelConfig):
         kind = reader.text("feed_forward_proj", "relu")
         is_gated, name = kind.startswith("gated-"), kind.removeprefix("gated-")
         if name not in ACTIVATIONS:
-            raise reader.error("feed_forward_proj", kind, f"must be one of {', '.join(ACTIVATIONS)}, or gated- and it")
+            raise reader.error("feed_forward_proj", kind, f"must be one of {', '.join(ACTIVATIONS)}, or gated-NAME")
         # transformers takes `gated-gelu` for the tanh form, which the models were trained with.
         activation = "gelu_tanh" if kind == "gated-gelu" else ACTIVATIONS[name]
         padding = reader.integer("pad_token_id", 0, low=0, high=vocab_size - 1)

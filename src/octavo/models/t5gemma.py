@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import Rope, RopeParams
 from octavo.graph.ops.encoder import CrossAttention, EncoderAttentionParams
@@ -44,11 +45,15 @@ class Config(ModelConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        raise reader.error("block_count", len(shapes), "GGUF has no form for T5Gemma: take its safetensors files")
+        del reader, shapes
+        raise ModelLoadError("GGUF has no form for T5Gemma; use its safetensors files")
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         encoder, decoder = (gemma2.Config.from_hf(reader.section(name)) for name in ("encoder", "decoder"))
+        if encoder.vocab_size != decoder.vocab_size:
+            problem = f"must be that of the decoder, {decoder.vocab_size}"
+            raise reader.section("encoder").error("vocab_size", encoder.vocab_size, problem)
         first = reader.integer("bos_token_id", reader.section("decoder").integer("bos_token_id", 2, low=0), low=0)
         return cls(
             vocab_size=decoder.vocab_size,

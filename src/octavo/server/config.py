@@ -27,7 +27,7 @@ class ServerConfig:
     api_key: tuple[str, ...] = option(
         (),
         "API key that requests must carry; may be given several times. "
-        "Other users of the machine see it in the list of processes, but not the keys of --api-key-file",
+        "Other users of this machine can see it in the process list; --api-key-file hides it",
     )
     api_key_file: str | None = option(None, "file of API keys, one per line")
     allow_unauthenticated: bool = option(False, "allow listening beyond loopback without an API key")
@@ -36,68 +36,68 @@ class ServerConfig:
     ssl_keyfile: str | None = option(None, "private key of the certificate in PEM format")
     cors_origin: tuple[str, ...] = option(
         (),
-        "web origin whose pages may call the server and read its answers; localhost: all pages of this machine, "
-        "*: all; several between commas, or given several times",
+        "web origin whose pages may call the server and read its answers; localhost: any page on this machine; "
+        "*: any page; separate several with commas, or repeat the option",
     )
     alias: tuple[str, ...] = option(
         (),
-        "further names of the model in requests, between commas; the first one is its id if it was given no NAME. "
-        "Of one of several models: NAME=ALIAS. May be given several times",
+        "additional names for the model in requests, separated by commas; the first is its id if it has no NAME. "
+        "With several models, write NAME=ALIAS. May be given several times",
     )
     admin_key: tuple[str, ...] = option(
         (), "API key that may also load and unload adapters; may be given several times. --admin-key-file hides it"
     )
-    admin_key_file: str | None = option(None, "file of such keys, one per line")
+    admin_key_file: str | None = option(None, "file of admin keys, one per line")
     lora_dir: str | None = option(
-        None, "folder whose adapters requests name as their model; no need to load them first"
+        None, "folder of adapters that requests may name as their model, without loading them first"
     )
     allow_runtime_lora: bool = option(
-        False, "let every client load and unload adapters; of --lora-dir, if there is one, unless it has an admin key"
+        False, "let any client load and unload adapters; with --lora-dir, only those in it, except with an admin key"
     )
     lora_quota: int = option(8, "maximum number of adapters that an API key may have loaded at run time")
-    lora_quota_bytes: str = option("1GiB", "maximum size of their files together")
-    max_queue: int = option(128, "maximum waiting sequences, beside the running ones; further requests get 503")
-    max_queued_tokens: int | None = option(None, "maximum waiting prompt tokens; default: eight contexts")
+    lora_quota_bytes: str = option("1GiB", "maximum total size of the files of those adapters")
+    max_queue: int = option(128, "maximum waiting sequences, not counting running ones; further requests get 503")
+    max_queued_tokens: int | None = option(None, "maximum prompt tokens in the queue; default: eight contexts")
     queue_timeout: float = option(60.0, "maximum time in the queue before the computation begins")
     request_timeout: float = option(600.0, "maximum time of a request")
     max_body_bytes: int | None = option(
-        None, "maximum size of a request body; default: 8 MiB, and 64 MiB for routes that take images if a model sees"
+        None, "maximum size of a request body; default: 8 MiB, or 64 MiB on routes that take images for a vision model"
     )
-    max_image_pixels: int = option(50_000_000, "maximum pixels of an image, as its file has them")
+    max_image_pixels: int = option(50_000_000, "maximum pixels of an image file, before any scaling")
     max_items_per_request: int = option(16, "maximum number of images in a request")
     allowed_media_domains: tuple[str, ...] = option(
         (),
-        "domain from which images may be fetched by https, or by http where it is written as http://DOMAIN; *: any "
-        "public one; several between commas, or given several times. Default: none",
+        "domain from which images may be fetched over https, or over http if written as http://DOMAIN; *: any "
+        "public domain; separate several with commas, or repeat the option. Default: none",
     )
     allowed_local_media_path: str | None = option(None, "folder of images that requests may name as file:// URLs")
     max_connections: int = option(1000, "maximum number of connections")
     header_timeout: float = option(10.0, "maximum time for a client to send the headers")
     body_timeout: float = option(30.0, "maximum pause while a client sends the body")
     write_timeout: float = option(30.0, "maximum time that a client may leave a stream unread")
-    keep_alive: float = option(5.0, "interval of comments in a silent stream")
+    keep_alive: float = option(5.0, "interval between keep-alive comments in a silent stream")
     drain: float = option(30.0, "time for running requests to finish after SIGTERM")
-    stall_timeout: float = option(30.0, "time without a step after which a stalled engine is restarted")
+    stall_timeout: float = option(30.0, "restart an engine that has completed no step for this long")
     in_process: bool = option(False, "run the engine in the server's own process, for debugging")
     models_memory: str | None = option(
         None, "memory for all loaded models, such as '16GiB'; idle models are unloaded; default: the free memory"
     )
     sleep_after: float = option(
-        0.0, "time without a request after which the models are unloaded; the next request loads its own; 0: never"
+        0.0, "unload the models after this long without a request; the next request reloads the one it needs; 0: never"
     )
     sleep_level: int = option(
-        2, "of that sleep: 1: the weights stay in main memory, and a GPU's memory is given back; 2: all is given back"
+        2, "depth of --sleep-after: 1 keeps the weights in main memory and frees GPU memory; 2 frees everything"
     )
     response_store: str | None = option(
         None, "SQLite file that keeps the responses of /v1/responses; default: they are kept in memory"
     )
     closed_objects: bool = option(
         False,
-        "objects of structured answers and calls have only the properties that their schema names, unless it says "
-        "something about others; a request's closed_objects wins",
+        "allow only the properties named in the schema in objects of structured answers and tool calls, unless it says "
+        "otherwise; closed_objects in a request takes precedence",
     )
     batch_store: str | None = option(
-        None, "folder that keeps the files and batches of /v1/files and /v1/batches; default: they go with the server"
+        None, "folder that keeps the files and batches of /v1/files and /v1/batches; default: lost at shutdown"
     )
     slot_save_path: str | None = option(
         None, "folder for the prompts that POST /slots/{id}?action=save writes and action=restore reads"

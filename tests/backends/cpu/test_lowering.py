@@ -34,6 +34,7 @@ def test_every_operand_has_the_name_of_its_field():
         ("alibi_slopes", (0.5, 0.25, 0.1, 0.05)),
         ("query_scales", None),
         ("sinks", sinks),
+        ("distance_bias", None),
         ("key_mean", None),
     ]
     assert dict(operands.ints) == {
@@ -55,7 +56,17 @@ def test_every_operand_has_the_name_of_its_field():
 def test_absent_fields_keep_their_places():
     assert lower(Linear(X, W)).weights == [("weight", W), ("bias", None)]
     operands = lower(FusedAttention(X, AttentionParams(0, 2, 1, 16, 0.25), None))
-    names = ["alibi_slopes", "query_scales", "frequencies", "axes", "sinks", "q_norm", "k_norm", "key_mean"]
+    names = [
+        "alibi_slopes",
+        "query_scales",
+        "frequencies",
+        "axes",
+        "sinks",
+        "q_norm",
+        "k_norm",
+        "distance_bias",
+        "key_mean",
+    ]
     assert operands.weights == [(name, None) for name in names]
     assert [value for _, value in operands.ints] == [0, 2, 1, 16, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
     assert operands.floats == [("scale", 0.25), ("softcap", 0.0), ("attention_factor", 0.0), ("eps", 0.0)]

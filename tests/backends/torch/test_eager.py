@@ -48,6 +48,7 @@ def expected(graph: Graph, weights: Mapping[str, Weight], inputs: tuple[np.ndarr
 def graph_of(op: type[Op]) -> tuple[Graph, dict[str, Weight]]:
     rng = np.random.default_rng(0)
     weights = {n: DenseWeight(rng.normal(0, s[-1] ** -0.5, s).astype(np.float32)) for n, s in SHAPES.items()}
+    weights["slope"] = DenseWeight(np.abs(weights["slope"].data) + np.float32(0.01))  # positive, also beside it
     g = Graph(SHAPES)
     value = GRAPHS[op](g, g.embedding("embed"))
     g.output = g.select_rows(value) if value.rows is TOKENS else value
@@ -69,6 +70,7 @@ def test_operation(op: type[Op]) -> None:
     graph, weights = graph_of(op)
     source, inputs = eager.dequantized(weights, dtype=torch.float64), inputs_of(graph)
     (logits,) = eager.outputs_of(graph, source, eager.Texts.of(TEXTS), [torch.from_numpy(x).double() for x in inputs])
+    assert torch.isfinite(logits).all()
     np.testing.assert_allclose(logits.numpy(), expected(graph, weights, inputs), rtol=0, atol=1e-10)
 
 

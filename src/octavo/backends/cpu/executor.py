@@ -142,7 +142,9 @@ class CpuExecutor:
     def borrow_cache(self, other: Executor) -> None:
         """See `octavo.backends.BorrowingExecutor`."""
         if not isinstance(other, CpuExecutor):
-            raise UsageError("a graph that reads the cache of another one needs it in the same place, in main memory")
+            raise UsageError(
+                "a draft_model that reads the model's cache must be on the same device; leave draft_model out"
+            )
         self._program.borrow_cache(other._program)
 
     @property

@@ -69,7 +69,7 @@ class AdapterTable:
 
     def __init__(self, graph: Graph, dtype: torch.dtype, device: torch.device) -> None:
         ops = [node.op for node in graph.nodes if isinstance(node.op, AddLowRank)]
-        self._dtype, self._device = dtype, device
+        self.dtype, self._device = dtype, device
         self._tables = [node.op for node in graph.nodes if isinstance(node.op, AddToEmbedding)]
         self._rare: dict[BesideWeights, dict[int, list[RareChange]]] = {}  # by slot
         self._factors = {
@@ -81,7 +81,7 @@ class AdapterTable:
         }
 
     def prepare(self, parts: Mapping[str, LowRank]) -> PreparedFactors:
-        """See `AdaptingExecutor`."""
+        """See `AdaptingExecutor`. Rare changes, which have no place in the table, are on the device then."""
         prepared = PreparedFactors([], [])
         for op in self._factors:
             for number, part in op.parts_of(parts):
@@ -92,16 +92,16 @@ class AdapterTable:
                     prepared.pairs.append((op, number, a_stack, b_stack))
                 if gain is not None:
                     whole = b if part.a is None else None
-                    prepared.rare.append((op, RareChange(number, gain, None, whole)))
+                    prepared.rare.append((op, RareChange(number, gain, None, whole).to(self._device)))
         for table in self._tables:
             for number, part in table.parts_of(parts):
                 of_columns, a = (None if each is None else self._tensor(each) for each in (part.gain, part.a))
                 b = self._tensor(part.b * np.float32(part.scale))
-                prepared.rare.append((table, RareChange(number, of_columns, a, b)))
+                prepared.rare.append((table, RareChange(number, of_columns, a, b).to(self._device)))
         return prepared
 
     def _tensor(self, numbers: Float32) -> Tensor:
-        return torch.tensor(np.ascontiguousarray(numbers), dtype=self._dtype)
+        return torch.tensor(np.ascontiguousarray(numbers), dtype=self.dtype)
 
     def load(self, slot: int, prepared: PreparedFactors) -> None:
         """Replaces the adapter of a slot."""
@@ -137,8 +137,8 @@ class AdapterTable:
 
     def products(self, op: AddLowRank, x: Tensor, groups: Sequence[SlotRows]) -> Tensor:
         """The low-rank products of rows x with the adapters of their slots, of all weights side by side."""
-        heads = x.reshape(len(x), op.heads, -1).transpose(0, 1).to(self._dtype)  # [heads, rows, in]
-        out = torch.zeros((len(x), sum(map(op.columns, op.weights))), dtype=self._dtype, device=x.device)
+        heads = x.reshape(len(x), op.heads, -1).transpose(0, 1).to(self.dtype)  # [heads, rows, in]
+        out = torch.zeros((len(x), sum(map(op.columns, op.weights))), dtype=self.dtype, device=x.device)
         for slot, rows in groups:
             own = heads[:, rows]
             made = [own @ a[:, slot].transpose(1, 2) @ b[:, slot].transpose(1, 2) for a, b in self._factors[op]]

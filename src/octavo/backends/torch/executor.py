@@ -187,7 +187,9 @@ class TorchExecutor:
 
     def prepare_adapter(self, parts: Mapping[str, LowRank]) -> PreparedFactors:
         """See `octavo.backends.AdaptingExecutor`."""
-        return self._adapters.prepare(parts)
+        num_bytes = sum(part.size for part in parts.values()) * self._adapters.dtype.itemsize
+        with torch.no_grad(), current(self.device), room_for("the whole weights of an adapter", num_bytes):
+            return self._adapters.prepare(parts)
 
     def load_adapter(self, slot: int, prepared: PreparedFactors) -> None:
         """See `octavo.backends.AdaptingExecutor`."""
@@ -229,7 +231,9 @@ class TorchExecutor:
     def borrow_cache(self, other: Executor) -> None:
         """See `octavo.backends.BorrowingExecutor`."""
         if not isinstance(other, TorchExecutor) or other.device != self.device:
-            raise UsageError("a graph that reads the cache of another one needs it on the same device, in one piece")
+            raise UsageError(
+                "a draft_model that reads the model's cache must be on the same device; leave draft_model out"
+            )
         self._lender = other
 
     def _captured_pieces(

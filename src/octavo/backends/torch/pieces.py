@@ -1,8 +1,8 @@
 """Steps with parts of prompts in captured pieces: what lies between the operations that know of sequences.
 
-Between two of those, each row of a step is computed by itself, so a piece that was captured for 576 tokens computes a
-step of 543: the 33 rows behind them hold numbers that nobody reads. Attention and states are launched for the step as
-it is, whatever its sequences and their lengths. So a mixed step of a 32-layer model is some 130 launches, not 330.
+Between two of those, each row of a step is computed by itself, so a piece that was captured for 640 tokens computes a
+step of 543: the 97 rows behind them hold numbers that nobody reads. Attention and states are launched for the step as
+it is, whatever its sequences and their lengths. So a mixed step of a 32-layer model is some 100 launches, not 330.
 """
 
 from __future__ import annotations

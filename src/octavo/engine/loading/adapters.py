@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.backends import AdaptingExecutor, Executor, ExecutorLimits
@@ -32,6 +33,7 @@ def adapter_registry(
     from octavo.adapters.registry import AdapterRegistry
 
     base = AdapterBase.of(checkpoint.architecture, checkpoint.config, graph, checkpoint.weights)
+    base = replace(base, path=checkpoint.path)  # whose files are closed once the model is loaded
     max_bytes = int(host_memory().usable_bytes * _SHARE)
     registry = AdapterRegistry(base, executor, limits.adapters, config.max_cpu_loras, max_bytes)
     for name, (path, scale) in config.adapters.items():

@@ -76,12 +76,12 @@ def found_draft_model(
     if None not in [group.window for group in target.cache_layout.groups]:
         raise UsageError("draft_model needs a model that has layers without a window; leave it out")
     path = resolve_model(options.model, revision=options.revision)
+    if options.method == "eagle3" and not is_eagle_head(path):
+        raise UsageError(f"speculative_config: method eagle3: {options.model} is no EAGLE-3 head; choose draft_model")
     if (head := separate_head(config, checkpoint, target, path, model_len)) is not None:
         with closing(head):
             yield head
         return
-    if options.method == "eagle3":
-        raise UsageError(f"speculative_config: method eagle3: {options.model} is no EAGLE-3 head; choose draft_model")
     with closing(open_checkpoint(path)) as draft:
         check_vocabulary(tokenizer(), load_tokenizer(draft), options.model)
         graph = model_graph(draft, model_len)
@@ -135,7 +135,8 @@ def assistant_model(
     """Gemma 4's assistant in a folder. Raises as `separate_head`."""
     if config.num_ranks > 1:
         raise UsageError(
-            f"draft_model {path} reads the keys and values of the model, of which each rank has a part; take one rank"
+            f"draft_model {path} reads the keys and values of the model, of which each rank has only a part; run the "
+            "model on one rank (tensor_parallel_size=1, pipeline_parallel_size=1), or leave draft_model out"
         )
     with ExitStack() as closed:
         opened = open_assistant(path, checkpoint)

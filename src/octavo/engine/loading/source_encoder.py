@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from octavo.backends import Executor, ExecutorLimits
 from octavo.engine.limits import NO_SOURCES, SourceLimits
 from octavo.engine.loading.compile_graph import compile_graph
-from octavo.engine.loading.devices import step_tokens
+from octavo.engine.loading.devices import backend_name, step_tokens
 from octavo.engine.loading.model_graph import model_sizes
 from octavo.errors import GraphError, ModelLoadError, UsageError
 from octavo.graph.source import source_width
@@ -27,7 +27,10 @@ def check_options(config: EngineConfig, graph: Graph) -> None:
     if not source_width(graph):
         return
     given = {
-        "tensor_parallel_size or pipeline_parallel_size": config.num_ranks > 1,
+        "tensor_parallel_size": config.tensor_parallel_size > 1,
+        "pipeline_parallel_size": config.pipeline_parallel_size > 1,
+        "prompt_cache_dir": config.prompt_cache_dir is not None,
+        "host_cache_memory": config.host_cache_memory is not None,
         "enable_lora": config.takes_adapters,
         "speculative_config": SpeculativeConfig.of(config).model is not None,
     }
@@ -69,7 +72,8 @@ def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, 
         return 0
     graph, limits = encoder_graph(checkpoint), encoder_limits(config, model_len)
     sizes = model_sizes(checkpoint, config, model_len, graph, limits=limits)
-    shared = {parameter.name for parameter in decoder.weights}
+    shares = backend_name(config) == "cpu"  # other devices hold the matrices of both twice
+    shared = {parameter.name for parameter in decoder.weights} if shares else set()
     own = sum(count for parameter, count in sizes.weights.items() if parameter.name not in shared)
     return own + sizes.workspace_bytes
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from octavo.engine.texts.image_inputs import IMAGE_KEYS, ImageInputs, has_images
 from octavo.engine.texts.placing import ItemSeries
@@ -73,5 +74,5 @@ def _opened(value: Any) -> Any:
         except (binascii.Error, ValueError):
             raise UsageError("an image is a data: URL that is not base64; write data:image/png;base64,...") from None
     if value.startswith("file://"):
-        return value.removeprefix("file://")
+        return unquote(urlsplit(value).path)
     raise UsageError(f"an image is at {value!r:.80}, and nothing is fetched here; give its bytes or a path")

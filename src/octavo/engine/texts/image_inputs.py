@@ -201,7 +201,11 @@ def _checked(given: Mapping[str, Any], kind: str) -> list[tuple[Any, str | None]
 def _listed(value: Any, kind: str) -> list[Any]:
     if value is None:
         return []
-    is_list = isinstance(value, list) or (isinstance(value, tuple) and kind == "image")  # a tuple is a video
+    # A tuple of pictures is a video, and so is a list of Pillow's.
+    is_video = (
+        kind == "video" and isinstance(value, list) and bool(value) and all(hasattr(v, "getbands") for v in value)
+    )
+    is_list = (isinstance(value, list) and not is_video) or (isinstance(value, tuple) and kind == "image")
     return list(value) if is_list else [value]
 
 

@@ -40,6 +40,10 @@ class Gemma4Images(ImageProcessor):
     def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
         return patch_pixels(tiles, self.patch_size, self.merge_size, self.normalization)
 
+    @property
+    def max_patches(self) -> int:
+        return self.max_tokens * self.merge_size**2
+
     def limited(self, max_tokens: int) -> ImageProcessor:
         budget = max([least for least in _BUDGETS if least <= max_tokens], default=_BUDGETS[0])
         return read(self.settings.changed(max_soft_tokens=min(budget, self.max_tokens)))

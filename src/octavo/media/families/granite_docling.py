@@ -60,6 +60,11 @@ class DoclingPages(ImageProcessor):
     def resize(self, picture: Picture, layout: ImageLayout) -> tuple[UInt8, ...]:
         return tiles_of_grid(picture.pixels, self.side, self._grid(layout.width, layout.height), self.resample)
 
+    @property
+    def max_patches(self) -> int:
+        most = max(self.bounds[1], self.dense.most)
+        return (most + (most > 1)) * (self.side // self.patch_size) ** 2
+
     def limited(self, max_tokens: int) -> ImageProcessor:
         num_tokens = self.square_tile(self.side).num_tokens
         most = max(1, min(self.bounds[1], max_tokens // num_tokens - 1))

@@ -74,6 +74,11 @@ class Lfm2Images(ImageProcessor):
     def rows(self, tiles: tuple[UInt8, ...]) -> Float32:
         return patch_pixels(tiles, self.patch_size, self.merge_size, self.normalization)
 
+    @property
+    def max_patches(self) -> int:
+        whole = self.most_tokens * self.merge_size**2
+        return whole if self.tiles is None else whole + self.tiles.bounds[1] * (self.tiles.side // self.patch_size) ** 2
+
     def limited(self, max_tokens: int) -> ImageProcessor:
         most = max(1, min(self.most_tokens, max_tokens))
         changes = {"max_image_tokens": most, "min_image_tokens": min(self.least_tokens, most)}

@@ -112,13 +112,13 @@ def block_places(tile: ImageTile, merge: int) -> Int32:
     return np.stack([in_blocks(grid, merge) for grid in (rows, cols)])
 
 
-def gguf_sizes(reader: ConfigReader) -> dict[str, Any]:
-    """The fields that mmproj files of all families have. reader: their metadata."""
+def gguf_sizes(reader: ConfigReader, *, low: int = 1) -> dict[str, Any]:
+    """The fields that mmproj files of all families have. reader: their metadata; low: of layers and heads."""
     patch = reader.integer("patch_size", high=1 << 10)
     return {
-        "num_layers": reader.integer("block_count", low=0, high=MAX_LAYERS),
+        "num_layers": reader.integer("block_count", low=low, high=MAX_LAYERS),
         "hidden_size": reader.integer("embedding_length", high=MAX_WIDTH),
-        "num_heads": reader.integer("attention.head_count", low=0, high=MAX_WIDTH),
+        "num_heads": reader.integer("attention.head_count", low=low, high=MAX_WIDTH),
         "patch_values": 3 * patch * patch,
     }
 

@@ -142,7 +142,8 @@ class Config(TowerConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, text: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        sizes, is_unified, is_standard = gguf_sizes(reader), _is_unified(reader), _BIAS in shapes
+        is_unified, is_standard = _is_unified(reader), _BIAS in shapes
+        sizes = gguf_sizes(reader, low=0 if is_unified else 1)
         merge = reader.integer("projector.scale_factor", 3, high=16)
         if is_unified:
             sizes |= {"num_heads": 1, "patch_values": sizes["patch_values"] * merge**2}

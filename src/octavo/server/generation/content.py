@@ -43,8 +43,8 @@ MessageContent: TypeAlias = tuple[MessagePart, ...]
 
 _READS: dict[MediaKind, str] = {
     **dict.fromkeys(("image", "audio"), "text and images only"),
-    "video": "text, images and videos with their data: URL only",
-    "file": "text, images, videos and PDF documents with their data only",
+    "video": "only text, images, and videos given as data: URLs",
+    "file": "only text, images, videos and PDF documents given as data",
 }
 _NAMES: dict[MediaKind, str] = {"image": "an image", "audio": "audio", "video": "a video", "file": "a file"}
 

@@ -22,13 +22,16 @@ from octavo.media.decoding import PictureDecoder
 from octavo.media.processor import ImageLayout, ImageProcessor, read_processor
 from octavo.media.reels import FileKind, Reel, kind_of
 from octavo.media.settings import ImageSettings
-from octavo.prompt import MediaItem
+from octavo.prompt import MAX_VALUES_BYTES, MediaItem
 from octavo.server.config import ServerConfig
 from octavo.server.models.media_fetcher import MediaFetcher
 
 MAX_PIXELS = 256_000_000  # of all images of a request, as their files have them
 MAX_FILE_BYTES = 20 << 20  # of one that is fetched, or read from the machine
-_MEASURERS = CapacityLimiter(2)
+# Of the tiles of all images of a request, several times what a prompt may have: those of dropped messages count here.
+_MAX_TILE_BYTES = 4 * MAX_VALUES_BYTES
+# Each kind has one process; a slow file holds up others of its kind alone.
+_MEASURERS = {"document": CapacityLimiter(1), "video": CapacityLimiter(1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,12 @@ class ImageReader:
         assert settings is not None
         if len(sources) > most:
             raise UsageError(
-                f"the request has {len(sources)} images, at most {most} are allowed (--max-items-per-request)",
+                f"the request has {len(sources)} images, documents and videos; at most {most} are allowed "
+                "(--max-items-per-request)",
                 param=sources[most].where,
                 code="too_many_items",
             )
-        found, num_pixels = [], 0
+        found, num_pixels, num_bytes = [], 0, 0
         for source in sources:
             data = await self._bytes(source)
             processor = image_processor(settings, source.detail == "low")
@@ -97,6 +101,11 @@ class ImageReader:
             if shown.num_tokens >= info.max_model_len:
                 problem = f"needs {shown.num_tokens} tokens, the context has {info.max_model_len - 1}"
                 error = UsageError(f"{problem}: send a smaller one", code="context_length_exceeded")
+                raise _about(source, error, kind_of(data))
+            num_bytes += _tile_bytes(shown, processor)
+            if num_bytes > _MAX_TILE_BYTES:
+                problem = f"is too much: a request has at most {_MAX_TILE_BYTES >> 20} MiB of resized images and pages"
+                error = UsageError(f"{problem}; send fewer pages or smaller images", code="image_too_large")
                 raise _about(source, error, kind_of(data))
             num_pixels += file_pixels
             if num_pixels > MAX_PIXELS:
@@ -116,7 +125,7 @@ class ImageReader:
             if kind == "image":
                 header = self._decoder.header(data)
                 return processor.layout(*header.size), header.stored_width * header.stored_height
-            return await run_sync(self._decoder.reel, data, kind, processor, limiter=_MEASURERS), 0
+            return await run_sync(self._decoder.reel, data, kind, processor, limiter=_MEASURERS[kind]), 0
         except UsageError as error:
             raise _about(source, error, kind) from None
 
@@ -146,7 +155,7 @@ class ImageReader:
                 return await self._fetcher.fetch(source.text, source.where)
             case "file":
                 return self._local(source)
-        raise _wrong(source, "is no URL of an image; send data:image/png;base64,...")
+        raise _wrong(source, "is not a URL of an image; send data:image/png;base64,...")
 
     def _local(self, source: ImageSource) -> bytes:
         """The bytes of a file of this machine that is inside the folder of such files."""
@@ -183,6 +192,13 @@ def _decoded(text: str, source: ImageSource) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise _about(source, UsageError("is not base64", code="invalid_value")) from None
+
+
+def _tile_bytes(shown: ImageLayout | Reel, processor: ImageProcessor) -> int:
+    """The bytes of the pixels of all tiles of a file."""
+    layouts = (shown,) if isinstance(shown, ImageLayout) else shown.layouts
+    patches = sum(tile.num_frames * tile.grid_rows * tile.grid_cols for layout in layouts for tile in layout.tiles)
+    return 3 * patches * processor.patch_size**2
 
 
 def _about(source: ImageSource, error: UsageError, kind: FileKind = "image") -> UsageError:

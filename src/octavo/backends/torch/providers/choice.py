@@ -74,13 +74,13 @@ def choices(
     problems: list[KernelProblem] = []
     for node in graph.nodes:
         op = node.op
-        if isinstance(op, Attention | FusedAttention):
+        if isinstance(op, Attention | FusedAttention) and op.distance_bias is None:
             p: AttentionParams = op.params
             problems.append(PromptProblem(place, p, cache_types[p.layer], op.sinks is not None))
         elif (found := state_problem(op, place)) is not None:
             problems.append(found)
     problems += product_problems(graph, matrices, place).values()
-    return list({choice.title: choice for choice in map(choose, problems)}.values())
+    return list({choice.line: choice for choice in map(choose, problems)}.values())
 
 
 def product_problems(
