@@ -42,10 +42,11 @@ def run(name: str, *arguments: object, typed: str = "", **environment: str) -> s
     return done.stdout
 
 
-def test_a_chat_answers_each_line(model: str) -> None:
-    output = run("chat.py", model, typed="Hi\nAnd you?\n\n")
-    assert output.count("> ") >= 3
-    assert len(output) > 20
+def test_a_chat_answers_and_ends_with_an_empty_line(model: str) -> None:
+    """One question: a random model answers at any length, and its context is small."""
+    output = run("chat.py", model, typed="Hi\n\n")
+    assert output.startswith("> ")
+    assert output.endswith("\n> ")
 
 
 def test_answers_are_streamed_side_by_side(model: str) -> None:
