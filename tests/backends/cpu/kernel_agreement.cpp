@@ -233,7 +233,6 @@ void compare_simple(Judge& judge, Random& random) {
         call.cols = cols;
         call.inputs = matrices(hostile_matrix(random, call.rows, cols), random_matrix(random, call.rows, cols));
         const Operand weight = random_vector(random, cols), bias = random_vector(random, cols);
-        call.floats = {1e-5f};
         const std::string what = std::to_string(cols) + " columns";
         const std::pair<const char*, std::vector<Operand>> kernels[] = {{"layer_norm", {weight, bias}},
                                                                         {"rms_norm", {weight}},
@@ -246,6 +245,8 @@ void compare_simple(Judge& judge, Random& random) {
             call.kernel = kernel;
             call.weights = weights;
             call.ints = {0};
+            call.floats = {1e-5f};
+            if (call.kernel == "clip") call.floats = {-0.5f, 0.5f};
             judge.compare(call, what);
         }
         if (cols % 3 == 0) {
@@ -357,7 +358,8 @@ void compare_encoder(Judge& judge, Random& random) {
     for (const int32_t dim : {7, 32, 64})
         for (const int32_t window : {0, 1, 40}) {
             Call call;
-            call.weights = {window == 1 ? Operand{} : random_vector(random, 4)};
+            call.weights = {window == 1 ? Operand{} : random_vector(random, 4),
+                            window == 0 ? random_vector(random, 4 * 61) : Operand{}};
             call.kernel = "encoder_attention";
             call.rows = call.step.num_tokens = 160;
             call.cols = 4 * dim;
@@ -366,7 +368,7 @@ void compare_encoder(Judge& judge, Random& random) {
             call.inputs = matrices(random_matrix(random, call.rows, 4 * dim), random_matrix(random, call.rows, 2 * dim),
                                    random_matrix(random, call.rows, 2 * dim));
             call.ints = {4, 2, dim, window};
-            call.floats = {0.2f};
+            call.floats = {0.2f, window == 40 ? 20.0f : 0.0f};
             judge.compare(call, std::to_string(dim) + " columns, window " + std::to_string(window));
         }
 }
