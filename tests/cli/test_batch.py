@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import COMMAND, octavo, octavo_here
+from tests.support.processes import COMMAND, Terminal, octavo, octavo_here
 
 LINES = [
     {"custom_id": "chat", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "abc"}]}},
@@ -83,6 +84,16 @@ def test_a_command_that_was_killed_goes_on_with_the_same_answers(smollm2_path: P
 
     assert len(texts(output)) == 24
     assert texts(output) == texts(whole)  # although they are drawn: the seeds are made of the ids
+
+
+def test_the_bar_shows_lines_speed_and_the_time_left(smollm2_path: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [{"prompt": f"{number} and", "max_tokens": 64} for number in range(400)])
+    arguments = ("batch", source, tmp_path / "out", "-m", smollm2_path, "--rows", "2")
+    with Terminal(*arguments, env={"COLUMNS": "120"}) as terminal:
+        terminal.wait_for(" tokens/s ")
+        terminal.wait_for("0:0")  # the time left comes behind the speed
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.output)
+        assert re.search(r"in\.jsonl .*\d+/400 [\d,]+ tokens/s +0:0\d", shown), shown
 
 
 @pytest.fixture

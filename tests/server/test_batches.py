@@ -287,6 +287,26 @@ def test_a_killed_server_goes_on_and_other_keys_see_nothing(smollm2_path: Path, 
             client_of(second, "two").batches.retrieve(batch.id)
 
 
+def test_a_batch_goes_on_after_its_engine_was_killed(smollm2_path: Path, tmp_path: Path) -> None:
+    """The server starts the engine again, and each line has one answer."""
+    lines = [line(f"n{number}", "/v1/completions", prompt=f"{number}", max_tokens=16) for number in range(40)]
+    arguments = (f"smollm2={smollm2_path}", "--batch-store", str(tmp_path / "store"), "--max-num-seqs", "4")
+    with running_server(*arguments) as server:
+        client = client_of(server)
+        batch = begin(client, as_file(lines), endpoint="/v1/completions")
+
+        def num_completed() -> int:
+            counts = client.batches.retrieve(batch.id).request_counts
+            return 0 if counts is None else counts.completed
+
+        assert wait_until(lambda: (count := num_completed()) > 3 and count) < len(lines)
+        [engine] = [child for child in server.children() if "octavo.core.main" in " ".join(child.cmdline())]
+        engine.kill()
+        done = wait_for(client, batch.id, *ENDED)
+        assert (done.status, done.request_counts and done.request_counts.failed) == ("completed", 0)
+        assert results(client, done.output_file_id).keys() == {f"n{number}" for number in range(40)}
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
