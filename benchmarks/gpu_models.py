@@ -308,16 +308,18 @@ def prompts(machine: Machine, type_name: str) -> list[Figure]:
 
 def beside(machine: Machine, type_name: str) -> list[Figure]:
     """The first prompt length, launched and in captured pieces, alone and beside streams that go on meanwhile."""
-    model, found = loaded(machine, type_name), []
+    model = loaded(machine, type_name)
     count, streams = machine.shapes.prefills[0], 31 if machine.is_gpu else 1
     pieces = prompt_s(model, count)
     usual, longest = _gaps(machine, model, streams, count)
     with _changed(model, "launched"):
         launched = prompt_s(model, count)
         _, waited = _gaps(machine, model, streams, count)
-    found = [Figure(f"prompt of {count}, launched over in pieces", launched / pieces, "x")]
-    found += [Figure(f"longest gap of {streams} streams beside it, over a usual step", longest / usual, "x")]
-    return [*found, Figure(f"longest gap of {streams} streams, launched, over a usual step", waited / usual, "x")]
+    return [
+        Figure(f"prompt of {count}, launched over in pieces", launched / pieces, "x"),
+        Figure(f"longest gap of {streams} streams beside it, over a usual step", longest / usual, "x"),
+        Figure(f"longest gap of {streams} streams, launched, over a usual step", waited / usual, "x"),
+    ]
 
 
 def _gaps(machine: Machine, model: Model, streams: int, count: int) -> tuple[float, float]:

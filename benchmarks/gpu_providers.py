@@ -110,7 +110,7 @@ def _arrays(machine: Machine, tokens: int) -> StepArrays:
 
 def states(machine: Machine) -> list[Figure]:
     """Prompts through the states of linear attention."""
-    found, wide, count = [], (128, 16)[not machine.is_gpu], (32, 4)[not machine.is_gpu]
+    found, (wide, count) = [], (128, 32) if machine.is_gpu else (16, 4)
     vectors = [-torch.rand(count, device=machine.device) for _ in range(3)]
     names = [Parameter(name, (count,)) for name in ("decay", "skip", "dt_bias")]
     delta, scan = DeltaHeads(count // 2, count, wide, wide), ScanHeads(count, wide, count // 4, wide)

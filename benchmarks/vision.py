@@ -32,6 +32,7 @@ from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import numpy as np
@@ -123,11 +124,8 @@ def _save_pair(model: Any, folder: Path, family: str, config: PreTrainedConfig) 
     def add(self: gguf.GGUFWriter, key: str, value: int, *rest: Any) -> None:
         written(self, key, numbers.get(key, value), *rest)
 
-    gguf.GGUFWriter.add_uint32 = add  # type: ignore[method-assign]
-    try:
+    with patch.object(gguf.GGUFWriter, "add_uint32", add):
         save_gguf(model, folder, family)
-    finally:
-        gguf.GGUFWriter.add_uint32 = written  # type: ignore[method-assign]
 
 
 def middle(root: Path) -> Path:
@@ -276,9 +274,9 @@ def main() -> int:
     parser.add_argument("--record", type=Path, metavar="FILE", help="for example docs/figures/images.json")
     parser.add_argument("--realtime", action="store_true", help="run at real-time priority (needs root)")
     given = parser.parse_args()
-    measures: Mapping[str, Callable[[Path, int], list[dict[str, Any]]]] = {
-        **{"encoders": encoders, "second": second, "streams": streams}
-    }
+    measures: Mapping[str, Callable[[Path, int], list[dict[str, Any]]]] = dict(
+        zip(PARTS, (encoders, second, streams), strict=True)
+    )
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="octavo-vision-") as name, ahead((), given.realtime):
         root = given.models or Path(name)

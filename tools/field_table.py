@@ -32,9 +32,9 @@ def table(routes: Sequence[Route]) -> str:
     by_path: Mapping[str, Route] = {f"{route.path} {route.nest}".strip(): route for route in routes}
     parts = [
         "\n## Fields of other products\n\n"
-        "A field is honoured; or refused by name, if ignoring it would change the answer; or accepted and named in "
-        "`x-octavo-ignored-fields`, if it only steers the other product's machinery. vLLM's and llama.cpp's rows have "
-        "the fields that they add to OpenAI's.\n\n"
+        "A field is honoured, refused by name (if ignoring it would change the answer), or accepted and named in "
+        "`x-octavo-ignored-fields` (if it only controls the other product's internals). The rows of vLLM and llama.cpp "
+        "list the fields that they add to OpenAI's.\n\n"
         f"| Product | Route | {HONOURED.capitalize()} | {IGNORED.capitalize()} | {REFUSED.capitalize()} |\n"
         "|---|---|---|---|---|\n"
     ]

@@ -167,7 +167,7 @@ def _patterns(path: Path, settings: Mapping[str, object], key: str, low: float =
 def _parts(
     path: Path, file: TensorFiles, names: Sequence[str], scales: _Scales, base: AdapterBase
 ) -> dict[str, StoredPart]:
-    """Those with low-rank factors. The gain of one with magnitudes are these (`with_gains`)."""
+    """Those with low-rank factors. Magnitudes are in the place of the gain until `with_gains`."""
     modules: dict[str, dict[str, str]] = {}
     for tensor in names:
         if (ending := _ENDING.search(tensor)) is not None:

@@ -142,9 +142,14 @@ def _by_heads(part: StoredPart, heads: int, transposed: bool) -> StoredPart:
     """A product for each head: those of B's rows with all of A, transposed where the weight is."""
     found = part.low_rank
     if found.gain is not None and transposed:
-        raise part.refuse("scales the inputs of a product that is kept transposed: magnitudes (DoRA) cannot")
+        raise part.refuse(
+            "has magnitudes (DoRA) beside a weight that is kept transposed, which is not supported: merge the adapter "
+            "into the model"
+        )
     if found.a is None:
-        raise part.refuse("is a whole weight, which is cut into those of heads")
+        raise part.refuse(
+            "replaces a whole weight that is cut into heads, which is not supported: merge the adapter into the model"
+        )
     out_features, in_features = found.shape
     b = found.b.reshape(heads, out_features // heads, found.rank)
     gain = None if found.gain is None else found.gain.reshape(heads, -1)

@@ -215,22 +215,21 @@ class Engine:
             why = "requests are running" if self.has_work else "its weights are in main memory already"
             raise UsageError(f"the engine cannot give back the memory of a device: {why}", code="cannot_sleep")
         self._kv_cache.discard_all()
-        for executor in (self.executor, self._encoder_executor()):
-            if isinstance(executor, SleepingExecutor):
-                executor.sleep()
+        for executor in self._sleepers():
+            executor.sleep()
         self._is_asleep = True
 
     def wake_up(self) -> None:
         """Ends a sleep; does nothing without one. Raises InsufficientMemoryError, and sleeps on."""
         if self._is_asleep:
-            for executor in (self.executor, self._encoder_executor()):
-                if isinstance(executor, SleepingExecutor):
-                    executor.wake_up()
+            for executor in self._sleepers():
+                executor.wake_up()
             self._is_asleep = False
 
-    def _encoder_executor(self) -> Executor | None:
-        """That of images or of sources, if the model has one."""
-        return None if self.encodings is None else self.encodings.encoder.executor
+    def _sleepers(self) -> list[SleepingExecutor]:
+        """The executors with memory of a device: the model's, and that of its encoder."""
+        executors = [self.executor] if self.encodings is None else [self.executor, self.encodings.encoder.executor]
+        return [each for each in executors if isinstance(each, SleepingExecutor)]
 
     # --- blocks outside of the cache ---
 

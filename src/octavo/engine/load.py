@@ -200,7 +200,7 @@ def _load(
         executor = _executor(config, checkpoint, computed, compiled, tokenizer.report, head.taps if head else ())
         opened.callback(executor.close)
         vocabulary = tokenizer.result()
-        encodings = _encodings(config, checkpoint, vision, reader, executor, opened)
+        encodings = _encodings(config, checkpoint, vision, reader, executor, opened, model_len)
         draft = None if draft_model is None else draft_model.load(executor)
         if draft is not None:
             opened.callback(draft.close)
@@ -275,12 +275,13 @@ def _encodings(
     reader: Graph | None,
     executor: Executor,
     opened: ExitStack,
+    model_len: int,
 ) -> Encodings | None:
     """Those of a model that sees, or that reads sources with another graph, on the threads of its executor."""
     if vision is not None:
         encodings = load_encodings(config, vision)
     elif reader is not None:
-        encodings = load_sources(config, checkpoint, reader, executor)
+        encodings = load_sources(config, checkpoint, reader, executor, model_len)
     else:
         return None
     opened.callback(encodings.encoder.close)

@@ -162,7 +162,7 @@ class RequestFactory:
         """The start of an answer to a text that the encoder reads. Raises UsageError for what is of a prompt alone."""
         params = generation.params
         if not params.is_answered:
-            message = "this model has an encoder and a decoder: it generates text and cannot embed it"
+            message = "this model has an encoder and a decoder: it generates text, and cannot embed it; use another one"
             raise UsageError(message, param="model", code="unsupported_model")
         if params.prompt_logprobs is not None:
             message = (

@@ -6,7 +6,7 @@ of this.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops.adapted import AdaptedLinear
@@ -72,12 +72,9 @@ def _joined(product: Op, low_rank: AddLowRank) -> AdaptedLinear:
         biases = product.biases
     elif not isinstance(product, HeadLinear):
         biases = (product.bias,)
-    fields = (
-        *("x", "slots", "weights", "norm", "eps", "kind", "scale", "softcap"),
-        *("heads", "num_slots", "max_rank", "is_head"),
-    )
     residual = product.residual if isinstance(product, FusedLinear) else None
-    return AdaptedLinear(residual=residual, biases=biases, **{name: getattr(low_rank, name) for name in fields})
+    shared = {each.name: getattr(low_rank, each.name) for each in fields(low_rank) if each.name != "y"}
+    return AdaptedLinear(residual=residual, biases=biases, **shared)
 
 
 def _beside(node: Node, limits: AdapterLimits) -> AddLowRank | None:

@@ -26,7 +26,7 @@ from octavo.loader.transforms import transformed
 from octavo.media.processor import ImageProcessor, read_processor
 from octavo.models._reading import ConfigReader
 from octavo.models.towers import Tower, tower_of, tower_of_projector
-from octavo.models.towers._tower import TowerConfig
+from octavo.models.towers._tower import TowerConfig, projector_type
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _from_mmproj(checkpoint: Checkpoint, path: Path, max_tokens: int | None) -> 
     file = open_gguf(path)
     try:
         with errors_of(path):
-            projector = file.metadata.get("clip.vision.projector_type", file.metadata.get("clip.projector_type"))
+            projector = projector_type(file.metadata)
             tower = tower_of_projector(projector)
             if tower is None:
                 raise ModelLoadError(f"clip.projector_type is {projector!r:.80}, which Octavo does not know")

@@ -99,13 +99,11 @@ class PictureDecoder:
     ) -> tuple[Any, tuple[UInt8, ...]]:
         """The header that a process found in a file, and the tiles. Waits for an idle process."""
         check_installed(kind)
-        settings = [getattr(processor.settings, name) for name in ("model_type", "config", "preprocessor")]
-        line = (
-            json.dumps({**request, "kind": kind, "settings": settings, "num_bytes": len(data)}, default=str).encode()
-            + b"\n"
-        )
+        own = processor.settings
+        settings = [own.model_type, own.config, own.preprocessor]
+        request = {**request, "kind": kind, "settings": settings, "num_bytes": len(data)}
         with self._worker(kind) as worker:
-            answer = worker.ask(line, data)
+            answer = worker.ask(json.dumps(request, default=str).encode() + b"\n", data)
             if answer is None:
                 worker.close()
                 raise UsageError(

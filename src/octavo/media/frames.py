@@ -47,19 +47,15 @@ class Frames:
     def pictures(self, numbers: Sequence[int]) -> Iterator[tuple[int, Picture]]:
         """Each of these frames, in ascending order, with its number."""
         self._container.seek(0)
-        wanted = iter(numbers)
-        number = next(wanted, None)
-        for i, frame in enumerate(self._container.decode(self._stream)):
-            if number is None:
-                return
-            if i == number:
-                if frame.width * frame.height > self._max_pixels:
-                    raise UsageError("has larger frames than its header says")
-                pixels = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-                yield number, Picture(np.ascontiguousarray(pixels))
-                number = next(wanted, None)
-        if number is not None:
-            raise EOFError
+        frames = enumerate(self._container.decode(self._stream))
+        for number in numbers:
+            frame = next((frame for i, frame in frames if i == number), None)
+            if frame is None:
+                raise EOFError
+            if frame.width * frame.height > self._max_pixels:
+                raise UsageError("has larger frames than its header says")
+            pixels = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+            yield number, Picture(np.ascontiguousarray(pixels))
 
 
 def blank_video() -> bytes:

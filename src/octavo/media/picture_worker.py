@@ -36,7 +36,7 @@ _WAIT = 6.0  # times the limit of computing
 
 
 def main() -> None:
-    """Serves images over standard input and output until the input ends."""
+    """Serves requests over standard input and output until the input ends."""
     sys.path[:] = [str(Path(__file__).parents[2]), *json.loads(sys.argv[1])]
     _warm_up(sys.argv[2])
     _confine()

@@ -37,7 +37,7 @@ def is_assistant(config_json: Mapping[str, object]) -> bool:
 
 
 def assistant_config(reader: ConfigReader, model: gemma4.Config) -> AssistantConfig:
-    """reader: config.json. model: that it drafts for. Raises ModelLoadError naming the key."""
+    """reader: config.json. model: the one that it drafts for. Raises ModelLoadError naming the key."""
     width = reader.integer("backbone_hidden_size", 1536)
     if width != model.hidden_size:
         raise reader.error("backbone_hidden_size", width, f"must be {model.hidden_size}, the hidden size of the model")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from octavo.models._encoder import EncoderConfig, build
+from octavo.models import bert
+from octavo.models._encoder import build
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
-from octavo.models.bert import BERT_NAMES
 
 __all__ = ["WEIGHTS", "Config", "build"]
 
@@ -15,7 +13,7 @@ _ATTENTION = "transformer.layer.*.attention."
 WEIGHTS = WeightTable(
     prefixes=("distilbert.", "model."),
     names={
-        **BERT_NAMES,
+        **bert.BERT_NAMES,
         **{f"{_ATTENTION}{part}_lin": f"layers.*.self_attn.{part}_proj" for part in "qkv"},
         _ATTENTION + "out_lin": "layers.*.self_attn.o_proj",
         "transformer.layer.*.sa_layer_norm": "layers.*.post_attention_layernorm",
@@ -34,14 +32,10 @@ _NAMES = {
 }
 
 
-class Config(EncoderConfig):
+class Config(bert.Config):
     """A head of classification has a relu between its two products."""
 
     __slots__ = ()
-
-    @classmethod
-    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(reader, shapes, position_offset=0)
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

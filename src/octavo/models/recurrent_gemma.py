@@ -48,7 +48,7 @@ WEIGHTS = WeightTable(
 class Config(DecoderConfig):
     """Layers with the weights of a recurrence have no attention."""
 
-    logit_cap: float = 30.0
+    logit_softcap: float = 30.0
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -65,7 +65,7 @@ class Config(DecoderConfig):
             reader,
             attention=AttentionConfig(same_windows(reader, reader.integer("attention_window_size", 2048))),
             mlp=MLPConfig.from_hf(reader, activation=("gelu_pytorch_tanh", "gelu_new", "gelu_fast")),
-            logit_cap=reader.number("logits_soft_cap", 30.0),
+            logit_softcap=reader.number("logits_soft_cap", 30.0),
         )
 
 
@@ -78,7 +78,8 @@ def build(g: Graph, cfg: Config) -> Value:
         h = h + (_recurrent_block(g, x, f"layers.{i}.recurrent") if is_recurrent else attention(g, x, cfg, i))
         x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
         h = h + gated_mlp(g, x, f"layers.{i}.mlp", _KIND)
-    return g.logits(g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps), cfg.output_head, softcap=cfg.logit_cap)
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
 
 
 def _recurrent_block(g: Graph, x: Value, stem: str) -> Value:

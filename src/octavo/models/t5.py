@@ -5,9 +5,8 @@ Raffel et al., arXiv 1910.10683; UMT5, whose layers have biases of their own: Ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +30,10 @@ ALIASES = ("mt5", "umt5")
 _BIAS = ".layer.0.SelfAttention.relative_attention_bias"
 
 
-def _of_blocks(stack: str, own: Mapping[str, str]) -> dict[str, str]:
-    """stack: of GGUF names and of the others. own: the names in a block."""
-    return {f"{stack[:3]}.blk.*.{gguf}": f"{stack}.block.*.layer.{name}" for gguf, name in own.items()}
-
-
 def _names(stack: str, mlp: int) -> dict[str, str]:
     """GGUF names of a stack. mlp: the number of the MLP in a block."""
-    attention = {f"attn_{part}": f"0.SelfAttention.{part}" for part in "qkvo"}
-    further = {f"cross_attn_{part}": f"1.EncDecAttention.{part}" for part in "qkvo"} | {
-        "cross_attn_norm": "1.layer_norm"
-    }
-    own = attention | {
+    own = {
+        **{f"attn_{part}": f"0.SelfAttention.{part}" for part in "qkvo"},
         "attn_rel_b": "0.SelfAttention.relative_attention_bias",
         "attn_norm": "0.layer_norm",
         "ffn_norm": f"{mlp}.layer_norm",
@@ -50,10 +41,13 @@ def _names(stack: str, mlp: int) -> dict[str, str]:
         "ffn_up": f"{mlp}.DenseReluDense.wi_1",
         "ffn_down": f"{mlp}.DenseReluDense.wo",
     }
-    return _of_blocks(stack, own | (further if stack == "decoder" else {}))
+    if stack == "decoder":
+        own |= {f"cross_attn_{part}": f"1.EncDecAttention.{part}" for part in "qkvo"}
+        own["cross_attn_norm"] = "1.layer_norm"
+    return {f"{stack[:3]}.blk.*.{gguf}": f"{stack}.block.*.layer.{name}" for gguf, name in own.items()}
 
 
-def _buckets(both_ways: bool) -> Any:
+def _buckets(both_ways: bool) -> Callable[[Config], NDArray[np.intp]]:
     def of(cfg: Config) -> NDArray[np.intp]:
         return buckets_by_distance(cfg.num_buckets, cfg.max_distance, both_ways=both_ways)
 

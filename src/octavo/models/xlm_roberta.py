@@ -5,30 +5,24 @@ BGE-M3, multilingual E5 and the BGE rerankers have this form. Their GGUF files a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from octavo.models._encoder import EncoderConfig, build
+from octavo.models import bert
+from octavo.models._encoder import build
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
-from octavo.models.bert import BERT_NAMES
 
 __all__ = ["ALIASES", "WEIGHTS", "Config", "build"]
 
 ALIASES = ("xlm-roberta", "roberta", "camembert")
 WEIGHTS = WeightTable(
     prefixes=("roberta.", "model."),
-    names={**BERT_NAMES, "classifier.dense": "pooler", "classifier.out_proj": "classifier"},
+    names={**bert.BERT_NAMES, "classifier.dense": "pooler", "classifier.out_proj": "classifier"},
 )
 
 
-class Config(EncoderConfig):
+class Config(bert.Config):
     """The padding token has a row of the table of positions, and the rows before it are never used."""
 
     __slots__ = ()
-
-    @classmethod
-    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(reader, shapes, position_offset=0)
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -64,13 +64,15 @@ class ServerConfig:
         None, "maximum size of a request body; default: 8 MiB, or 64 MiB on routes that take images for a vision model"
     )
     max_image_pixels: int = option(50_000_000, "maximum pixels of an image file, before any scaling")
-    max_items_per_request: int = option(16, "maximum number of images in a request")
+    max_items_per_request: int = option(16, "maximum number of images, documents and videos in a request")
     allowed_media_domains: tuple[str, ...] = option(
         (),
         "domain from which images may be fetched over https, or over http if written as http://DOMAIN; *: any "
         "public domain; separate several with commas, or repeat the option. Default: none",
     )
-    allowed_local_media_path: str | None = option(None, "folder of images that requests may name as file:// URLs")
+    allowed_local_media_path: str | None = option(
+        None, "folder of images, documents and videos that requests may name as file:// URLs"
+    )
     max_connections: int = option(1000, "maximum number of connections")
     header_timeout: float = option(10.0, "maximum time for a client to send the headers")
     body_timeout: float = option(30.0, "maximum pause while a client sends the body")

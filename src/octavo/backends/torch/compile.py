@@ -165,9 +165,13 @@ class TorchBackend:
         held = {p: prod(p.shape) * types[p].itemsize for p in graph.parameters}
         held |= {p: found.packed_bytes for p, found in matrices.items()}
         place = Place.of(self.device, self.dtype, repeats=self.deterministic)
-        if calls is not None:  # a library's packed form of a matrix is beside the planes
-            problems = product_problems(graph, matrices, place).items()
-            held |= {p: held[p] + humming.extra_bytes(q) for p, q in problems if choose(q).winner != OWN}
+        cached = cache_types(formats, self.cache_dtype)
+        providers: tuple[str, ...] = ()
+        if calls is not None:
+            problems = product_problems(graph, matrices, place)
+            # A library's packed form of a matrix is beside the planes.
+            held |= {p: held[p] + humming.extra_bytes(q) for p, q in problems.items() if choose(q).winner != OWN}
+            providers = tuple(choice.line for choice in choices(graph, problems.values(), place, cached))
         values = step_plan(graph, limits, self.dtype, calls, multiplied_by_codes(matrices)).total_bytes
         coded = {p: held.type_name for p, held in matrices.items() if is_coded(held)}
         values += 0 if calls is None else unplaced_bytes(graph, limits, self.dtype, coded)
@@ -178,13 +182,10 @@ class TorchBackend:
             held,
             matrices,
             values + logits * _SAMPLER_BYTES + beside,
-            cache_sizes(graph, cache_types(formats, self.cache_dtype), vector_type(self.dtype)),
+            cache_sizes(graph, cached, vector_type(self.dtype)),
             formats,
-            providers=tuple(
-                () if calls is None
-                else (choice.line for choice in choices(graph, matrices, place, cache_types(formats, self.cache_dtype)))
-            ),
-        )  # fmt: skip
+            providers=providers,
+        )
 
     def streamed(self, sizes: Sizes, layers: Sequence[int]) -> StreamedSizes:
         """See `octavo.backends.split.Device`."""

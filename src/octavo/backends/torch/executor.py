@@ -207,11 +207,11 @@ class TorchExecutor:
             self._cache = self._new_cache(num_blocks, block_size, num_states)
         graph, limits = self._graph, self._limits
         is_plain = graph.generates and not graph.inputs and not graph.takes_whole_texts and not self._described
-        if self._capture is not None and is_plain and self._prompt_tokens:
-            self._pieces = self._captured_pieces(self._capture, num_blocks, block_size, num_states)
         if self._capture is not None and is_plain:
-            most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[LOGITS])
             spare = SpareRows(len(self._layout.groups), num_blocks, block_size, num_states)
+            if self._prompt_tokens:
+                self._pieces = self._captured_pieces(self._capture, spare)
+            most = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.rows[LOGITS])
             host_of = partial(self._host_arrays, max_tokens=limits.max_model_len)
             try:
                 with current(self.device):
@@ -236,11 +236,8 @@ class TorchExecutor:
             )
         self._lender = other
 
-    def _captured_pieces(
-        self, capture: Capture, num_blocks: int, block_size: int, num_states: int
-    ) -> PromptPieces | None:
+    def _captured_pieces(self, capture: Capture, spare: SpareRows) -> PromptPieces | None:
         """The pieces of steps with parts of prompts; None: their capture failed."""
-        spare = SpareRows(len(self._layout.groups), num_blocks, block_size, num_states)
         sizes, begin = token_sizes(self._prompt_tokens), partial(self._step, avoids_host=True)
 
         def host_of(size: int) -> HostArrays:

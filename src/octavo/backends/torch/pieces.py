@@ -111,7 +111,8 @@ class PromptPieces:
         self._stretches, self._begin, self._capture = stretches_of(nodes), begin, capture
         self._sizes = sorted(sizes)
         readers = [{x for node in stretch.nodes for x in node.op.inputs} for stretch in self._stretches]
-        head = {x for node in graph.nodes if node not in set(nodes) for x in node.op.inputs}
+        before_head = set(nodes)
+        head = {x for node in graph.nodes if node not in before_head for x in node.op.inputs}
         kept = {*graph.results, *head, *([graph.hidden_states] if graph.makes_logits else [])}
         self._read = [
             {node.output for node in stretch.nodes} & kept.union(*readers[:i], *readers[i + 1 :])

@@ -31,15 +31,15 @@ def dequantized(p: Planes, dtype: torch.dtype, rows: Tensor | slice | None = Non
     code = codes_of(p, rows)[..., :width]
     value = _values(p, code)
     if p.decode == "integer":
-        value = value - (_spread(own(p.zeros).float(), p.group, width) if p.zeros is not None else float(p.zero))
-    scale = _spread(scales_of(p, own(p.scales)), p.group, width)
+        value = value - (spread(own(p.zeros).float(), p.group, width) if p.zeros is not None else float(p.zero))
+    scale = spread(scales_of(p, own(p.scales)), p.group, width)
     if p.supers is not None:
-        scale = scale * _spread(own(p.supers).float(), p.super_group, width)
+        scale = scale * spread(own(p.supers).float(), p.super_group, width)
     value = value * scale
     if p.minima is not None:
-        minimum = _spread(own(p.minima).float(), p.group, width)
+        minimum = spread(own(p.minima).float(), p.group, width)
         if p.super_minima is not None:
-            minimum = minimum * _spread(own(p.super_minima).float(), p.super_group, width)
+            minimum = minimum * spread(own(p.super_minima).float(), p.super_group, width)
         value = value + minimum
     return value.to(dtype)
 
@@ -104,6 +104,6 @@ def scales_of(p: Planes, scales: Tensor) -> Tensor:
     return scales.float()
 
 
-def _spread(numbers: Tensor, group: int, width: int) -> Tensor:
+def spread(numbers: Tensor, group: int, width: int) -> Tensor:
     """One number for each group of columns as one for each column."""
     return numbers.repeat_interleave(group, dim=-1)[..., :width] if numbers.shape[-1] * group > 1 else numbers

@@ -78,8 +78,8 @@ def found_draft_model(
     path = resolve_model(options.model, revision=options.revision)
     if options.method == "eagle3" and not is_eagle_head(path):
         raise UsageError(f"speculative_config: method eagle3: {options.model} is no EAGLE-3 head; choose draft_model")
-    if (head := separate_head(config, checkpoint, target, path, model_len)) is not None:
-        with closing(head):
+    if is_separate_head(path):
+        with closing(separate_head(config, checkpoint, target, path, model_len)) as head:
             yield head
         return
     with closing(open_checkpoint(path)) as draft:
@@ -115,18 +115,20 @@ def own_head(config: EngineConfig, checkpoint: Checkpoint, model_len: int) -> Dr
     return DraftModel(own_config, checkpoint, graph, model_len, DraftHead())
 
 
+def is_separate_head(path: Path) -> bool:
+    """True for the folder of an EAGLE-3 head or of Gemma 4's assistant, or a file in it."""
+    return is_eagle_head(path) or is_assistant_folder(path)
+
+
 def separate_head(
     config: EngineConfig, checkpoint: Checkpoint, target: Graph, path: Path, model_len: int
-) -> DraftModel | None:
-    """The EAGLE-3 head or Gemma 4's assistant in a folder, opened beside its target; None: there is neither.
+) -> DraftModel:
+    """The EAGLE-3 head or Gemma 4's assistant in a folder, opened beside its target.
 
     Raises UsageError where it cannot draft, and ModelLoadError for one that was trained for another model.
     """
-    if is_eagle_head(path):
-        return eagle_model(config, checkpoint, target, path, model_len)
-    if is_assistant_folder(path):
-        return assistant_model(config, checkpoint, target, path, model_len)
-    return None
+    opened = eagle_model if is_eagle_head(path) else assistant_model
+    return opened(config, checkpoint, target, path, model_len)
 
 
 def assistant_model(

@@ -15,6 +15,7 @@ from octavo.engine.loading.draft_model import (
     beside_head,
     check_draft,
     draft_config,
+    is_separate_head,
     own_head,
     separate_head,
 )
@@ -67,10 +68,9 @@ def separate_head_needs(
     config: EngineConfig, checkpoint: Checkpoint, path: Path, name: str, context: int
 ) -> DraftNeeds | None:
     """The needs of an EAGLE-3 head or an assistant; None: there is neither. Raises as `separate_head`."""
-    head = separate_head(config, checkpoint, model_graph(checkpoint, context), path, context)
-    if head is None:
+    if not is_separate_head(path):
         return None
-    with closing(head):
+    with closing(separate_head(config, checkpoint, model_graph(checkpoint, context), path, context)) as head:
         return _needs_of_head(name, config, checkpoint, head, context)
 
 

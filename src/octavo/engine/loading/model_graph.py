@@ -56,9 +56,14 @@ def executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> Execu
         max_num_outputs=max(step, outputs) if graph.generates else outputs,
         max_model_len=model_len,
         max_logits_rows=min(outputs, _MAX_LOGITS_ROWS),
-        further_rows=_further_rows(graph, tokens, max(step, model_len)),
+        further_rows=_further_rows(graph, tokens, max_source_rows(config, model_len)),
         adapters=AdapterLimits(config.max_loras, config.max_lora_rank) if config.takes_adapters else None,
     )
+
+
+def max_source_rows(config: EngineConfig, model_len: int) -> int:
+    """The rows of all sources of a step: those of the longest one, or as many as a step has tokens."""
+    return max(step_tokens(config), model_len)
 
 
 def _further_rows(graph: Graph, span_rows: int, source_rows: int) -> dict[RowDomain, int]:

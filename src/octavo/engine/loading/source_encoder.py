@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from octavo.backends import Executor, ExecutorLimits
 from octavo.engine.limits import NO_SOURCES, SourceLimits
 from octavo.engine.loading.compile_graph import compile_graph
-from octavo.engine.loading.devices import backend_name, step_tokens
-from octavo.engine.loading.model_graph import model_sizes
+from octavo.engine.loading.devices import backend_name
+from octavo.engine.loading.model_graph import max_source_rows, model_sizes
 from octavo.errors import GraphError, ModelLoadError, UsageError
 from octavo.graph.source import source_width
 from octavo.models import build_encoder_graph
@@ -37,11 +37,6 @@ def check_options(config: EngineConfig, graph: Graph) -> None:
     for name, is_given in given.items():
         if is_given:
             raise UsageError(f"{name} is not supported for a model with an encoder and a decoder: leave it out")
-
-
-def max_source_rows(config: EngineConfig, model_len: int) -> int:
-    """The rows of all sources of a step: those of the longest one, or as many as a step has tokens."""
-    return max(step_tokens(config), model_len)
 
 
 def source_limits(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, model_len: int) -> SourceLimits:
@@ -78,12 +73,14 @@ def encoder_bytes(config: EngineConfig, checkpoint: Checkpoint, decoder: Sizes, 
     return own + sizes.workspace_bytes
 
 
-def load_sources(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, decoder: Executor) -> Encodings:
+def load_sources(
+    config: EngineConfig, checkpoint: Checkpoint, graph: Graph, decoder: Executor, model_len: int
+) -> Encodings:
     """The encoder with this graph, compiled, with an empty cache of rows. decoder: has the matrices of both."""
     from octavo.engine.encoding.encodings import Encodings
     from octavo.engine.encoding.source_encoder import SourceEncoder
 
-    limits = encoder_limits(config, config.max_model_len or checkpoint.config.max_position_embeddings)
+    limits = encoder_limits(config, model_len)
     executor = compile_graph(config, checkpoint, graph, limits, None, beside=decoder)
     executor.allocate_cache(1, config.block_size)
     return Encodings(SourceEncoder(executor, limits.max_num_batched_tokens), config.media_cache_bytes)

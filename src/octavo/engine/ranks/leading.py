@@ -6,8 +6,6 @@ import logging
 import secrets
 from dataclasses import replace
 
-import msgspec
-
 from octavo import env
 from octavo.backends import ExecutorLimits
 from octavo.backends.rank_segments import remove_segments
@@ -51,8 +49,7 @@ def lead(
             leader.spawn(config.ranks_here[1:])
             _admit_other_machines(config, leader)
         for rank in range(1, ranks.count):
-            setup = _setup(config, checkpoint, rank, f"{name}-{ranks.stage(rank)}", limits)
-            leader.send(msgspec.structs.replace(setup, taps=taps), [rank])
+            leader.send(_setup(config, checkpoint, rank, f"{name}-{ranks.stage(rank)}", limits, taps), [rank])
         part = rank_graph(graph, ranks, 0, steps_of(checkpoint, config, graph))
         for rank in range(1, ranks.count):
             leader.receive(rank, Joining)
@@ -102,7 +99,9 @@ def _admit_other_machines(config: EngineConfig, leader: Leader) -> None:
             leader.admit(rank, connection)
 
 
-def _setup(config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, limits: ExecutorLimits) -> Setup:
+def _setup(
+    config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, limits: ExecutorLimits, taps: tuple[int, ...]
+) -> Setup:
     """Another machine finds the model by its own name for it, this one at the same path."""
     node = rank // len(config.ranks_here)
     model = str(checkpoint.path) if node == 0 else config.model
@@ -110,4 +109,4 @@ def _setup(config: EngineConfig, checkpoint: Checkpoint, rank: int, group: str, 
     if config.distributed_executor != "ray":  # which has no node_rank
         config = replace(config, node_rank=node)
     own = of_rank(replace(config, model=model), rank)
-    return Setup(own, rank, group, limits.max_model_len, limits.max_num_outputs, digest=digest)
+    return Setup(own, rank, group, limits.max_model_len, limits.max_num_outputs, taps, digest)

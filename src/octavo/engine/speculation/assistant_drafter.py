@@ -30,7 +30,7 @@ class AssistantDrafter(ModelDrafter):
     reads_hidden = True
 
     def note_result(self, schedule: Schedule, batch: Batch, output: StepOutput) -> None:
-        """Takes the last hidden states of each sequence: drafts behind them may turn out to be wrong."""
+        """Takes the last hidden states of each sequence: more than one, as its last drafts may be rejected."""
         hidden = output.hidden_states if len(schedule.scheduled) <= MAX_DRAFTING else None
         first, count = 0, len(batch.token_ids)
         for item in schedule.scheduled.values():
@@ -58,7 +58,7 @@ class AssistantDrafter(ModelDrafter):
             self._take_guesses(active, output)
             hidden = {each.sequence: row for each, row in zip(active, output.taps, strict=True)}
             active = self._worth_more(active, num_rows)
-        return {each.sequence: Draft(self, each.token_ids, each.levels) for each in chains if each.token_ids}
+        return self._drafts(chains)
 
     def _step(self, chains: list[Chain], hidden: Float32) -> StepOutput:
         """A guess for each chain, and the hidden states behind it."""
@@ -78,7 +78,7 @@ def _last_row(sequence: Sequence) -> Float32 | None:
 
 
 def _batch(chains: list[Chain], hidden: Float32, block_size: int) -> Batch:
-    """A row for each sequence, which ends before its last token but rotates with the position of that one."""
+    """A row for each sequence: it sees the tokens before the last one, and rotates by the position of the last."""
     count, sequences = len(chains), [chain.sequence for chain in chains]
     lengths = np.array([len(sequence.token_ids) - 1 for sequence in sequences], np.int32)
     width, num_groups = -(-int(lengths.max()) // block_size), len(sequences[0].block_tables)

@@ -43,7 +43,7 @@ class EagleDrafter(HeadDrafter):
     def _inputs(self, rows: Float32, *, are_own: bool) -> tuple[Float32, ...]:
         """The hidden states of the model and those of the head, one of them zeros: the head adds both.
 
-        The bias of its first layer is for those of the model alone.
+        Its first layer adds its bias to both, though it belongs to the model's alone: it is taken off the head's.
         """
         of_model, own = (np.zeros((len(rows), columns), np.float32) for columns in self._head.columns)
         if not are_own:

@@ -114,7 +114,7 @@ class HeadDrafter(ModelDrafter):
             while active:
                 rows = self._guess_more(active, rows)
                 active = self._worth_more(active, num_rows)
-        return {each.sequence: Draft(self, each.token_ids, each.levels) for each in chains if each.token_ids}
+        return self._drafts(chains)
 
     def _begin(self, sequence: Sequence, guesses: Guesses) -> Chain | None:
         """A chain of a sequence all of whose tokens but the last have hidden states, read ones or unread ones."""

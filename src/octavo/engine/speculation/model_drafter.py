@@ -127,6 +127,10 @@ class ModelDrafter:
             self._extend(active, is_first=first)
             first = False
             active = self._worth_more(active, num_rows)
+        return self._drafts(chains)
+
+    def _drafts(self, chains: list[Chain]) -> dict[Sequence, Draft]:
+        """Those of the chains that have a guess."""
         return {each.sequence: Draft(self, each.token_ids, each.levels) for each in chains if each.token_ids}
 
     def _blocks(self, sequence: Sequence) -> list[int]:

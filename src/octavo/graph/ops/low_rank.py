@@ -72,7 +72,7 @@ class LowRank:
         return replace(self, gain=magnitudes)
 
     def transposed(self) -> LowRank:
-        """The same change of the transposed weight, all of which is replaced or has no gain."""
+        """The same change of the transposed weight. The weight is replaced as a whole, or there is no gain."""
         if self.a is None:
             return LowRank.whole(self.b.T)
         return LowRank(self.b.T, self.a.T, self.scale)
@@ -163,6 +163,10 @@ class BesideWeights:
         """The name by which an adapter has its part beside a weight."""
         return HEAD_PLACE if self.is_head else weight.name
 
+    def part(self, weight: Parameter) -> Part | None:
+        """The part of the whole weight, as adapters have it, beside which the product lies."""
+        return weight.part
+
     def parts_of(self, parts: Mapping[str, LowRank]) -> Iterator[tuple[int, LowRank]]:
         """The numbers of the weights beside which an adapter has something, with what it has there.
 
@@ -173,7 +177,7 @@ class BesideWeights:
             if found is not None:
                 if found.a is not None and found.rank > self.max_rank:
                     raise GraphError(f"{weight.label}: rank {found.rank} is above the limit of {self.max_rank}")
-                yield number, found.beside(weight.part)
+                yield number, found.beside(self.part(weight))
 
     def plain_product(self, step: Evaluation, x: Array, number: int) -> Array:
         """W x of one weight, or of each head."""
@@ -301,16 +305,13 @@ class AddToEmbedding(BesideWeights, Op):
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:  # noqa: ARG002
         return 0.0
 
-    def parts_of(self, parts: Mapping[str, LowRank]) -> Iterator[tuple[int, LowRank]]:
+    def place(self, weight: Parameter) -> str:
         """See `BesideWeights`."""
-        [table] = self.weights
-        found = parts.get(table.name)
-        if found is None:
-            return
-        if found.a is not None and found.rank > self.max_rank:
-            raise GraphError(f"{table.label}: rank {found.rank} is above the limit of {self.max_rank}")
-        part = table.part
-        yield 0, found if part is None else found.beside(replace(part, dimension=1 - part.dimension))
+        return weight.name
+
+    def part(self, weight: Parameter) -> Part | None:
+        """That of the transposed table."""
+        return None if weight.part is None else replace(weight.part, dimension=1 - weight.part.dimension)
 
     def evaluate(self, step: Evaluation) -> Array:
         out: Array = step.values[self.y].copy()

@@ -402,7 +402,7 @@ class RealGatedRecurrence(Op):
     x: Value  # [TOKENS, cols], like the gates
     input_gate: Value
     decay_gate: Value
-    slope: Parameter  # [cols], positive, like the others
+    slope: Parameter  # [cols], like the biases; positive
     input_bias: Parameter
     decay_bias: Parameter
     index: int

@@ -198,8 +198,8 @@ def read(settings: ImageSettings) -> ImageProcessor:
 def _video_rule(settings: ImageSettings) -> VideoRule:
     """The rule of video_preprocessor_config.json, or the one with which the family was published."""
     is_second, video = settings.model_type.startswith("qwen2"), settings.of_videos()
-    edges = (128 * 28 * 28, 768 * 28 * 28) if is_second else (1 << 12, 3 << 23)
-    bounds = video.size("size", dict(zip(("shortest_edge", "longest_edge"), edges, strict=True)), most=1 << 28)
+    least, most = (128 * 28 * 28, 768 * 28 * 28) if is_second else (1 << 12, 3 << 23)
+    bounds = video.size("size", {"shortest_edge": least, "longest_edge": most}, most=1 << 28)
     return VideoRule(
         rate=max(video.number("fps", 2.0), 1e-3),
         least_frames=video.side("min_frames", 4),

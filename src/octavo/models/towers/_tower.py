@@ -123,6 +123,11 @@ def gguf_sizes(reader: ConfigReader, *, low: int = 1) -> dict[str, Any]:
     }
 
 
+def projector_type(metadata: Mapping[str, Any]) -> Any:
+    """That of an mmproj file. Files for images alone have no prefix before it; None: it says none."""
+    return metadata.get("clip.vision.projector_type", metadata.get("clip.projector_type"))
+
+
 def statistics(reader: ConfigReader) -> dict[str, Any]:
     """Mean and deviation of the colours in an mmproj file, as preprocessor_config.json has them."""
     return {key: list(reader.numbers(key, 3, low=-1e3)) for key in ("image_mean", "image_std") if reader.has(key)}

@@ -26,7 +26,7 @@ from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import base_frequencies
 from octavo.models._weights import Permute, Unfolded, WeightTable
 from octavo.models._wrapped import text_section
-from octavo.models.towers._tower import TowerConfig, TowerInputs, gguf_sizes, tile_rows
+from octavo.models.towers._tower import TowerConfig, TowerInputs, gguf_sizes, projector_type, tile_rows
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
 PROJECTORS = ("gemma4v", "gemma4uv")
@@ -246,6 +246,5 @@ def _clipped(g: Graph, x: Value, low: float, high: float) -> Value:
 
 
 def _is_unified(reader: ConfigReader) -> bool:
-    """reader: the metadata of an mmproj file, of which one for images alone has no prefix before the projector."""
-    projector = reader.values.get("clip.vision.projector_type", reader.values.get("clip.projector_type"))
-    return projector == "gemma4uv"
+    """reader: the metadata of an mmproj file."""
+    return bool(projector_type(reader.values) == "gemma4uv")

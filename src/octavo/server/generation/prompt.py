@@ -16,7 +16,6 @@ from anyio.to_thread import run_sync
 
 from octavo.errors import ModelLoadError, UsageError
 from octavo.generation_request import Pin
-from octavo.media.reels import kind_of
 from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams, changed
 from octavo.server.errors import ApiError
@@ -40,8 +39,6 @@ _MOST_COUNTED = 1 << 17
 
 # Several at once would take processors from the engine, and memory.
 _LONG_TEXTS = CapacityLimiter(1)
-# Threads that wait for a decoder: images have several processes, the other kinds one each.
-_DECODERS = {"image": CapacityLimiter(4), "document": CapacityLimiter(1), "video": CapacityLimiter(1)}
 
 Prepared: TypeAlias = tuple[list[Prompt], int]
 """Prompts, or texts to embed, each of which fits the context, and how many tokens were cut off them."""
@@ -281,8 +278,7 @@ async def _placed_images(model: ServedModel, sources: Sequence[ImageSource], cou
     files = await model.images.open(model.info, sources)
     if counts_only:
         return PlacedImages(model, [file.layout for file in files])
-    items = [await run_sync(model.images.item, file, limiter=_DECODERS[kind_of(file.data)]) for file in files]
-    return PlacedImages(model, items)
+    return PlacedImages(model, [await model.images.item(file) for file in files])
 
 
 async def _encode_with_images(model: ServedModel, spec: TextSpec) -> list[Prompt]:

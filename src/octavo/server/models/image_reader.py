@@ -30,8 +30,9 @@ MAX_PIXELS = 256_000_000  # of all images of a request, as their files have them
 MAX_FILE_BYTES = 20 << 20  # of one that is fetched, or read from the machine
 # Of the tiles of all images of a request, several times what a prompt may have: those of dropped messages count here.
 _MAX_TILE_BYTES = 4 * MAX_VALUES_BYTES
-# Each kind has one process; a slow file holds up others of its kind alone.
-_MEASURERS = {"document": CapacityLimiter(1), "video": CapacityLimiter(1)}
+# Threads that wait for a decoder: images have several processes, the other kinds one each, so a slow file holds up
+# others of its kind alone.
+_WAITING = {"image": CapacityLimiter(4), "document": CapacityLimiter(1), "video": CapacityLimiter(1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class ImageFile:
     """The bytes of a file with its place in the request, its processor and what the model will see of it."""
 
     data: bytes
+    kind: FileKind
     source: ImageSource
     processor: ImageProcessor
     shown: ImageLayout | Reel
@@ -96,46 +98,46 @@ class ImageReader:
         found, num_pixels, num_bytes = [], 0, 0
         for source in sources:
             data = await self._bytes(source)
-            processor = image_processor(settings, source.detail == "low")
-            shown, file_pixels = await self._shown(data, source, processor)
+            kind, processor = kind_of(data), image_processor(settings, source.detail == "low")
+            shown, file_pixels = await self._shown(data, kind, source, processor)
             if shown.num_tokens >= info.max_model_len:
                 problem = f"needs {shown.num_tokens} tokens, the context has {info.max_model_len - 1}"
                 error = UsageError(f"{problem}: send a smaller one", code="context_length_exceeded")
-                raise _about(source, error, kind_of(data))
+                raise _about(source, error, kind)
             num_bytes += _tile_bytes(shown, processor)
             if num_bytes > _MAX_TILE_BYTES:
                 problem = f"is too much: a request has at most {_MAX_TILE_BYTES >> 20} MiB of resized images and pages"
                 error = UsageError(f"{problem}; send fewer pages or smaller images", code="image_too_large")
-                raise _about(source, error, kind_of(data))
+                raise _about(source, error, kind)
             num_pixels += file_pixels
             if num_pixels > MAX_PIXELS:
                 problem = (
-                    f"is one too many: the images of a request have at most {MAX_PIXELS // 1_000_000} million pixels"
+                    f"is one too many: the images of a request have at most {MAX_PIXELS // 1_000_000} million pixels; "
+                    "send fewer or smaller ones"
                 )
                 raise _about(source, UsageError(problem, code="image_too_large"))
-            found.append(ImageFile(data, source, processor, shown))
+            found.append(ImageFile(data, kind, source, processor, shown))
         return found
 
     async def _shown(
-        self, data: bytes, source: ImageSource, processor: ImageProcessor
+        self, data: bytes, kind: FileKind, source: ImageSource, processor: ImageProcessor
     ) -> tuple[ImageLayout | Reel, int]:
         """The layouts of a file, and the pixels of an image; those of a document or a video pass one by one."""
-        kind = kind_of(data)
         try:
             if kind == "image":
                 header = self._decoder.header(data)
                 return processor.layout(*header.size), header.stored_width * header.stored_height
-            return await run_sync(self._decoder.reel, data, kind, processor, limiter=_MEASURERS[kind]), 0
+            return await run_sync(self._decoder.reel, data, kind, processor, limiter=_WAITING[kind]), 0
         except UsageError as error:
             raise _about(source, error, kind) from None
 
-    def item(self, file: ImageFile) -> MediaItem | ItemSeries:
+    async def item(self, file: ImageFile) -> MediaItem | ItemSeries:
         """The decoded image, document or video. It takes a while. Raises UsageError that names the field."""
-        kind = kind_of(file.data)
+        limiter = _WAITING[file.kind]
         try:
-            return item_of_file(self._decoder, file.data, kind, file.processor)
+            return await run_sync(item_of_file, self._decoder, file.data, file.kind, file.processor, limiter=limiter)
         except UsageError as error:
-            raise _about(file.source, error, kind) from None
+            raise _about(file.source, error, file.kind) from None
 
     def close(self) -> None:
         """Ends the decoding processes. May be called twice."""

@@ -106,7 +106,7 @@ def test_the_choices_of_a_graph(installed: set[str]) -> None:  # noqa: ARG001
     graph, weights = tiny_graph("qwen35")
     matrices = {p: held_type(weights, p, torch.bfloat16) for p in graph.parameters if p.is_matrix}
     types = {kv.layer: torch.bfloat16 for kv in graph.kv_caches}
-    found = choices(graph, matrices, H200, types)
+    found = choices(graph, product_problems(graph, matrices, H200).values(), H200, types)
     assert {choice.title: choice.winner for choice in found} == {
         "attention of prompts": "varlen", "gated delta rule of prompts": "fla"
     }  # fmt: skip

@@ -108,9 +108,11 @@ class ProvidedCalls:
         out: Tensor | None,
     ) -> Tensor:
         """See `StepKernels`."""
-        longest = max((end - begin for begin, end in pairwise(arrays.rows.starts)), default=0)
         problem = state_problem(op, self._place)
-        if longest < fla.LEAST_TOKENS or problem is None or choose(problem).winner == OWN:
+        if problem is None or choose(problem).winner == OWN:
+            return self._calls.advanced(op, values, state, weights, arrays, out)
+        longest = max((end - begin for begin, end in pairwise(arrays.rows.starts)), default=0)
+        if longest < fla.LEAST_TOKENS:
             return self._calls.advanced(op, values, state, weights, arrays, out)
         assert not isinstance(op, ShortConv)
         found = fla.advanced(op, values, state, weights, arrays)

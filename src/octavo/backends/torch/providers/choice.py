@@ -68,9 +68,12 @@ def state_problem(op: Op, place: Place) -> StateProblem | None:
 
 
 def choices(
-    graph: Graph, matrices: Mapping[Parameter, PackedType], place: Place, cache_types: Mapping[int, torch.dtype]
+    graph: Graph, products: Iterable[ProductProblem], place: Place, cache_types: Mapping[int, torch.dtype]
 ) -> list[ProviderChoice]:
-    """The choices of all problems of a graph, each title once. cache_types: of keys and values by layer."""
+    """The choices of all problems of a graph, each line once.
+
+    products: of `product_problems`. cache_types: of keys and values by layer.
+    """
     problems: list[KernelProblem] = []
     for node in graph.nodes:
         op = node.op
@@ -79,7 +82,7 @@ def choices(
             problems.append(PromptProblem(place, p, cache_types[p.layer], op.sinks is not None))
         elif (found := state_problem(op, place)) is not None:
             problems.append(found)
-    problems += product_problems(graph, matrices, place).values()
+    problems += products
     return list({choice.line: choice for choice in map(choose, problems)}.values())
 
 
@@ -95,6 +98,7 @@ def product_problems(
     return found
 
 
-def report(place: Place, names: Iterable[str] = ("humming", "varlen", "sdpa", "fla")) -> list[str]:
+def report(place: Place) -> list[str]:
     """A line for each provider: whether it can be used here at all."""
+    names = [name for candidates in _CANDIDATES.values() for name in candidates]
     return [f"{name}: {provider(name).absent(place) or 'ready'}" for name in names]

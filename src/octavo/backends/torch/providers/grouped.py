@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends.torch.kernels.planes import Planes
-from octavo.backends.torch.quantized import codes_of, scales_of
+from octavo.backends.torch.quantized import codes_of, scales_of, spread
 
 
 class GroupedCodes(NamedTuple):
@@ -28,7 +28,7 @@ def grouped_codes(p: Planes) -> GroupedCodes:
     width, groups = p.shape[-1], p.scales.shape[-1]
     codes, scales = codes_of(p)[..., :width].int(), scales_of(p, p.scales)
     if p.supers is not None:
-        scales = scales * _each(p.supers.float(), p, groups)
+        scales = scales * spread(p.supers.float(), p.super_group // p.group, groups)
     if p.decode != "integer":
         return GroupedCodes(codes, scales * (2.0 if p.decode == "e2m1_doubled" else 1.0), None)
     if p.minima is None and p.zeros is None and p.zero == 1 << (p.bits + p.high_bits - 1):
@@ -38,14 +38,9 @@ def grouped_codes(p: Planes) -> GroupedCodes:
         return GroupedCodes(codes, scales, zeros)
     minima = p.minima.float()
     if p.super_minima is not None:
-        minima = minima * _each(p.super_minima.float(), p, groups)
+        minima = minima * spread(p.super_minima.float(), p.super_group // p.group, groups)
     # A group of one number has no scale: its code becomes 0, its scale 1.
     is_flat = scales == 0
     zeros = torch.where(is_flat, -minima, zeros - minima / torch.where(is_flat, 1.0, scales))
-    codes = torch.where(is_flat.repeat_interleave(p.group, dim=-1)[..., :width], 0, codes)
+    codes = torch.where(spread(is_flat, p.group, width), 0, codes)
     return GroupedCodes(codes, torch.where(is_flat, 1.0, scales), zeros)
-
-
-def _each(supers: Tensor, p: Planes, groups: int) -> Tensor:
-    """Numbers of super groups as numbers of groups."""
-    return supers.repeat_interleave(max(p.super_group // p.group, 1), dim=-1)[..., :groups]

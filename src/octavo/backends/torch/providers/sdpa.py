@@ -48,14 +48,8 @@ def attend(q: Tensor, pages: LayerPages, p: AttentionParams, some: EqualSequence
         rows = slice(number * tokens, (number + 1) * tokens)
         keys, values = (x[None].to(q.dtype) for x in gathered(pages, p, some, number))
         queries = q[rows].transpose(0, 1)[None]
-        if end == tokens:
-            mixed = functional.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=p.scale, enable_gqa=True
-            )
-        else:
-            bias = causal_lower_right(tokens, end)
-            mixed = functional.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=bias, scale=p.scale, enable_gqa=True
-            )
+        mixed = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=causal_lower_right(tokens, end), scale=p.scale, enable_gqa=True
+        )
         out[rows] = mixed[0].transpose(0, 1).flatten(1)
     return out

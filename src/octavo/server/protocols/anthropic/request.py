@@ -459,5 +459,5 @@ def _document(block: MediaBlock, where: str) -> MessageContent:
     """A document that is text or a PDF file, with its title and what the client says of it before it."""
     source, texts = block.source, [text for text in (block.title, block.context) if text]
     if source is not None and source.type == "text" and source.data is not None:
-        return plain("\n".join([*texts, *filter(None, [source.data])]))
+        return plain("\n".join(filter(None, (*texts, source.data))))
     return (*(plain("\n".join(texts)) if texts else ()), _image(block, where, "file"))

@@ -325,9 +325,9 @@ def _media(part: ContentPart, name: str) -> Media:
             raise refuse(field, "is required", "missing_required_parameter")
         return Media(kind, where, ImageSource(url, field, detail=detail or part.detail or "auto"))
     if part.type == "video_url" and part.video_url is not None:
-        is_object = isinstance(part.video_url, ImageUrl)
-        url = part.video_url.url if isinstance(part.video_url, ImageUrl) else part.video_url
-        return Media(kind, where, ImageSource(url, f"{name}.video_url{'.url' if is_object else ''}"))
+        if isinstance(part.video_url, ImageUrl):
+            return Media(kind, where, ImageSource(part.video_url.url, f"{name}.video_url.url"))
+        return Media(kind, where, ImageSource(part.video_url, f"{name}.video_url"))
     if part.type == "file" and part.file is not None:
         return of_file(part.file.file_data, part.file.filename, where, f"{name}.file.file_data")
     return Media(kind, where)
