@@ -19,7 +19,7 @@ from octavo.engine.consumers.row_consumer import RowKind
 from octavo.engine.overlap import UNKNOWN_TOKEN
 from octavo.engine.request import Sequence
 from octavo.engine.schedule import Schedule, ScheduledSequence
-from octavo.engine.source_rows import RowsOfSource, add_sources, source_lengths
+from octavo.engine.source_rows import RowsOfSource, add_source_rows, source_lengths
 from octavo.engine.span_rows import RowsOf, add_rotary, add_spans, values_of
 from octavo.graph.source import SOURCE
 from octavo.graph.values import TOKENS
@@ -178,12 +178,13 @@ class BatchBuilder:
         hidden_indices = wanted_hidden
         if self.gives_hidden and len(scheduled) <= MAX_DRAFTING:
             hidden_indices = np.concatenate([wanted_hidden, np.arange(len(token_ids), dtype=np.int32)])
+        source_lens = source_lengths(scheduled) if self._has_sources else None
         batch = Batch(
             token_ids=token_ids,
             positions=positions,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_tables=self._tables_of(rows, seq_lens, scheduled),
+            block_tables=self._tables_of(rows, seq_lens, source_lens),
             slot_mapping=np.ascontiguousarray(slots),
             logits_indices=logits_indices,
             hidden_indices=hidden_indices,
@@ -193,8 +194,8 @@ class BatchBuilder:
             return_logits=any(each.request.params.sampling.processed_logprobs for each in wanted.sequences),
             inputs=self._inputs,
         )
-        if self._has_sources:
-            add_sources(batch, scheduled, batch.block_tables, self._block_size, self.rows_of_source)
+        if source_lens is not None:
+            add_source_rows(batch, scheduled, source_lens, self._block_size, self.rows_of_source)
         if self._takes_spans:
             add_spans(batch, scheduled, self.rows_of)
         if self._components > 1:
@@ -218,13 +219,14 @@ class BatchBuilder:
         if batch.state_slots is not None or len(batch.hidden_indices) or len(batch.logits_indices) != len(positions):
             return self.build(step)
         tables, slots = batch.block_tables, batch.slot_mapping + 1
+        source_lens = batch.domains[SOURCE.name].lengths if self._has_sources else None
         begins = np.flatnonzero(positions % self._block_size == 0)  # the sequences with a new block
         if len(begins):
             sequences = list(step.scheduled)
             for row in begins.tolist():
                 self._sync_blocks(sequences[row])
             rows = np.array([sequence.row for sequence in sequences], np.int32)
-            tables = self._tables_of(rows, batch.seq_lens + 1, list(step.scheduled.values()))
+            tables = self._tables_of(rows, batch.seq_lens + 1, source_lens)
             blocks = positions[begins] // np.int32(self._block_size)
             slots[:, begins] = self._block_tables[:, rows[begins], blocks] * np.int32(self._block_size)
         options = sampling.rows.copy()  # a step in flight reads the others
@@ -241,18 +243,17 @@ class BatchBuilder:
             inputs=self._inputs,
             domains=following_domains(batch) if self._adapter_slots else {},
         )
-        if self._has_sources:
-            lengths = batch.domains[SOURCE.name].lengths
-            followed.domains = {**followed.domains, SOURCE.name: DomainRows(0, lengths=lengths)}
+        if source_lens is not None:
+            followed.domains = {**followed.domains, SOURCE.name: DomainRows(0, lengths=source_lens)}
         if self._components > 1:
             add_rotary(followed, list(step.scheduled.values()), self._components)
         return followed
 
-    def _tables_of(self, rows: Int32, seq_lens: Int32, scheduled: list[ScheduledSequence]) -> Int32:
+    def _tables_of(self, rows: Int32, seq_lens: Int32, source_lens: Int32 | None) -> Int32:
         """The block tables of sequences in these rows, as wide as the longest of them, or its source, needs."""
         longest = int(seq_lens.max())
-        if self._has_sources:
-            longest = max(longest, int(source_lengths(scheduled).max()))
+        if source_lens is not None:
+            longest = max(longest, int(source_lens.max()))
         num_blocks = -(-longest // self._block_size)
         return np.take(self._block_tables[:, :, :num_blocks], rows, axis=1)
 

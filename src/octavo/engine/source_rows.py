@@ -20,14 +20,14 @@ def source_lengths(scheduled: Sequence[ScheduledSequence]) -> Int32:
     return np.array([item.sequence.request.num_source_tokens for item in scheduled], np.int32)
 
 
-def add_sources(
-    batch: Batch, scheduled: Sequence[ScheduledSequence], tables: Int32, block_size: int, rows_of: RowsOfSource
+def add_source_rows(
+    batch: Batch, scheduled: Sequence[ScheduledSequence], lengths: Int32, block_size: int, rows_of: RowsOfSource
 ) -> None:
-    """Fills the fields of a batch about sources. tables: the block tables of its sequences [G, N, blocks].
+    """Fills the fields of a batch about sources. lengths: their rows [N].
 
     A sequence whose first token is in the step writes the keys and values of its source.
     """
-    lengths, values, slots = source_lengths(scheduled), [], []
+    values, slots = [], []
     for index, item in enumerate(scheduled):
         source = item.sequence.request.prompt.source
         if item.start or source is None:
@@ -36,7 +36,7 @@ def add_sources(
         assert rows is not None, "the scheduler waits for the rows of a source"
         values.append(rows)
         block, offset = np.divmod(np.arange(len(rows), dtype=np.int32), np.int32(block_size))
-        slots.append(tables[:, index, block] * np.int32(block_size) + offset)
+        slots.append(batch.block_tables[:, index, block] * np.int32(block_size) + offset)
     if not values:
         batch.domains = {**batch.domains, SOURCE.name: DomainRows(0, lengths=lengths)}
         return

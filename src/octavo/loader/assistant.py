@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.errors import ModelLoadError
-from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, checkpoint_name, errors_of
+from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, checkpoint_name, config_beside, errors_of
 from octavo.loader.json_file import read_json_object
-from octavo.loader.model_file import find_model_file, is_gguf
+from octavo.loader.model_file import find_model_file
 from octavo.loader.safetensors import open_safetensors
 from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.models import gemma4
@@ -21,10 +21,7 @@ _CENTROIDS = "masked_embedding."
 
 def is_assistant_folder(path: Path) -> bool:
     """True for the folder of an assistant, or a file in it."""
-    config_path = (path if path.is_dir() else path.parent) / "config.json"
-    if not config_path.is_file() or (path.is_file() and is_gguf(path)):
-        return False
-    return is_assistant(read_json_object(config_path, MAX_CONFIG_BYTES))
+    return is_assistant(config_beside(path))
 
 
 def open_assistant(path: Path, target: Checkpoint) -> Checkpoint:

@@ -255,6 +255,14 @@ def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
     return found
 
 
+def config_beside(path: Path) -> Mapping[str, object]:
+    """config.json in a folder or beside a file; empty: there is none, or the file is GGUF. Raises ModelLoadError."""
+    config_path = (path if path.is_dir() else path.parent) / "config.json"
+    if not config_path.is_file() or (path.is_file() and is_gguf(path)):
+        return {}
+    return read_json_object(config_path, MAX_CONFIG_BYTES)
+
+
 @contextmanager
 def errors_of(path: Path) -> Iterator[None]:
     """Adds the file's name to errors about its content."""

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
-from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, errors_of
+from octavo.loader.checkpoint import MAX_CONFIG_BYTES, Checkpoint, config_beside, errors_of
 from octavo.loader.json_file import read_json_object
-from octavo.loader.model_file import find_model_file, is_gguf
+from octavo.loader.model_file import find_model_file
 from octavo.loader.safetensors import open_safetensors
 from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.models._decoder import DecoderConfig
@@ -39,10 +39,7 @@ class EagleHead:
 
 def is_eagle_head(path: Path) -> bool:
     """True for the folder of a head, or a file in it."""
-    config_path = (path if path.is_dir() else path.parent) / "config.json"
-    if not config_path.is_file() or (path.is_file() and is_gguf(path)):
-        return False
-    return is_eagle3(read_json_object(config_path, MAX_CONFIG_BYTES))
+    return is_eagle3(config_beside(path))
 
 
 def open_eagle_head(path: Path, target: Checkpoint) -> EagleHead:
