@@ -107,7 +107,8 @@ def test_ranks_of_other_nodes_get_their_options(tiny_path: Path) -> None:
     config = EngineConfig(model=str(tiny_path), pipeline_parallel_size=2, nnodes=2, distributed_executor="ray")
     checkpoint = open_checkpoint(tiny_path)
     try:
-        setup = _setup(config, checkpoint, 1, "group", executor_limits(config, 64, model_graph(checkpoint, 64)))
+        limits = executor_limits(config, 64, model_graph(checkpoint, 64))
+        setup = _setup(config, checkpoint, 1, "group", limits, ())
         assert (setup.rank, setup.config, setup.digest) == (1, config, checkpoint.file.digest())
     finally:
         checkpoint.close()
