@@ -1,7 +1,6 @@
 // What adapters add to the sums of a product before bias, activation and residual: gain * sums + scale (x A^T) B^T.
 //
-// Both factors go through the products of panels of float16; on AMX numbers are the sums of two of bfloat16 in them
-// (linear_dense_amx.h). So a row's sums do not depend on the rows beside it.
+// Both factors go through the products of panels of bfloat16. So a row's sums do not depend on the rows beside it.
 #pragma once
 
 #if defined(OCTAVO_ISA_amx)
@@ -13,12 +12,7 @@
 namespace octavo {
 namespace {
 
-#if defined(OCTAVO_ISA_amx)
-constexpr Codes FACTOR_CODES = Codes::f16;
-#else
-constexpr Codes FACTOR_CODES = Codes::f16;
-#endif
-using FactorFormat = Format<FACTOR_CODES, 16, 1, Scales::none, Mins::none>;
+using FactorFormat = Format<Codes::bf16, 16, 1, Scales::none, Mins::none>;
 
 // The panels of a factor as a product reads them.
 inline PackedWeight factor_of(const uint16_t* numbers, int32_t k) {

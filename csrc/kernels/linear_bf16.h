@@ -17,7 +17,7 @@ class ProductSums {
         const int32_t rest = block.count - ROW_GROUP;
         configure(block.count > PACKED_ROWS ? TileRowCounts{ROW_GROUP, ROW_GROUP}
                   : rest > 0                ? TileRowCounts{ROW_GROUP, rest}
-                                            : TileRowCounts{block.count, ROW_GROUP});
+                                            : TileRowCounts{block.count, block.count});
         if (block.count <= ROW_GROUP)
             multiply_few<F, 1>(run, block, to.sums);
         else if (block.count <= PACKED_ROWS)
@@ -29,11 +29,8 @@ class ProductSums {
     // The same with panels of floats. rows: the activations of the block, k columns.
     template <typename F>
     void multiply_dense(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
-        const bool is_factor = !run.weight.type;  // of an adapter (linear_adapted.h), no matrix of the model
         if constexpr (F::codes == Codes::bf16) {
-            multiply_dense_on_tiles<false>(run, rows, k, sums);
-        } else if (F::codes == Codes::f16 && is_factor) {
-            multiply_dense_on_tiles<true>(run, rows, k, sums);
+            multiply_dense_on_tiles(run, rows, k, sums);
         } else {
             const int64_t stride = sum_rows(rows.rows) * PANEL_COLS;
             zero_sums(sums, static_cast<int64_t>(run.count) * sum_rows(rows.rows));
@@ -42,13 +39,11 @@ class ProductSums {
     }
 
   private:
-    // is_f16: the panels are of float16, both parts of which count; else of bfloat16.
-    template <bool is_f16>
     void multiply_dense_on_tiles(const PanelRun& run, const DenseRows& rows, int k, float* sums) {
         const int64_t stride = sum_rows(rows.rows) * PANEL_COLS;
         const int groups = sum_rows(rows.rows) / ROW_GROUP, units = (k + UNIT_K - 1) / UNIT_K;
         const int count = groups == 1 ? rows.rows : ROW_GROUP;
-        configure({count, count});
+        if (groups > 1 || rows_.first < count || rows_.second < count) configure({count, count});
         for (int first = 0, most = DENSE_ROW_UNITS / sum_rows(rows.rows); first < units; first += most) {
             const DenseImage image = {dense_, units - first < most ? units - first : most};
             const int64_t left = k - static_cast<int64_t>(first) * UNIT_K;
@@ -56,15 +51,15 @@ class ProductSums {
             for (int i = 0; i < run.count; i += 2) {
                 float* const at = sums + i * stride;
                 if (i + 2 <= run.count)
-                    multiply_dense_panels<2, is_f16>(run, i, image, groups, first, left, {at, at + stride});
+                    multiply_dense_panels<2>(run, i, image, groups, first, left, {at, at + stride});
                 else
-                    multiply_dense_panels<1, is_f16>(run, i, image, groups, first, left, {at});
+                    multiply_dense_panels<1>(run, i, image, groups, first, left, {at});
             }
         }
     }
 
     // P panels from the i-th on with an image of the units from `first` on, of which `left` columns are there.
-    template <int P, bool is_f16>
+    template <int P>
     void multiply_dense_panels(const PanelRun& run, int i, const DenseImage& image, int groups, int first, int64_t left,
                                float* const (&sums)[P]) {
         constexpr int UNIT_BYTES = UNIT_K * PANEL_COLS * 2;
@@ -74,12 +69,9 @@ class ProductSums {
                 panels.sums[p] = sums[p];
                 const uint8_t* const numbers = run.data(i + p) + static_cast<int64_t>(first + u) * UNIT_BYTES;
                 uint8_t* const tiles = tiles_ + p * DENSE_PIECE * TILE_BYTES;
-                if constexpr (is_f16)
-                    unpack_f16(numbers, panels.count, left - u * UNIT_K, tiles);
-                else
-                    unpack_bf16(numbers, panels.count, left - u * UNIT_K, tiles);
+                unpack_bf16(numbers, panels.count, left - u * UNIT_K, tiles);
             }
-            multiply_dense_tiles<P, is_f16>(image, groups, u, panels, first + u == 0);
+            multiply_dense_tiles<P>(image, groups, u, panels, first + u == 0);
         }
     }
 

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from octavo.adapters.adapter import Adapter, AdapterBase
 from octavo.backends import AdaptingExecutor, Executor, ExecutorLimits, get_backend
-from octavo.batch import Batch, DomainRows
+from octavo.batch import Batch, DomainRows, Float32
 from octavo.graph.ops.low_rank import ADAPTER_SLOTS, ADAPTERS, AdapterLimits, LowRank
 from octavo.loader.checkpoint import Checkpoint
 from octavo.models import build_graph
+from octavo.quantization.packed.stored import bfloat16
 from tests.support.batches import Request, step
 from tests.support.tiny_models import NUM_CACHE_GROUPS
 
@@ -62,15 +63,20 @@ def logits_of(
 
 
 def random_adapter(base: AdapterBase, seed: int, ranks: Sequence[int] = (4,), *, every: int = 1) -> Adapter:
-    """An adapter beside one of `every` places, with these ranks in turn."""
+    """An adapter beside one of `every` places, with these ranks in turn. Its numbers are ones of bfloat16."""
     rng, parts = np.random.default_rng(seed), {}
     for i, (name, shape) in enumerate(list(base.places.items())[::every]):
         rank = ranks[i % len(ranks)]
         a = rng.standard_normal((*shape[:-2], rank, shape[-1])) * shape[-1] ** -0.5
         b = rng.standard_normal((*shape[:-2], shape[-2], rank)) * rank**-0.5
-        parts[name] = LowRank(a.astype(np.float32), b.astype(np.float32), 0.7)
+        parts[name] = LowRank(_rounded(a), _rounded(b), 0.7)
         if i % 3 == 1:  # as magnitudes make them
             parts[name] = replace(parts[name], gain=rng.uniform(0.5, 1.5, b.shape[:-1]).astype(np.float32))
     if (head := parts.get("lm_head.weight")) is not None and seed == 1:
-        parts["lm_head.weight"] = LowRank.whole(rng.standard_normal(head.shape).astype(np.float32) * 0.1)
+        parts["lm_head.weight"] = LowRank.whole(_rounded(rng.standard_normal(head.shape) * 0.1))
     return Adapter.of(f"random-{seed}", parts)
+
+
+def _rounded(numbers: NDArray[np.float64]) -> Float32:
+    bits = bfloat16(numbers.astype(np.float32)).astype(np.uint32)
+    return (bits << 16).view(np.float32)

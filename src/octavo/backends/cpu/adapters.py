@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.batch import Float32
 from octavo.graph.ops.low_rank import AddToEmbedding, BesideWeights, LowRank
+from octavo.quantization.packed.stored import bfloat16
 
 _LANES = 16
 _T = TypeVar("_T", np.uint16, np.float32)
@@ -17,8 +18,8 @@ _Numbers = tuple[NDArray[np.uint16], float]
 
 PreparedPart = tuple[int, int, NDArray[np.uint16], NDArray[np.uint16], Float32, int, float]
 """The number of a record and of its weight; A, B, and the gain of each column, each flat and empty where there is none;
-the rank, and the scale of the product of A and B. A and B are panels of 16 rows, [rows / 16, columns, 16], of float16.
-Beside a table of embeddings they are rows."""
+the rank, and the scale of the product of A and B. A and B are panels of 16 rows, [rows / 16, columns, 16], of bfloat16.
+Beside a table of embeddings they are rows of float16."""
 
 
 _NOTHING, _NO_GAIN = np.zeros(0, np.uint16), np.zeros(0, np.float32)
@@ -37,16 +38,13 @@ def prepare(records: Mapping[int, BesideWeights], parts: Mapping[str, LowRank]) 
 
 
 def _beside_products(record: int, found: Sequence[tuple[int, LowRank]]) -> Iterator[PreparedPart]:
-    factors = [None if part.a is None else _float16(part.a) for _, part in found]
-    panels = [_NOTHING if each is None else _panels(each[0]) for each in factors]
+    panels = [_NOTHING if part.a is None else _panels(bfloat16(part.a)) for _, part in found]
     # One behind the other in memory: the rows of a step are read once for all of them.
     joined, end = np.concatenate([*panels, _NOTHING]), 0
-    for (weight, part), factor, own in zip(found, factors, panels, strict=True):
-        b, b_scale = _float16(part.b)
+    for (weight, part), own in zip(found, panels, strict=True):
         begin, end = end, end + own.size
         gain = _NO_GAIN if part.gain is None else _whole_lanes(part.gain.reshape(1, -1)).reshape(-1)
-        scale = float(part.scale) * b_scale * (1.0 if factor is None else factor[1])
-        yield record, weight, joined[begin:end], _panels(b), gain, part.rank, scale
+        yield record, weight, joined[begin:end], _panels(bfloat16(part.b)), gain, part.rank, float(part.scale)
 
 
 def _beside_table(record: int, part: LowRank) -> PreparedPart:

@@ -80,7 +80,7 @@ class DenseWeight(Weight):
         for begin in range(0, out.size, _CHUNK_VALUES):
             values = flat.rows(slice(begin, begin + _CHUNK_VALUES)).dequantize()
             with np.errstate(over="ignore"):
-                found = _bfloat16(values) if type_name == "BF16" else values.astype(out.dtype)
+                found = bfloat16(values) if type_name == "BF16" else values.astype(out.dtype)
             is_finite = np.isfinite(values)
             if not np.isfinite(DenseWeight(found).dequantize()[is_finite]).all():
                 largest = np.abs(values[is_finite]).max()
@@ -89,7 +89,8 @@ class DenseWeight(Weight):
         return DenseWeight(out.reshape(self.shape))
 
 
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bits of the nearest numbers of bfloat16."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
     # Rounding could carry a NaN into infinity; it keeps its upper half, made quiet.
