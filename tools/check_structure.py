@@ -27,6 +27,7 @@ MAX_PARAMETERS = 8
 LEAVES = {
     "errors",
     "env",
+    "low_priority",
     "batch",
     "sampling_params",
     "outputs",

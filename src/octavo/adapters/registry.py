@@ -14,6 +14,7 @@ from octavo.adapters.read import Stamps, read_adapter, stamps_of
 from octavo.backends import AdaptingExecutor
 from octavo.errors import UsageError
 from octavo.graph.ops.low_rank import AdapterLimits
+from octavo.low_priority import at_low_priority
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class AdapterRegistry:
             with self._lock:
                 held = self._held.get(name) if self._sources.get(name) == source else None
             if held is None:
-                held = self._read(name, source)
+                # At the usual priority it would take a core from the threads of a step.
+                held = at_low_priority(lambda: self._read(name, source))
             with self._lock:
                 self._sources[name] = source
                 self._keep(name, held)
