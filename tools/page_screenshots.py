@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from octavo.errors import OverloadedError
 from octavo.loader.generation_config import SamplingDefaults
@@ -20,9 +20,10 @@ from octavo.loader.hub import resolve_model
 from tests.support.browser import browser, watched_page
 from tests.support.chat_page import ask, ask_to_the_end, words
 from tests.support.fake_client import FakeClient, Script, read_tokenizer
+from tests.support.pdf_files import text_pdf
 from tests.support.scripted_app import ScriptedApp, SteppedLoader, scripted_app
 
-SIZES = {"light": (1200, 800), "dark": (1200, 800), "narrow": (390, 844), "narrow-dark": (390, 844)}
+SIZES = {"light": (1200, 800), "dark": (1200, 800), "narrow": (380, 844), "narrow-dark": (380, 844)}
 ANSWER = """Two ways to sum the first *n* numbers, and why they agree:
 
 $$\\sum_{i=1}^{n} i = \\frac{n(n+1)}{2}$$
@@ -72,6 +73,16 @@ def settings(page: Page, engine: FakeClient) -> None:
     expect(page.locator("#problem")).to_be_visible()
 
 
+def presets(page: Page, _: FakeClient) -> None:
+    page.click("#open-settings")
+    page.select_option("#preset", "Proofreader")
+    page.fill("#system", "Correct the spelling.")
+    page.click("#save-preset")
+    page.fill("#preset-name", "Spelling")
+    page.click("#export-all")
+    page.locator("#import").scroll_into_view_if_needed()
+
+
 def sidebar(page: Page, engine: FakeClient) -> None:
     conversation(page, engine)
     if page.locator("#new-chat").is_visible():
@@ -80,6 +91,39 @@ def sidebar(page: Page, engine: FakeClient) -> None:
     if page.locator("#open-sidebar").is_visible():
         page.click("#open-sidebar")
         page.wait_for_timeout(400)
+    page.locator("#conversations .remove").first.click()
+    page.fill("#search", "Nothing like it")
+
+
+def attachments(page: Page, engine: FakeClient) -> None:
+    notes: FilePayload = {"name": "notes.md", "mimeType": "text/plain", "buffer": b"# Notes\n\nGauss was right."}
+    pdf: FilePayload = {"name": "a-paper-with-a-long-name-of-2026.pdf", "mimeType": "", "buffer": text_pdf(["Sums."])}
+    page.set_input_files("#files", [notes, pdf])
+    expect(page.locator(".chip-size")).to_have_text(["25 B", "1 page"])
+    engine.script = Script(words("A short answer."))
+    ask_to_the_end(page, "Summarize both files:")
+    page.click("[data-action=again]")
+    expect(page.locator(".versions")).to_have_text("2/2")
+    page.click(".message .file summary")
+    page.set_input_files("#files", [notes, pdf])
+    expect(page.locator("#chips .chip-size")).to_have_text(["25 B", "1 page"])
+
+
+def truncation(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(words("A short answer."))
+    ask_to_the_end(page, "Sum these: " + "7 " * 6000)
+
+
+def reading(page: Page, engine: FakeClient) -> None:
+    conversation(page, engine)
+    engine.script = Script(words("A short answer."), delay_s=600, prompt_steps=(512, 900))
+    ask(page, "Sum these: " + "7 " * 700)
+    expect(page.locator(".waiting progress")).to_be_visible()
+
+
+def shortcuts(page: Page, engine: FakeClient) -> None:
+    conversation(page, engine)
+    page.keyboard.press("Control+/")
 
 
 def loading(page: Page, _: FakeClient) -> None:
@@ -98,7 +142,19 @@ def dashboard(page: Page, engine: FakeClient) -> None:
 
 
 SCENES: tuple[Callable[[Page, FakeClient], None], ...] = (
-    *(welcome, conversation, end_of_conversation, settings, sidebar, dashboard),
+    *(
+        welcome,
+        conversation,
+        end_of_conversation,
+        settings,
+        presets,
+        sidebar,
+        attachments,
+        truncation,
+        reading,
+        shortcuts,
+    ),
+    dashboard,
 )
 
 
@@ -106,7 +162,11 @@ def main(folder: Path) -> None:
     """Takes every scene in every size and theme."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = read_tokenizer(resolve_model("smollm2"))
-    engine = FakeClient(tokenizer, sampling_defaults=SamplingDefaults({"temperature": 0.2}, "the makers of scripted"))
+    engine = FakeClient(
+        tokenizer,
+        max_model_len=4096,
+        sampling_defaults=SamplingDefaults({"temperature": 0.2}, "the makers of scripted"),
+    )
     loader = SteppedLoader(tokenizer, engine)
     loader.may_end.set()
     with (

@@ -206,11 +206,13 @@ def test_an_answer_without_end_ends_and_says_so(page: Page, engine: FakeClient) 
     page.fill("#max_tokens", "1")
     engine.script = Script(["word "], finish_reason="length")
     ask_to_the_end(page)
-    expect(page.locator(".stats")).to_contain_text("ended at Max tokens, 1")
+    expect(page.locator(".stats")).to_contain_text("cut off at Max tokens (1)")
     page.fill("#max_tokens", "")
     engine.script = Script(["word "] * 4200, never_ends=True)
     ask_to_the_end(page)
-    expect(page.locator(".stats").last).to_contain_text("ended at 4,096 tokens; Max tokens in the settings allows more")
+    expect(page.locator(".stats").last).to_contain_text(
+        "cut off at 4,096 tokens; raise Max tokens in the settings for more"
+    )
     assert not page.locator("#stop").is_visible()
 
 
@@ -291,32 +293,92 @@ def test_an_error_in_the_middle_keeps_what_came_before(page: Page, engine: FakeC
     expect(answers(page)).to_have_text("Once upon")
 
 
-def test_a_prompt_that_is_too_long_is_explained(page: Page) -> None:
+def test_a_truncation_is_told(page: Page) -> None:
     ask(page, "word " * 5000)
-    note = r"the context is full: \d+ tokens were left out, "
-    expect(page.locator(".stats")).to_contain_text(re.compile(note + "from the middle of your message"))
+    note = r"This chat is longer than the model's context: [\d,]+ tokens were left out, "
+    told = page.locator(".truncation")
+    expect(told).to_have_text(re.compile(note + "from the middle of your message."))
     ask(page, "word " * 10)
-    expect(page.locator(".stats").last).to_contain_text(re.compile(note + "the oldest turns first, then the middle"))
+    oldest = "the oldest messages first, then the middle of your last message."
+    expect(told.last).to_have_text(re.compile(note + oldest))
+    page.reload()
+    expect(told).to_have_count(2)
 
 
-def test_a_key_is_asked_for(chromium: Browser, engine: FakeClient, smollm2_tokenizer: Tokenizer) -> None:
-    engine.script = Script(words("A short answer."))
+def test_a_long_prompt_shows_how_far_it_is(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(words("A short answer."), delay_s=60, prompt_steps=(512, 2048))
+    ask(page, "word " * 3000)
+    reading = page.locator(".waiting")
+    expect(reading).to_have_text(re.compile(r"Reading the prompt: 2,048 of 3,0\d\d tokens"))
+    assert 0.6 < reading.locator("progress").evaluate("bar => bar.position") < 0.7
+    page.keyboard.press("Control+Shift+O")
+    page.click("#conversations .open")
+    expect(reading).to_contain_text("2,048 of")  # also after another chat was open
+    page.keyboard.press("Escape")
+    expect(reading).to_have_count(0)
+    engine.script = Script(words("A short answer."), prompt_steps=(512, 2048))
+    page.click("[data-action=again]")
+    expect(answers(page)).to_have_text("A short answer.")
+    expect(reading).to_have_count(0)
+
+
+def test_the_progress_of_a_short_prompt_is_not_shown(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(words("A short answer."), delay_s=60, num_cached_tokens=2800, prompt_steps=(2900,))
+    with page.expect_response("**/v1/chat/completions"):
+        ask(page, "word " * 3000)  # all but 200 tokens are in the cache
+    page.wait_for_timeout(300)
+    expect(page.locator(".waiting i")).to_have_count(3)
+
+
+REQUIRED = "This server requires an API key. Enter it in the settings."
+REFUSED = "The server does not accept this API key. Check it in the settings."
+
+
+def test_a_key_is_asked_for(chromium: Browser, smollm2_tokenizer: Tokenizer) -> None:
+    engine = FakeClient(smollm2_tokenizer)
     config = ServerConfig(api_key=("sesame",))
     with scripted_app(engine, smollm2_tokenizer, config) as app, watched_page(chromium, app.url) as page:
         page.goto("/")
-        expect(page.locator("#welcome-note")).to_contain_text("requires an API key")
+        expect(page.locator("#loading")).to_have_text(REQUIRED)
         expect(page.locator("#api-key")).to_be_focused()
+        expect(page.locator("#key-problem")).to_have_text(REQUIRED)
         page.keyboard.type("Sesame")
+        expect(page.locator("#key-problem")).to_be_hidden()
         page.keyboard.press("Enter")
-        expect(page.locator("#welcome-note")).to_contain_text("The server does not accept this API key.")
+        expect(page.locator("#loading")).to_have_text(REFUSED)
+        expect(page.locator("#key-problem")).to_have_text(REFUSED)
         page.fill("#api-key", "")
         page.keyboard.type("sesame")
         page.keyboard.press("Tab")
         expect(page.locator("#model")).to_have_value("scripted")
+        expect(page.locator("#loading")).to_be_hidden()
+        expect(page.locator("#key-problem")).to_be_hidden()
         ask_to_the_end(page)
         page.reload()
         expect(page.locator("#model")).to_have_value("scripted")
         assert "sesame" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_a_question_refused_for_its_key_is_answered_with_the_right_one(
+    chromium: Browser, smollm2_tokenizer: Tokenizer
+) -> None:
+    engine = FakeClient(smollm2_tokenizer, Script(words("A short answer.")))
+    config = ServerConfig(api_key=("sesame",))
+    with scripted_app(engine, smollm2_tokenizer, config) as app, watched_page(chromium, app.url) as page:
+        page.goto("/")
+        expect(page.locator("#key-problem")).to_be_visible()
+        page.click("#close-settings")
+        ask(page, "One")
+        expect(page.locator(".failure span")).to_have_text(REQUIRED)
+        expect(page.locator("#api-key")).to_be_focused()
+        page.click("#close-settings")
+        ask(page, "Two")
+        expect(page.locator(".failure")).to_have_count(2)
+        page.keyboard.type("sesame")
+        page.keyboard.press("Enter")
+        expect(answers(page)).to_have_text(["A short answer."])
+        expect(page.locator(".failure")).to_have_count(0)
+        expect(page.locator(".message.user .body")).to_have_text(["One", "Two"])
 
 
 def test_light_and_dark(chromium: Browser, app: ScriptedApp) -> None:
@@ -433,19 +495,6 @@ def test_titles_can_be_changed_searched_and_are_dated(page: Page) -> None:
     expect(page.locator("#conversations .open")).to_have_text(["Apples"])
     page.fill("#search", "")
     expect(page.locator("#conversations .open")).to_have_count(2)
-
-
-def test_files_are_attached_as_text(page: Page) -> None:
-    page.fill("#prompt", "Explain:")
-    page.set_input_files("#files", {"name": "a.md", "mimeType": "text/plain", "buffer": b"Some\n```\ncode\n```\n"})
-    expect(page.locator("#prompt")).to_have_value("Explain:\n\na.md:\n\n````md\nSome\n```\ncode\n```\n````\n")
-    page.set_input_files("#files", {"name": "b.bin", "mimeType": "text/plain", "buffer": b"\xff\x00"})
-    expect(page.locator("#problem")).to_have_text("b.bin is not a text file in UTF-8.")
-    page.set_input_files("#files", {"name": "c.txt", "mimeType": "text/plain", "buffer": b"x" * 300_000})
-    expect(page.locator("#problem")).to_have_text("c.txt has 293 KiB; at most 256 KiB can be attached.")
-    with page.expect_request("**/v1/chat/completions") as request:
-        page.click("#send")
-    assert "Some\n```\ncode" in request.value.post_data_json["messages"][0]["content"]
 
 
 def test_a_branch_leaves_the_conversation_as_it_is(page: Page) -> None:

@@ -49,14 +49,14 @@ def page(chromium: Browser, engine: FakeClient) -> Iterator[Page]:
 
 
 def test_images_are_attached_shown_and_sent_again(page: Page, engine: FakeClient) -> None:
-    expect(page.locator("#attach")).to_have_attribute("title", "Attach images or text files")
+    expect(page.locator("#attach")).to_have_attribute("title", "Attach images, PDFs or text files")
     page.set_input_files("#files", FILE)
     page.evaluate(GIVE, ["paste", base64_of(PNG)])
     page.evaluate(GIVE, ["drop", base64_of(PNG)])
-    previews = page.locator("#previews img")
+    previews = page.locator("#chips img")
     expect(previews).to_have_count(3)
-    assert previews.first.get_attribute("alt") == "a <b>.png"
-    page.click("#previews li:nth-child(2) button")
+    expect(page.locator("#chips .chip-name").first).to_have_text("a <b>.png")
+    page.click("#chips li:nth-child(2) button")
     expect(previews).to_have_count(2)
     page.fill("#prompt", "What is this?")
     page.keyboard.press("Enter")
@@ -86,7 +86,7 @@ def test_a_model_that_only_reads_takes_no_images(chromium: Browser, smollm2_toke
     client = FakeClient(smollm2_tokenizer)
     with scripted_app(client, smollm2_tokenizer) as app, watched_page(chromium, app.url) as page:
         page.goto("/")
-        expect(page.locator("#attach")).to_have_attribute("title", "Attach text files")
+        expect(page.locator("#attach")).to_have_attribute("title", "Attach PDFs or text files")
         page.set_input_files("#files", FILE)
-        expect(page.locator("#problem")).to_have_text("a <b>.png is an image, and this model reads text only.")
-        expect(page.locator("#previews img")).to_have_count(0)
+        expect(page.locator("#problem")).to_have_text("a <b>.png is an image, and this model reads only text.")
+        expect(page.locator("#chips img")).to_have_count(0)

@@ -41,7 +41,8 @@ class Script:
     pieces: a text becomes the tokens it is made of; a tuple (text, token ids) says both.
     delay_s: before each output. refusal: raised by `generate`. error: raised instead of the end.
     never_ends: after the pieces nothing comes. num_cached_tokens, num_loaded_tokens: of each prompt.
-    num_drafts: the last four fields of `RequestMetrics`.
+    num_drafts: the last four fields of `RequestMetrics`. prompt_steps: tokens of the prompt that are computed after
+    each of its steps; only requests that are followed hear of them.
     """
 
     pieces: Sequence[str | tuple[str, Sequence[int]]] = ("Hello", " world")
@@ -54,6 +55,7 @@ class Script:
     num_cached_tokens: int = 0
     num_loaded_tokens: int = 0
     num_drafts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    prompt_steps: Sequence[int] = ()
 
 
 @dataclass
@@ -199,6 +201,8 @@ class FakeStream:
             yield self._vector(params)
             self.is_closed = True
             return
+        for num_processed in script.prompt_steps if self._request.is_followed else ():
+            yield self._prompt_step(num_processed, script)
         num_choices = params.num_choices
         steps, finish_reason = self._steps(script)
         num_generated = 0
@@ -219,6 +223,14 @@ class FakeStream:
             raise script.error
         if script.never_ends:
             await asyncio.Event().wait()
+
+    def _prompt_step(self, num_processed: int, script: Script) -> OutputDelta:
+        metrics = RequestMetrics(
+            num_prompt_tokens=len(self._request.prompt.token_ids),
+            num_cached_tokens=script.num_cached_tokens,
+            num_processed_tokens=num_processed,
+        )
+        return OutputDelta(self.request_id, [], False, None, metrics)
 
     def _vector(self, params: PoolingParams) -> PoolingOutput:
         """A vector [8] that depends on the tokens and the pooling."""

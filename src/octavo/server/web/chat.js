@@ -1,19 +1,21 @@
 // The chat page: turns the user's actions into requests, and the model's answers into text.
-import { ServerError, streamChat } from "./api.js";
+import { receive, requestBody } from "./answering.js";
+import { ServerError } from "./api.js";
 import { Composer } from "./composer.js";
 import { byId, copyText } from "./dom.js";
 import { exportJson, exportMarkdown } from "./export.js";
+import { Library } from "./library.js";
 import { Models } from "./models.js";
 import { Settings } from "./settings.js";
+import { Shortcuts } from "./shortcuts.js";
 import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 import { Transcript, confirmOn, formatRate } from "./transcript.js";
+import { setAside, turnTo } from "./versions.js";
 
 const SAVE_INTERVAL_MS = 1000;
 const SLOW_MS = 1000; // without a token for so long, the model may have to be loaded
 const LEAVING_MS = 200; // from the end of a page's connections to that of the page
-const LEAST_RATE_S = 0.1; // a rate over less time says nothing
-const ANSWER_LIMIT = 4096; // tokens of an answer without Max tokens; settings and `octavo run` have the same
 
 const prompt = byId("prompt");
 const send = byId("send");
@@ -21,7 +23,7 @@ const stop = byId("stop");
 const live = byId("live");
 
 let conversation = store.newConversation();
-let run = null; // the answer that is being written: { conversation, message, index, controller }
+const runs = new Map(); // answers being written, by conversation: { conversation, message, index, controller, progress }
 
 const transcript = new Transcript({
   scroll: byId("scroll"),
@@ -35,24 +37,44 @@ const settings = new Settings({
     conversation.system = text;
     if (conversation.messages.length) save();
   },
-  onKey: () => models.refresh(),
+  onKey: tryKey,
 });
 const models = new Models({
   onCards: (card) => {
-    byId("welcome-note").textContent = "Everything stays between this browser and your server.";
+    settings.showKeyProblem("");
     settings.showDefaults(card);
     composer.sees = card?.input_modalities?.includes("image") ?? false;
   },
   onError: (error) => {
-    byId("welcome-note").textContent = describe(error);
+    const text = describe(error);
+    if (error.status === 401) settings.askForKey(text);
+    return text;
   },
 });
-const sidebar = new Sidebar({ onOpen: open, onNew: startNew, onRemove: remove, onRename: rename });
+const shortcuts = new Shortcuts();
+const sidebar = new Sidebar({
+  isBusy: (id) => runs.has(id),
+  onOpen: open,
+  onNew: startNew,
+  onRemove: remove,
+  onRename: rename,
+});
+new Library({
+  onImport: () => {
+    settings.reloadPresets();
+    sidebar.show(conversation.id);
+  },
+});
 
 // Conversations
 
 function show() {
   transcript.show(conversation.messages);
+  const run = runs.get(conversation.id);
+  if (run) {
+    transcript.wait(run.index);
+    transcript.update(run.index, run.message, run.progress);
+  }
   byId("welcome").hidden = conversation.messages.length > 0;
   settings.showSystem(conversation.system);
   models.choose(conversation.model);
@@ -60,18 +82,23 @@ function show() {
   byId("export-menu").hidden = !conversation.messages.length;
   sidebar.show(conversation.id);
   composer.open(conversation.title ? conversation.id : "");
+  showRunning();
+}
+
+/** A conversation by its id, null if it is gone. */
+function find(id) {
+  return runs.get(id)?.conversation ?? store.findConversation(id);
 }
 
 function open(id) {
-  halt();
-  conversation = store.findConversation(id) ?? store.newConversation();
+  conversation = find(id) ?? store.newConversation();
   remember(conversation.id);
   show();
   focusPrompt();
 }
 
+/** Opens an empty conversation. An answer that is being written in another one goes on. */
 function startNew() {
-  halt();
   const { system } = conversation;
   conversation = { ...store.newConversation(), system };
   remember("");
@@ -80,10 +107,21 @@ function startNew() {
 }
 
 function remove(id) {
+  const removed = find(id);
+  if (!removed) return sidebar.show(conversation.id); // another tab was faster
+  const draft = store.loadDraft(id);
+  const wasShown = id === conversation.id;
+  halt(id, { isRemoved: true });
   store.removeConversation(id);
   store.saveDraft(id, "");
-  if (id === conversation.id) startNew();
+  if (wasShown) startNew();
   else sidebar.show(conversation.id);
+  sidebar.offerUndo(removed.title, () => {
+    store.saveConversation(removed);
+    store.saveDraft(id, draft);
+    if (wasShown && !conversation.messages.length) open(id);
+    else sidebar.show(conversation.id);
+  });
 }
 
 function remember(id) {
@@ -92,7 +130,11 @@ function remember(id) {
 
 function save() {
   conversation.updated = Date.now();
-  if (!store.saveConversation(conversation)) say("The browser's storage is full: this conversation is not kept.");
+  if (!store.saveConversation(conversation)) {
+    const text = "The browser's storage is full, so this conversation is not saved. Export it, or delete others.";
+    composer.tell(text);
+    say(text);
+  }
   remember(conversation.id);
   sidebar.show(conversation.id);
 }
@@ -100,11 +142,12 @@ function save() {
 // Asking
 
 function submit() {
-  const { text, images } = composer;
-  if (composer.isEmpty || run || isRefused()) return;
+  const { text, attachments } = composer;
+  if (composer.isReading) return composer.tell("Wait until the attachments have been read.");
+  if (composer.isEmpty || runs.has(conversation.id) || isRefused()) return;
   composer.clear();
-  ask(text, images);
   composer.open(conversation.id);
+  ask(text, attachments);
 }
 
 /** Whether a setting keeps a question from being sent; says which. */
@@ -114,9 +157,16 @@ function isRefused() {
   return problem !== null;
 }
 
-function ask(text, images = []) {
-  if (!conversation.title) conversation.title = store.titleOf(text || images[0].name);
-  const message = { role: "user", content: text, ...(images.length && { images }) };
+/** versions: of the message, see versions.js. */
+function ask(text, { images = [], files = [] }, versions) {
+  if (!conversation.title) conversation.title = store.titleOf(text || [...images, ...files][0].name);
+  const message = {
+    role: "user",
+    content: text,
+    ...(images.length && { images }),
+    ...(files.length && { files }),
+    ...(versions && { versions }),
+  };
   conversation.messages.push(message);
   byId("welcome").hidden = true;
   byId("export-menu").hidden = false;
@@ -125,68 +175,62 @@ function ask(text, images = []) {
   answer();
 }
 
-function requestBody() {
-  const messages = conversation.messages
-    .filter((message) => message.role === "user" || message.content)
-    .map(({ role, content, images }) => ({ role, content: images ? parts(content, images) : content }));
-  if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
-  return {
-    ...(models.chosen && { model: models.chosen }),
-    messages,
-    stream: true,
-    stream_options: { include_usage: true },
-    timings: true,
-    truncate_prompt_tokens: -1,
-    truncation_side: "turns",
-    ...settings.sampling(),
-  };
-}
-
-/** The content of a message with images, which stand before its text. */
-function parts(text, images) {
-  const shown = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  return text ? [...shown, { type: "text", text }] : shown;
-}
-
-async function answer() {
-  const body = requestBody();
+async function answer(versions) {
+  const body = requestBody(conversation, models.chosen, settings.sampling());
   conversation.model = models.chosen;
   const message = { role: "assistant", content: "", reasoning: "", model: models.chosen, stats: {}, ending: "stopped" };
   message.limit = body.max_tokens ?? null;
+  if (versions) message.versions = versions;
   conversation.messages.push(message);
   const index = conversation.messages.length - 1;
   transcript.append(message);
   transcript.wait(index);
   transcript.toEnd();
-  const current = { conversation, message, index, controller: new AbortController() };
-  run = current;
+  const run = { conversation, message, index, controller: new AbortController(), progress: null, isRemoved: false };
+  runs.set(conversation.id, run);
   showRunning();
   save();
   say("The model is answering.");
   try {
-    await receiveWhenLoaded(current, body);
+    await receiveWhenLoaded(run, body);
   } catch (error) {
     // A page that is being left may lose its connections first; then nothing of this happens but what halt does.
     if (error.status === 0) await new Promise((resolve) => setTimeout(resolve, LEAVING_MS));
-    if (!current.controller.signal.aborted) message.error = describe(error);
+    if (!run.controller.signal.aborted) fail(run, error);
   }
-  if (run === current) run = null;
-  if (models.card?.state !== "loaded") models.refresh(); // the question has loaded it
-  store.saveConversation(current.conversation);
-  if (current.conversation === conversation) transcript.finish(index, message);
-  showRunning();
-  say(message.error ?? "The answer is complete.");
+  end(run);
 }
 
-/** Reads the answer into the message. A model that is still being loaded is waited for, with its progress shown. */
-async function receiveWhenLoaded(current, body) {
+function fail({ message }, error) {
+  message.error = describe(error);
+  if (error.status !== 401) return;
+  message.needsKey = true;
+  settings.askForKey(message.error);
+}
+
+function end(run) {
+  const { id, messages } = run.conversation;
+  if (runs.get(id) === run) runs.delete(id);
+  if (models.card?.state !== "loaded") models.refresh(); // the question has loaded it
+  if (!run.isRemoved) store.saveConversation(run.conversation);
+  // After a halt, another answer may be in its place.
+  if (run.conversation === conversation && messages[run.index] === run.message) transcript.finish(run.index, run.message);
+  showRunning();
+  sidebar.show(conversation.id);
+  say(run.message.error ?? "The answer is complete.");
+}
+
+/** Reads the answer. A model that is still being loaded is waited for, with its progress shown. */
+async function receiveWhenLoaded(run, body) {
   const slow = setTimeout(() => models.refresh(), SLOW_MS);
+  const { signal } = run.controller;
+  const onChange = showerOf(run);
   try {
     for (;;) {
       try {
-        return await receive(current, body);
+        return await receive(run.message, body, signal, onChange);
       } catch (error) {
-        if (error.code !== "model_loading" || !(await models.loaded(current.controller.signal))) throw error;
+        if (error.code !== "model_loading" || !(await models.loaded(body.model, signal))) throw error;
       }
     }
   } finally {
@@ -194,76 +238,60 @@ async function receiveWhenLoaded(current, body) {
   }
 }
 
-/**
- * Reads the answer into the message. Its figures: from the request to the first token, and tokens a second after, in the
- * end as the server measured them.
- */
-async function receive(current, body) {
-  const { message } = current;
-  const start = performance.now();
-  let first = null;
-  let lastSave = start;
-  let numDeltas = 0;
+/** A function that shows and saves what an answer has become, no more often than that is of use. */
+function showerOf(run) {
   let isDrawn = true;
+  let lastSave = performance.now();
   const draw = () => {
     isDrawn = true;
-    if (run !== current) return;
-    transcript.update(current.index, message);
-    live.textContent = formatRate(message.stats).join("  ·  ");
+    if (run.conversation !== conversation || runs.get(conversation.id) !== run) return;
+    transcript.update(run.index, run.message, run.progress);
+    live.textContent = formatRate(run.message.stats).join("  ·  ");
   };
-  for await (const event of streamChat(body, current.controller.signal)) {
-    const now = performance.now();
-    const choice = event.choices?.[0];
-    const text = choice?.delta?.content ?? "";
-    const thought = choice?.delta?.reasoning_content ?? choice?.delta?.reasoning ?? "";
-    if (text || thought) {
-      first ??= now;
-      numDeltas++;
-      message.content += text;
-      message.reasoning += thought;
-      message.stats = stats(numDeltas, start, first, now);
-    }
-    if (choice?.finish_reason) message.ending = choice.finish_reason;
-    if (event.usage?.truncated_tokens) message.truncated = event.usage.truncated_tokens;
-    if (event.usage && first !== null) {
-      message.stats = stats(event.usage.completion_tokens, start, first, now);
-      // An answer may come in one burst: the server knows how long it took.
-      message.stats.rate = event.timings?.predicted_per_second || message.stats.rate;
-    }
+  return (progress) => {
+    run.progress = progress;
     if (isDrawn) {
       isDrawn = false;
       requestAnimationFrame(draw);
     }
-    if (message.limit === null && numDeltas >= ANSWER_LIMIT && message.ending === "stopped") {
-      message.ending = "limit";
-      return; // which ends the request
-    }
-    if (now - lastSave > SAVE_INTERVAL_MS) {
+    const now = performance.now();
+    if (now - lastSave > SAVE_INTERVAL_MS && !run.isRemoved) {
       lastSave = now;
-      store.saveConversation(current.conversation);
+      store.saveConversation(run.conversation);
     }
-  }
-}
-
-function stats(tokens, start, first, now) {
-  const elapsed = (now - first) / 1000;
-  const rate = tokens > 1 && elapsed > LEAST_RATE_S ? (tokens - 1) / elapsed : null;
-  return { tokens, firstToken: (first - start) / 1000, rate };
+  };
 }
 
 function describe(error) {
   if (!(error instanceof ServerError)) return `Something went wrong in this page: ${error.message}`;
-  if (error.status === 401) settings.askForKey();
   return error.text;
 }
 
-/** Ends the answer that is being written; what it has so far stays. */
-function halt() {
+/** Asks again with another API key. If the server takes it, the questions it refused need no key any more. */
+async function tryKey() {
+  if (!(await models.refresh())) return;
+  const last = conversation.messages.at(-1);
+  const isToAnswer = last?.needsKey ?? false;
+  const refused = conversation.messages.filter(({ needsKey }) => needsKey);
+  if (!refused.length) return;
+  for (const message of refused) {
+    delete message.needsKey;
+    delete message.error;
+  }
+  save();
+  if (isToAnswer) again(conversation.messages.length - 1);
+  else show();
+}
+
+/** Ends the answer that is being written in a conversation; what it has so far stays. */
+function halt(id = conversation.id, { isRemoved = false } = {}) {
+  const run = runs.get(id);
   if (!run) return;
   run.message.ending = "stopped";
-  store.saveConversation(run.conversation);
+  run.isRemoved = isRemoved;
+  if (!isRemoved) store.saveConversation(run.conversation);
   run.controller.abort();
-  run = null;
+  runs.delete(id);
   showRunning();
 }
 
@@ -273,6 +301,8 @@ function act(action, target, button) {
   else if (action === "again") again(target);
   else if (action === "edit") edit(target);
   else if (action === "branch") branch(target);
+  else if (action === "previous") turn(target, -1);
+  else if (action === "next") turn(target, 1);
 }
 
 async function copy(text, button) {
@@ -282,30 +312,40 @@ async function copy(text, button) {
   }
 }
 
+/** Answers again. The answer so far stays as another version. */
 function again(index) {
   if (isRefused()) return;
   halt();
-  conversation.messages.length = index;
+  const versions = setAside(conversation.messages, index);
   transcript.show(conversation.messages);
-  answer();
+  answer(versions);
   focusPrompt();
 }
 
-/** A new conversation with all that came before this message, which can be written anew; the old one stays as it is. */
-function branch(index) {
+/** Shows the version before or after the one on display. */
+function turn(index, step) {
   halt();
+  const { at } = conversation.messages[index].versions;
+  turnTo(conversation.messages, index, at + step);
+  save();
+  transcript.show(conversation.messages, { index, action: step < 0 ? "previous" : "next" });
+}
+
+/** Opens a new conversation with all that came before this message, which becomes its draft. The old one stays as it is. */
+function branch(index) {
   const { title, system, model, messages } = conversation;
+  const { content, images, files } = messages[index];
   const copy = structuredClone(messages.slice(0, index));
-  conversation = { ...store.newConversation(), title: `${title} (branch)`, system, model, messages: copy };
-  store.saveDraft(conversation.id, messages[index].content);
+  conversation = { ...store.newConversation(), title: store.branchTitle(title), system, model, messages: copy };
+  store.saveDraft(conversation.id, content);
   save();
   show();
-  composer.take(messages[index].images);
+  composer.take({ images, files });
   focusPrompt();
 }
 
 function rename(id, title) {
-  const renamed = id === conversation.id ? conversation : store.findConversation(id);
+  const renamed = id === conversation.id ? conversation : find(id);
   if (renamed) {
     renamed.title = title;
     store.saveConversation(renamed);
@@ -314,14 +354,15 @@ function rename(id, title) {
   if (id === conversation.id) document.title = `${title} · Octavo`;
 }
 
+/** Turns a message into a field. The edited message becomes another version; nothing is lost. */
 function edit(index) {
   const message = conversation.messages[index];
   transcript.edit(index, message, (text) => {
     if (text === null || (text === message.content && index < conversation.messages.length - 1) || isRefused()) return;
     halt();
-    conversation.messages.length = index;
+    const versions = setAside(conversation.messages, index);
     transcript.show(conversation.messages);
-    ask(text, message.images);
+    ask(text, message, versions);
     focusPrompt();
   });
 }
@@ -329,10 +370,11 @@ function edit(index) {
 // The page
 
 function showRunning() {
-  send.hidden = run !== null;
-  stop.hidden = run === null;
+  const isRunning = runs.has(conversation.id);
+  send.hidden = isRunning;
+  stop.hidden = !isRunning;
   send.disabled = composer.isEmpty;
-  if (!run) live.textContent = "";
+  if (!isRunning) live.textContent = "";
 }
 
 /** Not where that would bring up a keyboard over half of the page. */
@@ -366,27 +408,39 @@ function exportWith(write) {
   write(conversation);
 }
 
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") {
-    if (byId("export-menu").open) {
-      byId("export-menu").open = false;
-      byId("export-menu").querySelector("summary").focus();
-    } else if (run) {
-      halt();
-      focusPrompt();
-    }
-  } else if ((event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === "o") {
-    event.preventDefault();
-    startNew();
-  } else if ((event.ctrlKey || event.metaKey) && event.key === ",") {
-    event.preventDefault();
-    settings.toggle();
+const SHORTCUTS = {
+  "shift+o": startNew,
+  k: () => sidebar.search(),
+  ",": () => settings.toggle(),
+  "/": () => shortcuts.toggle(),
+};
+
+function onEscape() {
+  if (byId("export-menu").open) {
+    byId("export-menu").open = false;
+    byId("export-menu").querySelector("summary").focus();
+  } else if (runs.has(conversation.id)) {
+    halt();
+    focusPrompt();
   }
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !shortcuts.isOpen) onEscape();
+  if (!event.ctrlKey && !event.metaKey) return;
+  // On some layouts `/` needs Shift.
+  const key = event.key === "/" ? "/" : `${event.shiftKey ? "shift+" : ""}${event.key.toLowerCase()}`;
+  const shortcut = SHORTCUTS[key];
+  if (!shortcut || (shortcuts.isOpen && key !== "/")) return;
+  event.preventDefault();
+  shortcut();
 });
 document.addEventListener("click", (event) => {
   if (!byId("export-menu").contains(event.target)) byId("export-menu").open = false;
 });
-addEventListener("pagehide", halt);
+addEventListener("pagehide", () => {
+  for (const id of [...runs.keys()]) halt(id);
+});
 
 conversation = store.findConversation(location.hash.slice(1)) ?? conversation;
 show();

@@ -1,18 +1,15 @@
-// The field that messages are written in: drafts that survive a reload, files that are attached as text, and images.
+// The field that messages are written in: drafts that survive a reload, and attached files as chips.
+import { readAttachment, sizeOf } from "./attachments.js";
 import { byId, element, icon } from "./dom.js";
 import { loadDraft, saveDraft } from "./store.js";
-
-const MAX_FILE_BYTES = 256 * 1024; // more than a context holds
-const MAX_IMAGE_BYTES = 20 * 1024 * 1024;
-const MAX_IMAGES_BYTES = 44 * 1024 * 1024; // of a message; the server takes a body of 64 MiB
-const IMAGE = /^image\/(jpeg|png|webp|gif|bmp)$/;
 
 export class Composer {
   #area = byId("prompt");
   #problem = byId("problem");
   #conversationId = "";
-  #previews = byId("previews");
-  #images = []; // { name, url }
+  #chips = byId("chips");
+  #attachments = []; // as `readAttachment` returns them, or { kind: "reading", name }
+  #kept = new Map(); // by conversation: attachments that were not sent
   #sees = false;
 
   constructor() {
@@ -35,24 +32,33 @@ export class Composer {
   /** Whether the chosen model sees: only then can images be attached. */
   set sees(sees) {
     this.#sees = sees;
-    const label = sees ? "Attach images or text files" : "Attach text files";
+    const label = sees ? "Attach images, PDFs or text files" : "Attach PDFs or text files";
     byId("attach").title = label;
     byId("attach").setAttribute("aria-label", label);
   }
 
-  /** The images of the message: { name, url }, url with the data of the file. */
-  get images() {
-    return [...this.#images];
+  /** { images: [{ name, url }], files: [{ name, text, pages? }] } of the message. */
+  get attachments() {
+    const ofKind = (wanted) =>
+      this.#attachments.filter(({ kind }) => kind === wanted).map(({ kind: _, ...attachment }) => attachment);
+    return { images: ofKind("image"), files: ofKind("file") };
   }
 
-  /** Shows these images as those of the message. */
-  take(images) {
-    this.#images = [...(images ?? [])];
-    this.#showImages();
+  /** Attaches what another message has. */
+  take({ images = [], files = [] }) {
+    const ofKind = (kind) => (attachment) => ({ kind, ...attachment });
+    this.#attachments = [...images.map(ofKind("image")), ...files.map(ofKind("file"))];
+    this.#showChips();
   }
 
+  /** Whether a file is still being read. */
+  get isReading() {
+    return this.#attachments.some(({ kind }) => kind === "reading");
+  }
+
+  /** Whether there is nothing to send, or not yet. */
   get isEmpty() {
-    return !this.text && !this.#images.length;
+    return this.isReading || (!this.text && !this.#attachments.length);
   }
 
   get text() {
@@ -61,18 +67,23 @@ export class Composer {
 
   /** Shows the draft of a conversation; "" for one that has not begun. */
   open(id) {
-    if (id !== this.#conversationId) this.take([]);
+    if (id !== this.#conversationId) {
+      this.#kept.set(this.#conversationId, this.#attachments);
+      this.#attachments = this.#kept.get(id) ?? [];
+      this.#showChips();
+    }
     this.#conversationId = id;
     this.#set(loadDraft(id));
   }
 
   clear() {
-    this.take([]);
+    this.#attachments = [];
+    this.#showChips();
     this.#set("");
     saveDraft(this.#conversationId, "");
   }
 
-  /** Says why nothing was sent, or takes it back. */
+  /** Explains why nothing was sent; null clears the explanation. */
   tell(problem) {
     this.#problem.hidden = !problem;
     this.#problem.textContent = problem ?? "";
@@ -96,7 +107,7 @@ export class Composer {
     this.resize();
   }
 
-  /** Attaches the files that were pasted or dropped, if there are some. */
+  /** Attaches the files that were pasted or dropped, if any. */
   #took(event, data) {
     const files = [...(data?.files ?? [])];
     if (!files.length) return;
@@ -104,84 +115,50 @@ export class Composer {
     this.#attach(files);
   }
 
-  #showImages() {
-    this.#previews.hidden = !this.#images.length;
-    this.#previews.replaceChildren(
-      ...this.#images.map((image, index) => {
-        const remove = element("button", { type: "button", className: "icon-button" }, icon("close"));
-        remove.setAttribute("aria-label", `Remove ${image.name}`);
-        remove.addEventListener("click", () => {
-          this.#images.splice(index, 1);
-          this.#showImages();
-        });
-        return element("li", {}, element("img", { src: image.url, alt: image.name }), remove);
-      }),
-    );
+  #showChips() {
+    this.#chips.hidden = !this.#attachments.length;
+    this.#chips.replaceChildren(...this.#attachments.map((attachment) => this.#chip(attachment)));
     byId("send").disabled = this.isEmpty;
   }
 
-  async #attachImage(file, id) {
-    if (!this.#sees) throw new Error(`${file.name} is an image, and this model reads text only.`);
-    const size = this.#images.reduce((sum, image) => sum + image.url.length, 0) + (file.size * 4) / 3;
-    if (file.size > MAX_IMAGE_BYTES || size > MAX_IMAGES_BYTES * (4 / 3)) {
-      throw new Error(`${file.name} has ${Math.ceil(file.size / 1048576)} MiB; an image has at most 20, a message 44.`);
-    }
-    const url = await dataUrl(file);
-    if (id !== this.#conversationId) return; // another conversation was opened meanwhile
-    this.#images.push({ name: file.name, url });
-    this.#showImages();
+  #chip(attachment) {
+    const { kind, name, url } = attachment;
+    const picture = kind === "image" ? element("img", { src: url, alt: "" }) : icon("file");
+    const texts = [element("span", { className: "chip-name", title: name }, name)];
+    if (kind === "reading") texts.push(element("span", { className: "chip-size" }, "Reading…"));
+    if (kind === "file") texts.push(element("span", { className: "chip-size" }, sizeOf(attachment)));
+    const remove = element("button", { type: "button", className: "icon-button" }, icon("close"));
+    remove.setAttribute("aria-label", `Remove ${name}`);
+    remove.addEventListener("click", () => {
+      this.#attachments = this.#attachments.filter((other) => other !== attachment);
+      this.#showChips();
+      this.#area.focus();
+    });
+    return element("li", { className: "chip" }, picture, ...texts, remove);
   }
 
   async #attach(files) {
     const id = this.#conversationId;
     const problems = [];
     for (const file of files) {
+      const reading = { kind: "reading", name: file.name };
+      const others = [...this.#attachments];
+      this.#attachments = [...this.#attachments, reading];
+      this.#showChips();
+      let read = [];
       try {
-        if (IMAGE.test(file.type)) {
-          await this.#attachImage(file, id);
-          continue;
-        }
-        const text = await textOf(file);
-        if (id !== this.#conversationId) return; // another conversation was opened meanwhile
-        const before = this.#area.value.trimEnd();
-        this.#area.value = `${before ? `${before}\n\n` : ""}${fenced(file.name, text)}\n`;
+        read = [await readAttachment(file, { sees: this.#sees, others })];
       } catch (error) {
         problems.push(error.message);
       }
+      // It may have been removed, or another conversation opened, while it was read.
+      const settle = (list) => list.flatMap((other) => (other === reading ? read : [other]));
+      if (id === this.#conversationId) this.#attachments = settle(this.#attachments);
+      else this.#kept.set(id, settle(this.#kept.get(id) ?? []));
+      this.#showChips();
     }
-    this.#changed();
+    if (id !== this.#conversationId) return;
     this.tell(problems.join(" ") || null);
     this.#area.focus();
   }
-}
-
-/** The file as a data: URL, as the server takes images. */
-function dataUrl(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.addEventListener("load", () => resolve(reader.result));
-    reader.addEventListener("error", () => reject(new Error(`${file.name} cannot be read.`)));
-    reader.readAsDataURL(file);
-  });
-}
-
-async function textOf(file) {
-  if (file.size > MAX_FILE_BYTES) {
-    throw new Error(`${file.name} has ${Math.ceil(file.size / 1024)} KiB; at most 256 KiB can be attached.`);
-  }
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    if (!text.includes("\0")) return text;
-  } catch {
-    // told below
-  }
-  throw new Error(`${file.name} is not a text file in UTF-8.`);
-}
-
-/** A file as fenced code; the fence is longer than any in it. */
-function fenced(name, text) {
-  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
-  const fence = "`".repeat(longest + 1);
-  const language = /\.(\w{1,12})$/.exec(name)?.[1] ?? "";
-  return `${name}:\n\n${fence}${language}\n${text.replace(/\n$/, "")}\n${fence}`;
 }

@@ -1,12 +1,14 @@
 // A conversation as a file.
+import { fenced } from "./attachments.js";
 import { download } from "./dom.js";
 
 export function exportJson(conversation) {
   const { title, model, system, messages, updated } = conversation;
-  const cleaned = messages.map(({ role, content, images, reasoning, stats, model: answeredBy }) => ({
+  const cleaned = messages.map(({ role, content, images, files, reasoning, stats, model: answeredBy }) => ({
     role,
     content,
     ...(images && { images }),
+    ...(files && { files }),
     ...(reasoning && { reasoning_content: reasoning }),
     ...(answeredBy && { model: answeredBy }),
     ...(stats && { stats }),
@@ -20,7 +22,7 @@ export function exportMarkdown(conversation) {
   if (conversation.system) parts.push(`> **System:** ${conversation.system.replace(/\n/g, "\n> ")}`);
   for (const message of conversation.messages) {
     parts.push(message.role === "user" ? "## You" : `## ${message.model || conversation.model || "Assistant"}`);
-    parts.push(...(message.images ?? []).map(({ name }) => `*${name}*`), message.content);
+    parts.push(...(message.images ?? []).map(({ name }) => `*${name}*`), message.content, ...(message.files ?? []).map(fenced));
   }
   download(`${filename(conversation)}.md`, "text/markdown", `${parts.join("\n\n")}\n`);
 }

@@ -11,10 +11,14 @@ export class Models {
   #cards = [];
   #wanted = ""; // chosen by the user or by a conversation, perhaps before the list is here
   #timer = null;
+  #problem = ""; // why the list cannot be had
   #onCards;
   #onError;
 
-  /** onCards(card): the models are known, card is that of the chosen one. onError(error): they cannot be asked for. */
+  /**
+   * onCards(card): the models are known, card is that of the chosen one. onError(error): they cannot be asked for;
+   * returns why, in words.
+   */
   constructor({ onCards, onError }) {
     this.#onCards = onCards;
     this.#onError = onError;
@@ -32,39 +36,47 @@ export class Models {
   /** Chooses a model if the server has it. id: "" keeps the choice. */
   choose(id) {
     if (id) this.#wanted = id;
-    if (this.#cards.some((card) => card.id === this.#wanted)) this.#picker.value = this.#wanted;
+    if (this.#card(this.#wanted)) this.#picker.value = this.#wanted;
     this.#show();
   }
 
   /** The chosen model's entry in /v1/models. */
   get card() {
-    return this.#cards.find((card) => card.id === this.chosen);
+    return this.#card(this.chosen);
   }
 
-  /** Asks the server for its models, again and again while the chosen one is being loaded. */
+  #card(id) {
+    return this.#cards.find((card) => card.id === id);
+  }
+
+  /** Asks the server for its models, again and again while the chosen one is being loaded. Returns whether it has them. */
   async refresh() {
     clearTimeout(this.#timer);
     try {
       this.#cards = (await getJson("/v1/models")).data;
     } catch (error) {
-      this.#onError(error);
+      this.#problem = this.#onError(error);
+      this.#show();
       if (error.status !== 401) this.#refreshIn(RETRY_MS);
-      return;
+      return false;
     }
+    this.#problem = "";
     this.#picker.replaceChildren(...this.#cards.map((card) => element("option", { value: card.id }, card.id)));
     this.choose("");
     this.#onCards(this.card);
     if (this.card?.state === "loading") this.#refreshIn(LOADING_MS);
+    return true;
   }
 
-  /** Waits while the chosen model is being loaded. False if it is not being loaded any more, nor loaded. */
-  async loaded(signal) {
+  /** Waits while a model is being loaded. id: undefined for the chosen one. Returns whether it is loaded at the end. */
+  async loaded(id, signal) {
+    const state = () => this.#card(id ?? this.chosen)?.state;
     do {
       await new Promise((resolve) => setTimeout(resolve, LOADING_MS));
       signal.throwIfAborted();
       await this.refresh();
-    } while (this.card?.state === "loading");
-    return this.card?.state === "loaded";
+    } while (state() === "loading");
+    return state() === "loaded";
   }
 
   #refreshIn(milliseconds) {
@@ -85,9 +97,11 @@ export class Models {
 
   #show() {
     const { card } = this;
-    const isLoading = card?.state === "loading";
+    const isLoading = card?.state === "loading" && !this.#problem;
     const hasFailed = card?.state === "unloaded" && card.reason !== null;
-    this.#note.hidden = !isLoading && !hasFailed;
+    const problem = this.#problem || (hasFailed ? `${card.id} could not be loaded: ${card.reason}` : "");
+    this.#note.hidden = !isLoading && !problem;
+    this.#note.classList.toggle("is-problem", problem !== "");
     if (isLoading) {
       const { phase, done, total } = card.loading;
       const share = total ? done / total : null;
@@ -96,9 +110,9 @@ export class Models {
       bar.setAttribute("aria-label", `Loading ${card.id}`);
       this.#note.removeAttribute("role");
       this.#note.replaceChildren(element("span", {}, text), bar);
-    } else if (hasFailed) {
+    } else {
       this.#note.setAttribute("role", "alert");
-      this.#note.replaceChildren(element("span", {}, `${card.id} could not be loaded: ${card.reason}`));
+      this.#note.replaceChildren(...(problem ? [element("span", {}, problem)] : []));
     }
   }
 }

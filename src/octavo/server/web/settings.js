@@ -1,6 +1,7 @@
-// The panel at the side: system prompt, sampling, API key.
+// The panel at the side: presets, system prompt, sampling, API key.
 import { apiKey, setApiKey } from "./api.js";
 import { byId, element } from "./dom.js";
+import { Presets } from "./presets.js";
 import { loadSettings, saveSettings } from "./store.js";
 
 const INTEGERS = ["max_tokens", "top_k", "seed"];
@@ -13,19 +14,23 @@ const NUMBERS = [
   "frequency_penalty",
   ...INTEGERS,
 ];
+const SAMPLING = [...NUMBERS, "stop_text"];
 
 export class Settings {
   #panel = byId("settings");
   #opener = byId("open-settings");
   #form = byId("settings-form");
   #problem = element("span", { className: "problem" }); // at its field: the panel hides the composer on a phone
+  #keyProblem = byId("key-problem");
+  #presets;
   #onKey;
 
   /** onSystem(text): the system prompt was changed. onKey(): the API key was. */
   constructor({ onSystem, onKey }) {
     this.#onKey = onKey;
+    this.#presets = new Presets({ onSystem });
     const stored = loadSettings();
-    for (const name of [...NUMBERS, "stop_text"]) byId(name).value = stored[name] ?? "";
+    for (const name of SAMPLING) byId(name).value = stored[name] ?? "";
     byId("api-key").value = apiKey();
     this.#opener.addEventListener("click", () => this.toggle());
     byId("close-settings").addEventListener("click", () => this.toggle(false));
@@ -38,12 +43,15 @@ export class Settings {
     this.#form.addEventListener("submit", (event) => event.preventDefault());
     this.#form.addEventListener("input", (event) => {
       this.#problem.remove();
-      if (event.target.id === "system") onSystem(event.target.value);
-      else if (event.target.id !== "api-key") this.#save();
+      if (event.target.id === "system") {
+        onSystem(event.target.value);
+        this.#presets.show();
+      } else if (event.target.id === "api-key") this.showKeyProblem("");
+      else if (SAMPLING.includes(event.target.id)) this.#save();
     });
     this.#form.addEventListener("reset", (event) => {
       event.preventDefault();
-      for (const name of [...NUMBERS, "stop_text"]) byId(name).value = "";
+      for (const name of SAMPLING) byId(name).value = "";
       this.#save();
     });
     byId("api-key").addEventListener("change", (event) => {
@@ -62,7 +70,7 @@ export class Settings {
   /** Shows the sampling of empty fields. card: the model's entry in /v1/models. */
   showDefaults(card) {
     const defaults = card?.default_sampling_params ?? {};
-    for (const name of NUMBERS) if (name in defaults) byId(name).placeholder = String(defaults[name]);
+    for (const name of NUMBERS) if (defaults[name] != null) byId(name).placeholder = String(defaults[name]);
     const source = card?.default_sampling_source;
     byId("defaults").textContent = source
       ? `Empty fields use the values shown in grey (${source}).`
@@ -71,10 +79,25 @@ export class Settings {
 
   showSystem(text) {
     byId("system").value = text;
+    this.#presets.show();
   }
 
-  askForKey() {
+  /** Reads the presets again: an import has added some. */
+  reloadPresets() {
+    this.#presets.reload();
+  }
+
+  /** Opens the field of the API key, with the reason. */
+  askForKey(problem) {
+    this.showKeyProblem(problem);
     this.toggle(true, "api-key");
+  }
+
+  /** Shows what is wrong with the API key; "" clears it. */
+  showKeyProblem(problem) {
+    this.#keyProblem.hidden = !problem;
+    this.#keyProblem.textContent = problem;
+    byId("api-key").setAttribute("aria-invalid", String(problem !== ""));
   }
 
   /** What is wrong with the first field whose value is not allowed, in words; null if all are. Shows the field. */
@@ -108,7 +131,7 @@ export class Settings {
 
   #save() {
     const values = {};
-    for (const name of [...NUMBERS, "stop_text"]) if (byId(name).value !== "") values[name] = byId(name).value;
+    for (const name of SAMPLING) if (byId(name).value !== "") values[name] = byId(name).value;
     saveSettings(values);
   }
 }

@@ -3,6 +3,7 @@
 const PREFIX = "octavo.conversation.";
 const DRAFT = "octavo.draft."; // of the tab: two tabs do not overwrite each other
 const SETTINGS = "octavo.settings";
+const PRESETS = "octavo.presets";
 
 export function newConversation() {
   const id = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0"));
@@ -69,6 +70,29 @@ export function loadSettings() {
 
 export function saveSettings(settings) {
   return write(SETTINGS, settings);
+}
+
+export function loadPresets() {
+  try {
+    const presets = parse(localStorage.getItem(PRESETS));
+    return Array.isArray(presets) ? presets : [];
+  } catch {
+    return [];
+  }
+}
+
+export function savePresets(presets) {
+  return write(PRESETS, presets);
+}
+
+/** The title of a branch: that of its conversation with a number that no other branch has. */
+export function branchTitle(title) {
+  const base = title.replace(/ \(branch(?: \d+)?\)$/, "");
+  const taken = new Set(allConversations().map((conversation) => conversation.title));
+  for (let number = 1; ; number++) {
+    const wanted = number === 1 ? `${base} (branch)` : `${base} (branch ${number})`;
+    if (!taken.has(wanted)) return wanted;
+  }
 }
 
 export function titleOf(text) {

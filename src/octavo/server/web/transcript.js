@@ -1,4 +1,5 @@
 // The conversation on the page: one list item a message, the last of which may still be growing.
+import { fenced, sizeOf } from "./attachments.js";
 import { element, icon, iconButton } from "./dom.js";
 import { MarkdownView, typedNodes } from "./markdown.js";
 
@@ -18,7 +19,7 @@ function seconds(value) {
   return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(1)} s`;
 }
 
-/** Shows a conversation. `onAction(name, index, button)` hears of copy, copy-code, edit, branch and again. */
+/** Shows a conversation. `onAction(name, index, button)` hears of the buttons of messages and code. */
 export class Transcript {
   #scroll;
   #list;
@@ -36,11 +37,18 @@ export class Transcript {
     jump.addEventListener("click", () => this.toEnd());
   }
 
-  show(messages) {
+  /** place: { index, action } of the button that keeps the focus, null to show the end. */
+  show(messages, place = null) {
     this.#list.replaceChildren();
     this.#views = [];
     messages.forEach((message) => this.append(message));
     this.toEnd();
+    if (!place) return;
+    const { item } = this.#views[place.index];
+    item.scrollIntoView({ block: "nearest" });
+    const buttons = [...item.querySelectorAll(".versions button")];
+    const same = buttons.find(({ dataset }) => dataset.action === place.action);
+    (same.disabled ? buttons.find((button) => button !== same) : same).focus({ preventScroll: true });
   }
 
   append(message) {
@@ -59,24 +67,25 @@ export class Transcript {
   #fillUser(view, message) {
     const images = (message.images ?? []).map(({ name, url }) => element("img", { src: url, alt: name }));
     const shown = images.length ? [element("div", { className: "images" }, ...images)] : [];
-    view.body.replaceChildren(...shown, ...typedNodes(message.content));
+    view.body.replaceChildren(...shown, ...typedNodes(message.content), ...(message.files ?? []).map(fileNode));
     view.item.classList.remove("is-editing");
     view.item.querySelector(".actions")?.remove();
     const edit = iconButton("edit", "Edit this message", "edit");
-    const branch = iconButton("branch", "Branch: go on from here in a new chat", "branch");
+    const branch = iconButton("branch", "Branch: continue from here in a new chat", "branch");
     const copy = iconButton("copy", "Copy", "copy");
-    view.item.append(element("div", { className: "actions" }, edit, branch, copy));
+    view.item.append(element("div", { className: "actions" }, ...versionNodes(message), edit, branch, copy));
   }
 
-  /** Shows what an answer has become so far. */
-  update(index, message) {
+  /** Shows what an answer has become so far. progress: { done, total } of its prompt, null once it is read. */
+  update(index, message, progress = null) {
     const view = this.#views[index];
     if (!view) return;
     const isAtEnd = this.#isAtEnd();
+    if (progress) this.#showReading(view, progress);
     if (message.reasoning) this.#showThinking(view, message);
     if (message.content) {
       if (!view.markdown) {
-        view.body.querySelector(".waiting")?.remove();
+        this.#clearWaiting(view);
         const root = element("div", { className: "markdown" });
         view.body.append(root);
         view.markdown = new MarkdownView(root);
@@ -87,9 +96,25 @@ export class Transcript {
     else this.#showJump();
   }
 
+  /** Takes the place of the dots until the first token. */
+  #showReading(view, { done, total }) {
+    const waiting = view.body.querySelector(".waiting");
+    if (!waiting) return;
+    let bar = waiting.querySelector("progress");
+    if (!bar) {
+      bar = element("progress", { ariaLabel: "Reading the prompt" });
+      waiting.classList.add("is-reading");
+      waiting.replaceChildren(element("span"), bar);
+    }
+    bar.max = total;
+    bar.value = done;
+    const tokens = `${number.format(done)} of ${number.format(total)} tokens`;
+    waiting.querySelector("span").textContent = `Reading the prompt: ${tokens}`;
+  }
+
   #showThinking(view, message) {
     if (!view.thinking) {
-      view.body.querySelector(".waiting")?.remove();
+      this.#clearWaiting(view);
       const text = element("p");
       const details = element("details", { className: "thinking" }, element("summary", {}, "Thinking"), text);
       view.body.prepend(details);
@@ -99,10 +124,16 @@ export class Transcript {
     view.thinking.details.querySelector("summary").textContent = message.content ? "Thoughts" : "Thinking…";
   }
 
+  #clearWaiting(view) {
+    view.body.querySelector(".waiting")?.remove();
+  }
+
+  /** Shows that the answer is being written, with dots until it has a text. */
   wait(index) {
-    const { item, body } = this.#views[index];
+    const { item, body, markdown, thinking } = this.#views[index];
     item.querySelector(".actions")?.remove();
     item.setAttribute("aria-busy", "true");
+    if (markdown || thinking) return;
     body.append(element("span", { className: "waiting", ariaLabel: "Waiting for the model" }, element("i"), element("i"), element("i")));
   }
 
@@ -111,26 +142,16 @@ export class Transcript {
     const view = this.#views[index];
     if (!view) return;
     const isAtEnd = this.#isAtEnd();
-    view.body.querySelector(".waiting")?.remove();
+    this.#clearWaiting(view);
     view.item.removeAttribute("aria-busy");
     this.update(index, message);
-    for (const old of view.item.querySelectorAll(".actions, .failure")) old.remove();
-    if (message.error) {
-      const retry = element("button", { type: "button", className: "button" }, "Try again");
-      retry.dataset.action = "again";
-      view.item.append(element("div", { className: "failure", role: "alert" }, element("span", {}, message.error), retry));
-    }
-    const actions = element("div", { className: "actions" });
+    for (const old of view.item.querySelectorAll(".actions, .failure, .truncation")) old.remove();
+    if (message.truncated) view.body.before(truncationNode(message.truncated, index));
+    if (message.error) view.item.append(failureNode(message.error));
+    const actions = element("div", { className: "actions" }, ...versionNodes(message));
     if (message.content) actions.append(iconButton("copy", "Copy this answer", "copy"));
     if (!message.error) actions.append(iconButton("again", "Answer again", "again"));
-    const notes = formatRate(message.stats ?? {});
-    if (message.ending === "length") notes.push(message.limit ? `ended at Max tokens, ${message.limit}` : "ended: the context is full");
-    if (message.truncated) {
-      const where = index === 1 ? "from the middle of your message" : "the oldest turns first, then the middle of your message";
-      notes.push(`the context is full: ${message.truncated} tokens were left out, ${where}`);
-    }
-    if (message.ending === "limit") notes.push("ended at 4,096 tokens; Max tokens in the settings allows more");
-    if (message.ending === "stopped" && !message.error) notes.push("stopped");
+    const notes = [...formatRate(message.stats ?? {}), ...endingNotes(message)];
     actions.append(element("span", { className: "stats" }, ...notes.map((note) => element("span", {}, note))));
     view.item.append(actions);
     if (isAtEnd) this.toEnd();
@@ -191,7 +212,47 @@ export class Transcript {
   }
 }
 
-/** Says for a moment that it was done. */
+/** ‹ 1/2 › for a message with versions. */
+function versionNodes({ versions }) {
+  if (!versions) return [];
+  const { at, tails } = versions;
+  const previous = iconButton("previous", "Previous version", "previous");
+  const next = iconButton("next", "Next version", "next");
+  previous.disabled = at === 0;
+  next.disabled = at === tails.length - 1;
+  const place = element("span", {}, `${at + 1}/${tails.length}`);
+  place.setAttribute("aria-label", `Version ${at + 1} of ${tails.length}`);
+  place.setAttribute("role", "img");
+  return [element("span", { className: "versions" }, previous, place, next)];
+}
+
+/** A file of a message: a chip that opens. */
+function fileNode(file) {
+  const name = element("span", { className: "chip-name" }, file.name);
+  const summary = element("summary", { className: "chip" }, icon("file"), name, element("span", { className: "chip-size" }, sizeOf(file)));
+  return element("details", { className: "file" }, summary, ...typedNodes(fenced(file).slice(file.name.length + 1).trim()));
+}
+
+function truncationNode(numTokens, index) {
+  const what = `${number.format(numTokens)} ${numTokens === 1 ? "token was" : "tokens were"} left out`;
+  const where = index === 1 ? "from the middle of your message" : "the oldest messages first, then the middle of your last message";
+  return element("p", { className: "truncation", role: "note" }, `This chat is longer than the model's context: ${what}, ${where}.`);
+}
+
+function failureNode(error) {
+  const retry = element("button", { type: "button", className: "button" }, "Try again");
+  retry.dataset.action = "again";
+  return element("div", { className: "failure", role: "alert" }, element("span", {}, error), retry);
+}
+
+/** Why an answer ended before the model ended it. */
+function endingNotes({ ending, limit, error }) {
+  if (ending === "length") return [limit ? `cut off at Max tokens (${number.format(limit)})` : "cut off: the context is full"];
+  if (ending === "limit") return ["cut off at 4,096 tokens; raise Max tokens in the settings for more"];
+  return ending === "stopped" && !error ? ["stopped"] : [];
+}
+
+/** Shows for a moment that it was done. */
 export function confirmOn(button) {
   const before = [...button.childNodes];
   const hasText = before.some((node) => node.nodeType === Node.TEXT_NODE);
