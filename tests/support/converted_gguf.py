@@ -175,7 +175,7 @@ def _add_grouped_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> N
     else:
         writer.add_leading_dense_block_count(config.first_k_dense_replace)
     writer.add_expert_count(config.n_routed_experts)
-    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_shared_count(getattr(config, "n_shared_experts", None) or 0)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
     writer.add_expert_weights_norm(config.norm_topk_prob)
     is_v2 = config.model_type == "deepseek_v2"

@@ -203,7 +203,7 @@ CONFIGS |= {
 }
 
 # GGUF files have no place for what makes these special.
-WITHOUT_GGUF = {"phimoe-long", "mimo-v2-flash", "mimo-v2-flash-groups"}
+WITHOUT_GGUF = {"phimoe-long", "mimo-v2-flash-groups"}
 WITHOUT_GGUF |= {
     "deepseek32",
     "minicpm3-long",
@@ -225,6 +225,7 @@ GGUF_NAMES = {
     "glm": "chatglm",
     "internlm3": "llama",
     "glm_moe_dsa": "glm-dsa",
+    "mimo_v2_flash": "mimo2",
     "sarvam_moe": "bailingmoe2",
     "bitnet": "bitnet-b1.58",
 }
@@ -251,6 +252,8 @@ def converted(config: PreTrainedConfig, tensors: Tensors) -> Tensors:
             part = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}[name.split(".")[-2]]
             stem = name.rpartition(".experts.")[0].replace("block_sparse_moe", "mlp").replace("feed_forward", "mlp")
             out[f"{stem}.experts.{part}.weight"] = array
+        elif name.endswith("self_attn.sinks"):
+            out[name + ".weight"] = array
         elif name.endswith("shared_mlp.output_linear.weight"):
             out[name.replace("output_linear", "down_proj")] = array
         elif name.endswith(("e_score_correction.bias", "expert_bias")):
@@ -299,6 +302,14 @@ def add_metadata(writer: gguf.GGUFWriter, architecture: str, config: PreTrainedC
         writer.add_indexer_top_k(config.index_topk)
         writer.add_indexer_head_count(config.index_n_heads)
         writer.add_indexer_key_length(config.index_head_dim)
+    if architecture == "mimo2":
+        local = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_head_count_kv([2 if is_local else 1 for is_local in local])
+        writer.add_value_length(config.v_head_dim)
+        writer.add_sliding_window_pattern(local)
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+        writer.add_rope_dimension_count(8)  # of 24, the published share
+        writer.add_float32("mimo2.attention.value_scale", config.attention_value_scale)
     if architecture == "minimax-m2":
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

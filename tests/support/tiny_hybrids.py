@@ -166,6 +166,7 @@ def add_metadata(writer: gguf.GGUFWriter, architecture: str, config: PreTrainedC
     if architecture == "lfm2":
         writer.add_layer_norm_rms_eps(config.norm_eps)
         writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_feed_forward_length(-(-2 * config.intermediate_size // 3 // 256) * 256)
         heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
         writer.add_head_count_kv(heads)
     if architecture == "granitehybrid":

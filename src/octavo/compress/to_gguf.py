@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,12 @@ from octavo.loader.gguf_writer import MetadataValue
 from octavo.loader.json_file import read_json_object
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, TensorName, renamed
-from octavo.loader.transforms import restored
+from octavo.loader.transforms import restored, transformed
 from octavo.models import build_graph, load_architecture, text_part, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._reading import ConfigReader
+from octavo.models._rope import STILL
+from octavo.models._weights import Transform
 from octavo.models._wrapped import text_section
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight
 from octavo.tokenizer.gguf_export import gguf_tokenizer
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 # Tables of weights name the tensors of GGUF files and of checkpoints; by these one tells the former.
 _GGUF_PREFIXES = ("blk.", "position_embd", "token_embd", "per_layer_", "altup_")
+_UNPREFIXED = (*ROPE_FACTORS, "xielu.")  # keys without the architecture's name before them
 _TOLERANCE = 1e-6  # relative: GGUF files have float32 numbers
 
 
@@ -47,9 +50,9 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
     reader = ConfigReader(read_json_object(path.parent / "config.json", MAX_CONFIG_BYTES))
     text = text_section(text_part(reader))
     is_part = bool(text.prefix)
-    name = form.name_of(checkpoint.config)
+    stored = form.stored_of(checkpoint.config, text, _weights(checkpoint, is_part=is_part))
+    checkpoint, weights, name = dataclasses.replace(checkpoint, config=stored.config), stored.weights, stored.name
     keys = {**form.keys(checkpoint.config, text), **form.whole(reader)}
-    weights = _weights(checkpoint, is_part=is_part)
     shapes = {name: source.shape for name, source in weights.items()}
     _check_config(checkpoint, _prefixed(name, keys), name, shapes)
     metadata: dict[str, MetadataValue] = {
@@ -60,7 +63,8 @@ def gguf_form_of(checkpoint: Checkpoint) -> tuple[dict[str, MetadataValue], dict
         **_sampling(checkpoint),
         **gguf_tokenizer(path.parent, shapes["embed_tokens.weight"][0]),
     }
-    return metadata, _factors(keys) | tensors_in_gguf(checkpoint, name, weights, form.stems_of(checkpoint.config))
+    tensors = tensors_in_gguf(checkpoint, name, weights, form.stems_of(checkpoint.config), stored.steps)
+    return metadata, _factors(keys) | tensors
 
 
 def _model_name(path: Path) -> str:
@@ -70,7 +74,7 @@ def _model_name(path: Path) -> str:
 
 
 def _prefixed(name: str, keys: Keys) -> Keys:
-    return {key if key in ROPE_FACTORS else f"{name}.{key}": value for key, value in keys.items()}
+    return {key if key.startswith(_UNPREFIXED) else f"{name}.{key}": value for key, value in keys.items()}
 
 
 def _weights(checkpoint: Checkpoint, *, is_part: bool) -> dict[str, Source]:
@@ -109,17 +113,23 @@ def _is_further(name: str, num_layers: int) -> bool:
 
 
 def tensors_in_gguf(
-    checkpoint: Checkpoint, name: str, weights: Mapping[str, Source], own: Mapping[str, str] | None = None
+    checkpoint: Checkpoint,
+    name: str,
+    weights: Mapping[str, Source],
+    own: Mapping[str, str] | None = None,
+    steps: Sequence[Transform] = (),
 ) -> dict[str, Source]:
     """The tensors by GGUF name: the embedding, the layers, and what comes after them.
 
     name: the architecture there. own: stems of the graph -> stems of this model's file, where its table has several.
+    steps: transforms of the tensors under the names of checkpoints.
     """
     table = weight_table(load_architecture(name))
     known = {**GGUF_STEMS, **table.names}
     stems = {stem: name for name, stem in known.items() if _is_gguf_stem(name)} | dict(own or {})
     found = {}
-    for name, source in restored(weights, table.transforms, checkpoint.config).items():
+    tensors = restored(weights, table.transforms, checkpoint.config)
+    for name, source in transformed(tensors, steps, checkpoint.config, "gguf").items():
         if (new := renamed(name, stems)) is None:
             raise ModelLoadError(f"{checkpoint.path}: tensor {source.tensors[0]!r:.80} has no name in GGUF files")
         found[new] = _float_vector(source)
@@ -191,5 +201,5 @@ def _is_equal(a: object, b: object) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_is_equal, a, b))
     if isinstance(a, float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=_TOLERANCE)
+        return math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=2 / STILL)
     return a == b

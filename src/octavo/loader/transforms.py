@@ -27,6 +27,7 @@ from octavo.models._weights import (
     OneRow,
     Ones,
     Permute,
+    PermuteColumns,
     ScaledRows,
     Softplus,
     Split,
@@ -111,6 +112,10 @@ def _undone(found: _Group, transform: Transform, config: ModelConfig) -> _Group:
             return _rejoined(found, transform) if transform.rows(config) else found
         case Stack():
             return _unstacked(found, transform)
+        case Heads():
+            whole = {name: source for name, source in found.items() if name.stem == transform.whole}
+            joined = {replace(n, stem=transform.stem): _one_matrix(s, transform.transposed) for n, s in whole.items()}
+            return {name: source for name, source in found.items() if name not in whole} | joined
         case Ones():
             return {name: source for name, source in found.items() if name.stem != transform.whole}
         case Flatten(rows=rows) if rows is not None:
@@ -232,6 +237,18 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
         case Unfolded():
             for name, source in group.items():
                 yield name, _as_matrix(source) if len(source.shape) > 2 else source
+        case Ones():
+            for name, source in group.items():
+                yield name, source
+                if name.kind == ".weight":
+                    yield replace(name, stem=transform.whole), _ones(source.shape[-1])
+        case _:
+            yield from _with_numbers(transform, group, config)
+
+
+def _with_numbers(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[TensorName, Source]]:
+    """The transforms that change numbers or columns of each tensor by itself."""
+    match transform:
         case Softplus():
             for name, source in group.items():
                 yield name, _softplus(source, transform.addend)
@@ -246,11 +263,10 @@ def _apply(transform: Transform, group: _Group, config: Any) -> Iterator[tuple[T
         case ByDistance():
             for name, source in group.items():
                 yield name, _by_distance(source, transform.buckets(config))
-        case Ones():
+        case PermuteColumns():
+            order = transform.order(config)
             for name, source in group.items():
-                yield name, source
-                if name.kind == ".weight":
-                    yield replace(name, stem=transform.whole), _ones(source.shape[-1])
+                yield name, _with_columns(source, order) if name.kind == ".weight" else source
 
 
 def _with_frames(first: _Group, second: _Group) -> _Group:
@@ -408,6 +424,31 @@ def _by_heads(source: Source, heads: int, transposed: bool) -> Source:
         make=make,
         steps=f"{source.steps} of {heads} heads" + " transposed" * transposed,
     )
+
+
+def _one_matrix(source: Source, transposed: bool) -> Source:
+    """The matrices of heads, one below the other: the way back of `_by_heads`."""
+    heads, first, second = source.shape
+    rows, width = (second, first) if transposed else (first, second)
+
+    def make() -> Weight:
+        weight = source.make()
+        if not isinstance(weight, DenseWeight):
+            raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {weight.type_name}, which cannot be joined")
+        data = weight.data.swapaxes(-1, -2) if transposed else weight.data
+        return DenseWeight(np.ascontiguousarray(data).reshape(heads * rows, width))
+
+    return replace(source, shape=(heads * rows, width), make=make, steps=f"{source.steps} joined heads")
+
+
+def _with_columns(source: Source, order: NDArray[np.intp]) -> Source:
+    def make() -> Weight:
+        weight = source.make()
+        if not isinstance(weight, DenseWeight):
+            raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {weight.type_name}; its columns cannot move")
+        return DenseWeight(weight.data[..., order])
+
+    return replace(source, make=make, steps=f"{source.steps} columns {zlib.crc32(order.tobytes())}")
 
 
 def _as_row(source: Source) -> Source:

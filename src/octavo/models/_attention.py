@@ -94,6 +94,20 @@ def windows_from_gguf(reader: ConfigReader, pattern: int, window: int | None) ->
     return windows_of_pattern(reader, "attention.sliding_window_pattern", num_layers, pattern, window)
 
 
+def kv_heads_by_kind(reader: ConfigReader, windows: Windows) -> tuple[int, int]:
+    """The kv heads of the layers of a GGUF file with a window, and of the others; of a kind without layers the most.
+
+    Raises ModelLoadError if they differ between layers of the same kind.
+    """
+    key = "attention.head_count_kv"
+    heads = reader.counts(key, len(windows))
+    kinds = [{n for n, w in zip(heads, windows, strict=True) if (w is None) == is_global} for is_global in (0, 1)]
+    if any(len(kind) > 1 for kind in kinds):
+        raise reader.error(key, heads, "differs between layers of the same kind")
+    local, others = (next(iter(kind), max(heads)) for kind in kinds)
+    return local, others
+
+
 def same_windows_from_gguf(reader: ConfigReader) -> Windows:
     """One window in all layers of a GGUF file, or none."""
     window = reader.integer("attention.sliding_window", 0, low=0) or None

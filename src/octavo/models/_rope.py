@@ -23,7 +23,9 @@ _LONG_ROPE = ("longrope", "su")
 # frequency is a finite positive number and every attention factor too.
 _FACTORS = (1e-3, 1e6)  # of positions, frequencies and turns
 _ATTENTION = (1e-3, 1e3)
-_DIVISORS = (1e-3, 1e32)  # of single frequencies; some files write 1e30 for one that does not turn
+_DIVISORS = (1e-3, 1e32)  # of single frequencies
+STILL = 1e30
+"""The divisor of a frequency that does not turn."""
 
 
 @dataclass(frozen=True, slots=True)

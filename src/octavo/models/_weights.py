@@ -208,8 +208,17 @@ class OfLayers:
         return self.step.only
 
 
+@dataclass(frozen=True, slots=True)
+class PermuteColumns:
+    """Puts the columns of a plain matrix in another order. order: as that of `Permute`, [in_features]."""
+
+    stem: str
+    order: Callable[[Any], NDArray[np.intp]]
+    only: FileFormat | None = None
+
+
 Transform = (Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp) | (
-    ScaledRows | Softplus | Unfolded | UnitRows | Ones | ByDistance | OfLayers
+    ScaledRows | Softplus | Unfolded | UnitRows | Ones | ByDistance | OfLayers | PermuteColumns
 )
 
 

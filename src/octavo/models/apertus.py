@@ -16,16 +16,19 @@ from octavo.models._mlp import MLPConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import Softplus, WeightTable
 
-_BETA = 0.5  # the slope at zero
-_SCALE = "layers.*.mlp.act_fn."
+BETA, EPS = 0.5, -1e-6  # the slope at zero, and where e^x - 1 begins
+STEM = "layers.*.mlp.act_fn."
 WEIGHTS = WeightTable(
     names={
         "layers.*.attention_layernorm": "layers.*.input_layernorm",
         "layers.*.feedforward_layernorm": "layers.*.post_attention_layernorm",
-        _SCALE + "alpha_p": _SCALE + "above.weight",
-        _SCALE + "alpha_n": _SCALE + "below.weight",
+        STEM + "alpha_p": STEM + "above.weight",
+        STEM + "alpha_n": STEM + "below.weight",
     },
-    transforms=(Softplus(_SCALE + "above"), Softplus(_SCALE + "below", _BETA)),
+    transforms=(
+        Softplus(STEM + "above", only="safetensors"),
+        Softplus(STEM + "below", BETA, only="safetensors"),
+    ),
 )
 
 
@@ -41,12 +44,12 @@ class Config(DecoderConfig):
         general = ConfigReader(reader.values)
         low = -math.inf
         alphas = (general.numbers(f"xielu.alpha_{part}", plain.num_layers, low=low) for part in "pn")
-        for key, value in (("xielu.beta", _BETA), ("xielu.eps", -1e-6)):
+        for key, value in (("xielu.beta", BETA), ("xielu.eps", EPS)):
             found = general.numbers(key, plain.num_layers, low=low)
             if any(not math.isclose(number, value, rel_tol=1e-2) for number in found):
                 raise general.error(key, found, f"must be {value}")
         above, below = ([math.log1p(math.exp(-abs(a))) + max(a, 0.0) for a in part] for part in alphas)
-        return replace(plain, slopes=tuple((p, n + _BETA) for p, n in zip(above, below, strict=True)))
+        return replace(plain, slopes=tuple((p, n + BETA) for p, n in zip(above, below, strict=True)))
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -77,4 +80,4 @@ def _xielu(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
         above, below = (part * slope for part, slope in zip(parts, cfg.slopes[layer], strict=True))
     else:
         above, below = (g.scale_columns(y, f"{stem}.{n}") for y, n in zip(parts, ("above", "below"), strict=True))
-    return above + below + x * _BETA
+    return above + below + x * BETA

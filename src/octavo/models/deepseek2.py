@@ -38,7 +38,16 @@ from octavo.models._weights import (
     stacked_experts,
 )
 
-ALIASES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "glm-dsa")
+ALIASES = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+    "glm4_moe_lite",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "glm-dsa",
+    "deepseek32",
+)
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 _INDEX_TOPK = 2048
 
@@ -240,9 +249,24 @@ def _kv_b_rows(cfg: Config) -> tuple[int, int]:
 _ATTENTION = "layers.*.self_attn."
 _QUERIES = ("q_", "q_b_")  # from the input, and from the latent of queries
 _K_PARTS = (_ATTENTION + "kv_a_proj", _ATTENTION + "k_rope_proj")
+_INDEXER = {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "weights_proj"}  # in GGUF files, others
 _B_PARTS = (_ATTENTION + "k_b_rows", _ATTENTION + "v_b_rows")
 
-LATENT_TRANSFORMS: tuple[Transform, ...] = (
+
+def latent_transforms(*, joined: bool = False) -> tuple[Transform, ...]:
+    """Those of the weights of attention. joined: GGUF files have the two products with latents in one matrix."""
+    rows = Permute(_ATTENTION + "kv_b_proj", lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False))
+    steps = (
+        rows,
+        Split(rows.stem, _B_PARTS, _kv_b_rows),
+        Heads(_B_PARTS[0], _ATTENTION + "k_b_proj", lambda c: c.num_heads, transposed=True),
+        Heads(_B_PARTS[1], _ATTENTION + "v_b_proj", lambda c: c.num_heads),
+    )
+    # GGUF files of other families have had the two halves since April 2025.
+    return (*_LATENT_STEPS, *(step if joined else replace(step, one_way=True) for step in steps))
+
+
+_LATENT_STEPS: tuple[Transform, ...] = (
     *(
         step
         for q in _QUERIES
@@ -253,17 +277,7 @@ LATENT_TRANSFORMS: tuple[Transform, ...] = (
     ),
     Permute(_ATTENTION + "kv_a_proj_with_mqa", lambda c: _apart(1, c.latent_dim, c.rope_dim, c.is_interleaved)),
     Split(_ATTENTION + "kv_a_proj_with_mqa", _K_PARTS, lambda c: (c.latent_dim, c.rope_dim)),
-    # GGUF files have had the two halves since April 2025.
-    Permute(
-        _ATTENTION + "kv_b_proj",
-        lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False),
-        one_way=True,
-    ),
-    Split(_ATTENTION + "kv_b_proj", _B_PARTS, _kv_b_rows, one_way=True),
-    Heads(_B_PARTS[0], _ATTENTION + "k_b_proj", lambda c: c.num_heads, transposed=True, one_way=True),
-    Heads(_B_PARTS[1], _ATTENTION + "v_b_proj", lambda c: c.num_heads, one_way=True),
 )
-"""Those of the weights of attention."""
 
 WEIGHTS = WeightTable(
     names={
@@ -275,9 +289,11 @@ WEIGHTS = WeightTable(
         "blk.*.attn_kv_b": _ATTENTION + "kv_b_proj",
         "blk.*.attn_k_b": _ATTENTION + "k_b_proj",
         "blk.*.attn_v_b": _ATTENTION + "v_b_proj",
+        # The indexer, which no graph uses.
+        **{f"blk.*.indexer.{new}": f"{_ATTENTION}indexer.{old}" for new, old in _INDEXER.items()},
         **shared_expert_names(),
     },
-    transforms=(*LATENT_TRANSFORMS, *stacked_experts()),
+    transforms=(*latent_transforms(), *stacked_experts()),
 )
 
 

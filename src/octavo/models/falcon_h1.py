@@ -82,7 +82,7 @@ class Config(DecoderConfig):
         )
 
 
-def _row_factors(cfg: Config) -> NDArray[np.float32]:
+def row_factors(cfg: Config) -> NDArray[np.float32]:
     """Those of x, b and c, which go through the convolution column by column."""
     scan = cfg.scan
     rows = (scan.num_heads * scan.head_dim, *(scan.num_groups * scan.state_dim,) * 2)
@@ -98,7 +98,7 @@ WEIGHTS = WeightTable(
         "layers.*.pre_ff_layernorm": "layers.*.post_attention_layernorm",
         **{f"layers.*.feed_forward.{part}_proj": f"layers.*.mlp.{part}_proj" for part in ("gate", "up", "down")},
     },
-    transforms=(ScaledRows("layers.*.mamba.conv1d", _row_factors, "safetensors"), *mamba_transforms()),
+    transforms=(ScaledRows("layers.*.mamba.conv1d", row_factors, "safetensors"), *mamba_transforms()),
 )
 
 

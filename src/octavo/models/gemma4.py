@@ -10,7 +10,7 @@ from octavo.graph.ops.attention import AttentionParams, Rope
 from octavo.graph.ops.moe import Routing
 from octavo.graph.values import Value
 from octavo.models import _per_layer
-from octavo.models._attention import AttentionConfig, Windows, windows_from_gguf, windows_from_hf
+from octavo.models._attention import AttentionConfig, Windows, kv_heads_by_kind, windows_from_gguf, windows_from_hf
 from octavo.models._decoder import checked_columns, hf_rope
 from octavo.models._layers import gated_mlp
 from octavo.models._mlp import MLPConfig, experts_from_gguf
@@ -48,7 +48,7 @@ WEIGHTS = WeightTable(
 )
 
 # Values that published files leave out.
-_DEFAULTS: dict[str, object] = {
+DEFAULTS: dict[str, object] = {
     "vocab_size": 262_144,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -58,7 +58,7 @@ _DEFAULTS: dict[str, object] = {
 }
 _GLOBAL_DIM = 512
 _PATTERN = 6  # every sixth layer is global, and the last one
-_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +86,14 @@ class Config(_per_layer.Config):
         reader = _per_layer.with_widest_mlp(reader, "feed_forward_length", "block_count")
         num_layers, window = reader.integer("block_count", high=MAX_LAYERS), reader.integer("attention.sliding_window")
         windows = windows_from_gguf(reader, _PATTERN, window)
-        heads = reader.counts("attention.head_count_kv", num_layers)
-        kinds = [{n for n, w in zip(heads, windows, strict=True) if (w is None) == is_global} for is_global in (0, 1)]
-        if any(len(kind) > 1 for kind in kinds):
-            raise reader.error("attention.head_count_kv", heads, "differs between layers of the same kind")
+        local_heads, global_heads = kv_heads_by_kind(reader, windows)
         reader = reader.with_largest("attention.head_count_kv", num_layers)
         experts = experts_from_gguf(reader, normalize=True)
         mlp = MLPConfig.from_gguf(reader, experts)
-        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes, mlp=mlp)
+        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": GLOBAL_THETA}), shapes, mlp=mlp)
         # The plain keys are those of the global layers.
         local_dim = reader.integer("attention.key_length_swa", plain.head_dim, low=2, high=MAX_WIDTH)
-        theta = reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)
+        theta = reader.number("rope.freq_base_swa", LOCAL_THETA, low=1.0)
         local_rotary = reader.integer("rope.dimension_count_swa", local_dim, low=2, high=local_dim)
         shared = "attention.shared_kv_layers"
         width = reader.integer("embedding_length_per_layer_input", 0, low=0, high=MAX_WIDTH)
@@ -105,11 +102,11 @@ class Config(_per_layer.Config):
             attention=AttentionConfig(windows, qk_norm=True, scale=1.0),
             head_dim=local_dim,
             value_dim=local_dim,
-            num_kv_heads=next(iter(kinds[0]), max(heads)),
+            num_kv_heads=local_heads,
             global_head_dim=plain.head_dim,
-            global_kv_heads=next(iter(kinds[1]), max(heads)),
+            global_kv_heads=global_heads,
             rope=replace(plain.rope, local=scaled(local_rotary, theta)),
-            logit_softcap=reader.optional_number("final_logit_softcapping"),
+            logit_softcap=reader.number("final_logit_softcapping", 0.0, low=-1.0) or None,
             sources=_per_layer.cache_sources(
                 reader, shared, windows, reader.integer(shared, 0, low=0, high=MAX_LAYERS)
             ),
@@ -119,7 +116,7 @@ class Config(_per_layer.Config):
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
-        reader = _per_layer.text_section(reader, _DEFAULTS)
+        reader = _per_layer.text_section(reader, DEFAULTS)
         experts = _experts_from_hf(reader)
         windows = (
             *windows_from_hf(reader, _PATTERN, 512)[:-1],
@@ -127,21 +124,18 @@ class Config(_per_layer.Config):
         )  # the last layer is global whatever the file says
         ropes = reader.section("rope_parameters")
         plain = cls.read_hf(
-            reader,
+            _with_double_mlp(reader),
             attention=AttentionConfig(windows, qk_norm=True, scale=1.0),
-            rope=hf_rope(reader, ropes.section("sliding_attention"), _LOCAL_THETA),
-            mlp=MLPConfig.from_hf(reader, experts, activation=("gelu_pytorch_tanh",)),
+            rope=hf_rope(reader, ropes.section("sliding_attention"), LOCAL_THETA),
+            mlp=MLPConfig.from_hf(_with_double_mlp(reader), experts, activation=("gelu_pytorch_tanh",)),
         )
         key, is_unified = "num_kv_shared_layers", reader.text("model_type", "") == "gemma4_unified_text"
         dim, kv_heads = _global_heads(reader, windows, plain.num_kv_heads)
-        full = ropes.section("full_attention").with_defaults(
-            {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": _GLOBAL_THETA}
-        )
         return replace(
             plain,
             rope=replace(
                 plain.rope,
-                params=rope_from_hf(full, dim, _GLOBAL_THETA, plain.max_position_embeddings),
+                params=rope_from_hf(global_section(reader), dim, GLOBAL_THETA, plain.max_position_embeddings),
                 local=plain.rope.params,
             ),
             global_head_dim=dim,
@@ -157,6 +151,22 @@ class Config(_per_layer.Config):
             raise reader.error(key, self.global_kv_heads, f"does not divide the number of heads, {self.num_heads}")
         checked_columns(reader, "global_head_dim", self.global_head_dim, self.num_heads)
         return self
+
+
+def global_section(reader: ConfigReader) -> ConfigReader:
+    """The part of config.json about the rotary embedding of layers without a window."""
+    return (
+        reader.section("rope_parameters")
+        .section("full_attention")
+        .with_defaults({"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": GLOBAL_THETA})
+    )
+
+
+def _with_double_mlp(reader: ConfigReader) -> ConfigReader:
+    """The width of the widest MLP: layers that share keys and values may have twice the columns."""
+    if not (reader.flag("use_double_wide_mlp", False) and reader.integer("num_kv_shared_layers", 0, low=0)):
+        return reader
+    return reader.replaced("intermediate_size", 2 * reader.integer("intermediate_size", high=MAX_WIDTH))
 
 
 def _experts_from_hf(reader: ConfigReader) -> Routing | None:

@@ -104,7 +104,7 @@ WEIGHTS = WeightTable(
         },
     },
     transforms=(
-        *(OfLayers(step, lambda c: c.attends) for step in deepseek2.LATENT_TRANSFORMS),
+        *(OfLayers(step, lambda c: c.attends) for step in deepseek2.latent_transforms()),
         *stacked_experts(),
         NegativeExp(_P + "decay", "safetensors"),
         Flatten(_P + "decay"),

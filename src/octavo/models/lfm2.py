@@ -35,7 +35,7 @@ WEIGHTS = WeightTable(
     names=_NAMES,
     transforms=(
         Split("layers.*.conv.in_proj", _GATES, lambda c: (c.hidden_size,) * 3),
-        Flatten("layers.*.conv.conv"),
+        Flatten("layers.*.conv.conv", rows=lambda c: c.hidden_size),
     ),
 )
 

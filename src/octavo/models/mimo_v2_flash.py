@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import AttentionParams, Rope
 from octavo.graph.values import Value
 from octavo.models import llama
-from octavo.models._attention import AttentionConfig, Windows, windows_of_types
+from octavo.models._attention import (
+    AttentionConfig,
+    Windows,
+    kv_heads_by_kind,
+    windows_from_gguf,
+    windows_of_types,
+)
 from octavo.models._decoder import DecoderConfig, checked_columns, hf_rope
+from octavo.models._heads import without_heads
 from octavo.models._mlp import MLPConfig
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
-from octavo.models._routing import grouped_from_hf
+from octavo.models._rope import rope_from_gguf
+from octavo.models._routing import grouped_from_gguf, grouped_from_hf
 from octavo.models._weights import WeightTable, shared_expert_names, stacked_experts
+
+ALIASES = ("mimo2",)
 
 WEIGHTS = WeightTable(
     names={
         **shared_expert_names(),
+        "blk.*.attn_sinks.weight": "layers.*.self_attn.sinks.weight",
         "layers.*.self_attn.attention_sink_bias": "layers.*.self_attn.sinks.weight",
         "layers.*.self_attn.sinks": "layers.*.self_attn.sinks.weight",
     },
     transforms=stacked_experts(),
 )
-_SHARE, _THETA, _LOCAL_THETA = 0.334, 5e6, 1e4
+_SHARE, THETA, _LOCAL_THETA = 0.334, 5e6, 1e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,24 @@ class Config(DecoderConfig):
         return params if params.window is None else replace(params, num_kv_heads=self.local_kv_heads)
 
     @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        reader = without_heads(reader)
+        num_layers = reader.integer("block_count", high=MAX_LAYERS)
+        windows = windows_from_gguf(reader, 6, reader.integer("attention.sliding_window"))
+        local_heads, heads = kv_heads_by_kind(reader, windows)
+        plain = cls.read_gguf(
+            reader.with_largest("attention.head_count_kv", num_layers),
+            shapes,
+            attention=AttentionConfig(windows, sinks=True),
+            mlp=MLPConfig.from_gguf(reader, grouped_from_gguf(reader, shapes)),
+            value_scale=reader.number("attention.value_scale", 1.0),
+        )
+        own = reader.replaced("rope.freq_base", reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0))
+        local = rope_from_gguf(own, plain.head_dim, plain.max_position_embeddings)
+        rope = replace(plain.rope, local=local)
+        return replace(plain, num_kv_heads=heads, local_kv_heads=local_heads, rope=rope)
+
+    @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
         head_dim = reader.integer("head_dim", 192, low=2, high=MAX_WIDTH)
@@ -45,13 +75,7 @@ class Config(DecoderConfig):
         reader = reader.with_defaults({"head_dim": head_dim, "rms_norm_eps": eps, "n_group": 1, "topk_group": 1})
         if not reader.has("routed_scaling_factor"):
             reader = reader.replaced("routed_scaling_factor", 1.0)
-        ropes = reader.section("rope_parameters")
-        share = reader.number("partial_rotary_factor", _SHARE, high=1.0)
-        kinds = {"full_attention": reader.number("rope_theta", _THETA, low=1.0)}
-        kinds["sliding_attention"] = reader.number("swa_rope_theta", _LOCAL_THETA, low=1.0)
-        full, local = (
-            hf_rope(reader, _in_pairs(ropes.section(kind), head_dim, share, theta)) for kind, theta in kinds.items()
-        )
+        full, local = (hf_rope(reader, section) for section in rope_sections(reader, head_dim))
         plain = cls.read_hf(
             reader,
             attention=AttentionConfig(_windows(reader, num_layers), sinks=True),
@@ -68,6 +92,18 @@ class Config(DecoderConfig):
                 raise reader.error(key, reader.integer(key), f"must be {value}, as in the other layers")
         value_dim = checked_columns(reader, "v_head_dim", value_dim, plain.num_heads)
         return replace(plain, value_dim=value_dim, local_kv_heads=kv_heads)
+
+
+def rope_sections(reader: ConfigReader, head_dim: int) -> tuple[ConfigReader, ConfigReader]:
+    """The parts of config.json about the rotary embedding of layers without a window, and with one."""
+    ropes = reader.section("rope_parameters")
+    share = reader.number("partial_rotary_factor", _SHARE, high=1.0)
+    full = reader.number("rope_theta", THETA, low=1.0)
+    local = reader.number("swa_rope_theta", _LOCAL_THETA, low=1.0)
+    return (
+        _in_pairs(ropes.section("full_attention"), head_dim, share, full),
+        _in_pairs(ropes.section("sliding_attention"), head_dim, share, local),
+    )
 
 
 def _in_pairs(section: ConfigReader, head_dim: int, share: float, theta: float) -> ConfigReader:

@@ -13,9 +13,9 @@ from octavo.models._decoder import gguf_rope, hf_rope
 from octavo.models._layers import mlp
 from octavo.models._reading import MAX_WIDTH, ConfigReader
 from octavo.models._rope import RopeConfig
-from octavo.models.deepseek2 import WEIGHTS, latent_attention
+from octavo.models.deepseek2 import latent_attention, latent_transforms
 
-__all__ = ["WEIGHTS", "Config", "build"]
+WEIGHTS = replace(deepseek2.WEIGHTS, transforms=latent_transforms(joined=True))
 
 # Of the published model; GGUF files do not have them.
 _EMBEDDING, _DEPTH, _BASE = 12.0, 1.4, 256

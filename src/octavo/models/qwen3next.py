@@ -123,7 +123,7 @@ def _query_and_gate(cfg: Config) -> NDArray[np.intp]:
     return order
 
 
-_DELTA, _ATTENTION, _EXPERTS = "layers.*.linear_attn.", "layers.*.self_attn.", "layers.*.mlp.experts."
+DELTA, _ATTENTION, _EXPERTS = "layers.*.linear_attn.", "layers.*.self_attn.", "layers.*.mlp.experts."
 _NORMS = (
     "norm",
     "layers.*.input_layernorm",
@@ -134,21 +134,21 @@ _NORMS = (
 _NAMES = {
     # GGUF
     "blk.*.post_attention_norm": "layers.*.post_attention_layernorm",
-    "blk.*.attn_qkv": _DELTA + "in_proj_qkv",
-    "blk.*.attn_gate": _DELTA + "in_proj_z",
-    "blk.*.ssm_in": _DELTA + "in_proj_qkvz",
-    "blk.*.ssm_ba": _DELTA + "in_proj_ba",
-    "blk.*.ssm_beta": _DELTA + "in_proj_b",
-    "blk.*.ssm_alpha": _DELTA + "in_proj_a",
-    "blk.*.ssm_conv1d": _DELTA + "conv1d",
-    "blk.*.ssm_a": _DELTA + "decay.weight",
-    "blk.*.ssm_dt": _DELTA + "dt",
-    "blk.*.ssm_norm": _DELTA + "norm",
-    "blk.*.ssm_out": _DELTA + "out_proj",
+    "blk.*.attn_qkv": DELTA + "in_proj_qkv",
+    "blk.*.attn_gate": DELTA + "in_proj_z",
+    "blk.*.ssm_in": DELTA + "in_proj_qkvz",
+    "blk.*.ssm_ba": DELTA + "in_proj_ba",
+    "blk.*.ssm_beta": DELTA + "in_proj_b",
+    "blk.*.ssm_alpha": DELTA + "in_proj_a",
+    "blk.*.ssm_conv1d": DELTA + "conv1d",
+    "blk.*.ssm_a": DELTA + "decay.weight",
+    "blk.*.ssm_dt": DELTA + "dt",
+    "blk.*.ssm_norm": DELTA + "norm",
+    "blk.*.ssm_out": DELTA + "out_proj",
     "blk.*.ffn_gate_up_exps": _EXPERTS + "gate_up_proj",
     # safetensors
-    _DELTA + "A_log": _DELTA + "decay.weight",
-    _DELTA + "dt_bias": _DELTA + "dt.bias",
+    DELTA + "A_log": DELTA + "decay.weight",
+    DELTA + "dt_bias": DELTA + "dt.bias",
     _EXPERTS + "gate_up_proj": _EXPERTS + "gate_up_proj.weight",
     _EXPERTS + "down_proj": _EXPERTS + "down_proj.weight",
 }
@@ -162,11 +162,14 @@ WEIGHTS = WeightTable(
             lambda c: (c.mlp.intermediate_size,) * 2,
             one_way=True,
         ),
-        Permute(_DELTA + "in_proj_qkvz", _qkvz_order, one_way=True),
-        Split(_DELTA + "in_proj_qkvz", (_DELTA + "in_proj_qkv", _DELTA + "in_proj_z"), _qkvz_parts, one_way=True),
-        Permute(_DELTA + "in_proj_ba", _ba_order),
+        Permute(DELTA + "in_proj_qkvz", _qkvz_order, one_way=True),
+        Split(DELTA + "in_proj_qkvz", (DELTA + "in_proj_qkv", DELTA + "in_proj_z"), _qkvz_parts, one_way=True),
+        Permute(DELTA + "in_proj_ba", _ba_order),
+        # Files of Qwen 3.5 have the two halves.
         Split(
-            _DELTA + "in_proj_ba", (_DELTA + "in_proj_b", _DELTA + "in_proj_a"), lambda c: (c.delta.num_v_heads,) * 2
+            DELTA + "in_proj_ba",
+            (DELTA + "in_proj_b", DELTA + "in_proj_a"),
+            lambda c: () if c.delta.is_tiled else (c.delta.num_v_heads,) * 2,
         ),
         Permute(_ATTENTION + "q_proj", _query_and_gate),
         Split(
@@ -174,8 +177,8 @@ WEIGHTS = WeightTable(
             (_ATTENTION + "q_proj", _ATTENTION + "gate_proj"),
             lambda c: (c.num_heads * c.head_dim,) * 2,
         ),
-        Flatten(_DELTA + "conv1d", rows=lambda c: _qkvz_parts(c)[0]),
-        NegativeExp(_DELTA + "decay", "safetensors"),
+        Flatten(DELTA + "conv1d", rows=lambda c: _qkvz_parts(c)[0]),
+        NegativeExp(DELTA + "decay", "safetensors"),
         *(Fold(stem, 1.0, "safetensors") for stem in _NORMS),
     ),
 )

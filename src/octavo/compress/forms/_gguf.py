@@ -6,7 +6,7 @@ Source: the GGUF specification, and the keys that llama.cpp reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,36 @@ from numpy.typing import NDArray
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.attention import RopeParams
 from octavo.graph.ops.recurrence import ScanHeads
+from octavo.loader.tensor_files import Source
 from octavo.models._classic import ClassicConfig
 from octavo.models._decoder import DecoderConfig
 from octavo.models._mamba import StateSpaceConfig
 from octavo.models._reading import ConfigReader
-from octavo.models._rope import base_frequencies, rope_section, yarn_mscale
+from octavo.models._rope import STILL, base_frequencies, rope_section, yarn_mscale
 from octavo.models._sizes import EXPERT_COUNTS
+from octavo.models._weights import Transform
 from octavo.models.mamba import Channels
 
 # The MLP's width in config.json of the models of `_classic`; four times the hidden size if it has none of them.
 _WIDTHS = ("n_inner", "intermediate_size", "ffn_hidden_size")
 
 Keys = dict[str, bool | int | float | str | NDArray[Any]]
+Sources = Mapping[str, Source]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A model as its GGUF file has it.
+
+    config: that a reader of the file gets. weights: those that are tensors there, under the names of the graph. steps:
+    transforms of these tensors under the names of checkpoints, whose rows or numbers differ in the file. name: that of
+    its architecture, if it is not the form's.
+    """
+
+    config: Any
+    weights: Sources
+    steps: tuple[Transform, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +53,26 @@ class GGUFForm:
 
     name: `general.architecture`, from a configuration if it decides. keys: from a configuration and the part of its
     config.json about text to the keys, without the prefix; the tensor of rotary factors is among them under its own
-    name. They are read back and compared. whole: from the whole config.json to further keys. stems: from a
-    configuration to stems of the graph and those of its files, for parts of which the table of weights has several.
+    name, and so are keys that have no prefix. They are read back and compared. whole: from the whole config.json to
+    further keys. stems: from a configuration to stems of the graph and those of its files, for parts of which the table
+    of weights has several. stored: what a file has in another place than a checkpoint, if it does; keys then come from
+    its configuration.
     """
 
     name: str | Callable[[Any], str]
     keys: Callable[[Any, ConfigReader], Keys]
     whole: Callable[[ConfigReader], Keys] = field(default=lambda _reader: {})
     stems: Callable[[Any], Mapping[str, str]] | None = None
+    stored: Callable[[Any, ConfigReader, Sources], Stored] | None = None
 
     def name_of(self, cfg: Any) -> str:
         """The name of a model with this configuration."""
         return self.name if isinstance(self.name, str) else self.name(cfg)
+
+    def stored_of(self, cfg: Any, reader: ConfigReader, weights: Sources) -> Stored:
+        """`stored` of a model, with its name."""
+        found = Stored(cfg, weights) if self.stored is None else self.stored(cfg, reader, weights)
+        return replace(found, name=found.name or self.name_of(found.config))
 
     def stems_of(self, cfg: Any) -> Mapping[str, str]:
         """`stems` of a model with this configuration."""
@@ -206,6 +232,10 @@ def rope_keys(params: RopeParams, positions: int, section: ConfigReader, theta: 
     if kind == "llama3":
         divisors = base_frequencies(rotary_dim, theta) / np.array(params.frequencies)
         keys["rope_freqs.weight"] = divisors.astype(np.float32)
+    if kind == "proportional":
+        turning = np.array(params.frequencies)
+        divisors = base_frequencies(rotary_dim, theta) / np.where(turning > 0, turning, 1.0)
+        keys["rope_freqs.weight"] = np.where(turning > 0, divisors, STILL).astype(np.float32)
     if kind in ("longrope", "su"):
         original = section.integer("original_max_position_embeddings", positions)
         keys |= {

@@ -1,11 +1,19 @@
-"""DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash as a GGUF file."""
+"""DeepSeek V2 to V3.2, Kimi K2, GLM 4.7 Flash and GLM 5 as a GGUF file."""
 
 from __future__ import annotations
 
-from octavo.compress.forms._gguf import GGUFForm, Keys, routed_keys
+import numpy as np
+
+from octavo.compress.forms._gguf import GGUFForm, Keys, Sources, Stored, routed_keys
 from octavo.models._reading import ConfigReader
 from octavo.models._rope import rope_section
 from octavo.models.deepseek2 import Config
+
+_INDEXED = {"deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa"}
+
+
+def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
+    return Stored(cfg, weights, name=_INDEXED.get(reader.text("model_type", ""), ""))
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
@@ -23,7 +31,21 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
         # A reader takes the factor of attention from this one, and has none beside it.
         keys["rope.scaling.yarn_log_multiplier"] = 0.1 * mscale
         keys.pop("rope.scaling.attn_factor", None)
+    return keys if cfg.index_topk is None else keys | _indexer_keys(cfg.index_topk, reader, cfg.num_layers)
+
+
+def _indexer_keys(topk: int, reader: ConfigReader, num_layers: int) -> Keys:
+    """The context length is that of the model, of which Octavo uses the part without the indexer."""
+    keys: Keys = {
+        "context_length": reader.integer("max_position_embeddings"),
+        "attention.indexer.top_k": topk,
+        "attention.indexer.head_count": reader.integer("index_n_heads", 64),
+        "attention.indexer.key_length": reader.integer("index_head_dim", 128),
+    }
+    if reader.has("indexer_types"):
+        kinds = reader.texts("indexer_types", num_layers)
+        keys["attention.indexer.types"] = np.array([kind == "full" for kind in kinds], np.int32)
     return keys
 
 
-GGUF = GGUFForm("deepseek2", _keys)
+GGUF = GGUFForm("deepseek2", _keys, stored=_stored)

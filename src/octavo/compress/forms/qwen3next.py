@@ -1,21 +1,47 @@
-"""Qwen3-Next as a GGUF file."""
+"""Qwen3-Next and Qwen 3.5, text, as a GGUF file."""
 
 from __future__ import annotations
 
-from octavo.compress.forms._gguf import GGUFForm, Keys, decoder_keys
+from dataclasses import replace
+
+import numpy as np
+
+from octavo.compress.forms._gguf import GGUFForm, Keys, Sources, Stored, decoder_keys
+from octavo.graph.ops.recurrence import DeltaHeads
 from octavo.models._reading import ConfigReader
-from octavo.models.qwen3next import Config
+from octavo.models._rope import rope_section
+from octavo.models._weights import Permute, PermuteColumns, Transform
+from octavo.models.qwen3next import DELTA, Config
 
 _INTERVAL = 4  # every fourth layer has attention
+_SECTIONS = [11, 11, 10]  # of the rotary embedding, for images
+
+
+def _stored(cfg: Config, reader: ConfigReader, weights: Sources) -> Stored:
+    """Qwen 3.5 has architectures of its own, with value heads in another order."""
+    if not reader.text("model_type", "qwen3_next").startswith("qwen3_5"):
+        return Stored(cfg, weights)
+    name = "qwen35" if cfg.mlp.experts is None else "qwen35moe"
+    tiled = replace(cfg, delta=replace(cfg.delta, is_tiled=True))
+    return Stored(tiled, weights, _tiled(cfg.delta), name)
+
+
+def _tiled(delta: DeltaHeads) -> tuple[Transform, ...]:
+    """The first value head of each key head, then the second ones."""
+    share = delta.num_v_heads // delta.num_k_heads
+    heads = np.arange(delta.num_v_heads).reshape(delta.num_k_heads, share).T.reshape(-1)
+    values = (heads[:, None] * delta.value_dim + np.arange(delta.value_dim)).reshape(-1)
+    keys = np.arange(2 * delta.num_k_heads * delta.key_dim)
+    qkv = np.concatenate([keys, len(keys) + values])
+    orders = {"in_proj_qkv": qkv, "conv1d": qkv, "in_proj_z": values}
+    orders |= dict.fromkeys(("in_proj_a", "in_proj_b", "decay", "dt"), heads)
+    rows = (Permute(DELTA + part, lambda _, order=order: order) for part, order in orders.items())  # type: ignore[misc]
+    return (*rows, PermuteColumns(DELTA + "out_proj", lambda _: values))
 
 
 def _keys(cfg: Config, reader: ConfigReader) -> Keys:
-    """Qwen 3.5 has an architecture of its own in GGUF files, with value heads in another order."""
-    kind = reader.text("model_type", "qwen3_next")
-    if kind != "qwen3_next":
-        raise reader.error("model_type", kind, "only Qwen3-Next can be written as GGUF yet, not Qwen 3.5")
-    delta = cfg.delta
-    return {
+    delta, section = cfg.delta, rope_section(reader)
+    keys: Keys = {
         **decoder_keys(cfg, reader),
         "ssm.conv_kernel": reader.integer("linear_conv_kernel_dim", 4),
         "ssm.state_size": delta.key_dim,
@@ -24,6 +50,10 @@ def _keys(cfg: Config, reader: ConfigReader) -> Keys:
         "ssm.inner_size": delta.num_v_heads * delta.value_dim,
         "full_attention_interval": _interval(reader, cfg.num_layers),
     }
+    if delta.is_tiled:
+        sections = section.counts("mrope_section", 3) if section.has("mrope_section") else _SECTIONS
+        keys["rope.dimension_sections"] = np.array([*sections, 0], np.int32)
+    return keys
 
 
 def _interval(reader: ConfigReader, num_layers: int) -> int:
@@ -38,4 +68,4 @@ def _interval(reader: ConfigReader, num_layers: int) -> int:
     return interval
 
 
-GGUF = GGUFForm("qwen3next", _keys)
+GGUF = GGUFForm("qwen3next", _keys, stored=_stored)

@@ -1,0 +1,27 @@
+"""MiMo V2 Flash as a GGUF file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.compress.forms._gguf import GGUFForm, Keys, rope_keys, routed_keys
+from octavo.models._reading import ConfigReader
+from octavo.models.mimo_v2_flash import THETA, Config, rope_sections
+
+
+def _keys(cfg: Config, reader: ConfigReader) -> Keys:
+    windows = cfg.attention.windows
+    full, local = rope_sections(reader, cfg.head_dim)
+    heads = [cfg.num_kv_heads if window is None else cfg.local_kv_heads for window in windows]
+    return {
+        **routed_keys(cfg, reader),
+        **rope_keys(cfg.rope.params, cfg.max_position_embeddings, full, THETA),
+        "rope.freq_base_swa": local.number("rope_theta"),
+        "attention.head_count_kv": np.array(heads, np.int32),
+        "attention.sliding_window": next((window for window in windows if window is not None), 1),
+        "attention.sliding_window_pattern": np.array([window is not None for window in windows]),
+        "attention.value_scale": cfg.value_scale,
+    }
+
+
+GGUF = GGUFForm("mimo2", _keys)
