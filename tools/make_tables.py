@@ -32,6 +32,7 @@ from tests.models import test_wrapped  # noqa: E402
 from tests.models.test_real_models import REAL_MODELS  # noqa: E402
 from tests.quantization.test_checkpoints import tiny_model  # noqa: E402
 from tests.support import quantized_checkpoints, tiny_encoder_decoders, tiny_encoders, tiny_models  # noqa: E402
+from tests.support.tiny_vision import pairs  # noqa: E402
 from tests.test_text_vectors import REAL_ENCODER  # noqa: E402
 
 _SHAPE = (64, 4096)  # of the matrix whose bits are counted
@@ -47,6 +48,7 @@ def tested_architectures() -> Iterable[Cells]:
     for name, make in tiny_encoders.CONFIGS.items():
         tested[name] = architecture_name(make().model_type, ConfigReader(make().to_dict()))
     tested |= {name: modules[make().model_type] for name, make in tiny_encoder_decoders.CONFIGS.items()}
+    tested |= {name: modules[pair.config.model_type] for name, pair in pairs.PAIRS.items()}
     for name, make in test_wrapped.CONFIGS.items():
         if make().model_type in modules:
             tested[name] = modules[make().model_type]

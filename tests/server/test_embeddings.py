@@ -116,6 +116,18 @@ def test_truncation_is_reported(fake: ScriptedServer) -> None:
     assert answer["usage"] == {"prompt_tokens": 2, "total_tokens": 2, "truncated_tokens": 3}
 
 
+def test_a_conversation_may_fill_the_context(fake: ScriptedServer) -> None:
+    def asked(num_words: int) -> Any:
+        messages = [{"role": "user", "content": "word" + " word" * (num_words - 1)}]
+        return fake.post("/v1/embeddings", {"messages": messages})
+
+    around = asked(1).json()["usage"]["prompt_tokens"] - 1
+    assert asked(64 - around).json()["usage"]["prompt_tokens"] == 64
+    refused = asked(65 - around)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+    assert "the prompt has 65 tokens, and the context of this model has 64: shorten it" in refused.text
+
+
 def test_a_text_may_fill_the_context(fake: ScriptedServer) -> None:
     """No answer needs room."""
     full = fake.post("/v1/embeddings", {"input": [5] * 64})

@@ -231,7 +231,7 @@ def _load(
         architecture=checkpoint.architecture,
         eos_token_id=template_eos_id(engine.tokenizer),
         path=checkpoint.path,
-        hidden_size=checkpoint.pooling.width(checkpoint.config.hidden_size),
+        hidden_size=checkpoint.pooling.width(checkpoint.config.vector_width),
         draft_executor=draft,
         no_images=why_no_images(config, checkpoint, vision),
         no_drafts=why_no_drafts(config, graph, plan.num_draft_states),

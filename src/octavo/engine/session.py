@@ -129,6 +129,8 @@ class Session:
         plain, given = split_images(prompt)
         if not given:
             return self._prompts.to_prompt(plain)
+        if self.images.gives_vectors:
+            return self.images.alone(plain, given)
         return self.images.prompt(self._prompts.encode(plain), given)
 
     def create_request(

@@ -10,7 +10,7 @@ from octavo.graph.builder import Graph, Node
 from octavo.graph.ops.attention import Attention, FusedAttention, Rope
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.linear import Embedding, Input
-from octavo.graph.ops.rows import AddRows, Splice
+from octavo.graph.ops.rows import AddRows, Gather, Splice
 from octavo.graph.ops.rowwise import RMSNorm, Scale
 from octavo.graph.ops.streams import Columns
 from octavo.graph.values import TOKENS, IndexArray, RowDomain, Value
@@ -30,12 +30,14 @@ class Sight:
     num_added: the first layers to whose outputs further features of the images are added (DeepStack).
     both_ways: the tokens of the longest span whose positions see each other in attention; 0: none do.
     only_windows: so only in layers with a window.
+    gives_vectors: the rows of images are no embeddings but vectors, which the model makes of texts.
     """
 
     axes: tuple[int, ...] | None = None
     num_added: int = 0
     both_ways: int = 0
     only_windows: bool = False
+    gives_vectors: bool = False
 
     @property
     def components(self) -> int:
@@ -45,6 +47,9 @@ class Sight:
 
 READS_ONLY = Sight()
 """Rows of images in place of embeddings, and no other difference."""
+
+GIVES_VECTORS = Sight(gives_vectors=True)
+"""Vectors of images in place of the model's own."""
 
 
 def splice_spans(g: Graph, x: Value) -> Value:
@@ -66,9 +71,23 @@ def longest_span(graph: Graph) -> int:
 def with_sight(graph: Graph, sight: Sight) -> Graph:
     """The same decoder, which takes values of spans as well: [SPANS, hidden * (1 + num_added)].
 
-    They stand in place of scaled embeddings. Raises GraphError for a decoder without the parts that change.
+    They stand in place of scaled embeddings, or of the rows that the output selects: [SPANS, cols of the output].
+    Raises GraphError for a decoder without the parts that change.
     """
+    if sight.gives_vectors:
+        return _with_vectors(graph)
     return Graph.from_nodes(graph, _Rewrite(graph, sight).nodes(), graph.outputs)
+
+
+def _with_vectors(graph: Graph) -> Graph:
+    *nodes, last = graph.nodes
+    if not isinstance(last.op, Gather) or last.output != graph.output:
+        raise GraphError("a model whose images become vectors ends with the rows that are wanted")
+    x, free = last.op.x, 1 + max(node.output.id for node in graph.nodes)
+    entry = Node(Input(0, SPANS, x.cols), Value(free, SPANS, x.cols), "vectors")
+    splice = Node(Splice(x, entry.output, SPAN_ROWS), Value(free + 1, x.rows, x.cols), last.layer)
+    taken = replace(last, op=replace(last.op, x=splice.output))
+    return Graph.from_nodes(graph, [entry, *nodes, splice, taken], graph.outputs)
 
 
 class _Rewrite:

@@ -43,10 +43,12 @@ QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"
 
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _COMPARED_BYTES = 1 << 24  # of two tensors at a time
-# Tensors that checkpoints keep beside their weights: rotary frequencies, causal masks, constants of activations.
+# Tensors that checkpoints keep beside their weights: rotary frequencies, causal masks, constants of activations,
+# numbers of positions, and those that only training with pairs of texts and images needs.
 _BUFFERS = (
     *("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".act_fn.beta", ".act_fn.eps"),
     *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
+    *(".position_ids", "logit_scale", "logit_bias"),
 )
 
 
@@ -177,6 +179,8 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     with errors_of(config_path):
         config = module.Config.from_hf(reader)
         pooling = pooling_of_directory(path.parent, config_json, config.hidden_size)
+        if config.own_pooling is not None:
+            pooling = replace(pooling, pooling=config.own_pooling, is_embedder=True)
         config = config.with_pooling(pooling.pooling)
     used = {tensor for source in packed.values() for tensor in source.tensors}
     names = [n for n in file.tensors if n not in used and not n.endswith(_BUFFERS)]

@@ -57,6 +57,7 @@ class ImageProcessor(ABC):
     placeholder: what a chat template writes for an image; the marks of the layout take its place.
     wrapping: the texts before and after the placeholder where no template writes them.
     video_placeholder: the mark of a video in raw prompts, where it is another one.
+    gives_vectors: an image is a prompt of its own, whose only row is its vector; there is no placeholder.
     version: changes whenever the same picture may give other rows.
     settings: what it was read from. patch_size: pixels at the side of a patch. merge_size: patches at the side of the
     block that becomes one token. resample: the number of Pillow's filter.
@@ -65,6 +66,7 @@ class ImageProcessor(ABC):
     placeholder: ClassVar[str]
     wrapping: ClassVar[tuple[str, str]] = ("", "")
     video_placeholder: ClassVar[str | None] = None
+    gives_vectors: ClassVar[bool] = False
     version: ClassVar[int] = 1
 
     settings: ImageSettings

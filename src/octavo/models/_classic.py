@@ -210,6 +210,17 @@ def _heads_apart(cfg: ClassicConfig) -> NDArray[np.intp]:
 
 def build(g: Graph, cfg: ClassicConfig) -> Value:
     """The logits [LOGITS, vocab]."""
+    h = g.select_rows(layers(g, cfg))
+    if cfg.final_norm:
+        h = g.layer_norm(h, "norm", cfg.norm_eps)
+    if cfg.embedding_projections:
+        h = g.linear(h, "project_out")
+    head = "embed_tokens" if cfg.tie_word_embeddings else "lm_head"
+    return g.logits(h, head, scale=cfg.logit_scale, bias="lm_head")
+
+
+def layers(g: Graph, cfg: ClassicConfig) -> Value:
+    """The rows of the last layer [TOKENS, hidden], without the norm behind it."""
     h = g.embedding("embed_tokens")
     if cfg.embedding_projections:
         h = g.linear(h, "project_in")
@@ -219,13 +230,7 @@ def build(g: Graph, cfg: ClassicConfig) -> Value:
         h = g.layer_norm(h, "embed_norm", cfg.norm_eps)
     for i in range(cfg.num_layers):
         h = _block(g, cfg, h, i)
-    h = g.select_rows(h)
-    if cfg.final_norm:
-        h = g.layer_norm(h, "norm", cfg.norm_eps)
-    if cfg.embedding_projections:
-        h = g.linear(h, "project_out")
-    head = "embed_tokens" if cfg.tie_word_embeddings else "lm_head"
-    return g.logits(h, head, scale=cfg.logit_scale, bias="lm_head")
+    return h
 
 
 def _block(g: Graph, cfg: ClassicConfig, h: Value, layer: int) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from octavo.errors import ModelLoadError
 from octavo.graph.ops.attention import AttentionParams, RopeParams
@@ -25,7 +25,12 @@ ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The fields of every `Config` that the engine uses; the others are private to the architecture."""
+    """The fields of every `Config` that the engine uses; the others are private to the architecture.
+
+    own_pooling: of a model that was made for vectors alone, whatever files beside it say; None: they say it.
+    """
+
+    own_pooling: ClassVar[Literal["last"] | None] = None
 
     vocab_size: int
     num_layers: int
@@ -34,6 +39,16 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int  # tokens
+
+    @property
+    def vector_width(self) -> int:
+        """Columns of the vectors of texts."""
+        return self.hidden_size
+
+    @property
+    def padded_length(self) -> int:
+        """The tokens of every text of a model that was trained with texts of one length, in small letters; 0: none."""
+        return 0
 
     def for_length(self, max_model_len: int) -> ModelConfig:  # noqa: ARG002
         """The configuration for sequences of at most so many tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from octavo.errors import ModelLoadError
-from octavo.tokenizer.directory_vocab import read_directory_tokenizer
+from octavo.tokenizer.directory_vocab import padded_tokenizer, read_directory_tokenizer
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -19,7 +19,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     Raises ModelLoadError naming the missing or invalid part.
     """
     if checkpoint.format == "safetensors":
-        return read_directory_tokenizer(checkpoint.path.parent)
+        tokenizer, length = read_directory_tokenizer(checkpoint.path.parent), checkpoint.config.padded_length
+        return padded_tokenizer(tokenizer, checkpoint.path.parent, length) if length else tokenizer
     try:
         tokenizer = read_gguf_tokenizer(checkpoint.file.metadata)
     except ModelLoadError as error:

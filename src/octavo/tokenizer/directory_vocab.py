@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, normalizers
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import read_optional
@@ -23,7 +24,7 @@ from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from octavo.tokenizer.quiet_thread import run_quietly
 from octavo.tokenizer.template_files import read_directory_templates
 from octavo.tokenizer.text_growth import MAX_STEPS, MODEL_PARTS, NO_GROWTH, TEXT_PARTS, TextGrowth, growth_of
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Padding, Tokenizer
 from octavo.tokenizer.vocabulary import (
     MAX_TOKENS,
     UNREACHABLE,
@@ -97,6 +98,17 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
         replacements=_replacements(path, steps),
         special_tokens=_special_tokens(config),
     )
+
+
+def padded_tokenizer(tokenizer: Tokenizer, directory: Path, length: int) -> Tokenizer:
+    """The tokenizer of a model whose texts all have `length` tokens, in small letters. Raises ModelLoadError."""
+    config = tokenizer_config(directory)
+    token_id = named_token_id(directory, config, "pad_token", {token: i for i, token in enumerate(tokenizer.tokens)})
+    if token_id is None:
+        raise ModelLoadError(f"{directory / 'tokenizer_config.json'} names no pad_token, which fills up texts")
+    for core in (tokenizer.plain, tokenizer.special):
+        core.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [core.normalizer])])
+    return replace(tokenizer, padding=Padding(length, token_id, config.get("padding_side") == "left"))
 
 
 def _outside(

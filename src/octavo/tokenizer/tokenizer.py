@@ -39,6 +39,15 @@ class TooManyTokensError(UsageError):
         super().__init__(message, param="prompt", code="context_length_exceeded")
 
 
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """length: of a text with it, in tokens. is_before: it precedes the text."""
+
+    length: int
+    token_id: int
+    is_before: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
     """Encodes and decodes text with a checked vocabulary of V tokens. Thread-safe."""
@@ -62,6 +71,7 @@ class Tokenizer:
     replacements: Replacements = NO_REPLACEMENTS
     joiner: ScoreMerges | None = None  # joins what `plain` and `special` make, if their merges cannot
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # `pad_token` and its like, which templates write
+    padding: Padding | None = None  # of every text of a model that was trained with texts of one length
 
     @property
     def vocab_size(self) -> int:
@@ -202,7 +212,15 @@ class Tokenizer:
         ids, suffix = self._with_prefix(ids), self.suffix_ids
         if suffix and tuple(ids[-len(suffix) :]) != suffix:
             ids = [*ids, *suffix]
-        return ids
+        return self.padded(ids)
+
+    def padded(self, ids: list[int]) -> list[int]:
+        """The tokens of a whole text with its padding, if the model wants any."""
+        padding = self.padding
+        if padding is None or len(ids) >= padding.length:
+            return ids
+        added = [padding.token_id] * (padding.length - len(ids))
+        return [*added, *ids] if padding.is_before else [*ids, *added]
 
     def _with_prefix(self, ids: list[int]) -> list[int]:
         prefix = self.prefix_ids

@@ -76,13 +76,13 @@ def save(model: PreTrainedModel, folder: Path, name: str) -> Path:
     """The folder, with all that a loader reads but the vocabulary."""
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(tiny(name).preprocessor))
-    (folder / "tokenizer.json").write_text(_tokenizer())
+    (folder / "tokenizer.json").write_text(tokenizer_text())
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return folder
 
 
-def _tokenizer() -> str:
+def tokenizer_text() -> str:
     """A token a byte, behind the control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
@@ -124,7 +124,7 @@ def _output(
     family = tiny(name)
     config = family.config()
     processor = read_processor(config.model_type, config.to_dict(), family.preprocessor)
-    tokenizer = Tokenizer.from_str(_tokenizer())
+    tokenizer = Tokenizer.from_str(tokenizer_text())
     soft = model.config.image_token_id
     ids: list[int] = []
     seen = []

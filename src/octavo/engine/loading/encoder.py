@@ -40,7 +40,8 @@ def image_tokens(config: EngineConfig) -> int | None:
 
 def vision_of(config: EngineConfig, checkpoint: Checkpoint) -> VisionPart | None:
     """The part of a model that sees, unless the options leave it out; None: it has none. Raises ModelLoadError."""
-    if config.mmproj == "none" or not hasattr(checkpoint.config, "tie_word_embeddings"):
+    can_see = hasattr(checkpoint.config, "tie_word_embeddings") or checkpoint.config.own_pooling is not None
+    if config.mmproj == "none" or not can_see:
         return None
     if not has_vision(checkpoint, config.mmproj):
         return None

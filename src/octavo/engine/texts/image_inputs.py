@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from octavo import env
-from octavo.engine.texts.placing import ItemSeries, Placed, place_items
+from octavo.engine.texts.placing import ItemSeries, Placed, place_items, prompt_of
 from octavo.errors import UsageError
 from octavo.prompt import MediaItem, Prompt
 
@@ -37,6 +37,17 @@ class ImageInputs:
         self._processor = processor
         self._model = model
         self._decoder = None if processor is None else _decoder()
+
+    @property
+    def gives_vectors(self) -> bool:
+        """True if an image is a prompt of its own. Raises UsageError if the model only reads text."""
+        return self.require().gives_vectors
+
+    def alone(self, plain: object, given: Mapping[str, Any]) -> Prompt:
+        """The prompt that is one image. plain, given: as `split_images` returns them. Raises UsageError for more."""
+        images = [self.item(image, name) for image, name in _checked(given, "image")]
+        others = isinstance(plain, Mapping) and not any(plain.values()) and not _checked(given, "video")
+        return prompt_of(images if others else [])
 
     def prompt(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> Prompt:
         """The prompt in which each mark of an image is one of those given. given: as `split_images` returns it.

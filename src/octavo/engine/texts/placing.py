@@ -71,6 +71,20 @@ def place_items(
     return Prompt(placed, spans)
 
 
+def prompt_of(items: Sequence[Placed]) -> Prompt:
+    """The prompt that is one image, of a model whose images have vectors of their own. Raises UsageError."""
+    if len(items) != 1 or not isinstance(items[0], MediaItem):
+        raise UsageError(
+            "this model makes a vector of a text or of an image: give one of them, and each page or frame by itself",
+            param="prompt",
+            code="invalid_value",
+        )
+    spans: list[Span] = []
+    placed: list[int] = []
+    _place(items[0], placed, spans, lambda _: ())
+    return Prompt(placed, spans)
+
+
 def _place_series(
     series: ItemSeries, placed: list[int], spans: list[Span], encode: Callable[[str], Sequence[int]]
 ) -> None:

@@ -133,7 +133,7 @@ class _Encoder:
     def text(self, text: str) -> list[int]:
         ids = self._ids(text)
         prefix, suffix = self._tokenizer.prefix_ids, self._tokenizer.suffix_ids
-        return [*prefix, *self._fit(ids, len(prefix) + len(suffix)), *suffix]
+        return self._tokenizer.padded([*prefix, *self._fit(ids, len(prefix) + len(suffix)), *suffix])
 
     def pair(self, query: str, document: str) -> tuple[list[int], PoolingParams]:
         tokenizer = self._tokenizer

@@ -66,7 +66,7 @@ class TextModel:
     def _check_pooling(self, pooling: Pooling | None) -> None:
         if pooling is None:
             return
-        if self.takes_whole_texts and pooling != self.pooling:
+        if (self.takes_whole_texts or not self.generates) and pooling != self.pooling:
             message = f"pooling is {pooling!r}, but this model's vectors are made by {self.pooling!r}; leave it out"
             raise UsageError(message, param="pooling", code="unsupported_parameter")
         if not self.takes_whole_texts and pooling == "cls":

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from octavo.batch import Array
+from octavo.batch import Array, Float32
 from octavo.graph.builder import Graph
 from octavo.graph.ops.linear import Input
 from octavo.graph.ops.rowwise import Activation
@@ -83,6 +83,23 @@ class SiglipConfig(TowerConfig):
         return TowerInputs((np.tile(places, (len(tiles), 1)),), tile_rows(tiles, self.merge_size, positions=False))
 
 
+def resized_places(grid: Float32, rows: int, cols: int) -> Float32:
+    """A square of learned places [side, side, width] resized to [rows, cols, width]: bilinear, with antialiasing."""
+    down, across = (_taps(len(grid), count) for count in (rows, cols))
+    resized: Float32 = np.einsum("rs,scw->rcw", down, np.einsum("ct,stw->scw", across, grid))
+    return resized
+
+
+def _taps(side: int, count: int) -> Float32:
+    """The weights [count, side] of the `side` stored places for each of `count`."""
+    scale = np.float32(side / count)
+    centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    distances = np.abs(np.arange(side, dtype=np.float32) - centres[:, None]) / max(scale, np.float32(1))
+    weights = np.maximum(1 - distances, 0)
+    shares: Float32 = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32, copy=False)
+    return shares
+
+
 def siglip_sizes(reader: ConfigReader) -> dict[str, Any]:
     """The fields that mmproj files of these families have. reader: their metadata."""
     return {
@@ -93,6 +110,16 @@ def siglip_sizes(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def layer(g: Graph, cfg: SiglipConfig, h: Value, number: int) -> Value:
+    """The rows behind one layer."""
+    stem = f"encoder.layers.{number}"
+    x = g.layer_norm(h, f"{stem}.layer_norm1", cfg.norm_eps)
+    h = h + g.linear(attention(g, x, cfg, f"{stem}.self_attn", None), f"{stem}.self_attn.out_proj")
+    x = g.layer_norm(h, f"{stem}.layer_norm2", cfg.norm_eps)
+    up = g.add(Activation(g.linear(x, f"{stem}.mlp.fc1"), cfg.activation))
+    return h + g.linear(up, f"{stem}.mlp.fc2")
+
+
 def build_layers(g: Graph, cfg: SiglipConfig, take: Callable[[int, Value], None] | None = None) -> Value:
     """The rows of the last layer with its norm [PATCHES, hidden]. Input 1 has the places.
 
@@ -101,12 +128,7 @@ def build_layers(g: Graph, cfg: SiglipConfig, take: Callable[[int, Value], None]
     h = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "embeddings.patch_embedding")
     h = h + g.add(Input(1, PATCHES, cfg.hidden_size))
     for i in range(cfg.num_layers):
-        stem = f"encoder.layers.{i}"
-        x = g.layer_norm(h, f"{stem}.layer_norm1", cfg.norm_eps)
-        h = h + g.linear(attention(g, x, cfg, f"{stem}.self_attn", None), f"{stem}.self_attn.out_proj")
-        x = g.layer_norm(h, f"{stem}.layer_norm2", cfg.norm_eps)
-        up = g.add(Activation(g.linear(x, f"{stem}.mlp.fc1"), cfg.activation))
-        h = h + g.linear(up, f"{stem}.mlp.fc2")
+        h = layer(g, cfg, h, i)
         if take is not None:
             take(i, h)
     return g.layer_norm(h, "post_layernorm", cfg.norm_eps)

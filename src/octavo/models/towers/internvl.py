@@ -15,17 +15,17 @@ from octavo.graph.ops.linear import Input
 from octavo.graph.ops.rows import AddRows, Gather
 from octavo.graph.ops.rowwise import Activation
 from octavo.graph.patches import BLOCKS, MERGED, PATCHES
-from octavo.graph.values import IndexArray, RowDomain, Value
+from octavo.graph.values import RowDomain, Value
 from octavo.image_layout import ImageTile
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._weights import Split, Unfolded, WeightTable
 from octavo.models._wrapped import text_section
+from octavo.models.towers._classed import CLASSED, PATCH_OF, classed_rows
 from octavo.models.towers._tower import (
     TowerConfig,
     TowerInputs,
     attention,
     gguf_sizes,
-    in_blocks,
     last_layer_only,
     read_activation,
     statistics,
@@ -33,11 +33,6 @@ from octavo.models.towers._tower import (
 
 MODEL_TYPES = ("internvl", "internvl_chat")
 PROJECTORS = ("internvl",)
-
-CLASSED = RowDomain("classed")
-"""The patches of each tile behind a row of its own, which is read by none but them. A tile is a sequence."""
-
-_PATCH_OF = IndexArray(CLASSED, "patches")  # -1: the tile's own row
 
 _PROJECTOR_EPS = 1e-5
 _CLASS, _PLACES = "embeddings.class.weight", "embeddings.places.weight"
@@ -166,17 +161,14 @@ class Config(TowerConfig):
         places = tables[_PLACES].astype(np.float32).reshape(square + 1, -1)
         grid = places[1:].reshape(self.table_side, self.table_side, -1)
         first = tables[_CLASS].astype(np.float32).reshape(1, -1) + places[:1]
-        rows = np.concatenate([first, in_blocks(grid, self.merge_size)])
+        rows, classed = classed_rows(count, first, grid, self.merge_size)
         patches = np.arange(count * square, dtype=np.int32)
-        of_row = np.full((count, square + 1), -1, np.int32)
-        of_row[:, 1:] = patches.reshape(count, square)
-        starts = np.arange(count + 1, dtype=np.int32) * (square + 1)
         blocks = patches + patches // square + 1
         return TowerInputs(
-            (np.tile(rows, (count, 1)),),
+            (rows,),
             {
                 PATCHES.name: DomainRows(count * square),
-                CLASSED.name: DomainRows(of_row.size, starts, indices={_PATCH_OF.name: of_row.reshape(-1)}),
+                CLASSED.name: classed,
                 MERGED.name: DomainRows(count * square // self.merge_size**2, indices={BLOCKS.name: blocks}),
             },
         )
@@ -197,7 +189,7 @@ def _side(reader: ConfigReader, key: str, default: int) -> int:
 def build(g: Graph, cfg: Config) -> Value:
     """The rows [MERGED, output_width]."""
     patches = g.linear(g.add(Input(0, PATCHES, cfg.patch_values)), "embeddings.patch")
-    h = g.add(AddRows(g.add(Input(1, CLASSED, cfg.hidden_size)), patches, _PATCH_OF))
+    h = g.add(AddRows(g.add(Input(1, CLASSED, cfg.hidden_size)), patches, PATCH_OF))
     for i in range(cfg.num_layers):
         stem = f"layers.{i}"
         x = attention(g, _norm(g, cfg, h, f"{stem}.norm1"), cfg, f"{stem}.attn", None)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import Array, Float32
+from octavo.batch import Array
 from octavo.graph.builder import Graph
 from octavo.graph.ops.rows import Gather
 from octavo.graph.ops.rowwise import Activation
@@ -26,6 +26,7 @@ from octavo.models.towers._siglip import (
     PREFIXES,
     SiglipConfig,
     build_layers,
+    resized_places,
     siglip_sizes,
 )
 from octavo.models.towers._tower import TowerInputs, in_blocks, square_side, statistics, tile_rows
@@ -94,25 +95,8 @@ class Config(SiglipConfig):
 
     def inputs(self, tiles: Sequence[ImageTile], tables: Mapping[str, Array]) -> TowerInputs:
         grid = tables[PLACES].astype(np.float32).reshape(self.table_side, self.table_side, -1)
-        places = [in_blocks(_smooth(grid, tile.grid_rows, tile.grid_cols), self.merge_size) for tile in tiles]
+        places = [in_blocks(resized_places(grid, tile.grid_rows, tile.grid_cols), self.merge_size) for tile in tiles]
         return TowerInputs((np.concatenate(places),), tile_rows(tiles, self.merge_size, positions=False))
-
-
-def _smooth(grid: Float32, rows: int, cols: int) -> Float32:
-    """A square of learned places [side, side, width] resized to [rows, cols, width]: bilinear, with antialiasing."""
-    down, across = (_taps(len(grid), count) for count in (rows, cols))
-    resized: Float32 = np.einsum("rs,scw->rcw", down, np.einsum("ct,stw->scw", across, grid))
-    return resized
-
-
-def _taps(side: int, count: int) -> Float32:
-    """The weights [count, side] of the `side` stored places for each of `count`."""
-    scale = np.float32(side / count)
-    centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
-    distances = np.abs(np.arange(side, dtype=np.float32) - centres[:, None]) / max(scale, np.float32(1))
-    weights = np.maximum(1 - distances, 0)
-    shares: Float32 = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32, copy=False)
-    return shares
 
 
 def build(g: Graph, cfg: Config) -> Value:

@@ -14,18 +14,19 @@ from typing import Any, TypeAlias, TypeVar
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
+from octavo.engine.texts.placing import prompt_of
 from octavo.errors import ModelLoadError, UsageError
 from octavo.generation_request import Pin
 from octavo.prompt import Prompt
 from octavo.sampling_params import BeamSearchParams, SamplingParams, changed
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
-from octavo.server.generation.content import ImagePlan
+from octavo.server.generation.content import ImagePlan, Media, MessageContent, text_of
 from octavo.server.generation.infill import Infill, encode_infill
 from octavo.server.generation.placed_images import PlacedImages
 from octavo.server.generation.spec import Breakpoint, ChatSpec, TextOrIds, TextSpec
 from octavo.server.generation.tool_messages import with_objects
-from octavo.server.models.image_reader import ImageSource
+from octavo.server.models.image_reader import ImageSource, image_processor
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.text_pieces import PIECE_CHARS
@@ -44,16 +45,20 @@ Prepared: TypeAlias = tuple[list[Prompt], int]
 """Prompts, or texts to embed, each of which fits the context, and how many tokens were cut off them."""
 
 
-async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prepared:
+async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec, *, is_answered: bool = True) -> Prepared:
     """The prompts of a request; a conversation, which `plan_chat` has adapted, is one.
 
+    is_answered: one token of the context is left for the answer.
     Raises UsageError naming `messages` or `prompt` if one is invalid or does not fit the context.
     """
     limit, room = model.info.max_model_len, spec.truncate_prompt_tokens
-    if room == -1:  # the context without an answer of max_tokens, or three quarters of it
+    if room == -1 and not is_answered:
+        room = limit
+    elif room == -1:  # the context without an answer of max_tokens, or three quarters of it
         wanted = spec.params.max_tokens
         room = limit - (limit // 4 if wanted is None or wanted >= limit else wanted)
-    dropped, most = 0, limit - 1 if room is None else None
+    longest = limit - is_answered
+    dropped, most = 0, longest if room is None else None
     try:
         if isinstance(spec, ChatSpec):
             trims = spec.truncation_side == "turns" and room is not None
@@ -64,10 +69,10 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
                 _encode_with_images(model, spec) if spec.media else _encode_texts(model, spec.prompts, most)
             )
     except TooManyTokensError as error:
-        raise _too_long(spec, error.found, limit) from None
+        raise _too_long(spec, error.found, limit, longest) from None
     prompts, num_truncated = _truncated(prompts, room, spec.truncation_side)
-    if (longest := max(map(len, prompts))) >= limit:
-        raise _too_long(spec, str(longest), limit)
+    if (found := max(map(len, prompts))) > longest:
+        raise _too_long(spec, str(found), limit, longest)
     return prompts, num_truncated + dropped
 
 
@@ -106,11 +111,11 @@ def _end_of(text: str, breakpoint_: Breakpoint) -> int:
     return end
 
 
-def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int) -> UsageError:
-    message = (
-        f"the prompt has {num_tokens} tokens, and the context of this model has {limit} for prompt and answer; "
-        f"at most {limit - 1} leave room for one token: shorten it"
-    )
+def _too_long(spec: ChatSpec | TextSpec, num_tokens: str, limit: int, longest: int) -> UsageError:
+    message = f"the prompt has {num_tokens} tokens, and the context of this model has {limit}"
+    if longest < limit:
+        message += f" for prompt and answer; at most {longest} leave room for one token"
+    message += ": shorten it"
     if isinstance(spec, ChatSpec):  # one that is cut at a token is none
         return UsageError(message, param="messages", code="context_length_exceeded")
     message += ", or ask for truncate_prompt_tokens"
@@ -142,7 +147,29 @@ async def prepare_inputs(
 
 async def prepare_conversation(model: ServedModel, spec: ChatSpec) -> Prepared:
     """A conversation to embed as the only prompt, with its images. Raises the errors of `prepare_prompts`."""
-    return await prepare_prompts(model, await _planned(model, spec))
+    settings = model.info.images
+    if settings is not None and image_processor(settings).gives_vectors:
+        return await _prepare_alone(model, spec)
+    return await prepare_prompts(model, await _planned(model, spec), is_answered=False)
+
+
+async def _prepare_alone(model: ServedModel, spec: ChatSpec) -> Prepared:
+    """The text or the image of the only message, of a model that makes vectors of either."""
+    content: MessageContent = spec.messages[0].get("content") or ()
+    media, text = [part for part in content if isinstance(part, Media)], text_of(content)
+    is_one = len(spec.messages) == 1 and not (media and text.strip())
+    try:
+        if is_one and not media:
+            return await prepare_inputs(model, [text], spec.truncate_prompt_tokens)
+        plan = ImagePlan(model)
+        for part in media:
+            plan.mark(part)
+        files = await model.images.open(model.info, plan.sources) if is_one else []
+        return [prompt_of([await model.images.item(file) for file in files])], 0
+    except UsageError as error:
+        raise UsageError(
+            str(error), param="messages" if error.param == "prompt" else error.param, code=error.code
+        ) from None
 
 
 def max_counted_tokens(model: ServedModel) -> int:
