@@ -117,8 +117,9 @@ struct Weight {
 };
 
 // What an adapter makes of the product with a weight [heads * out, in]: gain * (W x) + scale * B (A x). A and B are
-// float16 in panels of 16 columns, the last padded with zeros (octavo/backends/cpu/adapters.py). Beside a table of
-// embeddings both are rows (kernels/adapted_embedding.cpp).
+// bfloat16 in panels of 16 columns, the last padded with zeros (octavo/backends/cpu/adapters.py). Beside a table of
+// embeddings both are rows of float16 (kernels/adapted_embedding.cpp). Beside the stack of a mixture's experts each
+// expert has its A, its B and its gain, one expert behind the other, B and gain in `stack_panels(out)` panels.
 struct LowRank {
     const uint16_t* a = nullptr;  // [heads, rank / 16, in, 16]; null: B reads x itself, and its rank is `in`
     const uint16_t* b = nullptr;  // [heads * out / 16, rank, 16]; null: there is no part
@@ -126,6 +127,9 @@ struct LowRank {
     int32_t rank = 0;
     float scale = 0.0f;
 };
+
+// Panels of 16 columns that hold the columns of each matrix [n, k] of a stack, which may begin within a panel.
+constexpr int64_t stack_panels(int64_t n) { return n % 16 == 0 ? n / 16 : n / 16 + 2; }
 
 // The operands of one record: an operation's fields (octavo/graph/ops), flattened depth first by the type that each
 // declares. A kernel lists their names with OCTAVO_SIGNATURE and reads `args.floats[RmsNorm::eps]`; adding a record

@@ -12,13 +12,17 @@ constexpr int64_t MAX_SLOTS = 1 << 16;
 
 size_t padded(int64_t size) { return static_cast<size_t>((size + 15) / 16 * 16); }
 
-// Whether panels beside a weight have its sizes.
-bool fits_product(const Program::AdapterPart& part, const PackedWeight& weight, int64_t heads) {
+// Whether panels beside a weight have its sizes. stacked: the matrices of a mixture that it is a stack of; 0: it is
+// none.
+bool fits_product(const Program::AdapterPart& part, const PackedWeight& weight, int64_t heads, int64_t stacked) {
     const auto rank = static_cast<size_t>(part.low_rank.rank);
-    const size_t a_size = static_cast<size_t>(heads * weight.k) * padded(part.low_rank.rank);
-    const bool is_whole = part.a_size == 0 && part.low_rank.rank == weight.k && heads == 1;
-    return (part.a_size == a_size || is_whole) && part.b_size == padded(weight.n) * rank &&
-           (part.gain_size == 0 || part.gain_size == padded(weight.n));
+    const size_t copies = static_cast<size_t>(std::max(heads, stacked));
+    const size_t a_size = copies * static_cast<size_t>(weight.k) * padded(part.low_rank.rank);
+    const size_t cols =
+        stacked ? copies * static_cast<size_t>(stack_panels(weight.n / stacked) * PANEL_COLS) : padded(weight.n);
+    const bool is_whole = part.a_size == 0 && part.low_rank.rank == weight.k && heads == 1 && !stacked;
+    return (part.a_size == a_size || is_whole) && part.b_size == cols * rank &&
+           (part.gain_size == 0 || part.gain_size == cols);
 }
 
 // Whether rows beside a table of embeddings have its sizes.
@@ -63,9 +67,13 @@ void Program::check_part(const AdapterPart& part) const {
     if (rank < 1 || (rank > most && part.low_rank.a && part.low_rank.b))
         throw std::invalid_argument(record->spec.label + ": an adapter of rank " + std::to_string(rank) +
                                     ", must be from 1 to " + std::to_string(most));
+    // Of a mixture all weights but the first one, the router, are stacks.
+    const bool is_stack = record->spec.kernel == "adapted_moe" && part.weight > 0;
+    const int64_t down = record->args.tuples[record->args.tuple_length - 1].packed->n;
     const bool fits = record->spec.kernel == "add_to_embedding"
                           ? fits_table(part, weight)
-                          : fits_product(part, weight, std::max<int64_t>(record->spec.int_of("heads"), 1));
+                          : fits_product(part, weight, std::max<int64_t>(record->spec.int_of("heads"), 1),
+                                         is_stack ? down / record->args.output.cols : 0);
     if (!fits)
         throw std::invalid_argument(record->spec.label + ": the factors of an adapter of rank " + std::to_string(rank) +
                                     " have " + std::to_string(part.a_size) + " and " + std::to_string(part.b_size) +

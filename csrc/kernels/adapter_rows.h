@@ -16,22 +16,26 @@ inline int32_t factor_panels(int32_t rank) { return (rank + PANEL_COLS - 1) / PA
 inline int64_t factor_panel_bytes(int64_t k) { return k * PANEL_COLS * 2; }
 
 struct AdapterRows {
-    const LowRank* parts;  // [slots, count]
-    int32_t count;         // weights
+    const LowRank* parts;  // of the first weight in the first slot
+    int32_t stride;        // weights of the operation, from slot to slot
+    int32_t count;         // neighbouring weights that read the rows together
     int32_t max_rank, heads, k;
     const float* slots;   // of rows; -1: none
     const int32_t* rows;  // whose slots count, in the order of the product's; null: they are its rows
     int32_t num_rows;
-    int32_t expert;  // of stacks
-    float* inner;    // [pieces][num_rows][count][heads][width]
+    float* inner;        // [pieces][num_rows][count][heads][width]
+    int32_t expert = 0;  // of stacks
+    int32_t skip = 0;    // columns in the first panel of the expert that are those of the one before
 
     int32_t width() const { return factor_panels(max_rank) * PANEL_COLS; }
     int32_t pieces() const { return (k + INNER_K - 1) / INNER_K; }
     int64_t row_width() const { return static_cast<int64_t>(count) * heads * width(); }
-    int64_t inner_bytes() const { return pieces() * num_rows * row_width() * static_cast<int64_t>(sizeof(float)); }
+    // Inner numbers of a row.
+    int64_t row_numbers() const { return pieces() * row_width(); }
+    int64_t inner_bytes() const { return num_rows * row_numbers() * static_cast<int64_t>(sizeof(float)); }
     int32_t slot_of(int32_t row) const { return static_cast<int32_t>(slots[rows ? rows[row] : row]); }
     const LowRank& part(int32_t slot, int32_t weight) const {
-        return parts[static_cast<int64_t>(slot) * count + weight];
+        return parts[static_cast<int64_t>(slot) * stride + weight];
     }
     // Rows from `first` on with the same adapter, at most up to `end`.
     int32_t alike(int32_t first, int32_t end) const {
@@ -48,6 +52,8 @@ struct AdapterRows {
     const uint16_t* a_of(const LowRank& part, int32_t head) const {
         return part.a + (static_cast<int64_t>(expert) * heads + head) * factor_panels(part.rank) * PANEL_COLS * k;
     }
+    // The first panel of B and of a gain beside a weight with n rows, those of the expert and the skipped ones.
+    int64_t first_panel(int32_t n) const { return expert * stack_panels(n - skip); }
     bool has_any() const {
         for (int32_t r = 0; r < num_rows; ++r)
             if (slot_of(r) >= 0) return true;

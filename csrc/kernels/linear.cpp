@@ -1,4 +1,4 @@
-// Linear, HeadLinear, Logits, FusedLinear, AdaptedLinear and MoE: one product with different operands around it,
+// Linear, HeadLinear, Logits, FusedLinear, MoE and those with adapters: one product with different operands around it,
 // compiled once.
 #include "linear_product.h"
 #include "moe.h"
@@ -67,13 +67,13 @@ struct AdaptedOperands {
     explicit AdaptedOperands(const Args& args)
         : rows{args.low_ranks,
                args.tuple_length,
+               args.tuple_length,
                static_cast<int32_t>(args.ints[AdaptedLinear::max_rank]),
                static_cast<int32_t>(args.ints[AdaptedLinear::heads]),
                args.tuples[0].packed->k,
                args.inputs[AdaptedLinear::slots].data,
                nullptr,
                args.inputs[AdaptedLinear::x].rows,
-               0,
                nullptr},
           product(fused_operands<AdaptedLinear>(args)) {
         product.scale = args.floats[AdaptedLinear::scale];
@@ -128,6 +128,11 @@ ScratchSizes adapted_linear_scratch(const Args& largest, const Step&, int32_t) {
 
 void moe(const Args& args, const Step&, Worker& worker) { run_moe(MoeOperands(args), args.shared_scratch, worker); }
 ScratchSizes moe_scratch(const Args& largest, const Step&, int32_t) { return moe_scratch_sizes(MoeOperands(largest)); }
+
+void adapted_moe(const Args& args, const Step& step, Worker& worker) { moe(args, step, worker); }
+ScratchSizes adapted_moe_scratch(const Args& largest, const Step& limits, int32_t workers) {
+    return moe_scratch(largest, limits, workers);
+}
 
 bool is_product(const Weight& weight, const Weight& bias, const View& x, const View& out) {
     return is_matrix(weight, out.cols, x.cols) && is_vector_or_absent(bias, out.cols);
@@ -198,4 +203,5 @@ OCTAVO_KERNEL_WITH_SCRATCH(logits, Logits, logits_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(fused_linear, FusedLinear, fused_linear_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(adapted_linear, AdaptedLinear, adapted_linear_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(moe, Moe, moe_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(adapted_moe, AdaptedMoe, adapted_moe_scratch);
 }  // namespace octavo

@@ -34,8 +34,8 @@ class InnerProducts {
     InnerProducts(const Product& p, const ProductScratch& s, const Activations& a, ProductSums& sums)
         : r_(*p.adapters), s_(s), a_(a), sums_(sums) {}
 
-    void run(const Worker& worker) {
-        int64_t unit = 0;
+    // unit: the number of the first unit of work, which decides the worker that takes it.
+    void run(const Worker& worker, int64_t unit = 0) {
         for (int32_t first = 0; first < r_.num_rows;) {
             const int32_t end = first + ADDED_ROWS / 2 < r_.num_rows ? first + ADDED_ROWS / 2 : r_.num_rows;
             const int32_t count = r_.alike(first, end), slot = r_.slot_of(first);
@@ -119,8 +119,7 @@ class AddedProducts {
   private:
     void multiply(AlikeRows rows, const LowRank& part, int i, int32_t first, int count) const {
         const PackedWeight& w = *p_.weights[i].packed;
-        const int64_t all = num_panels(w);  // of an expert, too
-        const uint16_t* const numbers = part.b + r_.expert * all * PANEL_COLS * part.rank;
+        const uint16_t* const numbers = part.b + r_.first_panel(w.n) * PANEL_COLS * part.rank;
         const PackedWeight b = factor_of(numbers, part.rank);
         const int32_t head = r_.heads > 1 ? first / (num_panels(w) / r_.heads) : 0;
         DenseRows x = {a_.dense + rows.first * a_.stride, a_.stride, rows.count};  // what a whole weight reads
@@ -148,7 +147,7 @@ class AddedProducts {
             // The factors are powers of two.
             const F32x16 inverse = are_scaled ? scale : scale / sum_factors(w, first + j);
             const int64_t column = static_cast<int64_t>(first + j) * PANEL_COLS;
-            const F32x16 gain = part.gain ? load(part.gain + r_.expert * static_cast<int64_t>(w.n) + column) : one;
+            const F32x16 gain = part.gain ? load(part.gain + r_.first_panel(w.n) * PANEL_COLS + column) : one;
             const float* const added = s_.added + static_cast<int64_t>(j) * sum_rows(rows.count) * PANEL_COLS;
             float* const at = to + (static_cast<int64_t>(j) * sum_stride + rows.first) * PANEL_COLS;
             for (int32_t q = 0; q < rows.count * PANEL_COLS; q += PANEL_COLS) {

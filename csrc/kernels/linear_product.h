@@ -41,6 +41,7 @@ class ProductRun {
             for (int32_t r = 0; r < block.count * PANEL_COLS; r += PANEL_COLS)
                 store(sums + r, load(sums + r) * factors);
         }
+        if (p_.adapters) AddedProducts(p_, s_, a_, sums_).add(0, first, count, block, s_.sums[0], true);
         return s_.sums[0];
     }
 

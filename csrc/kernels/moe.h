@@ -2,6 +2,9 @@
 // are shared out together, and after one barrier the panels of `down`. Whoever has a panel of `down` adds its experts
 // in increasing order, so a row's result depends neither on other rows nor on the number of threads.
 //
+// With adapters (linear_adapted.h), the products of all pairs with A are shared out before those with gate and up, and
+// again before those with `down`.
+//
 // With few pairs every worker routes and quantizes all rows itself. Otherwise that is shared out, too, with a barrier
 // after each part, and long steps go in chunks of rows, which bounds the scratch memory.
 #pragma once
@@ -21,13 +24,13 @@ constexpr int LEAST_PANELS = 2;                     // the smallest piece of wor
 // Bytes of the memory that both kinds of products take.
 struct MoeNeeds {
     int images;       // of gate and up
-    bool own_rows;    // x of each pair as floats: for dense weights, or scaled
+    bool own_rows;    // x of each pair as floats: for dense weights, adapters, or scaled
     bool own_orders;  // each expert has an order of columns
 
     explicit MoeNeeds(const MoeOperands& m) {
         const ProductNeeds needs(plain_product(m.gate_up, nullptr, m.num_gate_up, m.x, m.out));
         images = needs.images;
-        own_rows = m.routing.on_input;
+        own_rows = m.routing.on_input || m.adapters.parts;
         own_orders = false;
         for (const Weight& w : m.gate_up) {
             own_rows |= is_dense(w.packed->type->traits);
@@ -71,7 +74,7 @@ inline int64_t chunk_rows(const MoeOperands& m) {
     Region none{nullptr}, some{nullptr};
     PairMemory(m, 0, none);
     PairMemory(m, 64, some);
-    const int64_t pair_bytes = (some.size - none.size) / 64 + (m.intermediate + PANEL_COLS) * 4;
+    const int64_t pair_bytes = (some.size - none.size) / 64 + (m.intermediate + PANEL_COLS + m.inner_numbers()) * 4;
     const int64_t row_bytes = m.top_k * pair_bytes + m.experts * 4;
     const int64_t fitting = CHUNK_BYTES / row_bytes, wanted = CHUNK_EXPERT_ROWS * m.experts / m.top_k;
     const int64_t rows = fitting > wanted ? fitting : wanted;
@@ -83,6 +86,7 @@ struct MoeScratch {
     // Of all workers.
     void* product;
     float *scores, *weights, *hidden;  // [rows, experts], [rows, top_k], [pairs, intermediate + 16]
+    float* inner;                      // [pairs, inner numbers] of adapters
     int32_t* chosen;                   // [rows, top_k]
     // Of this worker. sums: [panels][rows][16]
     RoutingScratch routing;
@@ -97,6 +101,7 @@ struct MoeScratch {
           scores(shared.floats(chunk_rows(m) * m.experts)),
           weights(shared.floats(chunk_rows(m) * m.top_k)),
           hidden(shared.floats(chunk_rows(m) * m.top_k * (m.intermediate + PANEL_COLS))),
+          inner(shared.floats(chunk_rows(m) * m.top_k * m.inner_numbers())),
           chosen(shared.ints(chunk_rows(m) * m.top_k)),
           own_product(own.bytes(static_cast<int64_t>(product_sizes.per_worker))),
           many(m, chunk_rows(m) * m.top_k, shared),
@@ -113,7 +118,7 @@ struct MoeScratch {
 // One worker's part of some rows.
 class MoeRun {
   public:
-    // m: with the rows of this chunk.
+    // m: with the rows of this chunk, and with their adapters if any row has one.
     MoeRun(const MoeOperands& m, const MoeScratch& s, Worker& worker)
         : m_(m),
           s_(s),
@@ -128,9 +133,14 @@ class MoeRun {
     void run() {
         route();
         const PairRows x = prepare_x();
+        multiply_inner(x, [&](int32_t e, Activations&, const auto& f) { f(gate_up(e)); });
         multiply_gate_up(x);
         worker_.barrier();
         const PairRows hidden = prepare_hidden();
+        multiply_inner(hidden, [&](int32_t e, Activations& a, const auto& f) {
+            a.dense += hidden_skip(e);
+            f(down(e));
+        });
         multiply_down(hidden);
     }
 
@@ -140,7 +150,10 @@ class MoeRun {
 
     void route() {
         const View scores = {s_.scores, m_.x.rows, m_.experts};
-        run_product(plain_product(&m_.router, &m_.router_bias, 1, m_.router_x, scores), s_.product, worker_);
+        AdapterRows adapters = m_.adapters;
+        adapters.inner = s_.inner;
+        const Product router = plain_product(&m_.router, &m_.router_bias, 1, m_.router_x, scores);
+        run_product(adapted_product(router, adapters), s_.product, worker_);
         worker_.barrier();
         int32_t* const chosen = few_ ? s_.few_chosen : s_.chosen;
         float* const weights = few_ ? s_.few_weights : s_.weights;
@@ -154,10 +167,51 @@ class MoeRun {
     }
 
     ExpertProduct gate_up(int32_t expert) const {
-        return {m_.gate_up, m_.gate_up_bias, m_.num_gate_up, expert, m_.intermediate, pairs_.count(expert)};
+        return {m_.gate_up,
+                m_.gate_up_bias,
+                m_.num_gate_up,
+                expert,
+                m_.intermediate,
+                pairs_.count(expert),
+                adapters_of(expert, 1, m_.num_gate_up, m_.x.cols)};
     }
     ExpertProduct down(int32_t expert) const {
-        return {&m_.down, &m_.down_bias, 1, expert, m_.out.cols, pairs_.count(expert)};
+        const int32_t number = m_.num_gate_up + 1;
+        return {&m_.down,
+                &m_.down_bias,
+                1,
+                expert,
+                m_.out.cols,
+                pairs_.count(expert),
+                adapters_of(expert, number, 1, m_.intermediate)};
+    }
+
+    // The adapters of the pairs of an expert, beside `count` weights from `first` on that read k numbers.
+    AdapterRows adapters_of(int32_t expert, int32_t first, int32_t count, int32_t k) const {
+        if (!m_.adapters.parts) return {};
+        AdapterRows found = m_.expert_adapters(first, count, k);
+        found.rows = pairs_.rows + pairs_.starts[expert];
+        found.num_rows = pairs_.count(expert);
+        found.inner = s_.inner + pairs_.starts[expert] * found.row_numbers();
+        found.expert = expert;
+        return found;
+    }
+
+    // The products with A of all experts. each(expert, its rows, f): calls f with its product.
+    template <typename F>
+    void multiply_inner(const PairRows& rows, const F& each) {
+        if (!m_.adapters.parts) return;
+        int64_t unit = 0;
+        each_expert({0, num_pairs_}, [&](int32_t e) {
+            Activations a = rows.of(pairs_, e);
+            each(e, a, [&](const ExpertProduct& expert) {
+                const ProductScratch scratch(expert.product, s_.own_product);
+                ProductSums sums(scratch);
+                InnerProducts(expert.product, scratch, a, sums).run(worker_, unit);
+            });
+            ++unit;  // experts have few rows: each begins with another worker
+        });
+        worker_.barrier();
     }
 
     // Calls f(expert) for each with pairs in [range.begin, range.end).
@@ -219,7 +273,8 @@ class MoeRun {
 
     // Items are panels of gate and up for a block of an expert's rows.
     void multiply_gate_up(const PairRows& x) {
-        const ProductScratch scratch(plain_product(m_.gate_up, nullptr, m_.num_gate_up, m_.x, m_.out), s_.own_product);
+        const Product any = plain_product(m_.gate_up, nullptr, m_.num_gate_up, m_.x, m_.out);
+        const ProductScratch scratch(adapted_product(any, m_.adapters), s_.own_product);
         int64_t cost = 0;
         each_expert({0, num_pairs_}, [&](int32_t e) { cost += expert_cost(e, gate_up(e)); });
         for (Range part;;) {
@@ -292,8 +347,8 @@ class MoeRun {
 
     // Items are 16 columns of the output.
     void multiply_down(const PairRows& hidden) {
-        const ProductScratch scratch(plain_product(&m_.down, nullptr, 1, {nullptr, m_.x.rows, m_.intermediate}, m_.out),
-                                     s_.own_product);
+        const Product any = plain_product(&m_.down, nullptr, 1, {nullptr, m_.x.rows, m_.intermediate}, m_.out);
+        const ProductScratch scratch(adapted_product(any, m_.adapters), s_.own_product);
         const int32_t panels = (m_.out.cols + PANEL_COLS - 1) / PANEL_COLS;
         const int32_t fitting = SUM_ROWS / m_.x.rows;
         const int32_t step = fitting < 1 ? 1 : fitting < RUN_PANELS ? fitting : RUN_PANELS;
@@ -384,12 +439,22 @@ inline ScratchSizes moe_product_scratch(const MoeOperands& m) {
     const int32_t rows = static_cast<int32_t>(chunk_rows(m));
     const View x = {nullptr, rows, m.x.cols}, hidden = {nullptr, rows, m.intermediate};
     const View router_x = {nullptr, rows, m.router_x.cols};
-    ScratchSizes sizes = product_scratch(plain_product(&m.router, nullptr, 1, router_x, m.out));
-    const int64_t own[2] = {ProductScratch::bytes(plain_product(m.gate_up, nullptr, m.num_gate_up, x, m.out)),
-                            ProductScratch::bytes(plain_product(&m.down, nullptr, 1, hidden, m.out))};
+    const auto adapted = [&m](const Product& p) { return adapted_product(p, m.adapters); };
+    ScratchSizes sizes = product_scratch(adapted(plain_product(&m.router, nullptr, 1, router_x, m.out)));
+    const int64_t own[2] = {ProductScratch::bytes(adapted(plain_product(m.gate_up, nullptr, m.num_gate_up, x, m.out))),
+                            ProductScratch::bytes(adapted(plain_product(&m.down, nullptr, 1, hidden, m.out)))};
     for (const int64_t bytes : own)
         if (static_cast<size_t>(bytes) > sizes.per_worker) sizes.per_worker = static_cast<size_t>(bytes);
     return sizes;
+}
+
+// Those of `count` rows; without parts if none of them has one.
+inline AdapterRows adapters_of_rows(AdapterRows adapters, int32_t first, int32_t count) {
+    if (!adapters.parts) return adapters;
+    adapters.slots += first;
+    adapters.num_rows = count;
+    if (!adapters.has_any()) adapters.parts = nullptr;
+    return adapters;
 }
 
 inline void run_moe(const MoeOperands& m, void* shared_memory, Worker& worker) {
@@ -404,6 +469,7 @@ inline void run_moe(const MoeOperands& m, void* shared_memory, Worker& worker) {
         part.x.data += static_cast<int64_t>(first) * m.x.cols;
         part.router_x.data += static_cast<int64_t>(first) * m.router_x.cols;
         part.out.data += static_cast<int64_t>(first) * m.out.cols;
+        part.adapters = adapters_of_rows(m.adapters, first, part.x.rows);
         MoeRun(part, scratch, worker).run();
     }
 }

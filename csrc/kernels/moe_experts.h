@@ -12,6 +12,19 @@ OCTAVO_SIGNATURE(Moe, (x, router_x),
                  (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias, expert_scale),
                  (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind, first_expert),
                  (scale, jitter, limit, up_offset));
+// A Moe whose router, gate, up and down have adapters beside them: these are the weights, each once.
+OCTAVO_SIGNATURE_WITH_TUPLES(AdaptedMoe, (x, router_x, slots),
+                             (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias,
+                              expert_scale),
+                             (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind,
+                              first_expert, num_slots, max_rank),
+                             (scale, jitter, limit, up_offset), (weights));
+// So the operands of both are read in one way.
+static_assert(static_cast<int>(Moe::router_x) == static_cast<int>(AdaptedMoe::router_x) &&
+                  static_cast<int>(Moe::expert_scale) == static_cast<int>(AdaptedMoe::expert_scale) &&
+                  static_cast<int>(Moe::first_expert) == static_cast<int>(AdaptedMoe::first_expert) &&
+                  static_cast<int>(Moe::up_offset) == static_cast<int>(AdaptedMoe::up_offset),
+              "the operands of Moe come first");
 
 bool moe_fits(const Args& args) {
     const View &x = args.inputs[Moe::x], &router_x = args.inputs[Moe::router_x], &out = args.output;
@@ -43,6 +56,7 @@ struct MoeOperands {
     int64_t kind;
     float limit, up_offset;
     Routing routing;
+    AdapterRows adapters;  // of the router; parts are null: no row has one
 
     explicit MoeOperands(const Args& args)
         : x(args.inputs[Moe::x]),
@@ -74,11 +88,51 @@ struct MoeOperands {
                   int32(args, Moe::group_best),
                   args.ints[Moe::on_input] != 0,
                   args.weights[Moe::selection_bias].data,
-                  args.weights[Moe::expert_scale].data} {}
+                  args.weights[Moe::expert_scale].data},
+          adapters{args.low_ranks,
+                   args.tuple_length,
+                   1,
+                   args.low_ranks ? int32(args, AdaptedMoe::max_rank) : 0,
+                   1,
+                   router_x.cols,
+                   args.low_ranks ? args.inputs[AdaptedMoe::slots].data : nullptr,
+                   nullptr,
+                   x.rows,
+                   nullptr} {}
+
+    // The products of a row with the factors A of its adapter, the most of a kind at a time.
+    int64_t inner_numbers() const {
+        if (!adapters.parts) return 0;
+        const AdapterRows x_rows = expert_adapters(1, num_gate_up, x.cols),
+                          hidden = expert_adapters(0, 1, intermediate);
+        const int64_t of_x = x_rows.row_numbers(), most = of_x > hidden.row_numbers() ? of_x : hidden.row_numbers();
+        return most > adapters.row_numbers() ? most : adapters.row_numbers();
+    }
+    // Those beside `count` weights from `first` on that read k numbers.
+    AdapterRows expert_adapters(int32_t first, int32_t count, int32_t k) const {
+        AdapterRows found = adapters;
+        found.parts += first;
+        found.count = count;
+        found.k = k;
+        return found;
+    }
 
   private:
     static int32_t int32(const Args& args, int i) { return static_cast<int32_t>(args.ints[i]); }
 };
+
+bool adapted_moe_fits(const Args& args) {
+    if (!moe_fits(args) || !args.low_ranks || args.inputs[AdaptedMoe::x].is_image) return false;
+    const View& slots = args.inputs[AdaptedMoe::slots];
+    if (!has_cols(slots, 1) || !has_rows_of(slots, args.inputs[AdaptedMoe::x])) return false;
+    const MoeOperands m(args);
+    if (args.tuple_length != m.num_gate_up + 2) return false;
+    const PackedWeight* const own[4] = {m.router.packed, m.gate_up[0].packed, m.gate_up[1].packed, m.down.packed};
+    for (int i = 0; i < args.tuple_length; ++i)
+        if (args.tuples[i].packed != own[i + 1 < args.tuple_length ? i : 3]) return false;
+    return is_within(args.ints[AdaptedMoe::num_slots], 1, 1 << 16) &&
+           is_within(args.ints[AdaptedMoe::max_rank], 1, 1 << 16);
+}
 
 // The panels that hold the rows [expert * n, (expert + 1) * n) of a packed matrix. `skip`: columns in front of them.
 inline PackedWeight expert_panels(const PackedWeight& whole, int32_t expert, int32_t n, int32_t& skip) {
@@ -100,16 +154,24 @@ inline Product plain_product(const Weight* weights, const Weight* biases, int32_
     return {weights, biases, count, x, out, nullptr, nullptr, 0.0f, KIND_NONE, 1.0f, 0.0f};
 }
 
+// adapters: of the rows; without parts if no row has one.
+inline Product adapted_product(Product p, const AdapterRows& adapters) {
+    if (adapters.parts) p.adapters = &adapters;
+    return p;
+}
+
 // The matrices of one expert that read the same rows, gate and up or down alone, as a product.
 struct ExpertProduct {
     PackedWeight panels[2];
     Weight weights[2], biases[2];
-    int32_t skip = 0;  // columns in front of the expert's
+    int32_t skip = 0;      // columns in front of the expert's
+    AdapterRows adapters;  // of its rows
     Product product;
 
-    // rows: that chose the expert. n: features of its outputs. out: with `skip` columns more.
-    ExpertProduct(const Weight* whole, const Weight* bias, int count, int32_t expert, int32_t n, int32_t rows)
-        : product(plain_product(weights, biases, count, {nullptr, rows, whole->packed->k}, {})) {
+    // rows: that chose the expert, with their adapters. n: features of its outputs. out: with `skip` columns more.
+    ExpertProduct(const Weight* whole, const Weight* bias, int count, int32_t expert, int32_t n, int32_t rows,
+                  const AdapterRows& of_rows)
+        : adapters(of_rows), product(plain_product(weights, biases, count, {nullptr, rows, whole->packed->k}, {})) {
         for (int i = 0; i < count; ++i) {
             panels[i] = expert_panels(*whole[i].packed, expert, n, skip);
             weights[i] = {&panels[i], nullptr, 0};
@@ -117,6 +179,8 @@ struct ExpertProduct {
             // In front of the skipped columns lie the biases of the expert before: there are as many.
             if (bias[i].data) biases[i] = {nullptr, bias[i].data + static_cast<int64_t>(expert) * n - skip, skip + n};
         }
+        adapters.skip = skip;
+        product = adapted_product(product, adapters);
     }
     ExpertProduct(const ExpertProduct&) = delete;
     ExpertProduct& operator=(const ExpertProduct&) = delete;

@@ -130,6 +130,11 @@ def test_scales(settings: dict[str, object], scale: float, base: AdapterBase, tm
             {"alora_invocation_tokens": [-1]},
             r"alora_invocation_tokens is \[-1\]; it must be a list of at most 1024 token",
         ),
+        ({"target_parameters": "experts"}, "target_parameters is 'experts'; it must be a list of names"),
+        (
+            {"target_parameters": ["experts.down_proj_bias"]},
+            r"has 'experts.down_proj_bias', beside which no model .* must be one of gate_up_proj, gate_proj",
+        ),
         ({"alora_invocation_tokens": [1] * 1025}, "it must be a list of at most 1024 token ids"),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'; it must be a number"),
         ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
@@ -158,10 +163,6 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
         ),
         ({**FACTORS, f"{MODULE}.lora_B.bias": B[:, 0].copy()}, r"q_proj.lora_B.bias' is not supported: biases"),
         (
-            {"base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight": A},
-            r"experts.base_layer.lora_A.weight' is not supported: .*\(target_parameters\)",
-        ),
-        (
             {"base_model.model.model.embed_tokens.lora_embedding_A": A},
             "lora_embedding_A' has no other factor",
         ),
@@ -169,7 +170,7 @@ def test_refused_settings(settings: dict[str, object], message: str, base: Adapt
         ({**FACTORS, "base_model.model.odd": A}, "odd' is no low-rank factor of a weight"),
         (
             {name.replace("self_attn.q_proj", "mlp.experts.3.up_proj"): array for name, array in FACTORS.items()},
-            r"experts.3.up_proj.lora_A.weight' belongs to .*: one operation computes all routed experts",
+            r"experts.3.up_proj.lora_A.weight' belongs to .*, beside which this model takes no low-rank product",
         ),
         ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B[:, :1].copy()}, r"\[2, 64\] and \[64, 1\] do not"),
         ({f"{MODULE}.lora_A.weight": A, f"{MODULE}.lora_B.weight": B * np.inf}, "is not finite"),

@@ -15,6 +15,7 @@ from octavo.backends.cpu.executor import CpuExecutor
 from octavo.errors import GraphError, UsageError
 from octavo.graph.adapters import low_rank_pass
 from octavo.graph.ops.adapted import AdaptedLinear
+from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.low_rank import AdapterLimits, BesideWeights
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
@@ -27,9 +28,9 @@ PROMPTS = [RNG.integers(0, 96, n).tolist() for n in (9, 1, 2, 7, 5, 1)]
 ISAS = _native.known_isas()[: _native.known_isas().index(_native.detected_isa()) + 1]
 
 
-@pytest.fixture(scope="module", params=["llama", "deepseek2"])
+@pytest.fixture(scope="module", params=["llama", "deepseek2", "mixtral"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
-    """Products of q, k and v side by side, of gate and up, of single heads, and an output head."""
+    """Products of q, k and v side by side, of gate and up, of single heads, of experts, and an output head."""
     folder = save_safetensors(tiny_model(request.param), tmp_path_factory.mktemp(request.param))
     checkpoint = open_checkpoint(Path(folder))
     yield checkpoint
@@ -115,7 +116,7 @@ def test_graphs_without_adapters_have_nothing_of_them(checkpoint: Checkpoint) ->
     plain = cpu.sizes(graph, checkpoint.weights, limits)
     assert not any(isinstance(node.op, BesideWeights) for node in plain.graph.nodes)
     adapted = cpu.sizes(graph, checkpoint.weights, adapted_steps.LIMITS)
-    kinds = [node.op.kind for node in adapted.graph.nodes if isinstance(node.op, AdaptedLinear)]
+    kinds = [node.op.kind for node in adapted.graph.nodes if isinstance(node.op, AdaptedLinear | AdaptedMoE)]
     assert "silu" in kinds
     whole = optimize(graph, (low_rank_pass(AdapterLimits(1, 4)),))
     assert whole.hidden_states.cols == graph.hidden_states.cols

@@ -16,6 +16,7 @@ from octavo.errors import GraphError, UsageError
 from octavo.graph.adapters import join_products
 from octavo.graph.builder import Graph
 from octavo.graph.ops.adapted import AdaptedLinear
+from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import Collective
@@ -28,7 +29,7 @@ from octavo.graph.ops.encoder import (
 )
 from octavo.graph.ops.latent_attention import HeadLinear, LatentAttention
 from octavo.graph.ops.linear import Embedding, FusedLinear, Input, Linear, Logits, PositionEmbedding
-from octavo.graph.ops.low_rank import ADAPTERS, AdapterSlots, AddLowRank, AddToEmbedding, LowRank
+from octavo.graph.ops.low_rank import ADAPTERS, AdapterLimits, AdapterSlots, AddLowRank, AddToEmbedding, LowRank
 from octavo.graph.ops.moe import MoE, Routing
 from octavo.graph.ops.recurrence import (
     ChannelScan,
@@ -160,6 +161,13 @@ def adapted_embedding(g: Graph, x: Value) -> Value:
     return g.add(AddToEmbedding(x, g.add(AdapterSlots()), (table,), num_slots=2, max_rank=4))
 
 
+def adapted_mixture(g: Graph, x: Value) -> Value:
+    g.moe(x, "moe", Routing(2), router_x=x * 0.5)
+    op = g.nodes[-1].op
+    assert isinstance(op, MoE)
+    return g.add(AdaptedMoE.of(op, g.add(AdapterSlots()), AdapterLimits(2, 4)))
+
+
 SPAN = NormColumns(32, 16, 3)  # the columns 16 to 80 of 96
 
 
@@ -216,6 +224,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     AddRows: lambda g, x: g.add(AddRows(x, x * 2.0, IndexArray(TOKENS, "doubled"))),
     PoolRows: lambda g, x: g.add(PoolRows(x, PAIRS, 2)) + g.add(PoolRows(x, PAIRS, 2)),
     MoE: lambda g, x: g.moe(x, "moe", Routing(2), router_x=x * 0.5),
+    AdaptedMoE: adapted_mixture,
     GatedDeltaRule: gated_delta_rule,
     SelectiveScan: selective_scan,
     ChannelScan: channel_scan,
@@ -249,6 +258,19 @@ def test_operation(backend: str, op: type[Op]) -> None:
     assert_close(graph, executor, reference.compile(graph, weights, LIMITS))
 
 
+def _of_experts() -> dict[str, LowRank]:
+    """Parts beside the router and the experts of "moe"."""
+    rng, found = np.random.default_rng(6), {}
+    for name in ("gate", "experts.gate_proj", "experts.up_proj", "experts.down_proj"):
+        *stack, out_features, in_features = SHAPES[f"moe.{name}.weight"]
+        a, b = (rng.integers(-8, 8, (*stack, *shape)) for shape in ((3, in_features), (out_features, 3)))
+        gain = rng.integers(1, 8, (*stack, out_features)) / 4
+        found[f"moe.{name}.weight"] = LowRank(
+            *(each.astype(np.float32) for each in (a, b)), 0.01, gain.astype(np.float32)
+        )
+    return found
+
+
 def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
     """Two requests in one step, the shorter one longer than a window."""
     results = []
@@ -270,6 +292,7 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
             a, b = (np.random.default_rng(4).integers(-8, 8, s).astype(np.float32) for s in ((3, WIDTH), (WIDTH, 3)))
             gain, columns = b.sum(1) / 8, np.random.default_rng(5).integers(-8, 8, (3, 50)).astype(np.float32)
             parts = {"square.weight": LowRank(a, b, 0.01, gain), "embed.weight": LowRank(columns, b, 0.1, gain)}
+            parts |= _of_experts()
             each.load_adapter(1, each.prepare_adapter(parts))
         if any(isinstance(node.op, CrossAttention) for node in graph.nodes):
             rows = DomainRows(len(tokens), lengths=batch.seq_lens, slots=batch.slot_mapping)

@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qwen3": {"target_modules": ["q_proj", "down_proj"]},
     "gemma3": {"lora_alpha": 0.5},
     "qwen2moe": {"target_modules": ["q_proj", "o_proj", "shared_expert.up_proj"]},
+    "mixtral": {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
 }
 
 

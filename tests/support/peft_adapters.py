@@ -19,6 +19,7 @@ def save_peft(
 ) -> NDArray[np.float32]:
     """Saves a random adapter of PEFT in a folder. The logits of the model with it, [tokens, vocab].
 
+    Its numbers are ones of bfloat16, as the CPU backend holds them.
     settings: of `LoraConfig`; the linears of all layers unless told otherwise.
     """
     import peft
@@ -33,5 +34,7 @@ def save_peft(
                 parameter.mul_(1 + 0.5 * torch.randn(parameter.shape, generator=generator))
             elif "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5 * parameter.shape[-1] ** -0.5)
+            if parameter.requires_grad:
+                parameter.copy_(parameter.bfloat16())
     adapted.save_pretrained(str(folder))
     return expected_logits(adapted, token_ids)

@@ -8,15 +8,19 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from octavo.adapters.expert_parameters import parameter_of
 from octavo.adapters.gguf import INVOCATION, checked_alpha
 from octavo.adapters.peft import (
     CONFIG_NAME,
     MAX_CONFIG_BYTES,
+    PREFIX,
     WEIGHTS_NAME,
+    AdapterScales,
     check_tensors,
     checked_scales,
     copies_of,
@@ -27,6 +31,8 @@ from octavo.errors import ModelLoadError
 from octavo.loader.gguf import open_gguf
 from octavo.loader.json_file import read_json_object
 from octavo.loader.safetensors import open_safetensors
+
+_FACTOR = ".lora_A.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +69,13 @@ def _of_folder(folder: Path) -> AdapterFacts:
     path = folder / CONFIG_NAME
     settings = read_json_object(path, MAX_CONFIG_BYTES)
     problem, weights = None, weights_file(folder)
+    wrapped: dict[str, tuple[str, int]] = {}
     with closing(open_safetensors(weights)) as file:
         copies = copies_of(file.tensors, settings)
         shapes = {name: info.shape for name, info in file.tensors.items() if name not in copies}
         try:
             check_tensors(weights, shapes, settings)
-            checked_scales(path, settings)
+            wrapped = _wrapped(shapes, checked_scales(path, settings))
         except ModelLoadError as error:
             problem = str(error)
         return AdapterFacts(
@@ -79,7 +86,7 @@ def _of_folder(folder: Path) -> AdapterFacts:
             use_rslora=bool(settings.get("use_rslora")),
             invocation_tokens=_tokens(settings.get("alora_invocation_tokens")),
             problem=problem,
-            **_of_tensors(shapes, folder, (".lora_A.weight", ".lora_embedding_A")),
+            **_of_tensors(shapes, folder, (_FACTOR, ".lora_embedding_A"), wrapped),
         )
 
 
@@ -105,15 +112,28 @@ def _of_gguf(path: Path) -> AdapterFacts | None:
         )
 
 
-def _of_tensors(shapes: Mapping[str, tuple[int, ...]], path: Path, endings: tuple[str, ...]) -> dict[str, Any]:
-    """shapes: of the adapter's tensors. endings: of the names of A's."""
+def _wrapped(shapes: Mapping[str, tuple[int, ...]], scales: AdapterScales) -> dict[str, tuple[str, int]]:
+    """The parameters that tensors are beside by name, with the rank of an expert (`target_parameters`)."""
+    modules = {name: name.removeprefix(PREFIX).removesuffix(_FACTOR) for name in shapes if name.endswith(_FACTOR)}
+    found = {name: parameter_of(module, scales.targets) for name, module in modules.items()}
+    return {name: (each, int(scales.rank_of(each))) for name, each in found.items() if each is not None}
+
+
+def _of_tensors(
+    shapes: Mapping[str, tuple[int, ...]],
+    path: Path,
+    endings: tuple[str, ...],
+    wrapped: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """shapes: of the adapter's tensors. endings: of the names of A's. wrapped: of `_wrapped`."""
     ranks: Counter[int] = Counter()
     modules: Counter[str] = Counter()
     for name, shape in shapes.items():
         ending = next((each for each in endings if name.endswith(each)), None)
-        if ending is not None and len(shape) == 2:
-            ranks[shape[0]] += 1
-            modules[name.removesuffix(ending).rpartition(".")[2]] += 1
+        if ending is not None and len(shape) in (2, 3):  # of one matrix, or of each expert
+            module, rank = wrapped.get(name, (name.removesuffix(ending), shape[-2]))
+            ranks[rank] += 1
+            modules[module.removesuffix(".weight").rpartition(".")[2]] += 1
     return {
         "ranks": dict(sorted(ranks.items())),
         "modules": dict(modules.most_common()),

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from octavo.adapters.adapter import EMBEDDING, AdapterBase, StoredAdapter, StoredPart, checked_invocation
+from octavo.adapters.expert_parameters import checked_targets, parameter_of, parts_of_parameter
 from octavo.adapters.module_patterns import ModulePatterns
 from octavo.batch import Float32
 from octavo.errors import ModelLoadError
@@ -45,7 +46,6 @@ _TOKENS = "trained rows of the embedding (trainable_token_indices)"
 # Settings without which an adapter would mean something else.
 _REFUSED = {
     "lora_bias": _BIAS,
-    "target_parameters": "stacks of routed experts",
     "layer_replication": "repeated layers",
     "trainable_token_indices": _TOKENS,
     "use_qalora": "pooled inputs of low-rank products",
@@ -54,25 +54,29 @@ _REFUSED = {
 _REFUSED_TENSORS = {
     r"\.lora_B\.bias": _BIAS,
     r"\.(?:trainable_tokens_delta|token_adapter\..*)": _TOKENS,
-    r"\.experts(?:\.base_layer)*\.lora_[AB]\.weight": "one operation computes all routed experts (target_parameters), "
-    "a single expert takes no adapter",
     r"(?<!\.lora_[AB])(?<!\.lora_magnitude_vector)\.weight": "a whole weight (modules_to_save) replaces that of the "
     "embedding or of the output head; any other would be another model for each adapter",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Scales:
-    """The scale of each module, by the rules of PEFT."""
+class AdapterScales:
+    """Rank and scale of each module, by the rules of PEFT. targets: parameters that are changed by their names."""
 
     rank: float
     alpha: float
     ranks: ModulePatterns
     alphas: ModulePatterns
     by_root: bool  # of the rank: rsLoRA
+    targets: tuple[str, ...] = ()
+
+    def rank_of(self, module: str) -> float:
+        """That of a module, or of each expert of a parameter."""
+        return self.ranks.find(module, self.rank)
 
     def of(self, module: str) -> float:
-        rank, alpha = self.ranks.find(module, self.rank), self.alphas.find(module, self.alpha)
+        """The scale of a module."""
+        rank, alpha = self.rank_of(module), self.alphas.find(module, self.alpha)
         return alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
@@ -130,7 +134,7 @@ def check_tensors(path: Path, names: Iterable[str], settings: Mapping[str, objec
             raise ModelLoadError(f"{path}: tensor {name!r:.120} is no low-rank factor of a weight: not supported")
 
 
-def checked_scales(path: Path, settings: Mapping[str, object]) -> _Scales:
+def checked_scales(path: Path, settings: Mapping[str, object]) -> AdapterScales:
     """The scale of each module. Raises ModelLoadError naming a setting that is wrong, or that nothing here takes."""
     if settings.get("peft_type") != "LORA":
         raise ModelLoadError(f"{path}: peft_type is {settings.get('peft_type')!r:.40}; LORA is supported")
@@ -141,12 +145,13 @@ def checked_scales(path: Path, settings: Mapping[str, object]) -> _Scales:
         raise ModelLoadError(
             f"{path}: modules_to_save is {settings['modules_to_save']!r:.80}; it must be a list of names"
         )
-    return _Scales(
+    return AdapterScales(
         rank=_number(path, "r", settings.get("r", 8), low=1),
         alpha=_number(path, "lora_alpha", settings.get("lora_alpha", 8)),
         ranks=_patterns(path, settings, "rank_pattern", low=1),
         alphas=_patterns(path, settings, "alpha_pattern"),
         by_root=bool(settings.get("use_rslora")),
+        targets=checked_targets(path, settings),
     )
 
 
@@ -165,7 +170,7 @@ def _patterns(path: Path, settings: Mapping[str, object], key: str, low: float =
 
 
 def _parts(
-    path: Path, file: TensorFiles, names: Sequence[str], scales: _Scales, base: AdapterBase
+    path: Path, file: TensorFiles, names: Sequence[str], scales: AdapterScales, base: AdapterBase
 ) -> dict[str, StoredPart]:
     """Those with low-rank factors. Magnitudes are in the place of the gain until `with_gains`."""
     modules: dict[str, dict[str, str]] = {}
@@ -179,11 +184,18 @@ def _parts(
             tensor = next(iter(tensors.values()))
             raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has no other factor beside it")
         a, b = (_numbers(file, tensors[each]) for each in "ab")
-        tensor, name = tensors["a"], checkpoint_name(f"{module}.weight", base.table)
-        part = LowRank.checked(a, b, scales.of(module), tensor)
+        tensor, parameter = tensors["a"], parameter_of(module, scales.targets)
+        part = LowRank.checked(a, b, scales.of(parameter or module), tensor)
         if "magnitudes" in tensors:
             part = part.with_magnitudes(_numbers(file, tensors["magnitudes"]), tensors["magnitudes"])
-        found[name] = StoredPart(tensor, part)
+        if parameter is None:
+            found[checkpoint_name(f"{module}.weight", base.table)] = StoredPart(tensor, part)
+            continue
+        rank = int(scales.rank_of(parameter))
+        if part.rank % rank:
+            raise ModelLoadError(f"{path}: tensor {tensor!r:.120} has {part.rank} rows, no multiple of the rank {rank}")
+        named = parts_of_parameter(parameter, part, rank, base)
+        found |= {name: StoredPart(tensor, each) for name, each in named}
     return found
 
 

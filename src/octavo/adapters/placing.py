@@ -55,10 +55,6 @@ def placed(parts: Mapping[str, StoredPart], base: AdapterBase, file_format: File
 def _check_place(part: StoredPart, name: str, places: Mapping[str, tuple[int, ...]]) -> None:
     shape = places.get(name)
     if shape is None:
-        if ".experts." in name:
-            raise part.refuse(
-                f"belongs to {name}: one operation computes all routed experts, and a single expert takes no adapter"
-            )
         raise part.refuse(f"belongs to {name}, beside which this model takes no low-rank product")
     if part.low_rank.a is None and part.low_rank.shape != shape:
         raise part.refuse(

@@ -1,4 +1,4 @@
-"""A graph for adapters: behind each product with a weight, and each embedding, what each row's adapter changes.
+"""A graph for adapters: beside each product with a weight, embedding and mixture, what each row's adapter changes.
 
 A backend puts them in behind its fusions, and only where adapters are configured: without them the graph has nothing
 of this.
@@ -10,10 +10,12 @@ from dataclasses import fields, replace
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops.adapted import AdaptedLinear
+from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.latent_attention import HeadLinear
 from octavo.graph.ops.linear import Embedding, FusedLinear, Linear, Logits
 from octavo.graph.ops.low_rank import AdapterLimits, AdapterSlots, AddLowRank, AddToEmbedding
+from octavo.graph.ops.moe import MoE
 from octavo.graph.ops.rows import Gather
 from octavo.graph.passes import Body, Pass
 from octavo.graph.values import OUTPUTS, TOKENS, Parameter, Value
@@ -26,6 +28,8 @@ def adaptable_weights(graph: Graph) -> dict[str, tuple[int, ...]]:
     for node in graph.nodes:
         if (low_rank := _beside(node, limits)) is not None:
             found |= {low_rank.place(weight): weight.shape for weight in low_rank.weights}
+        elif isinstance(node.op, MoE):
+            found |= {weight.name: weight.shape for weight in (node.op.router, *node.op.products)}
         elif isinstance(node.op, Embedding):
             found[node.op.weight.name] = node.op.weight.shape[::-1]
     return found
@@ -37,7 +41,8 @@ def embedding_tables(graph: Graph) -> frozenset[str]:
 
 
 def low_rank_pass(limits: AdapterLimits) -> Pass:
-    """A pass that puts an `AddLowRank` behind each product, and an `AddToEmbedding` behind an embedding."""
+    """A pass that puts an `AddLowRank` behind each product, an `AddToEmbedding` behind an embedding, and makes an
+    `AdaptedMoE` of each mixture of experts."""
 
     def rewrite(body: Body) -> Body:
         return _rewrite(body, limits)
@@ -118,6 +123,10 @@ def _rewrite(body: Body, limits: AdapterLimits) -> Body:
                 replace(node, output=y),
                 replace(node, op=AddToEmbedding(y, slots.output, *table, limits.slots, limits.rank)),
             ]
+        elif isinstance(op, MoE) and op.x.rows in (TOKENS, OUTPUTS):
+            of_rows = (slots if op.x.rows is TOKENS else selected).output
+            used.add(of_rows)
+            nodes.append(replace(node, op=AdaptedMoE.of(op, of_rows, limits)))
         elif (low_rank := _beside(node, limits)) is not None:
             of_rows = (slots if low_rank.x.rows is TOKENS else selected).output
             used.add(of_rows)

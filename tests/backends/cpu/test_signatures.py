@@ -13,6 +13,7 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import Operands, lower
 from octavo.graph.ops import recurrence
 from octavo.graph.ops.adapted import AdaptedLinear
+from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.attention import Attention, AttentionParams, FusedAttention, Rope, RopeParams
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.encoder import CrossAttention, EncoderAttention, EncoderAttentionParams
@@ -48,6 +49,7 @@ NESTED: dict[type, Any] = {
     AddToStreams: AddToStreams(X, X, X, (1.0, 0.5)),
     AdaptedLinear: AdaptedLinear(X, X, None, (W,), (None,), norm=W),
     AddToEmbedding: AddToEmbedding(X, X, (W,)),
+    AdaptedMoE: AdaptedMoE(x=X, router=W, gate=W, up=W, down=W, routing=Routing(1), slots=X, weights=(W, W)),
 }
 # The passes join each AddLowRank with its product.
 KERNELS = {cls for cls in operations() if not issubclass(cls, BORDERS) and cls is not AddLowRank}

@@ -15,6 +15,7 @@ from octavo.backends.torch import eager
 from octavo.backends.torch.forms.register import FORMS
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
+from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.base import Op
 from octavo.graph.ops.collective import AllGather, AllReduce
 from octavo.graph.ops.encoder import CrossAttention
@@ -61,7 +62,7 @@ def inputs_of(graph: Graph) -> tuple[np.ndarray, ...]:
 
 
 # Whole texts have no caches, no adapters and no groups of rows.
-LACKING = (CrossAttention, AdapterSlots, AddLowRank, AddToEmbedding, PoolRows)
+LACKING = (CrossAttention, AdapterSlots, AddLowRank, AddToEmbedding, AdaptedMoE, PoolRows)
 WITHOUT_CACHE = [op for op in ALL_OPS if op not in LACKING]
 
 

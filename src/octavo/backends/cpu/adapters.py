@@ -43,8 +43,9 @@ def _beside_products(record: int, found: Sequence[tuple[int, LowRank]]) -> Itera
     joined, end = np.concatenate([*panels, _NOTHING]), 0
     for (weight, part), own in zip(found, panels, strict=True):
         begin, end = end, end + own.size
-        gain = _NO_GAIN if part.gain is None else _whole_lanes(part.gain.reshape(1, -1)).reshape(-1)
-        yield record, weight, joined[begin:end], _panels(bfloat16(part.b)), gain, part.rank, float(part.scale)
+        gain = _NO_GAIN if part.gain is None else _panels_of_columns(part.gain[..., None])
+        b = _panels_of_columns(bfloat16(part.b))
+        yield record, weight, joined[begin:end], b, gain, part.rank, float(part.scale)
 
 
 def _beside_table(record: int, part: LowRank) -> PreparedPart:
@@ -71,7 +72,19 @@ def _whole_lanes(rows: NDArray[_T]) -> NDArray[_T]:
     return np.pad(rows, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(rows)
 
 
-def _panels(factor: NDArray[np.uint16]) -> NDArray[np.uint16]:
+def _panels_of_columns(rows: NDArray[_T]) -> NDArray[_T]:
+    """[columns of the product, n] as panels, flat. Of a stack, each has a place for those that begin within a panel."""
+    count = rows.shape[-2]
+    if rows.ndim == 2 or count % _LANES == 0:
+        return _panels(rows)
+    padded = np.zeros((len(rows), (count // _LANES + 2) * _LANES, rows.shape[-1]), rows.dtype)
+    for number, own in enumerate(rows):
+        begin = number * count % _LANES  # in its first panel, as that of the weight
+        padded[number, begin : begin + count] = own
+    return _panels(padded)
+
+
+def _panels(factor: NDArray[_T]) -> NDArray[_T]:
     """[rows, columns], or [stack, rows, columns], as panels of 16 rows, flat."""
     if factor.ndim == 3:
         return np.concatenate([_panels(each) for each in factor])

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from octavo.batch import Float32
 from octavo.graph.builder import Graph
+from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.low_rank import AddLowRank, AddToEmbedding, BesideWeights, LowRank
 from octavo.graph.values import Parameter
 
 
 @dataclass(frozen=True, slots=True)
 class RareChange:
-    """A change that few adapters have, for which no table has room: a gain, a whole weight, that of an embedding.
+    """A change that few adapters have, for which no table has room.
 
-    number: that of the weight. a: None: B is the whole weight. b: with its scale; None: the table has both factors.
+    That is a gain, a whole weight, that of an embedding, and those of experts, as stacks.
+    number: of the weight. a: None: B is the whole weight. b: with its scale; None: the table has both factors.
     """
 
     number: int
@@ -70,7 +72,7 @@ class AdapterTable:
     def __init__(self, graph: Graph, dtype: torch.dtype, device: torch.device) -> None:
         ops = [node.op for node in graph.nodes if isinstance(node.op, AddLowRank)]
         self.dtype, self._device = dtype, device
-        self._tables = [node.op for node in graph.nodes if isinstance(node.op, AddToEmbedding)]
+        self._beside_table = [node.op for node in graph.nodes if isinstance(node.op, AddToEmbedding | AdaptedMoE)]
         self._rare: dict[BesideWeights, dict[int, list[RareChange]]] = {}  # by slot
         self._factors = {
             op: [
@@ -93,11 +95,11 @@ class AdapterTable:
                 if gain is not None:
                     whole = b if part.a is None else None
                     prepared.rare.append((op, RareChange(number, gain, None, whole).to(self._device)))
-        for table in self._tables:
-            for number, part in table.parts_of(parts):
+        for changed in self._beside_table:
+            for number, part in changed.parts_of(parts):
                 of_columns, a = (None if each is None else self._tensor(each) for each in (part.gain, part.a))
                 b = self._tensor(part.b * np.float32(part.scale))
-                prepared.rare.append((table, RareChange(number, of_columns, a, b).to(self._device)))
+                prepared.rare.append((changed, RareChange(number, of_columns, a, b).to(self._device)))
         return prepared
 
     def _tensor(self, numbers: Float32) -> Tensor:

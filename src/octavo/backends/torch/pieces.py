@@ -26,12 +26,12 @@ from octavo.graph.builder import Graph, Node
 from octavo.graph.ops.attention import Attention, FusedAttention
 from octavo.graph.ops.encoder import CrossAttention, EncoderAttention
 from octavo.graph.ops.latent_attention import LatentAttention
-from octavo.graph.ops.low_rank import AddLowRank
+from octavo.graph.ops.low_rank import BesideWeights
 from octavo.graph.values import TOKENS, Value
 
 MOST_TOKENS = 2048
 # Beside those with states of their own.
-_OF_SEQUENCES = (Attention, FusedAttention, LatentAttention, EncoderAttention, CrossAttention, AddLowRank)
+_OF_SEQUENCES = (Attention, FusedAttention, LatentAttention, EncoderAttention, CrossAttention, BesideWeights)
 
 
 def token_sizes(most: int) -> list[int]:

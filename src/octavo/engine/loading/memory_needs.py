@@ -22,6 +22,7 @@ from octavo.engine.loading.weight_notes import size_notes
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes
 from octavo.graph.cost import Cost, ExpertCost, expert_cost, graph_cost
+from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.base import StepSizes
 from octavo.graph.ops.low_rank import AddToEmbedding, BesideWeights
 from octavo.loader.checkpoint import Checkpoint
@@ -155,7 +156,8 @@ def _adapter_bytes(config: EngineConfig, sizes: Sizes) -> int:
     if not config.takes_adapters:
         return 0
     ops = [node.op for node in sizes.graph.nodes if isinstance(node.op, BesideWeights)]
-    ops = [op for op in ops if not isinstance(op, AddToEmbedding)]  # few adapters change it
+    # Few adapters change embeddings or experts; those that do are counted once they are read.
+    ops = [op for op in ops if not isinstance(op, AddToEmbedding | AdaptedMoE)]
     widths = sum(op.heads * (weight.shape[-1] + weight.shape[-2]) for op in ops for weight in op.weights)
     return 2 * widths * config.max_lora_rank * config.max_loras
 

@@ -122,6 +122,11 @@ class LowRank:
         a, gain = (None if each is None else each[index] for each in (self.a, self.gain))
         return replace(self, a=a, b=self.b[index], gain=gain)
 
+    def of(self, number: int) -> LowRank:
+        """The product beside one of a stack."""
+        a, gain = (None if each is None else each[number] for each in (self.a, self.gain))
+        return replace(self, a=a, b=self.b[number], gain=gain)
+
     def rows(self, index: NDArray[np.intp] | slice) -> LowRank:
         """The product beside these rows of the weight, in this order."""
         gain = None if self.gain is None else self.gain[..., index]

@@ -187,7 +187,7 @@ class MoE(Op):
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]
         routed = x if self.router_x is None else step.values[self.router_x]
-        logits = _biased(step.product(routed, self.router), self.router_bias, step)
+        logits = _biased(self.multiply(step, routed, self.router, slice(None)), self.router_bias, step)
         bias, factors = (None if p is None else step.weights[p] for p in (self.selection_bias, self.expert_scale))
         chosen, weights = self.routing.choose(logits, bias, factors)
         out = np.zeros_like(x)
@@ -198,14 +198,25 @@ class MoE(Op):
             rows, place = np.nonzero(chosen == expert + first)
             weight = weights[rows, place, None]
             scaled = x[rows] * weight if self.routing.on_input else x[rows]
-            gate = _biased(step.product(scaled, self.gate, expert), self.gate_bias, step, expert)
-            up = _biased(step.product(scaled, self.up, expert), self.up_bias, step, expert)
+            gate = _biased(self.multiply(step, scaled, self.gate, rows, expert), self.gate_bias, step, expert)
+            up = _biased(self.multiply(step, scaled, self.up, rows, expert), self.up_bias, step, expert)
             if self.limit is not None:
                 gate, up = np.minimum(gate, self.limit), np.clip(up, -self.limit, self.limit)
             hidden = ACTIVATIONS[self.kind](gate) * (up + self.up_offset)
-            y = _biased(step.product(hidden, self.down, expert), self.down_bias, step, expert)
+            y = _biased(self.multiply(step, hidden, self.down, rows, expert), self.down_bias, step, expert)
             out[rows] += y if self.routing.on_input else weight * y
         return out
+
+    def multiply(
+        self,
+        step: Evaluation,
+        x: Array,
+        weight: Parameter,
+        rows: NDArray[np.intp] | slice,  # noqa: ARG002 - for adapters, which differ by row
+        expert: int | None = None,
+    ) -> Array:
+        """The product of a weight, or of that of an expert, with x, made of these rows of the operation's input."""
+        return step.product(x, weight, expert)
 
 
 def _biased(y: Array, bias: Parameter | None, step: Evaluation, expert: int | None = None) -> Array:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from octavo.backends.torch.adapters import RareChange
 from octavo.backends.torch.coded import CodedRows
 from octavo.backends.torch.forms.register import form
 from octavo.backends.torch.plain import ACTIVATIONS, softcap, wide
 from octavo.backends.torch.step import TorchStep
+from octavo.graph.ops.adapted_moe import AdaptedMoE
 from octavo.graph.ops.latent_attention import HeadLinear
 from octavo.graph.ops.linear import FusedLinear, Linear, Logits
 from octavo.graph.ops.moe import MoE, Routing
@@ -52,16 +56,48 @@ def _fused_linear(op: FusedLinear, step: TorchStep) -> Tensor | CodedRows:
     return torch.add(found, residual, out=step.out)
 
 
+Changes = Mapping[Parameter, RareChange]
+"""Those of an adapter, beside the weights of a mixture."""
+
+
 @form(MoE)
 def _moe(op: MoE, step: TorchStep) -> Tensor:
     x = step.values[op.x]
+    return _mixture(op, step, x, x if op.router_x is None else step.values[op.router_x], {})
+
+
+@form(AdaptedMoE)
+def _adapted_moe(op: AdaptedMoE, step: TorchStep) -> Tensor:
+    x, slots = step.values[op.x], step.values[op.slots][:, 0]
     router_x = x if op.router_x is None else step.values[op.router_x]
+    changes = {
+        slot: {op.weights[change.number]: change for change in found} for slot, found in step.rare_changes(op).items()
+    }
+    if not changes:
+        return _mixture(op, step, x, router_x, {})
+    out, is_left = torch.zeros_like(x), torch.ones_like(slots, dtype=torch.bool)
+    for slot, own in changes.items():
+        is_left &= slots != slot
+        rows = torch.nonzero(slots == slot)[:, 0]
+        if len(rows):
+            out = out.index_put((rows,), _mixture(op, step, x[rows], router_x[rows], own).to(out.dtype))
+    rows = torch.nonzero(is_left)[:, 0]
+    if not len(rows):
+        return out
+    return out.index_put((rows,), _mixture(op, step, x[rows], router_x[rows], {}).to(out.dtype))
+
+
+def _mixture(op: MoE, step: TorchStep, x: Tensor, router_x: Tensor, changes: Changes) -> Tensor:
+    """The output for rows x that have these changes of one adapter."""
     logits = step.linear(router_x, (op.router,), (op.router_bias,))
+    if op.router in changes:
+        logits = _changed(step.product(router_x, op.router), router_x, changes[op.router])
+        logits = logits if op.router_bias is None else logits + step.weight(op.router_bias).to(logits.dtype)
     bias, factors = (None if p is None else step.weight(p) for p in (op.selection_bias, op.expert_scale))
     chosen, weights = choose_experts(op.routing, wide(logits), bias)
     weights = weights if factors is None else weights * wide(factors)[chosen]
     chosen = chosen - op.first_expert  # those of other ranks become numbers that no expert here has
-    if (mixed := step.experts(op, x, (chosen, weights))) is not None:
+    if not changes and (mixed := step.experts(op, x, (chosen, weights))) is not None:
         return mixed
     weights = weights.to(x.dtype)
     out = torch.zeros_like(x)
@@ -69,21 +105,33 @@ def _moe(op: MoE, step: TorchStep) -> Tensor:
         if step.avoids_host:  # all rows, those of others with weight zero
             weight = torch.where(chosen == expert, weights, 0.0)
             is_chosen = (chosen == expert).any(dim=1, keepdim=True)
-            y = _expert(op, step, x, weight.sum(dim=1, keepdim=True), expert)
+            y = _expert(op, step, x, weight.sum(dim=1, keepdim=True), expert, changes)
             out = out + torch.where(is_chosen, y, 0.0)
             continue
         rows, place = torch.nonzero(chosen == expert, as_tuple=True)
         if len(rows):
-            y = _expert(op, step, x[rows], weights[rows, place, None], expert)
+            y = _expert(op, step, x[rows], weights[rows, place, None], expert, changes)
             out = out.index_add(0, rows, y.to(out.dtype))  # under autocast a product is narrower
     return out
 
 
-def _expert(op: MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int) -> Tensor:
+def _changed(y: Tensor, x: Tensor, change: RareChange, expert: int | None = None) -> Tensor:
+    """y = W x of a weight, or of that of an expert, with the change of an adapter."""
+    found = (change.gain, change.a, change.b)
+    gain, a, b = found if expert is None else (None if each is None else each[expert] for each in found)
+    assert a is not None, "experts have factors"
+    assert b is not None, "experts have factors"
+    added = wide(x.to(a.dtype) @ a.T @ b.T)
+    return (added + (wide(y) if gain is None else wide(y) * gain)).to(y.dtype)
+
+
+def _expert(op: MoE, step: TorchStep, x: Tensor, weight: Tensor, expert: int, changes: Changes) -> Tensor:
     """The share of one expert in the output of the rows x that have chosen it with these weights."""
 
     def product(x: Tensor, matrix: Parameter, bias: Parameter | None) -> Tensor:
         y = step.product(x, matrix, expert)
+        if matrix in changes:
+            y = _changed(y, x, changes[matrix], expert)
         return y if bias is None else y + step.weight(bias)[expert].to(y.dtype)
 
     if op.routing.on_input:

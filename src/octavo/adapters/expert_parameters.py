@@ -1,0 +1,110 @@
+"""The weights that an adapter of PEFT changes by their own names (`target_parameters`), such as stacks of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from octavo.adapters.adapter import AdapterBase
+from octavo.batch import Float32
+from octavo.errors import ModelLoadError
+from octavo.graph.ops.low_rank import LowRank
+from octavo.loader.checkpoint import checkpoint_name
+from octavo.loader.tensor_names import TensorName
+
+# In the order of transformers' modules. PEFT wraps one after the other, so the last is the outermost.
+_NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "weight")
+_WRAPPED = ".base_layer"
+
+
+def checked_targets(path: Path, settings: Mapping[str, object]) -> tuple[str, ...]:
+    """The names that `target_parameters` has. Raises ModelLoadError for one beside which nothing takes a product."""
+    found = settings.get("target_parameters") or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ModelLoadError(f"{path}: target_parameters is {found!r:.80}; it must be a list of names")
+    for name in found:
+        if name.rpartition(".")[2] not in _NAMES:
+            raise ModelLoadError(
+                f"{path}: target_parameters has {name!r:.80}, beside which no model takes a low-rank product; the last "
+                f"part of a name must be one of {', '.join(_NAMES)}"
+            )
+    return tuple(found)
+
+
+def parameter_of(module: str, targets: tuple[str, ...]) -> str | None:
+    """The parameter whose factors a module has: `experts.gate_up_proj` those of `experts.base_layer`.
+
+    None: the module is no wrapper of a parameter.
+    """
+    depth = 0
+    while module.endswith(_WRAPPED):
+        module, depth = module.removesuffix(_WRAPPED), depth + 1
+    keys = (f"{module}.{name}" for name in _NAMES)
+    found = [key for key in keys if any(key == target or key.endswith(f".{target}") for target in targets)]
+    return found[-1 - depth] if depth < len(found) else None
+
+
+def parts_of_parameter(parameter: str, part: LowRank, rank: int, base: AdapterBase) -> Iterator[tuple[str, LowRank]]:
+    """The parts beside a parameter, by their names in the checkpoint. part: as the file has it, of all experts.
+
+    rank: that of an expert.
+    """
+    name, count = checkpoint_name(parameter, base.table), part.rank // rank
+    if parameter.endswith(".weight") and count == 1:
+        yield name, part
+        return
+    part = _stack(part, count)
+    stem = TensorName.parse(name).stem
+    if stem.endswith((".down_proj", ".down_columns")):
+        part = _logical(part, part.shape[-2], base)
+    else:
+        part = _logical(part, part.shape[-1], base)
+    if TensorName.parse(name).kind:
+        yield name, part
+        return
+    name = _named_as_in_graph(name, base)
+    stem = TensorName.parse(name).stem
+    is_cut = any(each.stem == stem and each.only in (None, "safetensors") for each in base.table.transforms)
+    if not name.endswith(".gate_up_proj") or is_cut:
+        yield f"{name}.weight", part
+        return
+    half = part.shape[-2] // 2
+    yield f"{name.removesuffix('gate_up_proj')}gate_proj.weight", part.rows(slice(0, half))
+    yield f"{name.removesuffix('gate_up_proj')}up_proj.weight", part.rows(slice(half, None))
+
+
+def _stack(part: LowRank, count: int) -> LowRank:
+    """One product an expert: A has its rows by expert and rank, B its columns by rank and expert."""
+    assert part.a is not None, "it has factors"
+    rank = part.rank // count
+    a = part.a.reshape(count, rank, -1)
+    b = part.b.reshape(len(part.b), rank, count).transpose(2, 0, 1)
+    return replace(part, a=a, b=np.ascontiguousarray(b))
+
+
+def _logical(part: LowRank, hidden: int, base: AdapterBase) -> LowRank:
+    """The product beside weights [out, in], also where PEFT has taken a stack of [in, out] for one of [out, in].
+
+    hidden: the dimension that is the width of the model's rows in the former.
+    """
+    assert part.a is not None, "it has factors"
+    width = base.config.hidden_size
+    if hidden == width or width not in part.shape[-2:]:
+        return part
+    turned: list[Float32] = [np.ascontiguousarray(each.swapaxes(1, 2)) for each in (part.b, part.a)]
+    return replace(part, a=turned[0], b=turned[1])
+
+
+def _named_as_in_graph(name: str, base: AdapterBase) -> str:
+    """The name with the graph's module of the experts of a layer in place of the checkpoint's."""
+    module, separator, last = name.rpartition(".experts.")
+    if not separator:
+        return name
+    layer = TensorName.parse(name).numbers[:1]
+    for place, shape in base.places.items():
+        if len(shape) == 3 and ".experts." in place and TensorName.parse(place).numbers[:1] == layer:
+            module = place.rpartition(".experts.")[0]
+    return f"{module}{separator}{last}"
